@@ -1,0 +1,99 @@
+"""The errors of tilegrad: `UserError` for a mistake in the program, `InternalError` for ours.
+
+Invariant: every raise in the package is one of these (or a subclass), names the op, what was
+expected and what came, and a user error carries the user's own file and line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Location:
+    """A place in the user's source: file and line."""
+
+    __slots__ = ("file", "line")
+
+    def __init__(self, file: str, line: int) -> None:
+        self.file = file
+        self.line = line
+
+    def __repr__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def user_location() -> Location | None:
+    """The innermost frame outside of tilegrad: the user's line."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE) and not file.startswith("<"):
+            return Location(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class TilegradError(Exception):
+    """Base of all tilegrad errors."""
+
+
+class UserError(TilegradError):
+    """A mistake in the user's program, with op, expected, got, location and hint."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str | None = None,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+        location: Location | None = None,
+    ) -> None:
+        self.op, self.expected, self.got, self.hint = op, expected, got, hint
+        self.location = location if location is not None else user_location()
+        lines = [f"{op}: {message}" if op else message]
+        if expected is not None:
+            lines.append(f"  expected: {expected}")
+        if got is not None:
+            lines.append(f"  got: {got}")
+        if self.location is not None:
+            lines.append(f"  at {self.location}")
+        if hint:
+            lines.append(f"  hint: {hint}")
+        super().__init__("\n".join(lines))
+
+
+class ShapeError(UserError, ValueError):
+    """Shapes do not fit."""
+
+
+class DTypeError(UserError, TypeError):
+    """A dtype or a Python type does not fit."""
+
+
+class AxisError(UserError, IndexError):
+    """An axis or an index is out of range."""
+
+
+class StateError(UserError, RuntimeError):
+    """A Buffer was read after it was freed or donated, or state would be copied silently."""
+
+
+class TraceError(UserError, RuntimeError):
+    """A jitted function did what a traced function cannot do."""
+
+
+class MemoryLimitError(UserError, MemoryError):
+    """Memory ran out; names the peak and what holds it."""
+
+
+class InternalError(TilegradError):
+    """A fault of tilegrad itself; names the pass."""
+
+    def __init__(self, where: str, message: str) -> None:
+        self.where = where
+        super().__init__(f"internal error in {where}: {message} (please report this)")

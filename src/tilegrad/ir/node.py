@@ -1,0 +1,184 @@
+"""Nodes and Ops: the one data structure of every IR.
+
+A Node is an Op applied to inputs, with typed static attrs and a type inferred from them. Pure
+Nodes are interned: building the same value twice gives the same object, so common
+subexpressions never exist twice. Nodes of an Op marked `effect`, and Nodes that own Blocks,
+are made anew each time. Invariant: a Node never changes after it is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import InternalError, Location, user_location
+from .types import Type
+
+if TYPE_CHECKING:
+    from .block import Block
+
+Infer = Callable[..., Type]
+_serial = itertools.count()
+
+
+class Node:
+    """One vertex of an IR."""
+
+    __slots__ = ("__weakref__", "attrs", "blocks", "inputs", "location", "op", "serial", "type")
+
+    op: Op
+    inputs: tuple[Node, ...]
+    attrs: dict[str, Any]
+    type: Type
+    blocks: tuple[Block, ...]
+    location: Location | None
+    serial: int
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name}#{self.serial} {self.type!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # shape and dtype of the type: node.shape reads better than node.type.shape
+        if name in ("shape", "dtype"):
+            return getattr(self.type, name)
+        raise AttributeError(name)
+
+    def with_inputs(self, inputs: tuple[Node, ...], blocks: tuple[Block, ...] | None = None) -> Node:
+        """The same Op and attrs on other inputs; the location survives."""
+        if inputs == self.inputs and blocks is None:
+            return self
+        return self.op.make(
+            inputs, self.attrs, self.blocks if blocks is None else blocks, location=self.location
+        )
+
+
+class Op:
+    """The kind of a Node: name, attr names, inference and what may be assumed of it."""
+
+    __slots__ = ("attrs", "commutative", "dialect", "effect", "group", "infer", "meaning", "name")
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        name: str,
+        infer: Infer,
+        *,
+        attrs: tuple[str, ...] = (),
+        effect: bool = False,
+        commutative: bool = False,
+        group: str = "",
+        meaning: str = "",
+    ) -> None:
+        self.dialect, self.name, self.infer, self.attrs = dialect, name, infer, attrs
+        self.effect, self.commutative, self.group = effect, commutative, group
+        self.meaning = meaning
+        dialect.add(self)
+
+    def __repr__(self) -> str:
+        return f"{self.dialect.name}.{self.name}"
+
+    def __reduce__(self) -> Any:
+        return (_op_named, (self.dialect.name, self.name))
+
+    def __call__(self, *inputs: Node, blocks: tuple[Block, ...] = (), **attrs: Any) -> Node:
+        """Build a Node of this Op, located at the user's line."""
+        return self.make(inputs, attrs, blocks)
+
+    def make(
+        self,
+        inputs: tuple[Node, ...],
+        attrs: dict[str, Any],
+        blocks: tuple[Block, ...] = (),
+        *,
+        type: Type | None = None,
+        location: Location | None = None,
+    ) -> Node:
+        """Build a Node, inferring its type unless it is given."""
+        try:
+            values = tuple([attrs[name] for name in self.attrs])
+        except KeyError as missing:
+            raise InternalError(repr(self), f"attr {missing} is missing") from None
+        unique = self.effect or bool(blocks)
+        if not unique:
+            kinds = tuple([repr(v) if v.__class__ is float else v.__class__ for v in values])
+            key = (self, inputs, values, kinds, type)
+            found = _interned.get(key)
+            if found is not None:
+                return found
+        node = Node.__new__(Node)
+        node.op, node.inputs, node.blocks = self, inputs, blocks
+        node.attrs = dict(zip(self.attrs, values))
+        node.location = location if location is not None else user_location()
+        node.type = self.infer(*inputs, **node.attrs) if type is None else type
+        node.serial = next(_serial)
+        if not unique:
+            _interned[key] = node
+        return node
+
+
+class Dialect:
+    """The op set of one IR."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ops: dict[str, Op] = {}
+        DIALECTS[name] = self
+
+    def add(self, op: Op) -> None:
+        """Register an Op; a name is taken once."""
+        if op.name in self.ops:
+            raise InternalError(self.name, f"op {op.name} is defined twice")
+        self.ops[op.name] = op
+
+
+DIALECTS: dict[str, Dialect] = {}
+_interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+
+
+def _op_named(dialect: str, name: str) -> Op:
+    return DIALECTS[dialect].ops[name]
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Every Node the roots need, inputs before users; Blocks of Nodes are not entered,
+    but values from outside that their Nodes use come first."""
+    order: list[Node] = []
+    done: set[int] = set()
+    for root in roots:
+        if id(root) in done:
+            continue
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(needs(root)))]
+        open_: set[int] = {id(root)}
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if id(child) not in done and id(child) not in open_:
+                    open_.add(id(child))
+                    stack.append((child, iter(needs(child))))
+                    break
+            else:
+                stack.pop()
+                done.add(id(node))
+                order.append(node)
+    return order
+
+
+def needs(node: Node) -> tuple[Node, ...]:
+    """Inputs of the Node and the outside values its Blocks capture."""
+    if not node.blocks:
+        return node.inputs
+    captured: list[Node] = list(node.inputs)
+    for block in node.blocks:
+        captured.extend(block.captures())
+    return tuple(captured)
+
+
+def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """For each Node, the Nodes that read it, in order."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for source in dict.fromkeys(needs(node)):
+            found.setdefault(source, []).append(node)
+    return found

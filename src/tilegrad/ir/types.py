@@ -1,0 +1,131 @@
+"""Types of Nodes: arrays of a Graph, tiles and places of a Body, storage, and tuples of these.
+
+Invariant: types are frozen and interned by value; sizes are ints or canonical Exprs, so two
+equal types are equal under `==` and hash alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from ..core.dtype import DType
+from .symbol import Size, high, multiply
+
+
+def show_shape(shape: tuple[Size, ...]) -> str:
+    """A shape as text: `4,8`."""
+    return ",".join(str(s) for s in shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A value of a Graph: logical shape and dtype, no place in memory."""
+
+    shape: tuple[Size, ...]
+    dtype: DType
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{show_shape(self.shape)}]"
+
+    @property
+    def size(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of values moved as one; the shape is static, () is a scalar."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __repr__(self) -> str:
+        return f"tile<{show_shape(self.shape)}>{self.dtype.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Storage a Body sees: a parameter ('global') or an allocated place in a Scope.
+
+    `use` marks a parameter 'constant', 'state', 'value' or 'result'; `strides` are in elements
+    (row-major where None); `layout` names a swizzle or packing of the Scope, '' for plain.
+    """
+
+    shape: tuple[Size, ...]
+    dtype: DType
+    scope: str = "global"
+    use: str = "value"
+    strides: tuple[Size, ...] | None = None
+    layout: str = ""
+
+    def __repr__(self) -> str:
+        text = f"{self.scope}<{show_shape(self.shape)}>{self.dtype.name}"
+        if self.strides is not None:
+            text += f" strides<{show_shape(self.strides)}>"
+        if self.use != "value":
+            text += f" {self.use}"
+        if self.layout:
+            text += f" layout<{self.layout}>"
+        return text
+
+    def element_strides(self) -> tuple[Size, ...]:
+        """Strides in elements, filled in row-major where none were given."""
+        return row_major(self.shape) if self.strides is None else self.strides
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A synchronisation object of a Body: `count` arrivals complete a phase."""
+
+    count: int
+    kind: str = "mbarrier"
+
+    def __repr__(self) -> str:
+        return f"barrier<{self.count},{self.kind}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuple:
+    """Several values made by one Node."""
+
+    items: tuple[Type, ...]
+
+    def __repr__(self) -> str:
+        return "(" + ", ".join(map(repr, self.items)) + ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The type of a Node that is run for its effect."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = Nothing()
+Type = Union[Array, Tile, Memory, Barrier, Tuple, Nothing]
+
+
+def product(sizes: tuple[Size, ...]) -> Size:
+    """The product of sizes."""
+    total: Size = 1
+    for s in sizes:
+        total = multiply(total, s)
+    return total
+
+
+def row_major(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Element strides of a dense row-major array."""
+    strides: list[Size] = []
+    step: Size = 1
+    for s in reversed(shape):
+        strides.append(step)
+        step = multiply(step, s)
+    return tuple(reversed(strides))
+
+
+def bytes_bound(type_: Array | Memory | Tile) -> int:
+    """Bytes needed to store the value, Symbols at their upper bounds."""
+    return type_.dtype.storage_bytes(high(product(type_.shape)))
