@@ -8,7 +8,7 @@ uses is one of its arguments, one of its earlier Nodes, or a value captured from
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..core.errors import InternalError
@@ -66,14 +66,26 @@ class Block:
             self._captures = tuple(outside)
         return self._captures
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Block, (self.name, self.arguments, self.nodes, self.results))
 
 
-def pure_block(name: str, arguments: tuple[Node, ...], results: tuple[Node, ...]) -> Block:
-    """A Block of pure Nodes: the order is found from the results."""
+def pure_block(
+    name: str,
+    arguments: tuple[Node, ...],
+    results: tuple[Node, ...],
+    outside: Callable[[Node], bool] | None = None,
+) -> Block:
+    """A Block of pure Nodes: the order is found from the results.
+
+    Nodes for which `outside` holds are captured: they and what they need stay out.
+    """
     given = {id(a) for a in arguments}
-    nodes = [n for n in topological(results) if id(n) not in given and n.op is not argument_op]
+
+    def stop(node: Node) -> bool:
+        return id(node) in given or node.op is argument_op or (outside is not None and outside(node))
+
+    nodes = [n for n in topological(results, stop) if not stop(n)]
     return Block(name, arguments, nodes, results)
 
 

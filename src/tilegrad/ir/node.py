@@ -102,8 +102,7 @@ class Op:
             raise InternalError(repr(self), f"attr {missing} is missing") from None
         unique = self.effect or bool(blocks)
         if not unique:
-            kinds = tuple([repr(v) if v.__class__ is float else v.__class__ for v in values])
-            key = (self, inputs, values, kinds, type)
+            key = (self, inputs, tuple([exact(v) for v in values]), type)
             found = _interned.get(key)
             if found is not None:
                 return found
@@ -111,7 +110,12 @@ class Op:
         node.op, node.inputs, node.blocks = self, inputs, blocks
         node.attrs = dict(zip(self.attrs, values))
         node.location = location if location is not None else user_location()
-        node.type = self.infer(*inputs, **node.attrs) if type is None else type
+        if type is not None:
+            node.type = type
+        elif blocks:
+            node.type = self.infer(*inputs, blocks=blocks, **node.attrs)
+        else:
+            node.type = self.infer(*inputs, **node.attrs)
         node.serial = next(_serial)
         if not unique:
             _interned[key] = node
@@ -137,32 +141,56 @@ DIALECTS: dict[str, Dialect] = {}
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
 
 
+def exact(value: Any) -> Any:
+    """A key that tells apart what == does not: 0.0 and -0.0, 1 and True and 1.0, in tuples too.
+
+    Every nan is one value, so that constants of nan are interned like others.
+    """
+    kind = value.__class__
+    if kind is tuple:
+        return tuple([exact(v) for v in value])
+    if kind is int or kind is str:
+        return value
+    return (kind, repr(value)) if isinstance(value, float) else (kind, value)
+
+
 def _op_named(dialect: str, name: str) -> Op:
     return DIALECTS[dialect].ops[name]
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Every Node the roots need, inputs before users; Blocks of Nodes are not entered,
-    but values from outside that their Nodes use come first."""
+def topological(
+    roots: Iterable[Node], stop: Callable[[Node], bool] | None = None
+) -> list[Node]:
+    """Every Node the roots need, inputs before users; Blocks of Nodes are not entered, but
+    values from outside that their Nodes use come first. Below a Node that stops, nothing."""
     order: list[Node] = []
     done: set[int] = set()
+
+    def below(node: Node) -> Iterator[Node]:
+        return iter(()) if stop is not None and stop(node) else iter(needs(node))
+
     for root in roots:
         if id(root) in done:
             continue
-        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(needs(root)))]
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, below(root))]
         open_: set[int] = {id(root)}
         while stack:
             node, rest = stack[-1]
             for child in rest:
                 if id(child) not in done and id(child) not in open_:
                     open_.add(id(child))
-                    stack.append((child, iter(needs(child))))
+                    stack.append((child, below(child)))
                     break
             else:
                 stack.pop()
                 done.add(id(node))
                 order.append(node)
     return order
+
+
+def next_serial() -> int:
+    """A serial number below that of every Node made from now on."""
+    return next(_serial)
 
 
 def needs(node: Node) -> tuple[Node, ...]:

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import gcd
 from typing import Any, Union
 
 from ..core.errors import InternalError, UserError
 
 Size = Union[int, "Expr"]
 Product = tuple["Expr", ...]  # atoms, sorted by serial number
+remember = lru_cache(maxsize=1 << 15)  # lowering builds the same expressions again and again
 
 
 class Expr:
     """A canonical integer expression; arithmetic on it gives an int or another Expr."""
 
-    __slots__ = ("__weakref__", "args", "constant", "high", "kind", "low", "name", "serial", "terms")
+    __slots__ = (
+        "__weakref__", "args", "constant", "high", "kind", "low", "name", "serial", "terms",
+    )  # fmt: skip
 
     kind: str  # 'symbol', 'loop', 'sum', 'div', 'mod', 'min', 'max'
     name: str
@@ -41,7 +46,7 @@ class Expr:
         return combine(self, other, -1) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rsub__(self, other: Any) -> Any:
-        return combine(multiply(self, -1), other, 1)
+        return combine(multiply(self, -1), other, 1) if isinstance(other, int) else NotImplemented
 
     def __neg__(self) -> Any:
         return multiply(self, -1)
@@ -55,13 +60,13 @@ class Expr:
         return floor_divide(self, other) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return floor_divide(other, self)
+        return floor_divide(other, self) if isinstance(other, int) else NotImplemented
 
     def __mod__(self, other: Any) -> Any:
         return modulo(self, other) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rmod__(self, other: Any) -> Any:
-        return modulo(other, self)
+        return modulo(other, self) if isinstance(other, int) else NotImplemented
 
     # Comparisons answer only what the bounds prove.
     def __lt__(self, other: Any) -> bool:
@@ -157,55 +162,110 @@ def _product_bounds(product: Product, factor: int) -> tuple[int, int]:
 
 def _make_sum(terms: dict[Product, int], constant: int) -> Size:
     live = {p: f for p, f in terms.items() if f}
+    if len(live) > 1:
+        constant = _merge_division(live, constant)
     if not live:
         return constant
     if constant == 0 and len(live) == 1:
-        (product, factor), = live.items()
+        ((product, factor),) = live.items()
         if factor == 1 and len(product) == 1:
             return product[0]
-    _merge_division(live)
-    if constant == 0 and len(live) == 1:
-        (product, factor), = live.items()
-        if factor == 1 and len(product) == 1:
-            return product[0]
-    ordered = tuple(sorted(live.items(), key=lambda t: tuple(a.serial for a in t[0])))
+    keyed = sorted([(tuple([a.serial for a in p]), p, f) for p, f in live.items()])
     lo = hi = constant
-    for product, factor in ordered:
+    for _, product, factor in keyed:
         a, b = _product_bounds(product, factor)
         lo, hi = lo + a, hi + b
     if lo == hi:
         return lo
-    key = ("sum", tuple((tuple(a.serial for a in p), f) for p, f in ordered), constant)
+    key = ("sum", tuple([(serials, f) for serials, _, f in keyed]), constant)
+    found = _table.get(key)
+    if found is not None:
+        return found
+    ordered = tuple([(p, f) for _, p, f in keyed])
     return _intern(key, lo, hi, terms=ordered, constant=constant)
 
 
-def _merge_division(terms: dict[Product, int]) -> None:
-    """Rewrite (x // c) * c * f + (x % c) * f as x * f, in place."""
-    for product in list(terms):
-        if len(product) != 1 or product not in terms:
+def _merge_division(terms: dict[Product, int], constant: int) -> int:
+    """Join quotients with their remainders, in place; returns the new constant.
+
+    (x // c) * c * f + (x % c) * f becomes x * f, and
+    ((x // c) % d) * c * f + (x % c) * f becomes (x % (c * d)) * f.
+    """
+    again = True
+    while again:
+        again = False
+        for product, factor in terms.items():
+            for atom in product:
+                if atom.kind != "mod":
+                    continue
+                joined = _join(terms, product, factor, atom)
+                if joined is not None:
+                    partner, value = joined
+                    del terms[product], terms[partner]
+                    more, extra = _terms(value)
+                    constant += extra
+                    for p, f in more:
+                        total = terms.pop(p, 0) + f
+                        if total:
+                            terms[p] = total
+                    again = True
+                    break
+            if again:
+                break
+    return constant
+
+
+def _join(
+    terms: dict[Product, int], product: Product, factor: int, remainder: Expr
+) -> tuple[Product, Size] | None:
+    """The term that completes the remainder in `product`, and what the two are together."""
+    numerator, divisor = remainder.args
+    if isinstance(divisor, int):
+        needed, wanted = list(product), factor * divisor
+    elif len(divisor.terms) == 1 and divisor.constant == 0:
+        ((atoms_, scale),) = divisor.terms
+        needed, wanted = [*product, *atoms_], factor * scale
+    else:
+        return None
+    needed.remove(remainder)
+    quotient: Size | None = None
+    for partner, other in terms.items():
+        if other != wanted or len(partner) != len(needed) + 1:
             continue
-        atom = product[0]
-        if atom.kind != "mod" or not isinstance(atom.args[1], int):
+        left = _without(partner, needed)
+        if left is None or partner is product:
             continue
-        numerator, c = atom.args[0], atom.args[1]
-        factor = terms[product]
-        quotient = floor_divide(numerator, c)
-        if not isinstance(quotient, Expr) or quotient.kind == "sum" or _terms(numerator)[1]:
+        if quotient is None:
+            quotient = floor_divide(numerator, divisor)
+        whole: Size
+        if left[0] is quotient:
+            whole = numerator
+        elif left[0].kind == "mod" and left[0].args[0] is quotient:
+            whole = modulo(numerator, multiply(divisor, left[0].args[1]))
+        else:
             continue
-        if terms.get((quotient,)) == factor * c:
-            del terms[product], terms[(quotient,)]
-            for p, f in _terms(numerator)[0]:
-                terms[p] = terms.get(p, 0) + f * factor
-                if not terms[p]:
-                    del terms[p]
-            return _merge_division(terms)
+        whole = multiply(whole, factor)
+        for atom in _without(product, [remainder]) or ():
+            whole = multiply(whole, atom)
+        return partner, whole
     return None
+
+
+def _without(product: Product, taken: list[Expr]) -> Product | None:
+    """The product less the atoms taken from it, or None if one is not there."""
+    left = list(product)
+    for atom in taken:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 def _terms(value: Size) -> tuple[tuple[tuple[Product, int], ...], int]:
     return ((), value) if isinstance(value, int) else (value.terms, value.constant)
 
 
+@remember
 def combine(a: Size, b: Size, sign: int) -> Size:
     """a + sign * b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -218,6 +278,7 @@ def combine(a: Size, b: Size, sign: int) -> Size:
     return _make_sum(total, constant_a + sign * constant_b)
 
 
+@remember
 def multiply(a: Size, b: Size) -> Size:
     """a * b, distributed over sums."""
     if isinstance(a, int) and isinstance(b, int):
@@ -230,6 +291,8 @@ def multiply(a: Size, b: Size) -> Size:
         if b == 1:
             return a
     terms_a, constant_a = _terms(a)
+    if isinstance(b, int):
+        return _make_sum({p: f * b for p, f in terms_a}, constant_a * b)
     terms_b, constant_b = _terms(b)
     total: dict[Product, int] = {}
     for pa, fa in (*terms_a, ((), constant_a)):
@@ -252,21 +315,36 @@ def _divisible(product: Product, factor: int, divisor: Size) -> tuple[Product, i
     """The term divided exactly by the divisor, if that is possible."""
     if isinstance(divisor, int):
         return (product, factor // divisor) if factor % divisor == 0 else None
-    if divisor in product:
-        index = product.index(divisor)
-        return product[:index] + product[index + 1 :], factor
-    if divisor.kind == "sum" and len(divisor.terms) == 1 and divisor.constant == 0:
-        (inner, g), = divisor.terms
-        if factor % g == 0:
-            rest = list(product)
-            for atom in inner:
-                if atom not in rest:
-                    return None
-                rest.remove(atom)
-            return tuple(rest), factor // g
+    if len(divisor.terms) == 1 and divisor.constant == 0:
+        ((inner, scale),) = divisor.terms
+        rest = _without(product, list(inner)) if factor % scale == 0 else None
+        if rest is not None:
+            return rest, factor // scale
     return None
 
 
+def _split(a: Expr, b: int) -> tuple[int, Size, Size] | None:
+    """(g, q, r) with a = g * q + r, g > 1 a divisor of b and 0 <= r < g, if there is one."""
+    for step in sorted({gcd(b, factor) for _, factor in a.terms}, reverse=True):
+        if step == 1:
+            return None
+        lo = hi = a.constant % step
+        for product, factor in a.terms:
+            if factor % step:
+                x, y = _product_bounds(product, factor)
+                lo, hi = lo + x, hi + y
+        if lo >= 0 and hi < step:
+            whole = [(p, f // step) for p, f in a.terms if f % step == 0]
+            rest = [(p, f) for p, f in a.terms if f % step]
+            return (
+                step,
+                _from_terms(whole, a.constant // step),
+                _from_terms(rest, a.constant % step),
+            )
+    return None
+
+
+@remember
 def floor_divide(a: Size, b: Size) -> Size:
     """a // b for b > 0."""
     if low(b) <= 0:
@@ -275,7 +353,7 @@ def floor_divide(a: Size, b: Size) -> Size:
         return a // b
     if b == 1:
         return a
-    if low(a) >= 0 and high(a) < low(b):
+    if low(a) >= 0 and (high(a) < low(b) or (isinstance(b, Expr) and proves_less(a, b))):
         return 0
     if isinstance(a, Expr) and a is b:
         return 1
@@ -301,27 +379,26 @@ def floor_divide(a: Size, b: Size) -> Size:
             return a.low // b
         if a.kind == "div" and isinstance(a.args[1], int):  # (x // c) // b
             return floor_divide(a.args[0], a.args[1] * b)
-        common = b  # gcd of every factor with b, the constant floored to it
-        for _, factor in a.terms:
-            common = _gcd(common, factor)
-        if common > 1:
-            smaller = _from_terms([(p, f // common) for p, f in a.terms], a.constant // common)
-            return floor_divide(smaller, b // common)
-    lo_b, hi_b = low(b), high(b)
-    corners = [low(a) // lo_b, low(a) // hi_b, high(a) // lo_b, high(a) // hi_b]
-    return _intern(("div", _id(a), _id(b)), min(corners), max(corners), args=(a, b))
+        if a.kind == "mod" and isinstance(a.args[1], int) and a.args[1] % b == 0:
+            return modulo(floor_divide(a.args[0], b), a.args[1] // b)  # (x % (c * b)) // b
+        split = _split(a, b)
+        if split is not None:
+            return floor_divide(split[1], b // split[0])
+    lo, hi = _quotient_bounds(a, b)
+    return lo if lo == hi else _intern(("div", _id(a), _id(b)), lo, hi, args=(a, b))
 
 
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return abs(a)
+def _quotient_bounds(a: Size, b: Size) -> tuple[int, int]:
+    x, y, p, q = low(a), high(a), low(b), high(b)
+    corners = (x // p, x // q, y // p, y // q)
+    return min(corners), max(corners)
 
 
 def _id(value: Size) -> Any:
     return value if isinstance(value, int) else ("e", value.serial)
 
 
+@remember
 def modulo(a: Size, b: Size) -> Size:
     """a % b for b > 0, in 0 .. b-1."""
     if low(b) <= 0:
@@ -330,21 +407,32 @@ def modulo(a: Size, b: Size) -> Size:
         return a % b
     if b == 1 or (isinstance(a, Expr) and a is b):
         return 0
-    if low(a) >= 0 and high(a) < low(b):
+    if low(a) >= 0 and (high(a) < low(b) or (isinstance(b, Expr) and proves_less(a, b))):
         return a
     terms, constant = _terms(a)
     kept = [(p, f) for p, f in terms if _divisible(p, f, b) is None]
     reduced = constant % b if isinstance(b, int) else constant
     if len(kept) != len(terms) or reduced != constant:
         return modulo(_from_terms(kept, reduced), b)
+    lo, hi = _quotient_bounds(a, b)
+    if lo == hi:
+        return combine(a, multiply(b, lo), -1)
     if isinstance(a, Expr) and isinstance(b, int):
         if a.kind == "mod" and isinstance(a.args[1], int) and a.args[1] % b == 0:
             return modulo(a.args[0], b)
-        if a.low // b == a.high // b:
-            return combine(a, (a.low // b) * b, -1)
-    return _intern(("mod", _id(a), _id(b)), 0, high(b) - 1, args=(a, b))
+        split = _split(a, b)
+        if split is not None:
+            step, quotient, rest = split
+            return combine(multiply(modulo(quotient, b // step), step), rest, 1)
+    top = high(b) - 1 if low(a) < 0 else min(high(a), high(b) - 1)
+    return _intern(("mod", _id(a), _id(b)), 0, top, args=(a, b))
 
 
+def _order(value: Size) -> tuple[bool, int]:
+    return (True, value) if isinstance(value, int) else (False, value.serial)
+
+
+@remember
 def minimum(a: Size, b: Size) -> Size:
     """The smaller of a and b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -353,11 +441,15 @@ def minimum(a: Size, b: Size) -> Size:
         return a
     if high(b) <= low(a):
         return b
-    a, b = sorted((a, b), key=lambda v: (isinstance(v, int), v if isinstance(v, int) else v.serial))
+    difference = combine(b, a, -1)
+    if low(difference) >= 0 or high(difference) <= 0:
+        return a if low(difference) >= 0 else b
+    a, b = sorted((a, b), key=_order)
     bounds = (min(low(a), low(b)), min(high(a), high(b)))
     return _intern(("min", _id(a), _id(b)), *bounds, args=(a, b))
 
 
+@remember
 def maximum(a: Size, b: Size) -> Size:
     """The larger of a and b."""
     if isinstance(a, int) and isinstance(b, int):
@@ -366,7 +458,10 @@ def maximum(a: Size, b: Size) -> Size:
         return a
     if low(b) >= high(a):
         return b
-    a, b = sorted((a, b), key=lambda v: (isinstance(v, int), v if isinstance(v, int) else v.serial))
+    difference = combine(b, a, -1)
+    if low(difference) >= 0 or high(difference) <= 0:
+        return b if low(difference) >= 0 else a
+    a, b = sorted((a, b), key=_order)
     bounds = (max(low(a), low(b)), max(high(a), high(b)))
     return _intern(("max", _id(a), _id(b)), *bounds, args=(a, b))
 
@@ -493,20 +588,27 @@ def coefficient(value: Size, index: Expr) -> Size | None:
     return total
 
 
-def show(value: Size) -> str:
-    """The text of a size, which `tilegrad.ir.text` parses back."""
+def show(value: Size, name: Callable[[Expr], str] | None = None) -> str:
+    """The text of a size, which `tilegrad.ir.text` parses back.
+
+    Terms come in the order of their text, so it does not depend on what was built first;
+    `name` gives the names of Symbols where their own are not unique.
+    """
     if isinstance(value, int):
         return str(value)
     if value.kind in ("symbol", "loop"):
-        return value.name
+        return value.name if name is None else name(value)
     if value.kind != "sum":
         sign = {"div": "//", "mod": "%"}.get(value.kind)
-        a, b = (show(x) for x in value.args)
+        a, b = (show(x, name) for x in value.args)
+        if sign is None and isinstance(value.args[1], Expr):
+            a, b = sorted((a, b))
         return f"({a} {sign} {b})" if sign else f"{value.kind}({a}, {b})"
     parts = []
     for product, factor in value.terms:
-        text = "*".join(show(a) for a in product)
-        parts.append(text if factor == 1 else f"{factor}*{text}")
+        text = "*".join(sorted(show(a, name) for a in product))
+        parts.append((text, text if factor == 1 else f"{factor}*{text}"))
+    shown = [text for _, text in sorted(parts)]
     if value.constant:
-        parts.append(str(value.constant))
-    return "(" + " + ".join(parts) + ")"
+        shown.append(str(value.constant))
+    return "(" + " + ".join(shown) + ")"

@@ -1,0 +1,417 @@
+"""Graph IR: what to compute. Every op, its shape and dtype rule, and its meaning in NumPy.
+
+One row per op. Values are immutable arrays; movement ops cost nothing by themselves; there is
+no place, no order and no device here. Other questions about an op have their own table, one
+file each: `grad` (reverse), `jvp` (forward), `batch`, `shard`; a test checks that no op lacks
+a row. This file is long because it is one table: it is the one-page grammar of the Graph.
+
+Invariant: shapes are exact (ints or Exprs); elementwise ops take equal shapes and equal dtypes
+(`build` broadcasts and promotes before it makes a Node).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ..core.dtype import DType, bool_, int64, uint32
+from ..core.errors import InternalError
+from ..ir.block import Block
+from ..ir.node import Dialect, Node, Op
+from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
+from ..ir.types import Array, Tuple, Type, product
+
+graph = Dialect("graph")
+_fresh = itertools.count()
+
+
+def _fail(op: str, message: str) -> InternalError:
+    return InternalError(f"graph.{op}", message)
+
+
+def _array(node: Node) -> Array:
+    if not isinstance(node.type, Array):
+        raise InternalError("graph", f"{node!r} is not an array")
+    return node.type
+
+
+# ---- leaves ---------------------------------------------------------------------------------
+
+
+def _given(*, shape: tuple[Size, ...], dtype: DType, **_: Any) -> Type:
+    return Array(shape, dtype)
+
+
+input_ = Op(graph, "input", _given, attrs=("key", "shape", "dtype"), group="leaf",
+            meaning="a value from outside, told apart by key")  # fmt: skip
+constant = Op(graph, "constant", lambda *, value, dtype: Array((), dtype),
+              attrs=("value", "dtype"), group="leaf", meaning="a scalar known now")  # fmt: skip
+size = Op(graph, "size", lambda *, value: Array((), int64), attrs=("value",), group="leaf",
+          meaning="the run-time value of a symbolic size, as a scalar int64")  # fmt: skip
+iota = Op(graph, "iota", lambda *, size, dtype: Array((size,), dtype), attrs=("size", "dtype"),
+          group="leaf", meaning="0, 1, 2, ... size-1")  # fmt: skip
+
+
+def _random_bits(key: Node, offset: Node, *, shape: tuple[Size, ...]) -> Type:
+    if key.type != Array((), uint32) or offset.type != Array((), uint32):
+        raise _fail("random_bits", "key and offset are uint32 scalars")
+    return Array(shape, uint32)
+
+
+random_bits = Op(graph, "random_bits", _random_bits, attrs=("shape",), group="leaf",
+                 meaning="32 random bits an element: a hash of (key, offset, linear index)")  # fmt: skip
+
+# ---- elementwise ----------------------------------------------------------------------------
+
+
+def _unary(x: Node) -> Type:
+    return _array(x)
+
+
+def _same(name: str, *inputs: Node) -> Array:
+    first = _array(inputs[0])
+    for other in inputs[1:]:
+        if other.type != first:
+            raise _fail(name, f"operands differ: {first} and {other.type}")
+    return first
+
+
+def _unary_op(name: str, meaning: str) -> Op:
+    return Op(graph, name, _unary, group="unary", meaning=meaning)
+
+
+def _binary_op(name: str, meaning: str, commutative: bool = False) -> Op:
+    def infer(a: Node, b: Node) -> Type:
+        return _same(name, a, b)
+
+    return Op(graph, name, infer, group="binary", commutative=commutative, meaning=meaning)
+
+
+def _compare_op(name: str, meaning: str, commutative: bool = False) -> Op:
+    def infer(a: Node, b: Node) -> Type:
+        return Array(_same(name, a, b).shape, bool_)
+
+    return Op(graph, name, infer, group="compare", commutative=commutative, meaning=meaning)
+
+
+negative = _unary_op("negative", "-x")
+reciprocal = _unary_op("reciprocal", "1 / x")
+absolute = _unary_op("absolute", "|x|")
+sign = _unary_op("sign", "-1, 0 or 1")
+square_root = _unary_op("square_root", "sqrt x")
+exp = _unary_op("exp", "e ** x")
+log = _unary_op("log", "natural logarithm")
+expm1 = _unary_op("expm1", "e ** x - 1")
+log1p = _unary_op("log1p", "log(1 + x)")
+sin = _unary_op("sin", "sine")
+cos = _unary_op("cos", "cosine")
+tan = _unary_op("tan", "tangent")
+asin = _unary_op("asin", "inverse sine")
+acos = _unary_op("acos", "inverse cosine")
+atan = _unary_op("atan", "inverse tangent")
+tanh = _unary_op("tanh", "hyperbolic tangent")
+erf = _unary_op("erf", "error function")
+erf_inverse = _unary_op("erf_inverse", "inverse of erf")
+floor = _unary_op("floor", "round towards -inf")
+ceil = _unary_op("ceil", "round towards +inf")
+round_ = _unary_op("round", "round half to even")
+trunc = _unary_op("trunc", "round towards 0")
+bit_not = _unary_op("bit_not", "~x (logical not of a bool)")
+
+add = _binary_op("add", "a + b (or, for bool)", commutative=True)
+subtract = _binary_op("subtract", "a - b")
+multiply = _binary_op("multiply", "a * b (and, for bool)", commutative=True)
+divide = _binary_op("divide", "a / b of floats")
+floor_divide_ = _binary_op("floor_divide", "floor(a / b) of integers")
+remainder = _binary_op("remainder", "a - floor(a / b) * b: the sign of b")
+power = _binary_op("power", "a ** b")
+maximum = _binary_op("maximum", "the larger; nan wins", commutative=True)
+minimum = _binary_op("minimum", "the smaller; nan wins", commutative=True)
+atan2 = _binary_op("atan2", "angle of (b, a)")
+bit_and = _binary_op("bit_and", "a & b", commutative=True)
+bit_or = _binary_op("bit_or", "a | b", commutative=True)
+bit_xor = _binary_op("bit_xor", "a ^ b", commutative=True)
+shift_left = _binary_op("shift_left", "a << b")
+shift_right = _binary_op("shift_right", "a >> b, arithmetic for signed")
+equal = _compare_op("equal", "a == b", commutative=True)
+not_equal = _compare_op("not_equal", "a != b", commutative=True)
+less = _compare_op("less", "a < b")
+less_equal = _compare_op("less_equal", "a <= b")
+
+
+def _where(condition: Node, a: Node, b: Node) -> Type:
+    result = _same("where", a, b)
+    if condition.type != Array(result.shape, bool_):
+        raise _fail("where", f"condition is {condition.type}, values are {result}")
+    return result
+
+
+where = Op(graph, "where", _where, group="ternary", meaning="a where condition, else b")
+cast = Op(graph, "cast", lambda x, *, dtype: Array(_array(x).shape, dtype), attrs=("dtype",),
+          group="unary", meaning="convert values; float to int truncates, to bool is != 0")  # fmt: skip
+
+
+def _bitcast(x: Node, *, dtype: DType) -> Type:
+    if x.dtype.bits != dtype.bits:
+        raise _fail("bitcast", f"{x.dtype} and {dtype} differ in width")
+    return Array(_array(x).shape, dtype)
+
+
+bitcast = Op(graph, "bitcast", _bitcast, attrs=("dtype",), group="unary",
+             meaning="the same bits read as another dtype")  # fmt: skip
+
+
+def _stop_gradient(x: Node) -> Type:
+    return _array(x)
+
+
+stop_gradient = Op(graph, "stop_gradient", _stop_gradient, group="unary",
+                   meaning="x, with no derivative")  # fmt: skip
+
+# ---- movement -------------------------------------------------------------------------------
+
+
+def _reshape(x: Node, *, shape: tuple[Size, ...]) -> Type:
+    if product(shape) != product(x.shape):
+        raise _fail("reshape", f"{x.shape} has another size than {shape}")
+    return Array(shape, x.dtype)
+
+
+reshape = Op(graph, "reshape", _reshape, attrs=("shape",), group="movement",
+             meaning="the same elements in row-major order under another shape")  # fmt: skip
+
+
+def _permute(x: Node, *, order: tuple[int, ...]) -> Type:
+    if sorted(order) != list(range(len(x.shape))):
+        raise _fail("permute", f"{order} is not an order of {len(x.shape)} axes")
+    return Array(tuple(x.shape[a] for a in order), x.dtype)
+
+
+permute = Op(graph, "permute", _permute, attrs=("order",), group="movement",
+             meaning="result axis i is input axis order[i]")  # fmt: skip
+
+
+def _expand(x: Node, *, shape: tuple[Size, ...]) -> Type:
+    if len(shape) != len(x.shape) or any(
+        a != b and a != 1 for a, b in zip(x.shape, shape)
+    ):
+        raise _fail("expand", f"{x.shape} does not expand to {shape}")
+    return Array(shape, x.dtype)
+
+
+expand = Op(graph, "expand", _expand, attrs=("shape",), group="movement",
+            meaning="axes of size 1 repeated to the shape; the rank stays")  # fmt: skip
+
+
+def _pad(x: Node, *, low: tuple[Size, ...], high: tuple[Size, ...]) -> Type:
+    shape = tuple(combine(combine(s, a, 1), b, 1) for s, a, b in zip(x.shape, low, high))
+    return Array(shape, x.dtype)
+
+
+pad = Op(graph, "pad", _pad, attrs=("low", "high"), group="movement",
+         meaning="zeros added before and after each axis (amounts >= 0)")  # fmt: skip
+
+
+def slice_size(start: Size, stop: Size, step: int) -> Size:
+    """Number of indices of a slice with a positive step."""
+    return ceil_divide(combine(stop, start, -1), step)
+
+
+def _slice(
+    x: Node, *, start: tuple[Size, ...], stop: tuple[Size, ...], step: tuple[int, ...]
+) -> Type:
+    return Array(tuple(slice_size(a, b, s) for a, b, s in zip(start, stop, step)), x.dtype)
+
+
+slice_ = Op(graph, "slice", _slice, attrs=("start", "stop", "step"), group="movement",
+            meaning="x[start:stop:step] on every axis, steps positive, in range")  # fmt: skip
+flip = Op(graph, "flip", lambda x, *, axes: _array(x), attrs=("axes",), group="movement",
+          meaning="the axes reversed")  # fmt: skip
+
+
+def window_count(size_: Size, width: int, step: int, dilation: int) -> Size:
+    """How many windows fit."""
+    return combine(floor_divide(combine(size_, dilation * (width - 1) + 1, -1), step), 1, 1)
+
+
+def _windows(x: Node, *, axis: int, width: int, step: int, dilation: int) -> Type:
+    count = window_count(x.shape[axis], width, step, dilation)
+    shape = x.shape[:axis] + (count,) + x.shape[axis + 1 :] + (width,)
+    return Array(shape, x.dtype)
+
+
+windows = Op(graph, "windows", _windows, attrs=("axis", "width", "step", "dilation"),
+             group="movement",
+             meaning="sliding windows: axis becomes the window number, a last axis of `width` "
+             "is added; result[..i.., k] = x[..i*step + k*dilation..]")  # fmt: skip
+
+
+def _concatenate(*xs: Node, axis: int) -> Type:
+    total: Size = 0
+    for x in xs:
+        total = combine(total, x.shape[axis], 1)
+    return Array(xs[0].shape[:axis] + (total,) + xs[0].shape[axis + 1 :], xs[0].dtype)
+
+
+concatenate = Op(graph, "concatenate", _concatenate, attrs=("axis",), group="movement",
+                 meaning="inputs one after the other along the axis")  # fmt: skip
+
+# ---- reductions -----------------------------------------------------------------------------
+
+
+def _reduce(x: Node, *, axes: tuple[int, ...]) -> Type:
+    return Array(tuple(s for i, s in enumerate(x.shape) if i not in axes), x.dtype)
+
+
+def _reduce_op(name: str, meaning: str) -> Op:
+    return Op(graph, name, _reduce, attrs=("axes",), group="reduce", meaning=meaning)
+
+
+sum_ = _reduce_op("sum", "sum over the axes, which disappear; floats accumulate in >= float32")
+prod = _reduce_op("prod", "product over the axes")
+max_ = _reduce_op("max", "largest over the axes; nan wins")
+min_ = _reduce_op("min", "smallest over the axes; nan wins")
+
+
+def _arg_reduce(x: Node, *, axis: int) -> Type:
+    return Array(tuple(s for i, s in enumerate(x.shape) if i != axis), int64)
+
+
+argmax = Op(graph, "argmax", _arg_reduce, attrs=("axis",), group="reduce",
+            meaning="index of the first largest along the axis; the first nan wins")  # fmt: skip
+cumulative = Op(graph, "cumulative", lambda x, *, axis, kind: _array(x), attrs=("axis", "kind"),
+                group="scan",
+                meaning="running sum, prod, max or min along the axis (kind)")  # fmt: skip
+
+
+def _sort(x: Node, *, axis: int, descending: bool) -> Type:
+    return Tuple((_array(x), Array(x.shape, int64)))
+
+
+sort = Op(graph, "sort", _sort, attrs=("axis", "descending"), group="scan",
+          meaning="stable sort along the axis: (values, indices); nan is largest")  # fmt: skip
+
+
+def _dot(
+    a: Node, b: Node, *, batch: tuple[tuple[int, ...], tuple[int, ...]],
+    contract: tuple[tuple[int, ...], tuple[int, ...]], dtype: DType,
+) -> Type:  # fmt: skip
+    for side_a, side_b in (batch, contract):
+        for i, j in zip(side_a, side_b):
+            if a.shape[i] != b.shape[j]:
+                raise _fail("dot", f"axis {i} of {a.shape} meets axis {j} of {b.shape}")
+    rest_a = [s for i, s in enumerate(a.shape) if i not in batch[0] and i not in contract[0]]
+    rest_b = [s for i, s in enumerate(b.shape) if i not in batch[1] and i not in contract[1]]
+    return Array(tuple([a.shape[i] for i in batch[0]] + rest_a + rest_b), dtype)
+
+
+dot = Op(graph, "dot", _dot, attrs=("batch", "contract", "dtype"), group="dot",
+         meaning="sum over contracted axes of the product; result axes: batch, a's, b's; "
+         "accumulates in >= float32, gives dtype")  # fmt: skip
+
+# ---- indexing and state ---------------------------------------------------------------------
+
+
+def _gather(x: Node, *indices: Node, axes: tuple[int, ...]) -> Type:
+    rest = tuple(s for i, s in enumerate(x.shape) if i not in axes)
+    for index in indices:
+        if index.shape != indices[0].shape or not index.dtype.is_integer:
+            raise _fail("gather", "indices are integers of one shape")
+    return Array(indices[0].shape + rest, x.dtype)
+
+
+gather = Op(graph, "gather", _gather, attrs=("axes",), group="index",
+            meaning="x at indices (one integer array per indexed axis, all of one shape, in "
+            "range 0..size-1); result axes: the indices' shape, then x's other axes")  # fmt: skip
+
+
+def _update(state: Node, value: Node, *indices: Node, axes: tuple[int, ...], mode: str) -> Type:
+    rest = tuple(s for i, s in enumerate(state.shape) if i not in axes)
+    if value.type != Array(indices[0].shape + rest, state.dtype):
+        raise _fail("update", f"value is {value.type}, expected {indices[0].shape + rest}")
+    return _array(state)
+
+
+update = Op(graph, "update", _update, attrs=("axes", "mode"), group="index",
+            meaning="state with value written at indices (as gather reads them): mode 'set' "
+            "(last in order wins), 'add', 'multiply', 'max', 'min'; out-of-range indices are "
+            "dropped; aliases the state where it is donated")  # fmt: skip
+
+# ---- tuples, control, calls -----------------------------------------------------------------
+
+
+def _get(x: Node, *, index: int) -> Type:
+    if not isinstance(x.type, Tuple):
+        raise _fail("get", f"{x!r} is not a tuple")
+    return x.type.items[index]
+
+
+get = Op(graph, "get", _get, attrs=("index",), group="tuple", meaning="one item of a tuple")
+
+
+def _scan(
+    *inputs: Node, carries: int, length: Size, reverse: bool, blocks: tuple[Block, ...]
+) -> Type:
+    results = blocks[0].results
+    stacked = tuple(Array((length,) + r.shape, r.dtype) for r in results[carries:])
+    return Tuple(tuple(r.type for r in results[:carries]) + stacked)
+
+
+def _cond(*inputs: Node, blocks: tuple[Block, ...]) -> Type:
+    return Tuple(tuple(r.type for r in blocks[0].results))
+
+
+def _while_loop(*inputs: Node, carries: int, blocks: tuple[Block, ...]) -> Type:
+    return Tuple(tuple(r.type for r in blocks[1].results))
+
+
+scan = Op(graph, "scan", _scan, attrs=("carries", "length", "reverse"), group="control",
+          meaning="inputs: carries, then per-step arrays (leading axis = length), then shared "
+          "values; Block(carries, slices, shared) -> (carries, outputs); gives the last "
+          "carries and the outputs stacked")  # fmt: skip
+cond = Op(graph, "cond", _cond, attrs=(), group="control",
+          meaning="inputs: a bool scalar, then shared values; two Blocks(shared) -> results")  # fmt: skip
+while_loop = Op(graph, "while_loop", _while_loop, attrs=("carries",), group="control",
+                meaning="inputs: carries, then shared values; Blocks condition(carries, shared) "
+                "-> bool scalar and body(carries, shared) -> carries")  # fmt: skip
+
+
+def _call(*inputs: Node, callee: Any) -> Type:
+    types = callee.result_types(tuple(i.type for i in inputs))
+    return types[0] if len(types) == 1 else Tuple(tuple(types))
+
+
+call = Op(graph, "call", _call, attrs=("callee",), group="call",
+          meaning="a kernel known by its Callee")  # fmt: skip
+
+
+def fresh_key() -> int:
+    """A key no other input has."""
+    return next(_fresh)
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a Node is a constant, through movement that only repeats it."""
+    while node.op in (expand, reshape, permute):
+        node = node.inputs[0]
+    return node.op is constant
+
+
+def constant_value(node: Node) -> Any:
+    """The Python value of a constant Node (see `is_constant`), else None."""
+    while node.op in (expand, reshape, permute):
+        node = node.inputs[0]
+    return node.attrs["value"] if node.op is constant else None
+
+
+def symbols(nodes: list[Node]) -> dict[Expr, None]:
+    """Every Symbol in the shapes and attrs of the Nodes."""
+    from ..ir.symbol import atoms
+
+    found: dict[Expr, None] = {}
+    for node in nodes:
+        types = node.type.items if isinstance(node.type, Tuple) else (node.type,)
+        for type_ in types:
+            for s in getattr(type_, "shape", ()):
+                atoms(s, found)
+    return found

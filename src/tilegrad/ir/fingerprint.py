@@ -1,0 +1,46 @@
+"""Fingerprints: equal for Graphs of equal structure, whatever their inputs are called.
+
+Invariant: two sets of roots with the same fingerprint compute the same function of their
+arguments, in order; locations and Node serials do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from .block import Block
+from .node import Node, topological
+
+
+def structure(arguments: Sequence[Node], results: Sequence[Node]) -> tuple[Any, ...]:
+    """A hashable description of the function from arguments to results."""
+    number: dict[Node, int] = {a: i for i, a in enumerate(arguments)}
+    rows: list[Any] = [tuple(a.type for a in arguments)]
+    for node in topological(results, stop=number.__contains__):
+        if node in number:
+            continue
+        number[node] = len(number)
+        attrs = tuple([repr(v) if v.__class__ is float else v for v in node.attrs.values()])
+        row: tuple[Any, ...] = (node.op, tuple([number[i] for i in node.inputs]), attrs)
+        if node.blocks:
+            row += tuple([_block(b, number) for b in node.blocks])
+        rows.append(row)
+    rows.append(tuple([number[r] for r in results]))
+    return tuple(rows)
+
+
+def _block(block: Block, outer: dict[Node, int]) -> tuple[Any, ...]:
+    captured = block.captures()
+    inner = structure(block.arguments + captured, block.results)
+    return (tuple(outer[c] for c in captured), inner)
+
+
+def digest(*parts: Any) -> str:
+    """A stable content hash of the text of the parts."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(repr(part).encode())
+        state.update(b"\0")
+    return state.hexdigest()[:32]

@@ -1,0 +1,355 @@
+"""`Tensor`: a thin handle on a Graph Node, and `realize`, which gives Nodes their values.
+
+Building a Tensor costs no compute; reading one compiles and runs the Graph below it, cut at
+every Node whose value is already known. The functions of the library live in the other files
+of this folder and attach themselves with `@method`. Invariant: a Node never changes; in-place
+ops and assignment rebind the Tensor to another Node.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..compiler.compile import executable_for
+from ..core import dtype as dtypes
+from ..core.dtype import DType, dtype_of
+from ..core.errors import DTypeError, ShapeError, StateError, TraceError
+from ..graph import build, ops
+from ..ir.node import Node, topological
+from ..ir.symbol import Expr, Size
+from ..runtime.buffer import Buffer
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The known values of Nodes. A Node with a Buffer is a leaf of every Graph that is run.
+values: weakref.WeakKeyDictionary[Node, Buffer] = weakref.WeakKeyDictionary()
+# The Tensors that collect gradients, by their Node.
+leaves: weakref.WeakValueDictionary[Node, Tensor] = weakref.WeakValueDictionary()
+
+
+class Mode(threading.local):
+    """What a thread is doing: recording derivatives, tracing a jitted function."""
+
+    grad_enabled: bool = True
+    trace: Any = None  # the jit.Trace in progress, if any
+
+
+mode = Mode()
+
+
+class Tensor:
+    """An n-dimensional array, lazy: its Node says how to compute it."""
+
+    __slots__ = ("__weakref__", "_requires_grad", "grad", "label", "node", "trace")
+    __array_priority__ = 1000
+
+    node: Node
+    grad: Tensor | None
+
+    def __init__(self, data: Any = None, dtype: Any = None, requires_grad: bool = False,
+                 device: str = "cpu") -> None:  # fmt: skip
+        node = data if isinstance(data, Node) else from_data(data, dtype)
+        self._bind(node)
+        self.requires_grad = requires_grad
+
+    def _bind(self, node: Node, requires_grad: bool = False) -> None:
+        self.node, self.grad, self.label = node, None, ""
+        self._requires_grad = requires_grad
+        self.trace = mode.trace
+
+    def __class_getitem__(cls, items: Any) -> Any:
+        from .annotation import annotation
+
+        return annotation(items)
+
+    # ---- facts ----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Sizes of the axes."""
+        return self.node.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the elements."""
+        return self.node.dtype  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.node.shape)
+
+    @property
+    def device(self) -> str:
+        """Where the Tensor lives."""
+        return "cpu"
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether `backward` reaches this Tensor."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value and not self.dtype.is_float:
+            raise DTypeError("only floats have gradients", op="requires_grad", got=self.dtype)
+        self._requires_grad = bool(value)
+        if value:
+            leaves[self.node] = self
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether gradients are collected here."""
+        return not self._requires_grad or leaves.get(self.node) is self
+
+    def size(self, axis: int | None = None) -> Any:
+        """The shape, or one size of it."""
+        return self.shape if axis is None else self.shape[build.axis_of(self.node, axis, "size")]
+
+    def numel(self) -> Size:
+        """Number of elements."""
+        return self.node.type.size  # type: ignore[no-any-return, union-attr]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise DTypeError("a Tensor without axes has no length", op="len")
+        return self.shape[0]  # type: ignore[return-value]
+
+    # ---- values ---------------------------------------------------------------------------
+
+    def realize(self) -> Tensor:
+        """Compute the value now; returns self."""
+        realize([self])
+        return self
+
+    def buffer(self) -> Buffer:
+        """The Buffer that holds the value, computing it if need be."""
+        if self.node not in values:
+            realize([self])
+        return values[self.node]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The value as a NumPy array that shares memory (do not write to it)."""
+        return self.buffer().array(self.shape, self.dtype)  # type: ignore[arg-type]
+
+    def item(self) -> Any:
+        """The value of a Tensor of one element as a Python number."""
+        if self.numel() != 1:
+            raise ShapeError("needs exactly one element", op="item", expected="1 element",
+                             got=f"{self.numel()} in shape {build.show(self.shape)}")  # fmt: skip
+        return self.numpy().reshape(()).item()
+
+    def tolist(self) -> Any:
+        """The value as nested lists."""
+        return self.numpy().tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if not self.dtype.is_integer:
+            raise DTypeError("only integers can be an index", op="index", got=self.dtype)
+        return int(self.item())
+
+    def assign(self, value: Any) -> Tensor:
+        """Rebind this Tensor to another value of the same shape and dtype; no history is kept."""
+        node = build.cast(node_of(value), self.dtype)
+        node = build.broadcast_to(node, self.shape, "assign")
+        if mode.trace is not None:
+            mode.trace.check_assign(self)
+        if node not in values and node.op is not ops.stop_gradient:
+            node = ops.stop_gradient(node)
+        if self.node is node:
+            return self
+        self.node = node
+        if self._requires_grad:
+            leaves[node] = self
+        return self
+
+    def detach(self) -> Tensor:
+        """The same value without history."""
+        return wrap(ops.stop_gradient(self.node) if self._requires_grad else self.node)
+
+
+def wrap(node: Node, *parents: Any) -> Tensor:
+    """A Tensor on a Node; it requires a gradient if a parent does."""
+    tensor = Tensor.__new__(Tensor)
+    needs = mode.grad_enabled and any(isinstance(p, Tensor) and p._requires_grad for p in parents)
+    tensor._bind(node, needs and node.type.__class__.__name__ == "Array" and node.dtype.is_float)
+    return tensor
+
+
+def node_of(value: Any, like: DType | None = None) -> Node:
+    """The Node of a Tensor, array, list or number."""
+    if isinstance(value, Tensor):
+        if not mode.grad_enabled and value._requires_grad:
+            return ops.stop_gradient(value.node)
+        return value.node
+    return from_data(value, like)
+
+
+def operand(value: Any) -> Any:
+    """A Node, or a Python number left as it is so that promotion treats it weakly."""
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+        return value
+    return node_of(value)
+
+
+def call(function: Callable[..., Node], *inputs: Any, **options: Any) -> Tensor:
+    """Apply a Node function to Tensors and numbers."""
+    return wrap(function(*[operand(i) for i in inputs], **options), *inputs)
+
+
+def method(*names: str) -> Callable[[Function], Function]:
+    """Attach a function to Tensor under its own name or the names given."""
+
+    def attach(function: Function) -> Function:
+        for name in names or (function.__name__,):
+            setattr(Tensor, name, function)
+        return function
+
+    return attach
+
+
+# ---- data in --------------------------------------------------------------------------------
+
+
+def from_data(data: Any, dtype: Any = None) -> Node:
+    """A Node for data: a constant for numbers, else an input with a Buffer."""
+    wanted = None if dtype is None else dtype_of(dtype)
+    if isinstance(data, Tensor):
+        return data.node if wanted is None else build.cast(data.node, wanted)
+    if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
+        found = wanted or (dtypes.bool_ if isinstance(data, bool) else
+                           dtypes.int64 if isinstance(data, int) else dtypes.float32)  # fmt: skip
+        return build.constant(data, found)
+    if data is None:
+        raise DTypeError("a Tensor needs data", op="Tensor", expected="array, list or number")
+    array = as_array(data)
+    if wanted is None and array.dtype == np.float64 and not isinstance(data, np.ndarray):
+        wanted = dtypes.float32
+    if wanted is not None and array.dtype != wanted.numpy:
+        array = array.astype(wanted.numpy)
+    return from_array(array if isinstance(data, np.ndarray) is False else array.copy())
+
+
+def as_array(data: Any) -> np.ndarray[Any, Any]:
+    """A NumPy array of lists, arrays, torch tensors or anything with `__array__`."""
+    if isinstance(data, (list, tuple)):
+        data = _nested(data)
+    try:
+        array = np.asarray(data)
+    except (ValueError, TypeError) as error:
+        raise DTypeError(f"cannot make a Tensor: {error}", op="Tensor", got=type(data).__name__,
+                         expected="array, nested list of equal lengths or number") from None  # fmt: skip
+    if array.dtype == object:
+        raise DTypeError("cannot make a Tensor", op="Tensor", got=type(data).__name__,
+                         expected="array, nested list of equal lengths or number")  # fmt: skip
+    return array
+
+
+def _nested(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return [_nested(d) for d in data]
+    return data.numpy() if isinstance(data, Tensor) else data
+
+
+def from_array(array: np.ndarray[Any, Any]) -> Node:
+    """An input Node that shares the array's memory (copied if not contiguous)."""
+    dtype = dtype_of(array.dtype)
+    node = build.input_(tuple(array.shape), dtype)
+    values[node] = Buffer.wrap(np.ascontiguousarray(array).reshape(array.shape))
+    return node
+
+
+def from_buffer(buffer: Buffer, shape: tuple[Size, ...], dtype: DType) -> Node:
+    """An input Node on a Buffer."""
+    node = build.input_(shape, dtype)
+    values[node] = buffer
+    return node
+
+
+# ---- running --------------------------------------------------------------------------------
+
+
+def realize(tensors: Sequence[Tensor]) -> None:
+    """Compute the values of Tensors together, in one Executable."""
+    wanted = list(dict.fromkeys(t.node for t in tensors if t.node not in values))
+    if wanted:
+        compute(wanted)
+    for tensor in tensors:
+        if not tensor._requires_grad or leaves.get(tensor.node) is tensor:
+            _drop_history(tensor)
+
+
+def _drop_history(tensor: Tensor) -> None:
+    """Put a plain input in the place of a computed Node, so that its Graph can go."""
+    if tensor.node.op is ops.input_:
+        return
+    buffer = values[tensor.node]
+    tensor.node = from_buffer(buffer, tensor.shape, tensor.dtype)
+    if tensor._requires_grad:
+        leaves[tensor.node] = tensor
+
+
+def compute(wanted: Sequence[Node]) -> None:
+    """Run the Graph below the Nodes and keep their values."""
+    inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
+    for node in inputs:
+        if node not in values:
+            raise unknown_value(node)
+    executable = executable_for(tuple(inputs), tuple(wanted))
+    buffers = executable.run([values[n] for n in inputs])
+    for node, buffer in zip(wanted, buffers):
+        values[node] = buffer
+
+
+def _is_leaf(node: Node) -> bool:
+    return node in values or node.op is ops.input_
+
+
+def unknown_value(node: Node) -> TraceError:
+    """The error for reading what has no value now."""
+    return TraceError(
+        "the value of a Tensor was read inside a jitted function (or kept from inside of one)",
+        op="read", expected="code that does not depend on the values of Tensors",
+        got=f"a traced Tensor {node.type}",
+        hint="use where()/cond() in place of a Python branch, or mark the argument static",
+    )  # fmt: skip
+
+
+@contextmanager
+def grad_mode(enabled: bool) -> Iterator[None]:
+    """Switch recording of derivatives on or off for a block of code."""
+    before, mode.grad_enabled = mode.grad_enabled, enabled
+    try:
+        yield
+    finally:
+        mode.grad_enabled = before
+
+
+def no_grad() -> Any:
+    """No derivatives are recorded inside `with no_grad():`."""
+    return grad_mode(False)
+
+
+def is_symbolic(size: Size) -> bool:
+    """Whether a size is not known now."""
+    return isinstance(size, Expr)
+
+
+__all__ = ["StateError", "Tensor", "call", "compute", "from_array", "from_buffer", "grad_mode",
+           "leaves", "method", "mode", "no_grad", "node_of", "operand", "realize", "values",
+           "wrap"]  # fmt: skip
