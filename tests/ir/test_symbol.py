@@ -78,7 +78,7 @@ def direct(tree, values):
     return values[tree.name] if isinstance(tree, Expr) else tree
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(trees, st.lists(bindings, min_size=4, max_size=4))
 def test_simplified_equals_direct(tree, samples):
     built = build(tree)
@@ -88,7 +88,7 @@ def test_simplified_equals_direct(tree, samples):
         assert low(built) <= value <= high(built)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees)
 def test_rebuilding_a_canonical_form_changes_nothing(tree):
     built = build(tree)
@@ -96,7 +96,7 @@ def test_rebuilding_a_canonical_form_changes_nothing(tree):
     assert pickle.loads(pickle.dumps(built)) is built or isinstance(built, int)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees, trees, bindings)
 def test_substitute(tree, replacement, values):
     # The value put in place of a symbol must respect the symbol's bounds.
@@ -105,7 +105,7 @@ def test_substitute(tree, replacement, values):
     assert evaluate(result, values) == direct(tree, {**values, "X": evaluate(inside, values)})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees, st.integers(1, 40))
 def test_quotient_and_remainder_make_the_whole(tree, divisor):
     value = build(tree)
@@ -178,7 +178,7 @@ def test_bad_bounds_and_divisors():
     with pytest.raises(InternalError, match="may not be positive"):
         _ = N // X
     with pytest.raises(TypeError):
-        _ = "a" % N if False else 1.5 - N
+        _ = 1.5 - N
 
 
 def test_coefficient():

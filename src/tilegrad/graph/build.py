@@ -16,7 +16,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, promote, promote_scalar
 from ..core.errors import AxisError, DTypeError, ShapeError
 from ..ir.block import Block, argument, pure_block
-from ..ir.node import Node, Op, next_serial
+from ..ir.node import Node, Op, next_serial, topological
 from ..ir.rewrite import replace
 from ..ir.symbol import Expr, Size, combine, floor_divide
 from ..ir.types import Array, product
@@ -508,6 +508,8 @@ def _trace(name: str, arguments: Sequence[Node], body: Callable[[], Sequence[Nod
     results = tuple(body())
 
     def outside(node: Node) -> bool:
+        if node.op is ops.input_:  # made inside or not, its value comes from outside
+            return True
         return node.serial < since and not (
             ops.is_constant(node) or node.op in (ops.iota, ops.size)
         )
@@ -578,6 +580,38 @@ def while_loop(
     _check_carries("while_loop", carries, work.results)
     closed, captured = _close([test, work])
     return items(ops.while_loop(*carries, *captured, blocks=closed, carries=len(carries)))
+
+
+def inline(block: Block, values: Sequence[Node]) -> list[Node]:
+    """The results of a closed Block with values in place of its arguments.
+
+    Nodes that own Blocks are copied, Blocks and all: each stays in one place only.
+    """
+    done = dict(zip(block.arguments, values))
+    for node in topological(block.results, stop=lambda n: n in done):
+        if node in done:
+            continue
+        inputs = tuple([done[i] for i in node.inputs])
+        if node.blocks:
+            done[node] = node.with_inputs(inputs, tuple([fresh_block(b) for b in node.blocks]))
+        else:
+            done[node] = node.with_inputs(inputs)
+    return [done[r] for r in block.results]
+
+
+def fresh_block(block: Block) -> Block:
+    """A copy of a closed Block with arguments of its own."""
+    arguments = tuple([argument(a.attrs["name"], a.type) for a in block.arguments])
+    return pure_block(block.name, arguments, tuple(inline(block, arguments)))
+
+
+def custom(
+    body: Callable[[list[Node]], Sequence[Node]], inputs: Sequence[Node], rules: Any
+) -> list[Node]:
+    """body(inputs) whose derivatives come from rules; captured values have none."""
+    arguments = [argument(f"input{i}", x.type) for i, x in enumerate(inputs)]
+    closed, captured = _close([_trace("custom", arguments, lambda: body(arguments))])
+    return items(ops.custom(*inputs, *captured, blocks=closed, rules=rules))
 
 
 def is_symbolic(shape: Shape) -> bool:

@@ -59,7 +59,8 @@ def _random_bits(key: Node, offset: Node, *, shape: tuple[Size, ...]) -> Type:
 
 
 random_bits = Op(graph, "random_bits", _random_bits, attrs=("shape",), group="leaf",
-                 meaning="32 random bits an element: a hash of (key, offset, linear index)")  # fmt: skip
+                 meaning="32 random bits an element: Philox-2x32-10 of (key, offset, linear "
+                 "index), exactly as `interpret` says")  # fmt: skip
 
 # ---- elementwise ----------------------------------------------------------------------------
 
@@ -148,7 +149,8 @@ def _where(condition: Node, a: Node, b: Node) -> Type:
 
 where = Op(graph, "where", _where, group="ternary", meaning="a where condition, else b")
 cast = Op(graph, "cast", lambda x, *, dtype: Array(_array(x).shape, dtype), attrs=("dtype",),
-          group="unary", meaning="convert values; float to int truncates, to bool is != 0")  # fmt: skip
+          group="unary",
+          meaning="convert values; float to int truncates, to bool is != 0")  # fmt: skip
 
 
 def _bitcast(x: Node, *, dtype: DType) -> Type:
@@ -370,7 +372,8 @@ scan = Op(graph, "scan", _scan, attrs=("carries", "length", "reverse"), group="c
           "values; Block(carries, slices, shared) -> (carries, outputs); gives the last "
           "carries and the outputs stacked")  # fmt: skip
 cond = Op(graph, "cond", _cond, attrs=(), group="control",
-          meaning="inputs: a bool scalar, then shared values; two Blocks(shared) -> results")  # fmt: skip
+          meaning="inputs: a bool scalar, then shared values; "
+          "two Blocks(shared) -> results")  # fmt: skip
 while_loop = Op(graph, "while_loop", _while_loop, attrs=("carries",), group="control",
                 meaning="inputs: carries, then shared values; Blocks condition(carries, shared) "
                 "-> bool scalar and body(carries, shared) -> carries")  # fmt: skip
@@ -383,6 +386,23 @@ def _call(*inputs: Node, callee: Any) -> Type:
 
 call = Op(graph, "call", _call, attrs=("callee",), group="call",
           meaning="a kernel known by its Callee")  # fmt: skip
+
+
+def _custom(*inputs: Node, rules: Any, blocks: tuple[Block, ...]) -> Type:
+    return Tuple(tuple(r.type for r in blocks[0].results))
+
+
+custom = Op(graph, "custom", _custom, attrs=("rules",), group="control",
+            meaning="one closed Block(inputs) -> results, inlined by the compiler; derivatives "
+            "come from rules.vjp(inputs, outputs, cotangents) and rules.jvp(inputs, outputs, "
+            "tangents), not from the Block")  # fmt: skip
+
+
+def scan_slices(node: Node) -> int:
+    """How many per-step arrays a scan has: their arguments have one axis less."""
+    first = node.attrs["carries"]
+    pairs = zip(node.blocks[0].arguments[first:], node.inputs[first:])
+    return sum(len(a.shape) != len(i.shape) for a, i in pairs)
 
 
 def fresh_key() -> int:

@@ -9,8 +9,10 @@ are made anew each time. Invariant: a Node never changes after it is made.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InternalError, Location, user_location
@@ -21,6 +23,23 @@ if TYPE_CHECKING:
 
 Infer = Callable[..., Type]
 _serial = itertools.count()
+
+
+class _Place(threading.local):
+    location: Location | None = None
+
+
+_place = _Place()
+
+
+@contextmanager
+def located(location: Location | None) -> Iterator[None]:
+    """Nodes made inside get this location instead of the caller's line."""
+    before, _place.location = _place.location, location
+    try:
+        yield
+    finally:
+        _place.location = before
 
 
 class Node:
@@ -109,7 +128,7 @@ class Op:
         node = Node.__new__(Node)
         node.op, node.inputs, node.blocks = self, inputs, blocks
         node.attrs = dict(zip(self.attrs, values))
-        node.location = location if location is not None else user_location()
+        node.location = location or _place.location or user_location()
         if type is not None:
             node.type = type
         elif blocks:

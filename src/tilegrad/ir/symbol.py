@@ -3,7 +3,9 @@
 An `Expr` is a sum of integer multiples of products of atoms; an atom is a `Symbol`, or a
 floor division, modulo, minimum or maximum that could not be simplified. Building an
 expression simplifies it, so equal expressions are the same object and compare by identity.
-Invariant: `low <= value <= high` for every binding of the Symbols within their bounds.
+Invariant: `low <= value <= high` for every binding of the Symbols within their bounds, and
+building a canonical expression again from its parts gives the same object. The file is long
+because the operations simplify through one another.
 """
 
 from __future__ import annotations

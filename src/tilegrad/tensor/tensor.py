@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import string_at
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,8 +30,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The known values of Nodes. A Node with a Buffer is a leaf of every Graph that is run.
 values: weakref.WeakKeyDictionary[Node, Buffer] = weakref.WeakKeyDictionary()
-# The Tensors that collect gradients, by their Node.
-leaves: weakref.WeakValueDictionary[Node, Tensor] = weakref.WeakValueDictionary()
+
+
+class Leaves:
+    """The Tensors that collect gradients, by their Node; keeps neither of them alive."""
+
+    def __init__(self) -> None:
+        self._tensors: weakref.WeakKeyDictionary[Node, Any] = weakref.WeakKeyDictionary()
+
+    def __setitem__(self, node: Node, tensor: Tensor) -> None:
+        self._tensors[node] = weakref.ref(tensor)
+
+    def get(self, node: Node) -> Tensor | None:
+        """The Tensor whose Node this is or was, if it lives."""
+        found = self._tensors.get(node)
+        return None if found is None else found()
+
+    def __contains__(self, node: Node) -> bool:
+        return self.get(node) is not None
+
+
+leaves = Leaves()
+# Inputs that stand for another Node: they take its value when one is needed.
+stand_ins: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
 
 
 class Mode(threading.local):
@@ -38,6 +60,8 @@ class Mode(threading.local):
 
     grad_enabled: bool = True
     trace: Any = None  # the jit.Trace in progress, if any
+    depth: int = 0  # transforms in progress: jitted functions inline inside of them
+    salt: Any = None  # a uint32 Node that tells apart the steps of a loop for random numbers
 
 
 mode = Mode()
@@ -46,11 +70,8 @@ mode = Mode()
 class Tensor:
     """An n-dimensional array, lazy: its Node says how to compute it."""
 
-    __slots__ = ("__weakref__", "_requires_grad", "grad", "label", "node", "trace")
+    __slots__ = ("__weakref__", "_grad", "_node", "_requires_grad", "label", "trace")
     __array_priority__ = 1000
-
-    node: Node
-    grad: Tensor | None
 
     def __init__(self, data: Any = None, dtype: Any = None, requires_grad: bool = False,
                  device: str = "cpu") -> None:  # fmt: skip
@@ -59,7 +80,7 @@ class Tensor:
         self.requires_grad = requires_grad
 
     def _bind(self, node: Node, requires_grad: bool = False) -> None:
-        self.node, self.grad, self.label = node, None, ""
+        self._node, self._grad, self.label = node, None, ""
         self._requires_grad = requires_grad
         self.trace = mode.trace
 
@@ -67,6 +88,38 @@ class Tensor:
         from .annotation import annotation
 
         return annotation(items)
+
+    @property
+    def node(self) -> Node:
+        """How the value is computed; inside a trace, what stands for a Tensor from outside."""
+        trace = mode.trace
+        if trace is None or self.trace is trace:
+            return self._node
+        return trace.node_of(self)  # type: ignore[no-any-return]
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        trace = mode.trace
+        if trace is None or self.trace is trace:
+            self._node = node
+        else:
+            trace.rebind(self, node)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that `backward` collected."""
+        trace = mode.trace
+        if trace is None or self.trace is trace:
+            return self._grad
+        return trace.grad_of(self)  # type: ignore[no-any-return]
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        trace = mode.trace
+        if trace is None or self.trace is trace:
+            self._grad = value
+        else:
+            trace.set_grad(self, value)
 
     # ---- facts ----------------------------------------------------------------------------
 
@@ -99,9 +152,10 @@ class Tensor:
     def requires_grad(self, value: bool) -> None:
         if value and not self.dtype.is_float:
             raise DTypeError("only floats have gradients", op="requires_grad", got=self.dtype)
-        self._requires_grad = bool(value)
-        if value:
+        if value and not self._requires_grad:
+            self.node = own_node(self.node)
             leaves[self.node] = self
+        self._requires_grad = bool(value)
 
     @property
     def is_leaf(self) -> bool:
@@ -130,9 +184,11 @@ class Tensor:
 
     def buffer(self) -> Buffer:
         """The Buffer that holds the value, computing it if need be."""
-        if self.node not in values:
+        buffer = values.get(self.node)
+        if buffer is None:
             realize([self])
-        return values[self.node]
+            buffer = values[self.node]
+        return buffer
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a NumPy array that shares memory (do not write to it)."""
@@ -140,10 +196,12 @@ class Tensor:
 
     def item(self) -> Any:
         """The value of a Tensor of one element as a Python number."""
-        if self.numel() != 1:
+        shape, dtype = self.shape, self.dtype.numpy
+        if shape and self.numel() != 1:
             raise ShapeError("needs exactly one element", op="item", expected="1 element",
                              got=f"{self.numel()} in shape {build.show(self.shape)}")  # fmt: skip
-        return self.numpy().reshape(()).item()
+        pointer = self.buffer().pointer  # read by hand: a NumPy view costs several microseconds
+        return np.frombuffer(string_at(pointer, dtype.itemsize), dtype).item()
 
     def tolist(self) -> Any:
         """The value as nested lists."""
@@ -173,9 +231,31 @@ class Tensor:
             node = ops.stop_gradient(node)
         if self.node is node:
             return self
+        if self._requires_grad and node in leaves:
+            node = own_node(node)
         self.node = node
         if self._requires_grad:
             leaves[node] = self
+        return self
+
+    def rebind(self, node: Node, *parents: Any, op: str) -> Tensor:
+        """Take another Node in place of this one, with history: what in-place ops do."""
+        if self._requires_grad and mode.grad_enabled and leaves.get(self.node) is self:
+            raise StateError(
+                "a leaf that requires a gradient cannot be changed in place", op=op,
+                expected="a Tensor computed from others, or no recording",
+                got=f"a leaf {self.node.type}",
+                hint="do it inside `with no_grad():`, or on a copy: x = x.clone()",
+            )  # fmt: skip
+        if node.shape != self.shape:
+            raise ShapeError("an in-place op cannot change the shape", op=op,
+                             expected=build.show(self.shape), got=build.show(node.shape))  # fmt: skip
+        if not mode.grad_enabled:
+            return self.assign(wrap(node))
+        if mode.trace is not None:
+            mode.trace.check_assign(self)
+        self._requires_grad = wrap(node, self, *parents)._requires_grad
+        self.node = build.cast(node, self.dtype)
         return self
 
     def detach(self) -> Tensor:
@@ -202,9 +282,16 @@ def node_of(value: Any, like: DType | None = None) -> Node:
 
 def operand(value: Any) -> Any:
     """A Node, or a Python number left as it is so that promotion treats it weakly."""
-    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    if isinstance(value, (bool, int, float)):
         return value
-    return node_of(value)
+    return build.size_value(value) if isinstance(value, Expr) else node_of(value)
+
+
+def lift(value: Any) -> Tensor:
+    """The Tensor itself, or a Tensor of an array, list or number."""
+    return value if isinstance(value, Tensor) else wrap(from_data(value))
 
 
 def call(function: Callable[..., Node], *inputs: Any, **options: Any) -> Tensor:
@@ -223,6 +310,33 @@ def method(*names: str) -> Callable[[Function], Function]:
     return attach
 
 
+def in_place(*names: str) -> None:
+    """Attach `name_` for methods `name`: it rebinds the Tensor to the result."""
+    for name in names:
+        setattr(Tensor, name + "_", _rebinding(name))
+
+
+def _rebinding(name: str) -> Callable[..., Tensor]:
+    function = getattr(Tensor, name)
+
+    def run(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        result = function(self, *args, **options)
+        if kind_rank(result.dtype) > kind_rank(self.dtype):
+            raise DTypeError("the result does not fit in place", op=name + "_",
+                             expected=self.dtype, got=result.dtype,
+                             hint=f"use {name}() and keep its result")  # fmt: skip
+        return self.rebind(result.node, result, op=name + "_")
+
+    run.__name__ = name + "_"
+    run.__doc__ = f"`{name}`, kept in this Tensor."
+    return run
+
+
+def kind_rank(dtype: DType) -> int:
+    """bool 0, integers 1, floats 2: what promotion between kinds goes by."""
+    return 0 if dtype.kind == "bool" else (1 if dtype.is_integer else 2)
+
+
 # ---- data in --------------------------------------------------------------------------------
 
 
@@ -238,17 +352,22 @@ def from_data(data: Any, dtype: Any = None) -> Node:
     if data is None:
         raise DTypeError("a Tensor needs data", op="Tensor", expected="array, list or number")
     array = as_array(data)
-    if wanted is None and array.dtype == np.float64 and not isinstance(data, np.ndarray):
+    made = isinstance(data, (list, tuple, range))
+    if wanted is None and array.dtype == np.float64 and made:
         wanted = dtypes.float32
     if wanted is not None and array.dtype != wanted.numpy:
-        array = array.astype(wanted.numpy)
-    return from_array(array if isinstance(data, np.ndarray) is False else array.copy())
+        return from_array(array.astype(wanted.numpy))
+    return from_array(array if made else array.copy())
 
 
 def as_array(data: Any) -> np.ndarray[Any, Any]:
     """A NumPy array of lists, arrays, torch tensors or anything with `__array__`."""
     if isinstance(data, (list, tuple)):
         data = _nested(data)
+    elif type(data).__module__ == "torch":
+        from .interop import torch_array
+
+        return torch_array(data)
     try:
         array = np.asarray(data)
     except (ValueError, TypeError) as error:
@@ -264,6 +383,16 @@ def _nested(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_nested(d) for d in data]
     return data.numpy() if isinstance(data, Tensor) else data
+
+
+def own_node(node: Node) -> Node:
+    """A fresh input that takes the Node's value when one is needed."""
+    fresh = build.input_(node.shape, node.dtype)
+    if node in values:
+        values[fresh] = values[node]
+    else:
+        stand_ins[fresh] = stand_ins.get(node, node)
+    return fresh
 
 
 def from_array(array: np.ndarray[Any, Any]) -> Node:
@@ -306,14 +435,30 @@ def _drop_history(tensor: Tensor) -> None:
 
 def compute(wanted: Sequence[Node]) -> None:
     """Run the Graph below the Nodes and keep their values."""
+    if not wanted:
+        return
     inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
-    for node in inputs:
-        if node not in values:
-            raise unknown_value(node)
+    _fill([n for n in inputs if n not in values])
+    wanted = [n for n in wanted if n not in values]
+    if not wanted:
+        return
     executable = executable_for(tuple(inputs), tuple(wanted))
     buffers = executable.run([values[n] for n in inputs])
     for node, buffer in zip(wanted, buffers):
         values[node] = buffer
+
+
+def _fill(inputs: Sequence[Node]) -> None:
+    """Give inputs that stand for other Nodes their values."""
+    sources = [stand_ins.get(n) for n in inputs]
+    for node, source in zip(inputs, sources):
+        if source is None:
+            raise unknown_value(node)
+    compute([s for s in dict.fromkeys(sources) if s is not None and s not in values])
+    for node, source in zip(inputs, sources):
+        if source is not None:
+            values[node] = values[source]
+            stand_ins.pop(node, None)
 
 
 def _is_leaf(node: Node) -> bool:
@@ -351,5 +496,5 @@ def is_symbolic(size: Size) -> bool:
 
 
 __all__ = ["StateError", "Tensor", "call", "compute", "from_array", "from_buffer", "grad_mode",
-           "leaves", "method", "mode", "no_grad", "node_of", "operand", "realize", "values",
+           "in_place", "leaves", "lift", "method", "mode", "no_grad", "node_of", "operand", "realize", "values",
            "wrap"]  # fmt: skip

@@ -1,0 +1,139 @@
+"""A person's settings: the one reader of the environment.
+
+| variable           | means                                             | default              |
+|--------------------|---------------------------------------------------|----------------------|
+| TILEGRAD_THREADS   | worker threads on the CPU                         | cores we may use     |
+| TILEGRAD_CACHE     | folder of compiled programs ("" turns it off)     | XDG cache / tilegrad |
+| TILEGRAD_CACHE_MB  | most MiB that folder may hold                     | 2048                 |
+| TILEGRAD_DEVICE    | device new tensors live on                        | cpu                  |
+| TILEGRAD_LOG       | debug, info, warning or error                     | warning              |
+| TILEGRAD_VERIFY    | run the IR verifiers after every pass (0 or 1)    | 1 under pytest       |
+| TILEGRAD_EAGER     | run op by op with NaN guards, for debugging       | 0                    |
+| TILEGRAD_MEMORY_MB | most MiB all Buffers may hold (0: no limit)       | 0                    |
+
+Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
+package reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .errors import UserError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one process."""
+
+    threads: int
+    cache_folder: str
+    cache_bytes: int = 2048 << 20
+    device: str = "cpu"
+    log_level: str = "warning"
+    verify: bool = False
+    eager_debug: bool = False
+    memory_bytes: int = 0
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: its affinity, cut by a container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        cores = min(cores, -(-int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or the quota reads "max"
+        pass
+    return max(1, cores)
+
+
+def read_environment(environment: Mapping[str, str]) -> Config:
+    """The Config that `environment` asks for."""
+    home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    level = environment.get("TILEGRAD_LOG", "warning").lower()
+    if level not in LOG_LEVELS:
+        raise UserError("bad TILEGRAD_LOG", expected=", ".join(LOG_LEVELS), got=level)
+    return Config(
+        threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), least=1),
+        cache_folder=environment.get("TILEGRAD_CACHE", os.path.join(home, "tilegrad")),
+        cache_bytes=_whole(environment, "TILEGRAD_CACHE_MB", 2048) << 20,
+        device=environment.get("TILEGRAD_DEVICE", "cpu"),
+        log_level=level,
+        verify=_flag(environment, "TILEGRAD_VERIFY", "PYTEST_VERSION" in environment),
+        eager_debug=_flag(environment, "TILEGRAD_EAGER", False),
+        memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
+    )
+
+
+_current: Config | None = None
+
+
+def config() -> Config:
+    """The process-wide Config, read from the environment at the first call."""
+    global _current
+    if _current is None:
+        _current = read_environment(os.environ)
+    return _current
+
+
+def configure(**changes: Any) -> Config:
+    """Replace fields of the process-wide Config and return the new one."""
+    global _current
+    try:
+        _current = replace(config(), **changes)
+    except TypeError:
+        unknown = sorted(set(changes) - set(Config.__dataclass_fields__))
+        raise UserError(
+            "unknown setting", expected=", ".join(Config.__dataclass_fields__), got=unknown
+        ) from None
+    return _current
+
+
+def set_threads(count: int) -> None:
+    """Use `count` threads from the next run on."""
+    if not isinstance(count, int) or count < 1:
+        raise UserError("bad thread count", expected="a whole number >= 1", got=count)
+    configure(threads=count)
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Config]:
+    """Within the block the process-wide Config has `changes`; afterwards the old one is back."""
+    global _current
+    before = config()
+    try:
+        yield configure(**changes)
+    finally:
+        _current = before
+
+
+def _whole(environment: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = environment.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise UserError(f"bad {name}", expected=f"a whole number >= {least}", got=repr(text))
+    return value
+
+
+def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
+    text = environment.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text not in ("0", "1", "true", "false", "on", "off"):
+        raise UserError(f"bad {name}", expected="0 or 1", got=repr(text))
+    return text in ("1", "true", "on")

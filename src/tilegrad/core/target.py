@@ -1,0 +1,249 @@
+"""Targets: what a compiler must know of a machine, as a frozen record of facts.
+
+Passes ask these facts (`target.memories`, `target.matrix`, `target.lanes`) and never who the
+machine is. Static Targets for cross compiling stand at the end; the Target of this computer is
+found by `targets/llvm/target.py`.
+
+Invariant: a Target never changes and equals every Target with the same facts; `key` is the same
+in every process and on every machine; `from_text(to_text(t)) == t`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from .dtype import DType, bfloat16, dtype_of, float32, int8, int32, uint8
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class MemorySpace:
+    """One Scope: bytes of one instance, line, ops that copy into it, bytes/s of one instance."""
+
+    bytes: int
+    line_bytes: int = 64
+    copies: tuple[str, ...] = ()
+    bytes_per_second: float = 0.0
+    shared: bool = False  # one instance for the whole machine, else one per core
+
+
+@dataclass(frozen=True)
+class MatrixUnit:
+    """An instruction that adds an (m, k) by (k, n) product to an (m, n) accumulator."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    inputs: tuple[DType, DType]
+    accumulator: DType
+    scope: str
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The facts of one machine; see the module's docstring."""
+
+    name: str
+    kind: str  # 'cpu', 'gpu', 'npu'
+    triple: str = ""
+    cpu: str = ""
+    features: str = ""  # as LLVM writes them: '+avx2,+fma,-prefer-256-bit'
+    vector_bytes: int = 16
+    vector_registers: int = 16
+    cores: int = 1
+    memories: Mapping[str, MemorySpace] = field(default_factory=dict)
+    matrix: tuple[MatrixUnit, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    flops: Mapping[str, float] = field(default_factory=dict)  # per core, by dtype name
+
+    def __post_init__(self) -> None:
+        for name in ("memories", "limits", "flops"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Target) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (from_text, (self.to_text(),))
+
+    @cached_property
+    def key(self) -> str:
+        """A stable hash of all facts."""
+        return hashlib.blake2b(self.to_text().encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def feature_set(self) -> frozenset[str]:
+        """The LLVM features that are on, without their '+'."""
+        return frozenset(f[1:] for f in self.features.split(",") if f.startswith("+"))
+
+    def has(self, feature: str) -> bool:
+        """Whether the LLVM feature (say 'avx512vnni') may be used."""
+        return feature in self.feature_set
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of `dtype` in one vector register (at least one)."""
+        return max(1, self.vector_bytes * 8 // dtype.bits)
+
+    def matrix_units(self, left: DType, right: DType) -> tuple[MatrixUnit, ...]:
+        """The matrix units that multiply `left` by `right`."""
+        return tuple(unit for unit in self.matrix if unit.inputs == (left, right))
+
+    def peak_flops(self, dtype: DType, cores: int | None = None) -> float:
+        """Estimated FLOP/s in `dtype` on `cores` cores (all of them by default)."""
+        one = self.flops.get(dtype.name, self.flops.get("float32", 0.0))
+        return one * (self.cores if cores is None else cores)
+
+    def peak_bytes(self, scope: str = "global", cores: int | None = None) -> float:
+        """Estimated bytes/s that `cores` cores move from `scope`."""
+        memory = self.memories[scope]
+        count = 1 if memory.shared else (self.cores if cores is None else cores)
+        return memory.bytes_per_second * count
+
+    def with_cores(self, cores: int) -> Target:
+        """The same machine with `cores` cores."""
+        return replace(self, cores=cores)
+
+    def to_text(self) -> str:
+        """The Target as JSON with sorted keys."""
+        record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        record["memories"] = {name: vars(space) for name, space in self.memories.items()}
+        record["matrix"] = [_unit_record(unit) for unit in self.matrix]
+        record["limits"], record["flops"] = dict(self.limits), dict(self.flops)
+        return json.dumps(record, sort_keys=True)
+
+
+def from_text(text: str) -> Target:
+    """The Target that `Target.to_text` wrote."""
+    try:
+        record = json.loads(text)
+        record["memories"] = {
+            name: MemorySpace(**{**space, "copies": tuple(space["copies"])})
+            for name, space in record["memories"].items()
+        }
+        record["matrix"] = tuple(_unit_of(unit) for unit in record["matrix"])
+        return Target(**record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            "not the text of a Target", expected="JSON written by Target.to_text", got=error
+        ) from error
+
+
+def _unit_record(unit: MatrixUnit) -> dict[str, Any]:
+    record = dict(vars(unit))
+    record["inputs"] = [dtype.name for dtype in unit.inputs]
+    record["accumulator"] = unit.accumulator.name
+    return record
+
+
+def _unit_of(record: dict[str, Any]) -> MatrixUnit:
+    left, right = (dtype_of(name) for name in record["inputs"])
+    accumulator = dtype_of(record["accumulator"])
+    return MatrixUnit(**{**record, "inputs": (left, right), "accumulator": accumulator})
+
+
+# --- static CPU Targets -------------------------------------------------------------------------
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+AMX_BF16 = (MatrixUnit("tdpbf16ps", 16, 16, 32, (bfloat16, bfloat16), float32, "amx"),)
+AMX_INT8 = (
+    MatrixUnit("tdpbssd", 16, 16, 64, (int8, int8), int32, "amx"),
+    MatrixUnit("tdpbsud", 16, 16, 64, (int8, uint8), int32, "amx"),
+    MatrixUnit("tdpbusd", 16, 16, 64, (uint8, int8), int32, "amx"),
+    MatrixUnit("tdpbuud", 16, 16, 64, (uint8, uint8), int32, "amx"),
+)
+AMX_FEATURES = {"amx-bf16": AMX_BF16, "amx-int8": AMX_INT8}
+
+
+def cpu_target(
+    name: str,
+    *,
+    triple: str,
+    cpu: str,
+    features: str,
+    vector_bytes: int,
+    vector_registers: int,
+    cores: int = 1,
+    hertz: float = 2.5e9,
+    caches: Mapping[str, int] | None = None,
+    memory_bytes: int = 16 * GIB,
+) -> Target:
+    """A CPU Target: matrix units and estimates follow from features, vectors and clock."""
+    have = {f[1:] for f in features.split(",") if f.startswith("+")}
+    sizes = {"l1": 32 * KIB, "l2": 1 * MIB, "l3": 32 * MIB, **(caches or {})}
+    memories = {
+        "register": MemorySpace(vector_bytes * vector_registers, vector_bytes, ("load", "store")),
+        "l1": MemorySpace(sizes["l1"], 64, ("prefetch",), hertz * 2 * vector_bytes),
+        "l2": MemorySpace(sizes["l2"], 64, ("prefetch",), hertz * 24),
+        "l3": MemorySpace(sizes["l3"], 64, ("prefetch",), 80e9, shared=True),
+        "global": MemorySpace(memory_bytes, 64, ("load", "store"), 60e9, shared=True),
+    }
+    matrix = tuple(unit for f, units in AMX_FEATURES.items() if f in have for unit in units)
+    if matrix:
+        memories["amx"] = MemorySpace(8 * KIB, 64, ("tileload", "tilestore"), hertz * 64)
+    return Target(
+        name, "cpu", triple, cpu, features, vector_bytes, vector_registers, cores, memories,
+        matrix, {"tiles": 8, "tile_bytes": KIB} if matrix else {},
+        cpu_flops(have, vector_bytes, hertz),
+    )  # fmt: skip
+
+
+def cpu_flops(features: set[str], vector_bytes: int, hertz: float) -> dict[str, float]:
+    """Estimated FLOP/s of one core by dtype name: two vector units, fused where it can."""
+    fused = 2 if features & {"fma", "neon", "avx512f"} else 1
+    single = hertz * (vector_bytes // 4) * 2 * fused
+    flops = {"float32": single, "float64": single / 2, "bfloat16": single, "float16": single,
+             "int32": single / 2, "int8": single}  # fmt: skip
+    if "avx512fp16" in features:
+        flops["float16"] = single * 2
+    if "avx512bf16" in features:
+        flops["bfloat16"] = single * 1.5
+    if "avx512vnni" in features:
+        flops["int8"] = single * 4
+    if "amx-bf16" in features:
+        flops["bfloat16"] = hertz * 2048 * 0.5
+    if "amx-int8" in features:
+        flops["int8"] = hertz * 4096 * 0.5
+    return flops
+
+
+X86_LINUX = "x86_64-unknown-linux-gnu"
+_AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+sse4.2"
+_AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,-prefer-256-bit"
+_AMX = (
+    f"{_AVX512},+avx512bf16,+avx512vnni,+avx512fp16,+avx512vbmi,+avx512ifma"
+    ",+amx-tile,+amx-bf16,+amx-int8"
+)
+
+SSE2 = cpu_target("x86-64", triple=X86_LINUX, cpu="x86-64", features="+sse2",
+                  vector_bytes=16, vector_registers=16)  # fmt: skip
+AVX2 = cpu_target("avx2", triple=X86_LINUX, cpu="x86-64-v3", features=_AVX2,
+                  vector_bytes=32, vector_registers=16)  # fmt: skip
+AVX512 = cpu_target("avx512", triple=X86_LINUX, cpu="x86-64-v4", features=_AVX512,
+                    vector_bytes=64, vector_registers=32)  # fmt: skip
+AVX512_AMX = cpu_target("avx512-amx", triple=X86_LINUX, cpu="sapphirerapids", features=_AMX,
+                        vector_bytes=64, vector_registers=32,
+                        caches={"l1": 48 * KIB, "l2": 2 * MIB})  # fmt: skip
+NEON = cpu_target("neon", triple="aarch64-unknown-linux-gnu", cpu="generic", features="+neon",
+                  vector_bytes=16, vector_registers=32)  # fmt: skip
+
+STATIC: Mapping[str, Target] = MappingProxyType(
+    {target.name: target for target in (SSE2, AVX2, AVX512, AVX512_AMX, NEON)}
+)
+
+
+def target_named(name: str) -> Target:
+    """The static Target called `name`."""
+    if name not in STATIC:
+        raise UserError("unknown Target", expected="one of " + ", ".join(STATIC), got=name)
+    return STATIC[name]

@@ -1,0 +1,415 @@
+"""Reverse mode: the cotangents of inputs from the cotangents of outputs.
+
+`VJP` has one row per op: rule(node, cotangent, wanted) -> one cotangent per input, None where
+none flows. For a Node that gives a tuple the cotangent is a list with an entry per item.
+Elementwise rows come from `partial`, movement and reductions from `transpose`, control is
+here. `no_derivative` marks ops through which nothing flows. Invariant: rules build ordinary
+Nodes and copy every Block they reuse, so results can be differentiated and verified again.
+
+The derivative of a scan is a scan the other way. It reads the carries that entered each step
+from a second forward scan that also gives them out; `share_scans` makes the two one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ..core.errors import InternalError, ShapeError, UserError
+from ..ir.block import Block, argument, pure_block
+from ..ir.node import Node, Op, needs, topological
+from ..ir.rewrite import rebuild
+from ..ir.types import Tuple
+from . import build, ops, transpose
+from .partial import CONSTANT, PARTIAL, carries_derivative, outputs_of, zeros
+
+Cotangent = Any  # a Node, or for a tuple a list with a Node or None for each item
+Rule = Callable[[Node, Cotangent, tuple[bool, ...]], Sequence[Cotangent]]
+
+
+def no_derivative(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """Marks an op through which no derivative flows."""
+    return [None] * len(node.inputs)
+
+
+def _elementwise(op: Op) -> Rule:
+    partials = PARTIAL[op]
+
+    def rule(node: Node, g: Node, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+        return [p(node, g) if w and p is not None else None for p, w in zip(partials, wanted)]
+
+    return rule
+
+
+def _get(node: Node, g: Node, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    items: list[Node | None] = [None] * len(node.inputs[0].type.items)  # type: ignore[union-attr]
+    items[node.attrs["index"]] = g
+    return [items]
+
+
+# ---- control --------------------------------------------------------------------------------
+
+
+def live_carries(block: Block, count: int, wanted: Sequence[bool]) -> list[bool]:
+    """Which arguments have derivatives: the wanted ones, and carries they flow into."""
+    live = list(wanted)
+    changed = True
+    while changed:
+        changed = False
+        active = active_nodes(block.results, [a for a, on in zip(block.arguments, live) if on])
+        for i in range(count):
+            if not live[i] and block.results[i] in active:
+                live[i] = changed = True
+    return live
+
+
+def _scan(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """Step by step backwards; shared values' cotangents add up in carries."""
+    block = build.fresh_block(node.blocks[0])
+    count, arguments = node.attrs["carries"], block.arguments
+    sliced = ops.scan_slices(node)
+    live = live_carries(block, count, wanted)
+    arriving: list[Node | None] = []
+    for i, result in enumerate(block.results):
+        flows = live[i] if i < count else g[i] is not None
+        arriving.append(argument(f"cotangent{i}", result.type) if flows else None)
+    on = [i for i, flag in enumerate(live) if flag]
+    found = gradients(block.results, arriving, [arguments[i] for i in on])
+    parts = dict(zip(on, found))
+    body = _ReverseBody(node, g, count, sliced, block, arriving)
+    for i, part in parts.items():
+        body.add(i, part, wanted[i])
+    return body.finish()
+
+
+class _ReverseBody:
+    """Collects what one backward step takes and gives, then makes the reverse scan."""
+
+    def __init__(
+        self, node: Node, g: list[Node | None], count: int, sliced: int, block: Block,
+        arriving: list[Node | None],
+    ) -> None:  # fmt: skip
+        self.node, self.g, self.count, self.block = node, g, count, block
+        self.arriving, self.last_slice = arriving, count + sliced
+        self.carries: list[tuple[int, Node, Node, Node]] = []  # input, argument, first, result
+        self.outputs: list[tuple[int, Node]] = []
+        self.given: set[int] = set()
+
+    def add(self, index: int, part: Node | None, wanted: bool) -> None:
+        """The cotangent of one argument of the step."""
+        type_ = self.block.arguments[index].type
+        arrived = self.arriving[index] if index < self.count else None
+        if arrived is not None:
+            first = self.g[index]
+            start = zeros(type_) if first is None else first
+            self.carries.append((index, arrived, start, zeros(type_) if part is None else part))
+        elif part is None or not wanted:
+            return
+        elif index < self.last_slice:
+            self.outputs.append((index, part))
+        else:
+            total = argument(f"total{index}", type_)
+            self.carries.append((index, total, zeros(type_), ops.add(total, part)))
+        if wanted:
+            self.given.add(index)
+
+    def finish(self) -> list[Node | None]:
+        """The reverse scan's items, as cotangents of the forward scan's inputs."""
+        node, count = self.node, self.count
+        results = tuple([c[3] for c in self.carries] + [o[1] for o in self.outputs])
+        used = set(topological(results))
+        arguments = self.block.arguments
+        needed = [i for i, a in enumerate(arguments) if a in used]
+        entering = [i for i in needed if i < count]
+        slices = dict(zip((arguments[i] for i in entering), _entering(node, entering)))
+        steps = [i for i in needed if count <= i < self.last_slice]
+        slices.update({arguments[i]: node.inputs[i] for i in steps})
+        for ct, value in zip(self.arriving[count:], self.g[count:]):
+            if ct is not None and value is not None and ct in used:
+                slices[ct] = value
+        shared = {arguments[i]: node.inputs[i] for i in needed if i >= self.last_slice}
+        block = pure_block("backward", (*(c[1] for c in self.carries), *slices, *shared), results)
+        reverse = ops.scan(
+            *(c[2] for c in self.carries), *slices.values(), *shared.values(), blocks=(block,),
+            carries=len(self.carries), length=node.attrs["length"],
+            reverse=not node.attrs["reverse"],
+        )  # fmt: skip
+        order = [c[0] for c in self.carries] + [o[0] for o in self.outputs]
+        items = dict(zip(order, build.items(reverse)))
+        return [items.get(i) if i in self.given else None for i in range(len(node.inputs))]
+
+
+def _entering(node: Node, indices: list[int]) -> list[Node]:
+    """The carries that enter each step of a scan, stacked."""
+    if not indices:
+        return []
+    block = build.fresh_block(node.blocks[0])
+    results = block.results + tuple(block.arguments[i] for i in indices)
+    longer = pure_block(block.name, block.arguments, results)
+    saved = node.with_inputs(node.inputs, (longer,))
+    return build.items(saved)[-len(indices) :]
+
+
+def _cond(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """The derivative of the branch that was taken."""
+    arriving = [c for c in g if c is not None]
+    blocks, found = [], []
+    for old in node.blocks:
+        block = build.fresh_block(old)
+        extra = [argument(f"cotangent{i}", c.type) for i, c in enumerate(arriving)]
+        rest = iter(extra)
+        cotangents = [None if c is None else next(rest) for c in g]
+        wrt = [a for a, on in zip(block.arguments, wanted[1:]) if on]
+        blocks.append((block.name, block.arguments + tuple(extra)))
+        found.append(gradients(block.results, cotangents, wrt))
+    kept = [i for i, pair in enumerate(zip(*found)) if any(p is not None for p in pair)]
+    places = [i for i, on in enumerate(wanted) if on]
+    made = []
+    for (name, arguments), parts in zip(blocks, found):
+        types = [node.inputs[places[i]].type for i in kept]
+        results = [zeros(t) if parts[i] is None else parts[i] for i, t in zip(kept, types)]
+        made.append(pure_block(name, arguments, tuple(results)))  # type: ignore[arg-type]
+    answer: list[Node | None] = [None] * len(node.inputs)
+    if kept:
+        items = build.items(ops.cond(*node.inputs, *arriving, blocks=tuple(made)))
+        for i, item in zip(kept, items):
+            answer[places[i]] = item
+    return answer
+
+
+def _while_loop(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    raise UserError(
+        "a loop of unknown length has no reverse derivative", op="while_loop",
+        hint="use scan with a fixed length, or forward mode (jvp)", location=node.location,
+    )  # fmt: skip
+
+
+def _call(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    callee = node.attrs["callee"]
+    if getattr(callee, "vjp", None) is None:
+        raise UserError(
+            f"the kernel {callee.name} has no reverse derivative", op="call",
+            hint="give it a vjp, or wrap the call in custom_vjp", location=node.location,
+        )  # fmt: skip
+    outputs = outputs_of(node)
+    return _padded(node, callee.vjp(list(node.inputs), outputs, filled(outputs, g)))
+
+
+def _custom(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """rules.vjp; without it, the transpose of rules.jvp; without both, of the Block."""
+    rules, outputs = node.attrs["rules"], outputs_of(node)
+    if getattr(rules, "vjp", None) is not None:
+        return _padded(node, rules.vjp(list(node.inputs), outputs, filled(outputs, g)))
+    wrt = [x for x, on in zip(node.inputs, wanted) if on]
+    if getattr(rules, "jvp", None) is None:
+        copies = [argument(f"input{i}", x.type) for i, x in enumerate(node.inputs)]
+        results = build.inline(node.blocks[0], copies)
+        parts = gradients(results, g, [a for a, on in zip(copies, wanted) if on])
+        parts = _placed(parts, copies, node.inputs)
+    else:
+        moved = [argument(f"tangent{i}", x.type) for i, x in enumerate(wrt)]
+        rest = iter(moved)
+        tangents = [next(rest) if on else zeros_or_none(x) for x, on in zip(node.inputs, wanted)]
+        parts = gradients(rules.jvp(list(node.inputs), outputs, tangents), g, moved)
+    rest_ = iter(parts)
+    return [next(rest_) if on else None for on in wanted]
+
+
+def _placed(
+    parts: Sequence[Node | None], old: Sequence[Node], new: Sequence[Node]
+) -> list[Node | None]:
+    """The parts with values in place of arguments."""
+    known = [p for p in parts if p is not None]
+    block = pure_block("custom", tuple(old), tuple(known))
+    done = iter(build.inline(block, new))
+    return [None if p is None else next(done) for p in parts]
+
+
+def zeros_or_none(x: Node) -> Node | None:
+    """Zeros for a float array, None for what has no derivative."""
+    return zeros(x.type) if carries_derivative(x.type) else None
+
+
+def filled(outputs: Sequence[Node], g: Cotangent) -> list[Node]:
+    """Cotangents with zeros where there are none."""
+    found = g if isinstance(g, list) else [g]
+    return [zeros(o.type) if c is None else c for o, c in zip(outputs, found)]
+
+
+def _padded(node: Node, found: Sequence[Node | None]) -> list[Node | None]:
+    return [*found, *[None] * (len(node.inputs) - len(found))]
+
+
+# ---- the table ------------------------------------------------------------------------------
+
+VJP: dict[Op, Rule] = {
+    **{op: no_derivative for op in CONSTANT},
+    **{op: _elementwise(op) for op in PARTIAL},
+    ops.reshape: transpose.reshape,
+    ops.permute: transpose.permute,
+    ops.expand: transpose.expand,
+    ops.pad: transpose.pad,
+    ops.slice_: transpose.slice_,
+    ops.flip: transpose.flip,
+    ops.windows: transpose.windows,
+    ops.concatenate: transpose.concatenate,
+    ops.sum_: transpose.sum_,
+    ops.prod: transpose.prod,
+    ops.max_: transpose.extreme,
+    ops.min_: transpose.extreme,
+    ops.cumulative: transpose.cumulative,
+    ops.sort: transpose.sort,
+    ops.dot: transpose.dot,
+    ops.gather: transpose.gather,
+    ops.update: transpose.update,
+    ops.get: _get,
+    ops.scan: _scan,
+    ops.cond: _cond,
+    ops.while_loop: _while_loop,
+    ops.call: _call,
+    ops.custom: _custom,
+}
+
+# ---- the walk -------------------------------------------------------------------------------
+
+
+def _has_derivative(node: Node) -> bool:
+    if isinstance(node.type, Tuple):
+        return any(carries_derivative(t) for t in node.type.items)
+    return carries_derivative(node.type)
+
+
+def active_nodes(
+    outputs: Sequence[Node], wrt: Sequence[Node], stop: Collection[Node] = ()
+) -> dict[Node, None]:
+    """Nodes on a differentiable path from `wrt` to the outputs, inputs first."""
+    starts = set(wrt)
+    active: dict[Node, None] = {}
+    for node in topological(outputs, stop=(lambda n: n in stop) if stop else None):
+        flows = node not in stop and VJP.get(node.op, no_derivative) is not no_derivative
+        reached = flows and any(i in active for i in node.inputs)
+        if (node in starts or reached) and _has_derivative(node):
+            active[node] = None
+    return active
+
+
+def _accumulate(pending: dict[Node, Cotangent], node: Node, value: Cotangent) -> None:
+    if isinstance(node.type, Tuple):
+        old = pending.get(node) or [None] * len(value)
+        pending[node] = [b if a is None else _sum(a, b) for a, b in zip(old, value)]
+    elif value.type != node.type:
+        raise InternalError("grad", f"the cotangent {value!r} does not fit {node!r}")
+    else:
+        pending[node] = _sum(pending[node], value) if node in pending else value
+
+
+def _sum(a: Node, b: Node | None) -> Node:
+    return a if b is None else ops.add(a, b)
+
+
+def gradients(
+    outputs: Sequence[Node],
+    cotangents: Sequence[Node | None],
+    wrt: Sequence[Node],
+    stop: Collection[Node] = (),
+) -> list[Node | None]:
+    """The cotangent of each of `wrt`; None where the outputs do not depend on it.
+
+    Nothing flows through a Node in `stop` to its inputs.
+    """
+    active = active_nodes(outputs, wrt, stop)
+    pending: dict[Node, Cotangent] = {}
+    for output, cotangent in zip(outputs, cotangents):
+        if cotangent is None:
+            continue
+        if cotangent.type != output.type:
+            raise ShapeError("a cotangent does not fit its output", op="grad",
+                             expected=output.type, got=cotangent.type)  # fmt: skip
+        if output in active:
+            _accumulate(pending, output, cotangent)
+    for node in reversed(active):
+        g = pending.get(node)
+        wanted = tuple([i in active for i in node.inputs])
+        if g is None or node in stop or not any(wanted):
+            continue
+        for source, on, part in zip(node.inputs, wanted, VJP[node.op](node, g, wanted)):
+            if on and part is not None:
+                _accumulate(pending, source, part)
+    return [pending.get(x) for x in wrt]
+
+
+# ---- one scan for two -----------------------------------------------------------------------
+
+
+def _covers(small: Node, large: Node) -> list[int] | None:
+    """Which items of `large` are the items of `small`, if its steps do all that small's do."""
+    count, other = small.attrs["carries"], large.attrs["carries"]
+    if [small.attrs[k] for k in ("length", "reverse")] != [
+        large.attrs[k] for k in ("length", "reverse")
+    ]:
+        return None
+    places = []
+    for i, (source, mine) in enumerate(zip(small.inputs, small.blocks[0].arguments)):
+        found = [
+            j for j, (value, theirs) in enumerate(zip(large.inputs, large.blocks[0].arguments))
+            if value is source and theirs.type == mine.type and (i < count) == (j < other)
+            and j not in places
+        ]  # fmt: skip
+        if not found:
+            return None
+        places.append(found[0])
+    steps = build.inline(small.blocks[0], [large.blocks[0].arguments[j] for j in places])
+    results = large.blocks[0].results
+    if any(results[places[i]] is not step for i, step in enumerate(steps[:count])):
+        return None
+    if any(step not in results[other:] for step in steps[count:]):
+        return None
+    return places[:count] + [other + results[other:].index(s) for s in steps[count:]]
+
+
+def share_scans(roots: Sequence[Node]) -> list[Node]:
+    """The roots with a scan that another scan repeats and extends read from that one.
+
+    Interning decides: a step of the first, built on the arguments of the second, must be among
+    its results (so scans whose steps own Blocks are left alone).
+    """
+    order = topological(roots)
+    scans = sorted((n for n in order if n.op is ops.scan), key=lambda n: -len(n.blocks[0].nodes))
+    scans.sort(key=lambda n: -len(n.blocks[0].results))
+    chosen: dict[Node, tuple[Node, list[int]]] = {}
+    for i, large in enumerate(scans):
+        for small in scans[i + 1 :] if large not in chosen else ():
+            if small not in chosen and set(small.inputs) <= set(large.inputs):
+                places = _covers(small, large)
+                if places is not None:
+                    chosen[small] = (large, places)
+    return _read_from(roots, chosen) if chosen else list(roots)
+
+
+def _read_from(
+    roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]
+) -> list[Node]:
+    """The roots with items of each chosen scan read from the scan that covers it."""
+    done: dict[Node, Node] = {}
+    opened: set[Node] = set()
+    stack = list(reversed(roots))
+    while stack:
+        node = stack[-1]
+        covered = node.op is ops.get and node.inputs[0] in chosen
+        sources = (chosen[node.inputs[0]][0],) if covered else needs(node)
+        missing = [s for s in sources if s not in done]
+        if node in done:
+            stack.pop()
+        elif missing and node in opened:
+            return list(roots)  # the two wait for each other
+        elif missing:
+            opened.add(node)
+            stack.extend(missing)
+        else:
+            stack.pop()
+            if covered:
+                large, places = chosen[node.inputs[0]]
+                done[node] = ops.get(done[large], index=places[node.attrs["index"]])
+            else:
+                done[node] = rebuild(node, done)
+    return [done[r] for r in roots]

@@ -1,0 +1,157 @@
+"""Accesses: where in its inputs an element of a Graph value comes from.
+
+Movement ops never copy: reading element `index` of a moved value is reading another index of
+its source, perhaps under a condition (padding). Everything here is Expr arithmetic on indices.
+Invariant: the composed index is in range wherever the conditions hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import InternalError
+from ..graph import ops
+from ..ir.node import Node, Op
+from ..ir.symbol import Expr, Size, combine, floor_divide, high, low, modulo, multiply
+from ..ir.types import product
+
+Index = tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """0 <= value < size."""
+
+    value: Size
+    size: Size
+
+    def holds(self) -> bool:
+        """Whether the bounds prove it."""
+        return low(self.value) >= 0 and low(combine(self.size, self.value, -1)) >= 1
+
+
+def ravel(index: Sequence[Size], shape: Sequence[Size]) -> Size:
+    """The row-major linear index."""
+    total: Size = 0
+    for i, s in zip(index, shape):
+        total = combine(multiply(total, s), i, 1)
+    return total
+
+
+def unravel(linear: Size, shape: Sequence[Size]) -> Index:
+    """The index of a row-major linear index that is in range."""
+    found: list[Size] = []
+    for n, s in enumerate(reversed(shape)):
+        if s == 1:
+            found.append(0)
+            continue
+        last = n == len(shape) - 1 or all(x == 1 for x in shape[: len(shape) - 1 - n])
+        found.append(linear if last else modulo(linear, s))
+        if not last:
+            linear = floor_divide(linear, s)
+    return tuple(reversed(found))
+
+
+def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    """Align runs of axes with equal sizes, so that only what really mixes is divided."""
+    source, target = node.inputs[0].shape, node.shape
+    found: list[Size] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        a, b = i, j
+        size_a: Size = source[i] if i < len(source) else 1
+        size_b: Size = target[j] if j < len(target) else 1
+        i, j = min(i + 1, len(source)), min(j + 1, len(target))
+        while size_a != size_b:
+            if _smaller(size_a, size_b) and i < len(source):
+                size_a, i = multiply(size_a, source[i]), i + 1
+            elif j < len(target):
+                size_b, j = multiply(size_b, target[j]), j + 1
+            elif i < len(source):
+                size_a, i = multiply(size_a, source[i]), i + 1
+            else:
+                raise InternalError("access", f"cannot align {source} with {target}")
+        found += unravel(ravel(index[b:j], target[b:j]), source[a:i])
+    return tuple(found), []
+
+
+def _smaller(a: Size, b: Size) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return isinstance(a, int) or (not isinstance(b, int) and high(a) < high(b))
+
+
+def _permute(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    found: list[Size] = [0] * len(index)
+    for axis, i in zip(node.attrs["order"], index):
+        found[axis] = i
+    return tuple(found), []
+
+
+def _expand(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    return tuple(0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape)), []
+
+
+def _pad(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    source = node.inputs[0].shape
+    moved = tuple(combine(i, a, -1) for i, a in zip(index, node.attrs["low"]))
+    conditions = [Condition(i, s) for i, s in zip(moved, source)]
+    return moved, [c for c in conditions if not c.holds()]
+
+
+def _slice(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    parts = zip(index, node.attrs["start"], node.attrs["step"])
+    return tuple(combine(multiply(i, step), start, 1) for i, start, step in parts), []
+
+
+def _flip(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    axes = node.attrs["axes"]
+    return tuple(
+        combine(combine(s, 1, -1), i, -1) if n in axes else i
+        for n, (i, s) in enumerate(zip(index, node.shape))
+    ), []
+
+
+def _windows(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    axis, a = node.attrs["axis"], node.attrs
+    inner = combine(multiply(index[axis], a["step"]), multiply(index[-1], a["dilation"]), 1)
+    return index[:axis] + (inner,) + index[axis + 1 : -1], []
+
+
+MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
+    ops.reshape: _reshape,
+    ops.permute: _permute,
+    ops.expand: _expand,
+    ops.pad: _pad,
+    ops.slice_: _slice,
+    ops.flip: _flip,
+    ops.windows: _windows,
+}
+
+
+def source_of(node: Node) -> Node:
+    """The value below a chain of single-input movement ops."""
+    while node.op in MOVEMENT:
+        node = node.inputs[0]
+    return node
+
+
+def is_movement(node: Node) -> bool:
+    """Whether the Node only moves one value."""
+    return node.op in MOVEMENT
+
+
+def element_count(node: Node) -> Size:
+    """Number of elements of a Graph value."""
+    return product(node.shape)
+
+
+def depends(value: Size, inner: Sequence[Expr]) -> bool:
+    """Whether an index mentions any of the atoms."""
+    from ..ir.symbol import atoms
+
+    if isinstance(value, int):
+        return False
+    found = atoms(value)
+    return any(i in found for i in inner)

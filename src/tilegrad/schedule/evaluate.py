@@ -1,0 +1,345 @@
+"""Evaluate Graph values at an index, as Tile IR: the heart of every generated kernel.
+
+`Evaluator.value(node, index)` walks down from a value to what is stored, turning movement into
+index arithmetic and elementwise ops into Tile ops; one index atom may be the vector lane. Low
+precision floats are computed in float32 and rounded where they are stored or cast. Invariant:
+a value whose index does not mention the lane atom is a scalar; all others have `lanes` lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType, bool_, int64, uint32
+from ..core.errors import InternalError
+from ..graph import ops
+from ..ir.node import Node, located
+from ..ir.symbol import Expr, Size, coefficient, combine, high, multiply, named, substitute
+from ..ir.types import row_major
+from ..tile import ops as tile_ops
+from ..tile.build import BodyBuilder
+from .access import MOVEMENT, Condition, Index, depends, ravel
+
+# Graph ops that are one Tile op of the same name.
+DIRECT = {
+    op for op in ops.graph.ops.values()
+    if op.group in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
+}  # fmt: skip
+
+
+def wide(dtype: DType) -> DType:
+    """The dtype values are computed in: float32 for lower floats."""
+    return dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
+class Evaluator:
+    """Evaluates Graph values inside one Body under construction."""
+
+    def __init__(self, body: BodyBuilder, memories: dict[Node, Node]) -> None:
+        self.body = body
+        self.memories = memories  # stored Graph value -> Memory parameter
+        self.memo: list[dict[Any, Node]] = [{}]
+        self.lane: Expr | None = None  # the atom whose Node is base + iota
+        self.base: Size = 0  # the scalar the lane atom starts from
+        self.lanes = 1
+        self.mask: Node | None = None  # lanes in range, where not all are
+        self.lane_atoms: set[Expr] = set()
+
+    # ---- context --------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self) -> Any:
+        """Values found inside are forgotten outside (loops, branches)."""
+        self.memo.append({})
+        try:
+            yield
+        finally:
+            self.memo.pop()
+
+    @contextmanager
+    def vector(self, base: Size, lanes: int, size: Size, whole: bool) -> Any:
+        """`lanes` lanes from base on, of an axis of `size`; yields the lane atom."""
+        before = (self.lane, self.base, self.lanes, self.mask)
+        b = self.body
+        steps = b.add(tile_ops.iota(size=lanes, dtype=int64))
+        start = b.index(base)
+        node = b.apply("add", b.broadcast(start, (lanes,)), steps)
+        lane = named("loop", "lane", 0, max(1, high(size) - 1))
+        b.atoms[lane] = node  # one name in all loops, so that indices compare equal
+        self.lane, self.base, self.lanes = lane, base, lanes
+        self.lane_atoms.add(lane)
+        self.mask = None if whole else b.apply("less", node, b.broadcast(b.index(size), (lanes,)))
+        try:
+            with self.scope():
+                yield lane
+        finally:
+            self.lane, self.base, self.lanes, self.mask = before
+
+    def bind(self, node: Node, index: Index, value: Node) -> None:
+        """Say what a value is at an index, in this scope."""
+        self.memo[-1][(node, index)] = value
+
+    def known(self, node: Node, index: Index) -> Node | None:
+        """A value found before."""
+        for memo in reversed(self.memo):
+            found = memo.get((node, index))
+            if found is not None:
+                return found
+        return None
+
+    # ---- values ---------------------------------------------------------------------------
+
+    def value(self, node: Node, index: Index) -> Node:
+        """The value at the index: a scalar, or a tile of `lanes`."""
+        found = self.known(node, index)
+        if found is None:
+            with located(node.location):
+                found = self._value(node, index)
+            self.bind(node, index, found)
+        return found
+
+    def _value(self, node: Node, index: Index) -> Node:
+        if node in self.memories:
+            return self.load(node, index)
+        op = node.op
+        if op in MOVEMENT:
+            inner, conditions = MOVEMENT[op](node, index)
+            if not conditions:
+                return self.value(node.inputs[0], inner)
+            return self._guarded(node.inputs[0], inner, conditions)
+        if op is ops.constant:
+            return self.body.constant(node.attrs["value"], wide(node.dtype))
+        if op in DIRECT:
+            inputs = [self.value(i, index) for i in node.inputs]
+            return self.body.apply(op.name, *inputs)
+        handler = getattr(self, "_" + op.name, None)
+        if handler is None:
+            raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
+        return handler(node, index)  # type: ignore[no-any-return]
+
+    def _guarded(self, node: Node, index: Index, conditions: Sequence[Condition]) -> Node:
+        """A value where the conditions hold, else 0; nothing is read elsewhere."""
+        mask = self.conditions(conditions)
+        before = self.mask
+        self.mask = self.body.logical_and(before, mask)
+        try:
+            with self.scope():
+                inner = self.value(node, index)
+        finally:
+            self.mask = before
+        zero = self.body.constant(0, inner.dtype)
+        return self.body.apply("where", mask, inner, zero)
+
+    def conditions(self, conditions: Sequence[Condition]) -> Node:
+        """All conditions as one mask."""
+        mask: Node | None = None
+        for c in conditions:
+            from ..ir.symbol import low
+
+            if low(c.value) < 0:
+                mask = self.body.logical_and(mask, self.body.less_equal(0, c.value))
+            if low(combine(c.size, c.value, -1)) < 1:
+                mask = self.body.logical_and(mask, self.body.less(c.value, c.size))
+        assert mask is not None
+        return mask
+
+    def _cast(self, node: Node, index: Index) -> Node:
+        x = self.value(node.inputs[0], index)
+        exact = self.body.cast(x, node.dtype)
+        return self.body.cast(exact, wide(node.dtype))
+
+    def _bitcast(self, node: Node, index: Index) -> Node:
+        source = node.inputs[0]
+        x = self.body.cast(self.value(source, index), source.dtype)
+        bits = self.body.add(tile_ops.bitcast(x, dtype=node.dtype))
+        return self.body.cast(bits, wide(node.dtype))
+
+    def _stop_gradient(self, node: Node, index: Index) -> Node:
+        return self.value(node.inputs[0], index)
+
+    _barrier = _stop_gradient
+
+    def _where(self, node: Node, index: Index) -> Node:
+        return self.body.apply("where", *(self.value(i, index) for i in node.inputs))
+
+    def _iota(self, node: Node, index: Index) -> Node:
+        return self.body.cast(self.body.index(index[0]), wide(node.dtype))
+
+    def _size(self, node: Node, index: Index) -> Node:
+        return self.body.index(node.attrs["value"])
+
+    def _concatenate(self, node: Node, index: Index) -> Node:
+        axis, start = node.attrs["axis"], 0
+        result: Node | None = None
+        for x in node.inputs:
+            inner = index[:axis] + (combine(index[axis], start, -1),) + index[axis + 1 :]
+            condition = Condition(inner[axis], x.shape[axis])
+            start = combine(start, x.shape[axis], 1)  # type: ignore[assignment]
+            if condition.holds():
+                return self.value(x, inner)
+            if x.shape[axis] == 0 or high(combine(inner[axis], 0, 1)) < 0:
+                continue
+            part = self._guarded(x, inner, [condition])
+            if result is None:
+                result = part
+            else:
+                result = self.body.apply("where", self.conditions([condition]), part, result)
+        assert result is not None
+        return result
+
+    def _gather(self, node: Node, index: Index) -> Node:
+        x, axes = node.inputs[0], node.attrs["axes"]
+        rank = len(node.inputs[1].shape)
+        positions = dict(zip(axes, (self.position(i, index[:rank], x.shape[a])
+                                    for i, a in zip(node.inputs[1:], axes))))  # fmt: skip
+        rest = iter(index[rank:])
+        full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
+        return self.value(x, full)
+
+    def position(self, node: Node, index: Index, size: Size) -> Size:
+        """An integer value as an index Expr: exact for iotas, an atom for loaded values."""
+        exact = symbolic(node, index, self.memories)
+        if exact is not None:
+            return exact
+        value = self.body.cast(self.value(node, index), int64)
+        if self.mask is not None and value.shape:  # lanes out of range may hold anything
+            value = self.body.apply("where", self.mask, value, self.body.constant(0, int64))
+        atom = self.body.atom("at", value, 0, max(1, high(size) - 1))
+        assert isinstance(atom, Expr)
+        if value.shape:
+            self.lane_atoms.add(atom)
+        return atom
+
+    def _random_bits(self, node: Node, index: Index) -> Node:
+        """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
+        b = self.body
+        key, offset = (self.value(i, ()) for i in node.inputs)
+        linear = b.index(ravel(index, node.shape))
+        low_word = b.cast(linear, uint32)
+        high_word = b.cast(b.apply("shift_right", linear, b.constant(32, int64)), uint32)
+        x, y = low_word, b.apply("bit_xor", high_word, offset)
+        multiplier, weyl = b.constant(0xD256D193, uint32), b.constant(0x9E3779B9, uint32)
+        for turn in range(10):
+            top = b.apply("multiply_high", x, multiplier)
+            bottom = b.apply("multiply", x, multiplier)
+            x, y = b.apply("bit_xor", b.apply("bit_xor", top, key), y), bottom
+            if turn < 9:
+                key = b.apply("add", key, weyl)
+        return x
+
+    # ---- loads and stores -----------------------------------------------------------------
+
+    def load(self, node: Node, index: Index) -> Node:
+        """A stored value at the index."""
+        memory = self.memories[node]
+        offset = ravel_strides(index, row_major(node.shape))
+        x = self._load(memory, offset)
+        return self.body.cast(x, wide(node.dtype))
+
+    def _varying(self, offset: Size) -> list[Expr]:
+        from ..ir.symbol import atoms
+
+        return [a for a in atoms(offset) if a in self.lane_atoms]
+
+    def _load(self, memory: Node, offset: Size) -> Node:
+        b = self.body
+        varying = self._varying(offset)
+        if not varying:
+            mask = self.mask if self.mask is not None and not self.mask.shape else None
+            if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
+                mask = self._any(self.mask)
+            return b.load(memory, (offset,), mask=mask)
+        if varying == [self.lane]:
+            step = coefficient(offset, self.lane)
+            if step == 1:
+                start = substitute(offset, {self.lane: self.base})
+                return b.load(memory, (start,), (self.lanes,), (0,), self.mask)
+        return b.gather(memory, b.index(offset), self.mask)
+
+    def _may_escape(self, memory: Node, offset: Size) -> bool:
+        from ..ir.symbol import low
+
+        size = memory.type.shape[0]  # type: ignore[union-attr]
+        return low(offset) < 0 or low(combine(size, offset, -1)) < 1
+
+    def _any(self, mask: Node) -> Node:
+        return self.body.add(tile_ops.reduce(mask, axis=0, kind="max"))
+
+    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
+        """Write a value (rounded to the Memory's dtype) at a linear offset."""
+        b = self.body
+        value = b.cast(value, memory.dtype)
+        varying = self._varying(offset)
+        if not varying:
+            b.store(memory, value, (offset,))
+            return
+        value = b.broadcast(value, (self.lanes,))
+        if varying == [self.lane] and coefficient(offset, self.lane) == 1:
+            start = substitute(offset, {self.lane: self.base})
+            b.store(memory, value, (start,), (0,), self.mask)
+            return
+        b.scatter(memory, value, b.index(offset), self.mask)
+
+    def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
+        """Evaluate now every part of a value that does not depend on the inner atoms."""
+        seen: set[Any] = set()
+        stack: list[tuple[Node, Index]] = [(node, index)]
+        while stack:
+            current, at = stack.pop()
+            if (current, at) in seen or self.known(current, at) is not None:
+                continue
+            seen.add((current, at))
+            if not any(depends(i, inner) for i in at):
+                if self._hoistable(current):
+                    self.value(current, at)
+                continue
+            if current in self.memories:
+                continue
+            if current.op in MOVEMENT:
+                below, conditions = MOVEMENT[current.op](current, at)
+                if not conditions:
+                    stack.append((current.inputs[0], below))
+            elif current.op.group in ("unary", "binary", "compare", "ternary"):
+                stack.extend((i, at) for i in current.inputs)
+
+    def _hoistable(self, node: Node) -> bool:
+        return node.op is not ops.constant or not node.shape
+
+
+def ravel_strides(index: Index, strides: Sequence[Size]) -> Size:
+    """The linear offset of an index."""
+    total: Size = 0
+    for i, s in zip(index, strides):
+        total = combine(total, multiply(i, s), 1)
+    return total
+
+
+def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
+    """An integer value that is an affine function of the index, as an Expr."""
+    if node in stored:
+        return None
+    if node.op in MOVEMENT:
+        inner, conditions = MOVEMENT[node.op](node, index)
+        return None if conditions else symbolic(node.inputs[0], inner, stored)
+    if node.op is ops.iota and node.dtype.is_integer:
+        return index[0]
+    if node.op is ops.constant and node.dtype.is_integer:
+        return int(node.attrs["value"])
+    if node.op is ops.size:
+        return node.attrs["value"]  # type: ignore[no-any-return]
+    if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
+        a, b = (symbolic(i, index, stored) for i in node.inputs)
+        if a is None or b is None:
+            return None
+        if node.op is ops.multiply:
+            return multiply(a, b)
+        return combine(a, b, 1 if node.op is ops.add else -1)
+    if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
+        return symbolic(node.inputs[0], index, stored)
+    return None
+
+
+__all__ = ["Evaluator", "bool_", "symbolic", "wide"]

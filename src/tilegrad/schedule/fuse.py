@@ -1,0 +1,421 @@
+"""Cut a Graph into Regions: which values are stored, and which are computed together.
+
+First every Node is either *inlined* (recomputed where it is read: movement, cheap elementwise)
+or a *value*. Then values join groups in topological order; a group becomes one Kernel. Inside
+a group a value is read only at its own element, so it needs no memory unless someone outside
+wants it. A group's elements are numbered by rows and columns: L = row * columns + column; a
+reduction over trailing axes has one row per result ('row' groups), one over leading axes one
+column per result ('column' groups).
+
+Invariant: groups form no cycle, and every read of a group's own value is at the same element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..graph import ops
+from ..ir.node import Node, Op, topological, users
+from ..ir.symbol import Size, floor_divide, loop_index, modulo, multiply
+from ..ir.types import product
+from .access import MOVEMENT, Index, unravel
+from .evaluate import DIRECT
+
+REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
+ALONE = {ops.sort: "sort", ops.cumulative: "cumulative", ops.update: "update",
+         ops.scan: "control", ops.cond: "control", ops.while_loop: "control",
+         ops.call: "call"}  # fmt: skip
+COSTLY = {ops.exp, ops.log, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
+          ops.atan, ops.tanh, ops.erf, ops.erf_inverse, ops.power, ops.random_bits,
+          ops.floor_divide_, ops.remainder}  # fmt: skip
+INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
+    ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
+    ops.concatenate, ops.gather, ops.random_bits,
+}  # fmt: skip
+if "barrier" in ops.graph.ops:
+    INLINE.add(ops.graph.ops["barrier"])
+
+
+@dataclass
+class Group:
+    """Values computed by one Kernel."""
+
+    kind: str  # 'loops', 'dot', or a kind of ALONE
+    values: list[Node] = field(default_factory=list)
+    total: Size = 1  # elements
+    rows: Size | None = None  # of a group with reductions
+    order: str = "row"  # where reductions run: 'row' = trailing, 'column' = leading
+    number: int = 0
+    needs: set[int] = field(default_factory=set)  # groups, transitively
+    reads: set[Node] = field(default_factory=set)  # stored values and inputs
+    stored: list[Node] = field(default_factory=list)  # values someone outside wants
+
+    @property
+    def columns(self) -> Size:
+        """Elements of a row."""
+        return self.total if self.rows is None else floor_divide(self.total, self.rows)
+
+
+def cost(node: Node, values: set[Node], limit: int = 64) -> int:
+    """About how many operations recomputing an inlined Node takes."""
+    total, seen, stack = 0, {node}, [node]
+    while stack and total < limit:
+        current = stack.pop()
+        if current.op in COSTLY:
+            total += 12
+        elif current.op not in MOVEMENT and current.op is not ops.constant:
+            total += 1
+        for i in current.inputs:
+            if i not in values and i not in seen:
+                seen.add(i)
+                stack.append(i)
+    return total
+
+
+def leaves_of(node: Node, values: set[Node]) -> list[Node]:
+    """The values (and inputs) an expression reads."""
+    found: dict[Node, None] = {}
+    stack, seen = list(node.inputs), set()
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current in values:
+            found[current] = None
+        else:
+            stack.extend(current.inputs)
+    return list(found)
+
+
+def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Node]:
+    """The Nodes that are values: outputs, reductions, dots, and what pays to keep."""
+    order = topological(results, stop=set(arguments).__contains__)
+    readers = users(order)
+    values: set[Node] = set(arguments) | set(results)
+    for node in order:
+        if node in values:
+            continue
+        if node.op not in INLINE and node.op is not ops.get:
+            values.add(node)
+        elif node.op is ops.get:
+            values.add(node)
+        elif node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
+            continue
+        elif _wanted(node, readers, values):
+            values.add(node)
+    for node in order:
+        if node.op in _READS_STORED:
+            for i in node.inputs:
+                _store_below(i, values)
+    return values
+
+
+_READS_STORED = {ops.dot, ops.scan, ops.cond, ops.while_loop, ops.call}
+
+
+def _store_below(node: Node, values: set[Node]) -> None:
+    """A dot reads stored values through movement only."""
+    while node not in values and node.op in MOVEMENT and node.op is not ops.pad:
+        node = node.inputs[0]
+    if node.op is ops.pad and node.inputs[0].op in MOVEMENT or node.op is ops.pad:
+        _store_below(node.inputs[0], values)
+        return
+    values.add(node)
+
+
+def _real_readers(node: Node, readers: dict[Node, list[Node]]) -> tuple[set[Node], bool]:
+    """The Nodes that read a value through movement, and whether one repeats it."""
+    found: set[Node] = set()
+    repeated = False
+    stack = list(readers.get(node, ()))
+    while stack:
+        reader = stack.pop()
+        if reader.op in MOVEMENT:
+            repeated |= reader.op in (ops.expand, ops.windows)
+            stack.extend(readers.get(reader, ()))
+        else:
+            found.add(reader)
+    return found, repeated
+
+
+def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
+    """Whether an elementwise Node should be a value: read by many, or repeated."""
+    found, repeated = _real_readers(node, readers)
+    gathered = any(r.op is ops.gather and r.inputs[0] is not node for r in found)
+    if len(found) < 2 and not repeated:
+        return False
+    if gathered and len(found) < 2:
+        return False
+    work = cost(node, values)
+    if node.dtype.kind == "bool" and work <= 4:
+        return False
+    return work > (3 if not repeated else 2)
+
+
+def own_index(node: Node, row: Size, column: Size, group: Group) -> Index | None:
+    """The index of a value's element at (row, column) of its group, or None if none fits."""
+    size = product(node.shape)
+    if size == group.total:
+        if group.order == "row" or group.rows is None:
+            linear = row * group.columns + column if group.rows is not None else column
+        else:
+            linear = column * group.rows + row  # rows run fastest: reductions lead
+        return _split_index(node, linear, row, column, group)
+    if group.rows is not None and size == group.rows:
+        return unravel(row, node.shape)
+    return None
+
+
+def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Group) -> Index:
+    """Unravel row and column apart where the shape has a boundary between them."""
+    if group.rows is None:
+        return unravel(linear, node.shape)
+    first, second = (row, column) if group.order == "row" else (column, row)
+    lead = group.rows if group.order == "row" else group.columns
+    size: Size = 1
+    for axis in range(len(node.shape) + 1):
+        if size == lead and product(node.shape[:axis]) == lead:
+            return unravel(first, node.shape[:axis]) + unravel(second, node.shape[axis:])
+        if axis < len(node.shape):
+            size = multiply(size, node.shape[axis])
+    return unravel(linear, node.shape)
+
+
+def reduce_split(node: Node) -> tuple[Size, str] | None:
+    """Rows and order of a reduction whose axes are all trailing or all leading."""
+    x = node.inputs[0]
+    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    live = [a for a in range(len(x.shape)) if x.shape[a] != 1]
+    reduced = [a for a in live if a in axes]
+    kept = [a for a in live if a not in axes]
+    rows = product(tuple(x.shape[a] for a in kept))
+    if not reduced or not kept or min(reduced) > max(kept):
+        return rows, "row"
+    if max(reduced) < min(kept):
+        return rows, "column"
+    return None
+
+
+class Fuser:
+    """Puts values into groups."""
+
+    def __init__(self, arguments: Sequence[Node], results: Sequence[Node]) -> None:
+        self.arguments, self.results = list(arguments), list(results)
+        self.values = choose_values(arguments, results)
+        self.group_of: dict[Node, Group] = {}
+        self.groups: list[Group] = []
+        self.readers_of: dict[Node, list[Group]] = {}
+
+    def run(self) -> list[Group]:
+        """The groups, in an order in which they can run."""
+        given = set(self.arguments)
+        for node in topological(self.results, stop=given.__contains__):
+            if node in self.values and node not in given and node.op is not ops.get:
+                self.place(node)
+            elif node.op is ops.get and node not in given:
+                self.group_of[node] = self.group_of[node.inputs[0]]
+                if node not in self.group_of[node].values:
+                    self.group_of[node].values.append(node)
+        self.mark_stored()
+        return self.in_order()
+
+    def place(self, node: Node) -> None:
+        """Join a group, or start one."""
+        leaves = leaves_of(node, self.values)
+        for group in self.candidates(node, leaves):
+            if self.fits(node, group, leaves):
+                self.join(node, group, leaves)
+                return
+        group = self.start(node)
+        self.groups.append(group)
+        self.join(node, group, leaves)
+
+    def start(self, node: Node) -> Group:
+        """A new group for a value."""
+        kind = ALONE.get(node.op, "dot" if node.op is ops.dot else "loops")
+        group = Group(kind, number=len(self.groups))
+        if node.op in REDUCE:
+            group.total = product(node.inputs[0].shape)
+            split = reduce_split(node)
+            if split is None:
+                group.kind, group.rows, group.order = "mixed", product(node.shape), "row"
+            else:
+                group.rows, group.order = split
+        elif node.op in ALONE:
+            group.total = 0
+        else:
+            group.total = product(node.shape)
+        return group
+
+    def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Group]:
+        """Groups worth joining: producers first (newest first), then those that share reads."""
+        if node.op in ALONE or node.op is ops.dot:
+            return []
+        found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
+        near = sorted(found.values(), key=lambda g: -g.number)
+        sharing: dict[int, Group] = {}
+        for leaf in leaves:
+            if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:  # type: ignore[operator]
+                continue
+            for g in self.readers_of.get(leaf, ())[-8:]:
+                if g.number not in found and g.kind == "loops":
+                    sharing[g.number] = g
+        return near + sorted(sharing.values(), key=lambda g: -g.number)
+
+    def fits(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+        """Whether a value may join a group."""
+        for leaf in leaves:
+            other = self.group_of.get(leaf)
+            if other is not None and other is not group and group.number in other.needs:
+                return False
+        if group.kind == "dot":
+            return node.op not in REDUCE and product(node.shape) == group.total and \
+                self.aligned(node, group, leaves)  # fmt: skip
+        if group.kind != "loops":
+            return False
+        if len(group.values) >= 32:
+            return False
+        shape = self.adapted(node, group)
+        return shape is not None and self.aligned(node, shape, leaves)
+
+    def adapted(self, node: Node, group: Group) -> Group | None:
+        """The group with rows set so that the value has a place in it, or None."""
+        if node.op not in REDUCE:
+            size = product(node.shape)
+            if size == group.total or (group.rows is not None and size == group.rows):
+                if group.order == "column" and size == group.total:
+                    return None  # columns are walked once: no element-level results
+                return group
+            return None
+        split = reduce_split(node)
+        if split is None or product(node.inputs[0].shape) != group.total:
+            return None
+        rows, order = split
+        if group.rows is None:
+            if order == "column":
+                return None
+            return Group("loops", group.values, group.total, rows, order, group.number)
+        return group if (rows, order) == (group.rows, group.order) else None
+
+    def aligned(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+        """Whether the value reads the group's own values only at its own element."""
+        inside = {leaf for leaf in leaves if self.group_of.get(leaf) is self.groups[group.number]}
+        if not inside:
+            return True
+        row = loop_index("row", group.rows if group.rows is not None else 1)
+        column = loop_index("column", group.columns)
+        source, start = node, None
+        if node.op in REDUCE:
+            source = node.inputs[0]
+            start = own_index(source, row, column, group)
+            if start is None:
+                return False
+            return self._reads_own([(source, start)], inside, row, column, group)
+        start = own_index(node, row, column, group)
+        if start is None:
+            return False
+        return self._reads_own([(i, start) for i in node.inputs], inside, row, column, group,
+                               node)  # fmt: skip
+
+    def _reads_own(
+        self, stack: list[tuple[Node, Index]], inside: set[Node], row: Size, column: Size,
+        group: Group, top: Node | None = None,
+    ) -> bool:  # fmt: skip
+        seen: set[tuple[Node, Index]] = set()
+        if top is not None:
+            step = self._below(top, stack[0][1], inside)
+            if step is None:
+                return False
+            stack = step
+        while stack:
+            node, index = stack.pop()
+            if (node, index) in seen:
+                continue
+            seen.add((node, index))
+            if node in inside:
+                if own_index(node, row, column, group) != index:
+                    return False
+                continue
+            if node in self.values or not node.inputs:
+                continue
+            step = self._below(node, index, inside)
+            if step is None:
+                return False
+            stack += step
+        return True
+
+    def _below(self, node: Node, index: Index, inside: set[Node]) -> list[tuple[Node, Index]] | None:
+        """Inputs of an inlined Node and where they are read; None where that is unknown."""
+        if node.op in MOVEMENT:
+            below, conditions = MOVEMENT[node.op](node, index)
+            if conditions and node.inputs[0] in inside:
+                return None
+            return [(node.inputs[0], below)]
+        if node.op in (ops.gather, ops.concatenate, ops.random_bits):
+            reached = set(leaves_of(node, self.values)) & inside
+            return None if reached else []
+        return [(i, index) for i in node.inputs]
+
+    def join(self, node: Node, group: Group, leaves: Sequence[Node]) -> None:
+        """Put a value into a group and bring the records up to date."""
+        if group.kind == "loops" and node.op in REDUCE and group.rows is None:
+            split = reduce_split(node)
+            assert split is not None
+            group.rows, group.order = split
+        group.values.append(node)
+        self.group_of[node] = group
+        for leaf in leaves:
+            other = self.group_of.get(leaf)
+            if other is not None and other is not group:
+                group.needs |= {other.number} | other.needs
+            if other is not group:
+                group.reads.add(leaf)
+                self.readers_of.setdefault(leaf, []).append(group)
+        changed = True
+        while changed:  # groups that need this one need what it now needs
+            changed = False
+            for g in self.groups:
+                if group.number in g.needs and not group.needs <= g.needs:
+                    g.needs |= group.needs
+                    changed = True
+
+    def mark_stored(self) -> None:
+        """Values that outputs or other groups read get storage."""
+        wanted = set(self.results)
+        for group in self.groups:
+            wanted |= group.reads
+        for group in self.groups:
+            group.stored = [v for v in group.values if v in wanted]
+
+    def in_order(self) -> list[Group]:
+        """Groups sorted so that each comes after what it needs, else by number."""
+        done: set[int] = set()
+        result: list[Group] = []
+        waiting = list(self.groups)
+        while waiting:
+            ready = [g for g in waiting if g.needs <= done]
+            for g in ready:
+                done.add(g.number)
+                result.append(g)
+            waiting = [g for g in waiting if g.number not in done]
+        return result
+
+
+def element_linear(row: Size, column: Size, group: Group) -> Size:
+    """The row-major element number of (row, column) for a value of the group's full size."""
+    if group.rows is None:
+        return column
+    if group.order == "row":
+        return row * group.columns + column
+    return column * group.rows + row
+
+
+def split_linear(linear: Size, group: Group) -> tuple[Size, Size]:
+    """(row, column) of an element number."""
+    columns = group.columns
+    return floor_divide(linear, columns), modulo(linear, columns)
+
+
+Ops = Op

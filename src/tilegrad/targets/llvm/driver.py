@@ -1,0 +1,230 @@
+"""The LLVM driver: IR text to object code, and object code into this process.
+
+Object code is kept in the Store under a hash of everything it depends on. The pipeline neither
+vectorises nor unrolls: the text we emit already says both.
+
+Invariant: llvmlite is imported here and only inside functions; every call into it happens under
+one lock, so any thread may compile and load. Code loaded here stays valid while its LoadedModule
+is alive. Permission to use AMX tiles is asked for before the first object is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import itertools
+import os
+import struct
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import InternalError
+from ...core.target import Target
+from ...runtime.store import content_key, default_store
+
+if TYPE_CHECKING:
+    from llvmlite import binding
+
+VERSION = "1"  # part of every key: raise it when the pipeline below changes
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_TILE_DATA = 18
+SYS_ARCH_PRCTL = 158
+
+_lock = threading.RLock()
+_machines: dict[tuple[str, str, str, int], Any] = {}
+_library_numbers = itertools.count()
+# A fork waits for the compile under way, so that the child finds LLVM whole.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+@functools.cache
+def llvm_version() -> str:
+    """What tells one llvmlite from another, found without importing it (that takes 50 ms)."""
+    spec = importlib.util.find_spec("llvmlite")
+    if spec is None or spec.origin is None:
+        raise InternalError("llvm driver", "llvmlite is not installed")
+    try:
+        with open(os.path.join(os.path.dirname(spec.origin), "_version.py"), "rb") as file:
+            return content_key(file.read())
+    except OSError:
+        return str(llvm().llvm_version_info)
+
+
+def compile_text(text: str, target: Target, level: int = 3) -> bytes:
+    """Object code of an LLVM module for `target`, from the Store where it is known."""
+    key = content_key(
+        "object", VERSION, llvm_version(), str(level),
+        target.triple, target.cpu, target.features, text,
+    )  # fmt: skip
+    store = default_store()
+    found = store.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        machine = _machine(target, level)
+        data: bytes = machine.emit_object(_optimize(text, target, machine, level))
+    store.put(key, data)
+    return data
+
+
+def optimized(text: str, target: Target, level: int = 3) -> str:
+    """The module's LLVM IR after the pipeline."""
+    with _lock:
+        return str(_optimize(text, target, _machine(target, level), level))
+
+
+def assembly(text: str, target: Target, level: int = 3) -> str:
+    """The module as assembly text of `target`."""
+    with _lock:
+        machine = _machine(target, level)
+        machine.set_asm_verbosity(True)
+        result: str = machine.emit_assembly(_optimize(text, target, machine, level))
+        return result
+
+
+class LoadedModule:
+    """Object code in this process; addresses are valid while it is alive."""
+
+    __slots__ = ("_addresses", "_tracker")
+
+    def __init__(self, tracker: Any, addresses: dict[str, int]) -> None:
+        self._tracker = tracker
+        self._addresses = addresses
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of the functions it defines."""
+        return tuple(self._addresses)
+
+    def address(self, function_name: str) -> int:
+        """The address of a function it defines."""
+        try:
+            return self._addresses[function_name]
+        except KeyError:
+            raise InternalError(
+                "llvm driver", f"no function {function_name!r}; the object has {self.functions}"
+            ) from None
+
+
+def load(object_bytes: bytes) -> LoadedModule:
+    """Link object code of this machine into the process; libm and libc names resolve to ours."""
+    names = function_names(object_bytes)
+    with _lock:
+        jit, builder = _linker()
+        builder.add_object_img(object_bytes).add_current_process()
+        for name in names:
+            builder.export_symbol(name)
+        try:
+            tracker = builder.link(jit, f"tilegrad{next(_library_numbers)}")
+        except RuntimeError as error:
+            raise InternalError("llvm driver", f"cannot link: {error}") from error
+        return LoadedModule(tracker, {name: tracker[name] for name in names})
+
+
+def function_names(object_bytes: bytes) -> list[str]:
+    """The global functions that a 64-bit ELF object defines."""
+    if object_bytes[:6] != b"\x7fELF\x02\x01":
+        raise InternalError("llvm driver", "not a little-endian 64-bit ELF object")
+    (sections_at,) = struct.unpack_from("<Q", object_bytes, 40)
+    width, count = struct.unpack_from("<HH", object_bytes, 58)
+    headers = [
+        struct.unpack_from("<IIQQQQII", object_bytes, at)
+        for at in range(sections_at, sections_at + count * width, width)
+    ]
+    names: list[str] = []
+    for _, kind, _, _, offset, size, link, _ in headers:
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        strings_at = headers[link][4]
+        for at in range(offset, offset + size, 24):
+            name, info, _, section, _, _ = struct.unpack_from("<IBBHQQ", object_bytes, at)
+            if info == 0x12 and section != 0:  # a global function, defined here
+                end = object_bytes.index(b"\0", strings_at + name)
+                names.append(object_bytes[strings_at + name : end].decode())
+    return names
+
+
+@functools.cache
+def request_amx() -> bool:
+    """Ask Linux, once per process, for leave to use AMX tiles; whether it was given."""
+    if not sys.platform.startswith("linux") or os.uname().machine != "x86_64":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_TILE_DATA) == 0)
+
+
+@functools.cache
+def llvm() -> Any:
+    """The llvmlite binding with the native target ready."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
+    return binding
+
+
+@functools.cache
+def _all_targets() -> None:
+    binding = llvm()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+
+
+@functools.cache
+def _lljit() -> binding.LLJIT:
+    request_amx()
+    for name in ("libm.so.6", "libSystem.dylib"):
+        try:
+            llvm().load_library_permanently(name)
+            break
+        except RuntimeError:
+            continue
+    machine = llvm().Target.from_default_triple().create_target_machine(jit=True)
+    return llvm().create_lljit_compiler(machine)
+
+
+def _linker() -> tuple[binding.LLJIT, binding.JITLibraryBuilder]:
+    return _lljit(), llvm().JITLibraryBuilder()
+
+
+def _machine(target: Target, level: int) -> binding.TargetMachine:
+    """The TargetMachine for `target`, made once."""
+    key = (target.triple, target.cpu, target.features, level)
+    found = _machines.get(key)
+    if found is not None:
+        return found
+    if target.triple.split("-")[0] != llvm().get_process_triple().split("-")[0]:
+        _all_targets()
+    try:
+        chosen = llvm().Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise InternalError("llvm driver", f"no code generator: {error}") from error
+    machine = chosen.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="default"
+    )
+    _machines[key] = machine
+    return machine
+
+
+def _optimize(text: str, target: Target, machine: Any, level: int) -> binding.ModuleRef:
+    binding = llvm()
+    try:
+        module = binding.parse_assembly(text)
+        module.triple = target.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise InternalError("llvm driver", f"bad LLVM IR: {error}") from error
+    options = binding.create_pipeline_tuning_options(speed_level=level)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    options.loop_interleaving = False
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    return module

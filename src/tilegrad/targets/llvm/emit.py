@@ -1,0 +1,783 @@
+"""From a Body to LLVM IR text: one function per Body, explicit vectors, structured control.
+
+A tile of shape (..., lanes) is a list of LLVM vectors of `lanes` elements, one per leading
+index; a scalar is one value. The function runs grid programs [start, stop):
+
+    void name(ptr args, ptr scalars, i64 start, i64 stop, ptr scratch)
+
+`args` holds one pointer per Memory parameter, `scalars` the values of the Body's Symbols in
+sorted order, `scratch` memory private to the worker. Invariant: pure text, no state; the same
+Body gives the same text.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...core import dtype as dtypes
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from ...ir.block import Block
+from ...ir.node import Node
+from ...ir.symbol import Expr, Size, atoms
+from ...ir.types import Memory, Tile
+from ...tile.build import Body
+from .rules import (
+    Writer, convert, literal, mangle, memory_type, row_for, scalar_type, splat_constant, vector,
+)  # fmt: skip
+
+Values = list[str]
+
+
+def lanes_of(type_: Tile) -> int:
+    """Elements of one vector of the tile."""
+    return type_.shape[-1] if type_.shape else 1
+
+
+def count_of(type_: Tile) -> int:
+    """Vectors of the tile."""
+    return math.prod(type_.shape[:-1]) if type_.shape else 1
+
+
+def body_symbols(body: Body) -> list[Expr]:
+    """The Symbols a Body reads at run time, in the order of its scalars."""
+    found: dict[Expr, None] = {}
+
+    def walk(block: Block) -> None:
+        for node in block.nodes:
+            if node.op.name == "symbol":
+                found[node.attrs["value"]] = None
+            for inner in node.blocks:
+                walk(inner)
+
+    for parameter in body.parameters:
+        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
+            for atom in atoms(size):
+                found[atom] = None
+    for size in body.grid:
+        for atom in atoms(size):
+            found[atom] = None
+    walk(body.block)
+    return sorted(found, key=lambda e: e.name)
+
+
+def emit(body: Body, name: str | None = None) -> tuple[str, int]:
+    """The LLVM IR of a Body and the scratch bytes it needs."""
+    return Emitter(body).run(name or body.name)
+
+
+class Emitter:
+    """Emits one Body."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.w = Writer()
+        self.values: dict[Node, Values] = {}
+        self.symbols: dict[Expr, str] = {}
+        self.scratch = 0
+        self.matrix_shapes: dict[str, tuple[int, int]] = {}
+
+    # ---- frame ----------------------------------------------------------------------------
+
+    def run(self, name: str) -> tuple[str, int]:
+        """Emit the function."""
+        w = self.w
+        w.start("entry")
+        for i, parameter in enumerate(self.body.parameters):
+            slot = w.value(f"getelementptr ptr, ptr %args, i64 {i}")
+            self.values[parameter] = [w.value(f"load ptr, ptr {slot}")]
+        for i, symbol in enumerate(body_symbols(self.body)):
+            slot = w.value(f"getelementptr i64, ptr %scalars, i64 {i}")
+            self.symbols[symbol] = w.value(f"load i64, ptr {slot}")
+        self.program_loop()
+        w.line("ret void")
+        head = (
+            f"define void @{name}(ptr noalias %args, ptr noalias %scalars, i64 %start, i64 %stop, "
+            "ptr noalias align 64 %scratch) #0 {"
+        )
+        declares = "\n".join(sorted(w.declared.values()))
+        text = "\n".join([head, *w.lines, "}"])
+        return f"{text}\n{declares}\nattributes #0 = {{ nounwind }}\n", self.scratch
+
+    def program_loop(self) -> None:
+        """The loop over this worker's programs."""
+        w = self.w
+        head, inside, done = (w.fresh_label(n) for n in ("programs", "program", "done"))
+        before = w.label
+        w.line(f"br label %{head}")
+        w.start(head)
+        number, after = w.name(), w.name()
+        slot = len(w.lines)
+        w.line("")  # the phi, written when the last label is known
+        going = w.value(f"icmp slt i64 {number}, %stop")
+        w.line(f"br i1 {going}, label %{inside}, label %{done}")
+        w.start(inside)
+        self.programs = self.delinearize(number)
+        self.block(self.body.block)
+        w.line(f"{after} = add nsw i64 {number}, 1")
+        w.lines[slot] = f"  {number} = phi i64 [ %start, %{before} ], [ {after}, %{w.label} ]"
+        w.line(f"br label %{head}")
+        w.start(done)
+
+    def delinearize(self, number: str) -> list[str]:
+        """Program numbers per grid axis, the last fastest."""
+        grid = self.body.grid
+        found: list[str] = []
+        for size in reversed(grid[1:]):
+            extent = self.size(size)
+            found.append(self.w.value(f"urem i64 {number}, {extent}"))
+            number = self.w.value(f"udiv i64 {number}, {extent}")
+        return [number, *reversed(found)]
+
+    def size(self, value: Size) -> str:
+        """An Expr over Symbols as an i64."""
+        w = self.w
+        if isinstance(value, int):
+            return str(value)
+        if value in self.symbols:
+            return self.symbols[value]
+        if value.kind == "sum":
+            total = str(value.constant)
+            for product, factor in value.terms:
+                term = str(factor)
+                for atom in product:
+                    term = w.value(f"mul i64 {term}, {self.size(atom)}")
+                total = w.value(f"add i64 {total}, {term}")
+            return total
+        a, b = (self.size(x) for x in value.args)
+        if value.kind in ("div", "mod"):
+            return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
+        test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
+        return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+
+    # ---- blocks ---------------------------------------------------------------------------
+
+    def block(self, block: Block) -> None:
+        """Emit the Nodes of a Block in order."""
+        for node in block.nodes:
+            self.node(node)
+
+    def node(self, node: Node) -> None:
+        """Emit one Node."""
+        handler = getattr(self, "emit_" + node.op.name, None)
+        if handler is not None:
+            handler(node)
+        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+            self.elementwise(node)
+        else:
+            raise InternalError("llvm.emit", f"no way to emit {node.op}")
+
+    def elementwise(self, node: Node) -> None:
+        """One row of `rules`, for every vector of the tile."""
+        inputs = [self.values[i] for i in node.inputs]
+        dtype = node.inputs[-1].dtype
+        row, lanes = row_for(node.op.name), lanes_of(node.type)  # type: ignore[arg-type]
+        self.values[node] = [row(self.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
+
+    def emit_program(self, node: Node) -> None:
+        self.values[node] = [self.programs[node.attrs["axis"]]]
+
+    def emit_symbol(self, node: Node) -> None:
+        self.values[node] = [self.symbols[node.attrs["value"]]]
+
+    def emit_constant(self, node: Node) -> None:
+        one = splat_constant(node.attrs["value"], node.dtype, lanes_of(node.type))  # type: ignore[arg-type]
+        self.values[node] = [one] * count_of(node.type)  # type: ignore[arg-type]
+
+    def emit_iota(self, node: Node) -> None:
+        size, dtype = node.attrs["size"], node.dtype
+        if size == 1:
+            self.values[node] = [literal(0, dtype)]
+            return
+        items = ", ".join(f"{scalar_type(dtype)} {literal(i, dtype)}" for i in range(size))
+        self.values[node] = [f"<{items}>"]
+
+    def emit_cast(self, node: Node) -> None:
+        source, lanes = node.inputs[0].dtype, lanes_of(node.type)  # type: ignore[arg-type]
+        self.values[node] = [
+            convert(self.w, source, node.dtype, lanes, x) for x in self.values[node.inputs[0]]
+        ]
+
+    def emit_bitcast(self, node: Node) -> None:
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        a = vector(scalar_type(node.inputs[0].dtype), lanes)
+        b = vector(scalar_type(node.dtype), lanes)
+        found = self.values[node.inputs[0]]
+        self.values[node] = found if a == b else [
+            self.w.value(f"bitcast {a} {x} to {b}") for x in found
+        ]  # fmt: skip
+
+    # ---- shape ----------------------------------------------------------------------------
+
+    def splat(self, x: str, element: str, lanes: int) -> str:
+        """A scalar in every lane."""
+        if lanes == 1:
+            return x
+        if not x.startswith("%"):
+            return f"splat ({element} {x})"
+        type_ = vector(element, lanes)
+        one = self.w.value(f"insertelement {type_} poison, {element} {x}, i64 0")
+        return self.w.value(
+            f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    def emit_broadcast(self, node: Node) -> None:
+        source, target = node.inputs[0].type, node.type
+        assert isinstance(source, Tile) and isinstance(target, Tile)
+        found, element = self.values[node.inputs[0]], scalar_type(node.dtype)
+        shape = (1,) * (len(target.shape) - len(source.shape)) + source.shape
+        if shape and shape[-1] != target.shape[-1]:
+            found = [self.splat(x, element, target.shape[-1]) for x in found]
+        result: Values = []
+        for number in range(count_of(target)):
+            index = unravel(number, target.shape[:-1])
+            own = tuple(0 if s == 1 else i for i, s in zip(index, shape[:-1]))
+            result.append(found[ravel(own, shape[:-1])])
+        self.values[node] = result
+
+    def flat(self, node: Node) -> tuple[str, int]:
+        """All elements of a tile in one vector, row-major."""
+        type_ = node.type
+        assert isinstance(type_, Tile)
+        lanes, element, parts = lanes_of(type_), scalar_type(node.dtype), self.values[node]
+        if lanes == 1 and len(parts) > 1:
+            return self.pack(parts, element), len(parts)
+        while len(parts) > 1:
+            if len(parts) % 2:
+                parts = [*parts, "poison"]
+            mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+            v = vector(element, lanes)
+            parts = [
+                self.w.value(f"shufflevector {v} {a}, {v} {b}, <{2 * lanes} x i32> <{mask}>")
+                for a, b in zip(parts[::2], parts[1::2])
+            ]
+            lanes *= 2
+        return parts[0], lanes
+
+    def pack(self, parts: Values, element: str) -> str:
+        """Scalars into one vector."""
+        type_, whole = vector(element, len(parts)), "poison"
+        for i, part in enumerate(parts):
+            whole = self.w.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
+        return whole
+
+    def rearrange(self, node: Node, order: list[int]) -> None:
+        """The tile whose element i (row-major) is the input's element order[i]."""
+        target = node.type
+        assert isinstance(target, Tile)
+        source, width = self.flat(node.inputs[0])
+        element, lanes = scalar_type(node.dtype), lanes_of(target)
+        if width == 1:
+            self.values[node] = [source]
+            return
+        v, result = vector(element, width), []
+        for start in range(0, len(order), lanes):
+            part = order[start : start + lanes]
+            if lanes == 1:
+                result.append(self.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
+                continue
+            mask = ", ".join(f"i32 {i}" for i in part)
+            result.append(
+                self.w.value(f"shufflevector {v} {source}, {v} poison, <{lanes} x i32> <{mask}>")
+            )
+        self.values[node] = result
+
+    def emit_reshape(self, node: Node) -> None:
+        self.rearrange(node, list(range(math.prod(node.shape))))
+
+    def emit_transpose(self, node: Node) -> None:
+        source, order = node.inputs[0].shape, node.attrs["order"]
+        places = []
+        for number in range(math.prod(node.shape)):
+            index = unravel(number, node.shape)
+            own = [0] * len(order)
+            for axis, position in zip(order, index):
+                own[axis] = position
+            places.append(ravel(tuple(own), source))
+        self.rearrange(node, places)
+
+    def emit_reduce(self, node: Node) -> None:
+        source = node.inputs[0].type
+        assert isinstance(source, Tile)
+        axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
+        found = self.values[node.inputs[0]]
+        if axis == len(source.shape) - 1:
+            found = [self.across(x, kind, dtype, source.shape[-1]) for x in found]
+            if len(source.shape) > 1:
+                lanes = source.shape[-2]
+                found = [
+                    self.pack(found[i : i + lanes], scalar_type(dtype)) if lanes > 1 else found[i]
+                    for i in range(0, len(found), lanes)
+                ]
+            self.values[node] = found
+            return
+        lead, size, rest = (math.prod(source.shape[:axis]), source.shape[axis],
+                            math.prod(source.shape[axis + 1 : -1]))  # fmt: skip
+        name = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}[kind]
+        row, lanes = row_for(name), source.shape[-1]
+        result = []
+        for i in range(lead):
+            for j in range(rest):
+                total = found[(i * size) * rest + j]
+                for k in range(1, size):
+                    total = row(self.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
+                result.append(total)
+        self.values[node] = result
+
+    def across(self, x: str, kind: str, dtype: DType, lanes: int) -> str:
+        """Reduce the lanes of one vector."""
+        if lanes == 1:
+            return x
+        element = scalar_type(dtype)
+        v, m = vector(element, lanes), mangle(element, lanes)
+        if dtype.is_float and kind in ("sum", "prod"):
+            name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
+            full = f"llvm.vector.reduce.{name}.{m}"
+            self.w.declared[full] = f"declare {element} @{full}({element}, {v})"
+            return self.w.value(
+                f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
+            )
+        names = {
+            "float": {"max": "fmaximum", "min": "fminimum"},
+            "int": {"sum": "add", "prod": "mul", "max": "smax", "min": "smin"},
+            "uint": {"sum": "add", "prod": "mul", "max": "umax", "min": "umin"},
+            "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
+        }
+        return self.w.intrinsic(f"llvm.vector.reduce.{names[dtype.kind][kind]}.{m}", element, (v, x))
+
+    def emit_dot(self, node: Node) -> None:
+        """Outer products: a row of accumulators per row of a, by fused multiply-add."""
+        a, b, c = node.inputs
+        (m, k), n, dtype = a.shape, b.shape[1], node.dtype
+        element = scalar_type(dtype)
+        v = vector(element, n)
+        left, right, total = self.values[a], self.values[b], list(self.values[c])
+        for p in range(k):
+            row = convert(self.w, b.dtype, dtype, n, right[p])
+            for i in range(m):
+                one = left[i]
+                if k > 1:
+                    one = self.w.value(f"extractelement {vector(scalar_type(a.dtype), k)} {one}, i64 {p}")
+                one = self.splat(convert(self.w, a.dtype, dtype, 1, one), element, n)
+                if dtype.is_float:
+                    total[i] = self.w.intrinsic(
+                        f"llvm.fma.{mangle(element, n)}", v, (v, one), (v, row), (v, total[i])
+                    )
+                else:
+                    product = self.w.value(f"mul {v} {one}, {row}")
+                    total[i] = self.w.value(f"add {v} {product}, {total[i]}")
+        self.values[node] = total
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def offset(self, memory: Node, index: list[str]) -> str:
+        """The element offset of an index."""
+        type_ = memory.type
+        assert isinstance(type_, Memory)
+        total = "0"
+        for position, stride in zip(index, type_.element_strides()):
+            if position == "0" or stride == 0:
+                continue
+            term = position
+            if stride != 1:
+                term = self.w.value(f"mul nsw i64 {position}, {self.size(stride)}")
+            total = term if total == "0" else self.w.value(f"add nsw i64 {total}, {term}")
+        return total
+
+    def pointer(self, memory: Node, offset: str) -> str:
+        """The address of an element."""
+        base = self.values[memory][0]
+        if offset == "0":
+            return base
+        return self.w.value(f"getelementptr {memory_type(memory.dtype)}, ptr {base}, i64 {offset}")
+
+    def rows(self, memory: Node, shape: tuple[int, ...], axes: tuple[int, ...],
+             offset: str) -> tuple[list[str], str]:  # fmt: skip
+        """Element offsets of each vector of a tile, and the stride along its lanes."""
+        strides = [memory.type.element_strides()[a] for a in axes]  # type: ignore[union-attr]
+        if not shape:
+            return [offset], "1"
+        offsets = []
+        for number in range(math.prod(shape[:-1])):
+            total = offset
+            for position, stride in zip(unravel(number, shape[:-1]), strides):
+                if position:
+                    step = self.size(stride * position)
+                    total = self.w.value(f"add nsw i64 {total}, {step}")
+            offsets.append(total)
+        return offsets, self.size(strides[-1])
+
+    def from_memory(self, x: str, dtype: DType, lanes: int) -> str:
+        """A loaded vector as it is held in registers."""
+        if dtype.kind != "bool":
+            return x
+        return self.w.value(f"icmp ne {vector('i8', lanes)} {x}, {splat_constant(0, dtypes.int8, lanes)}")
+
+    def to_memory(self, x: str, dtype: DType, lanes: int) -> str:
+        """A vector as it is stored."""
+        if dtype.kind != "bool":
+            return x
+        return self.w.value(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
+
+    def masks(self, node: Node, mask: Node | None, count: int, lanes: int) -> list[str | None]:
+        """One mask operand per vector."""
+        if mask is None:
+            return [None] * count
+        found = self.values[mask]
+        if not mask.shape:
+            found = [self.splat(found[0], "i1", lanes)]
+        return list(found) if len(found) == count else [found[0]] * count
+
+    def emit_load(self, node: Node) -> None:
+        memory, dtype = node.inputs[0], node.dtype
+        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        index = [self.values[i][0] for i in node.inputs[1 : 1 + rank]]
+        mask = node.inputs[1 + rank] if node.attrs["masked"] else None
+        shape: tuple[int, ...] = node.attrs["shape"]
+        lanes = shape[-1] if shape else 1
+        offsets, stride = self.rows(memory, shape, node.attrs["axes"], self.offset(memory, index))
+        masks = self.masks(node, mask, len(offsets), lanes)
+        self.values[node] = [
+            self.load_vector(memory, o, stride, lanes, m, dtype) for o, m in zip(offsets, masks)
+        ]
+
+    def load_vector(self, memory: Node, offset: str, stride: str, lanes: int, mask: str | None,
+                    dtype: DType) -> str:  # fmt: skip
+        """One vector from memory: contiguous, or strided by a gather."""
+        element = memory_type(dtype)
+        v = vector(element, lanes)
+        align = dtype.size
+        if lanes == 1 and mask is None:
+            x = self.w.value(f"load {v}, ptr {self.pointer(memory, offset)}, align {align}")
+        elif lanes == 1:
+            x = self.guarded_load(memory, offset, mask or "true", v, align)
+        elif stride == "1" and mask is None:
+            x = self.w.value(f"load {v}, ptr {self.pointer(memory, offset)}, align {align}")
+        elif stride == "1":
+            name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
+            self.w.declared[name] = f"declare {v} @{name}(ptr, <{lanes} x i1>, {v})"
+            x = self.w.value(
+                f"call {v} @{name}(ptr align {align} {self.pointer(memory, offset)}, <{lanes} x i1> {mask}, "
+                f"{v} zeroinitializer)"
+            )
+        else:
+            x = self.gather_vector(memory, self.lane_offsets(offset, stride, lanes), lanes, mask, dtype)
+        return self.from_memory(x, dtype, lanes)
+
+    def guarded_load(self, memory: Node, offset: str, mask: str, element: str, align: int) -> str:
+        """A scalar load that happens only where the mask holds: else it reads element 0's copy."""
+        w = self.w
+        read, join = w.fresh_label("read"), w.fresh_label("join")
+        before = w.label
+        w.line(f"br i1 {mask}, label %{read}, label %{join}")
+        w.start(read)
+        x = w.value(f"load {element}, ptr {self.pointer(memory, offset)}, align {align}")
+        w.line(f"br label %{join}")
+        w.start(join)
+        zero = "0.0" if element in ("float", "double", "half", "bfloat") else "0"
+        if element == "bfloat":
+            zero = "0xR0000"
+        return w.value(f"phi {element} [ {zero}, %{before} ], [ {x}, %{read} ]")
+
+    def lane_offsets(self, offset: str, stride: str, lanes: int) -> str:
+        """offset + lane * stride, as a vector."""
+        v = f"<{lanes} x i64>"
+        lane = "<" + ", ".join(f"i64 {i}" for i in range(lanes)) + ">"
+        steps = self.w.value(f"mul {v} {lane}, {self.splat(stride, 'i64', lanes)}")
+        return self.w.value(f"add {v} {steps}, {self.splat(offset, 'i64', lanes)}")
+
+    def pointers(self, memory: Node, offsets: str, lanes: int) -> str:
+        """Addresses of elements at a vector of offsets."""
+        element, base = memory_type(memory.dtype), self.values[memory][0]
+        return self.w.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
+
+    def gather_vector(self, memory: Node, offsets: str, lanes: int, mask: str | None,
+                      dtype: DType) -> str:  # fmt: skip
+        """Elements at a vector of offsets."""
+        element = memory_type(dtype)
+        v = vector(element, lanes)
+        if lanes == 1:
+            if mask is None:
+                return self.w.value(f"load {v}, ptr {self.pointer(memory, offsets)}, align {dtype.size}")
+            return self.guarded_load(memory, offsets, mask, v, dtype.size)
+        name = f"llvm.masked.gather.{mangle(element, lanes)}.v{lanes}p0"
+        self.w.declared[name] = f"declare {v} @{name}(<{lanes} x ptr>, <{lanes} x i1>, {v})"
+        mask = mask or "splat (i1 true)"
+        return self.w.value(
+            f"call {v} @{name}(<{lanes} x ptr> align {dtype.size} {self.pointers(memory, offsets, lanes)}, "
+            f"<{lanes} x i1> {mask}, {v} zeroinitializer)"
+        )
+
+    def emit_gather(self, node: Node) -> None:
+        memory, offset = node.inputs[0], node.inputs[1]
+        mask = node.inputs[2] if len(node.inputs) > 2 else None
+        lanes, found = lanes_of(node.type), self.values[offset]  # type: ignore[arg-type]
+        masks = self.masks(node, mask, len(found), lanes)
+        self.values[node] = [
+            self.from_memory(self.gather_vector(memory, o, lanes, m, node.dtype), node.dtype, lanes)
+            for o, m in zip(found, masks)
+        ]
+
+    def emit_store(self, node: Node) -> None:
+        memory, value = node.inputs[0], node.inputs[1]
+        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        index = [self.values[i][0] for i in node.inputs[2 : 2 + rank]]
+        mask = node.inputs[2 + rank] if node.attrs["masked"] else None
+        shape, lanes = value.shape, lanes_of(value.type)  # type: ignore[arg-type]
+        offsets, stride = self.rows(memory, shape, node.attrs["axes"], self.offset(memory, index))
+        masks = self.masks(node, mask, len(offsets), lanes)
+        for x, o, m in zip(self.values[value], offsets, masks):
+            self.store_vector(memory, self.to_memory(x, value.dtype, lanes), o, stride, lanes, m)
+
+    def store_vector(self, memory: Node, x: str, offset: str, stride: str, lanes: int,
+                     mask: str | None) -> None:  # fmt: skip
+        """One vector to memory."""
+        dtype = memory.dtype
+        element = memory_type(dtype)
+        v = vector(element, lanes)
+        if lanes == 1:
+            self.guarded(mask, lambda: self.w.line(
+                f"store {v} {x}, ptr {self.pointer(memory, offset)}, align {dtype.size}"))  # fmt: skip
+        elif stride == "1" and mask is None:
+            self.w.line(f"store {v} {x}, ptr {self.pointer(memory, offset)}, align {dtype.size}")
+        elif stride == "1":
+            name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
+            self.w.declared[name] = f"declare void @{name}({v}, ptr, <{lanes} x i1>)"
+            self.w.line(
+                f"call void @{name}({v} {x}, ptr align {dtype.size} {self.pointer(memory, offset)}, "
+                f"<{lanes} x i1> {mask})"
+            )
+        else:
+            self.scatter_vector(memory, x, self.lane_offsets(offset, stride, lanes), lanes, mask)
+
+    def scatter_vector(self, memory: Node, x: str, offsets: str, lanes: int, mask: str | None) -> None:
+        """Write elements at a vector of offsets, in lane order."""
+        element, dtype = memory_type(memory.dtype), memory.dtype
+        v = vector(element, lanes)
+        name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
+        self.w.declared[name] = f"declare void @{name}({v}, <{lanes} x ptr>, <{lanes} x i1>)"
+        self.w.line(
+            f"call void @{name}({v} {x}, <{lanes} x ptr> align {dtype.size} "
+            f"{self.pointers(memory, offsets, lanes)}, <{lanes} x i1> {mask or 'splat (i1 true)'})"
+        )
+
+    def guarded(self, mask: str | None, action: Any) -> None:
+        """Do something only where a scalar mask holds."""
+        if mask is None:
+            action()
+            return
+        w = self.w
+        yes, join = w.fresh_label("write"), w.fresh_label("join")
+        w.line(f"br i1 {mask}, label %{yes}, label %{join}")
+        w.start(yes)
+        action()
+        w.line(f"br label %{join}")
+        w.start(join)
+
+    def emit_scatter(self, node: Node) -> None:
+        memory, value, offset = node.inputs[:3]
+        mask = node.inputs[3] if len(node.inputs) > 3 else None
+        mode, lanes = node.attrs["mode"], lanes_of(value.type)  # type: ignore[arg-type]
+        found = self.values[value]
+        masks = self.masks(node, mask, len(found), lanes)
+        for x, o, m in zip(found, self.values[offset], masks):
+            if mode == "set" and lanes > 1:
+                self.scatter_vector(memory, self.to_memory(x, value.dtype, lanes), o, lanes, m)
+                continue
+            for lane in range(lanes):
+                self.combine(memory, value.dtype, mode, *(
+                    self.lane(part, kind, lanes, lane)
+                    for part, kind in ((x, scalar_type(value.dtype)), (o, "i64"), (m, "i1"))
+                ))  # fmt: skip
+
+    def lane(self, x: str | None, element: str, lanes: int, lane: int) -> Any:
+        """One lane of a vector."""
+        if x is None or lanes == 1:
+            return x
+        return self.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
+
+    def combine(self, memory: Node, dtype: DType, mode: str, x: str, offset: str,
+                mask: str | None) -> None:  # fmt: skip
+        """memory[offset] = op(memory[offset], x)."""
+
+        def act() -> None:
+            where = self.pointer(memory, offset)
+            element = memory_type(dtype)
+            new = x
+            if mode != "set":
+                old = self.w.value(f"load {element}, ptr {where}, align {dtype.size}")
+                old = self.from_memory(old, dtype, 1)
+                name = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}[mode]
+                if dtype.is_float and dtype.bits < 32:
+                    wide = [convert(self.w, dtype, dtypes.float32, 1, v) for v in (old, x)]
+                    result = row_for(name)(self.w, dtypes.float32, 1, wide)
+                    new = convert(self.w, dtypes.float32, dtype, 1, result)
+                else:
+                    new = row_for(name)(self.w, dtype, 1, [old, x])
+            new = self.to_memory(new, dtype, 1)
+            self.w.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
+
+        self.guarded(mask, act)
+
+    def emit_allocate(self, node: Node) -> None:
+        type_ = node.type
+        assert isinstance(type_, Memory)
+        size = type_.dtype.storage_bytes(math.prod(type_.shape))  # type: ignore[arg-type]
+        self.values[node] = [self.w.value(f"getelementptr i8, ptr %scratch, i64 {self.scratch}")]
+        self.scratch += (size + 63) // 64 * 64
+
+    # ---- control --------------------------------------------------------------------------
+
+    def emit_get(self, node: Node) -> None:
+        index, source = node.attrs["index"], node.inputs[0]
+        start = sum(self.width(t) for t in source.type.items[:index])  # type: ignore[union-attr]
+        self.values[node] = self.values[source][start : start + self.width(node.type)]
+
+    def width(self, type_: Any) -> int:
+        """Vectors of a carried value."""
+        return count_of(type_)
+
+    def emit_loop(self, node: Node) -> None:
+        lower, upper = self.values[node.inputs[0]][0], self.values[node.inputs[1]][0]
+        carried = [x for i in node.inputs[2:] for x in self.values[i]]
+        unroll, step = node.attrs["unroll"], node.attrs["step"]
+        if unroll > 1:
+            span = self.w.value(f"sub nsw i64 {upper}, {lower}")
+            wide = step * unroll
+            whole = self.w.value(f"sdiv i64 {span}, {wide}")
+            whole = self.w.value(f"mul nsw i64 {whole}, {wide}")
+            middle = self.w.value(f"add nsw i64 {lower}, {whole}")
+            carried = self.one_loop(node, lower, middle, wide, unroll, carried)
+            lower = middle
+        self.values[node] = self.one_loop(node, lower, upper, step, 1, carried)
+
+    def one_loop(self, node: Node, lower: str, upper: str, step: int, copies: int,
+                 carried: Values) -> Values:  # fmt: skip
+        """A loop whose body is written `copies` times."""
+        w, block = self.w, node.blocks[0]
+        types = self.carried_types(block)
+        head, inside, done = (w.fresh_label(n) for n in (block.name, "in", "out"))
+        before = w.label
+        w.line(f"br label %{head}")
+        w.start(head)
+        index, following = w.name(), w.name()
+        phis = [w.name() for _ in carried]
+        slot = len(w.lines)
+        w.lines.extend([""] * (1 + len(phis)))
+        going = w.value(f"icmp slt i64 {index}, {upper}")
+        w.line(f"br i1 {going}, label %{inside}, label %{done}")
+        w.start(inside)
+        current, place = list(phis), index
+        for copy in range(copies):
+            if copy:
+                place = w.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
+            current = self.loop_body(block, place, current)
+        w.line(f"{following} = add nsw i64 {index}, {step}")
+        w.lines[slot] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{w.label} ]"
+        for i, (phi, first, last, type_) in enumerate(zip(phis, carried, current, types)):
+            w.lines[slot + 1 + i] = f"  {phi} = phi {type_} [ {first}, %{before} ], [ {last}, %{w.label} ]"
+        w.line(f"br label %{head}")
+        w.start(done)
+        return phis
+
+    def carried_types(self, block: Block) -> list[str]:
+        """LLVM types of the carried vectors."""
+        found = []
+        for argument, result in zip(block.arguments[1:], block.results):
+            type_ = argument.type
+            assert isinstance(type_, Tile)
+            if result.op.group == "matrix":
+                found.append("x86_amx")
+            else:
+                found += [vector(scalar_type(type_.dtype), lanes_of(type_))] * count_of(type_)
+        return found
+
+    def loop_body(self, block: Block, index: str, carried: Values) -> Values:
+        """Emit a loop's Block once; gives the carried vectors for the next trip."""
+        self.values[block.arguments[0]] = [index]
+        position = 0
+        for argument, result in zip(block.arguments[1:], block.results):
+            count = 1 if result.op.group == "matrix" else count_of(argument.type)  # type: ignore[arg-type]
+            self.values[argument] = carried[position : position + count]
+            position += count
+        self.block(block)
+        return [x for r in block.results for x in self.values[r]]
+
+    def emit_branch(self, node: Node) -> None:
+        w = self.w
+        condition = self.values[node.inputs[0]][0]
+        yes, no, join = (w.fresh_label(n) for n in ("then", "otherwise", "join"))
+        w.line(f"br i1 {condition}, label %{yes}, label %{no}")
+        ends = []
+        for label, block in zip((yes, no), node.blocks):
+            w.start(label)
+            self.block(block)
+            ends.append(([x for r in block.results for x in self.values[r]], w.label))
+            w.line(f"br label %{join}")
+        w.start(join)
+        types = [vector(scalar_type(r.dtype), lanes_of(r.type)) for r in node.blocks[0].results
+                 for _ in range(count_of(r.type))]  # type: ignore[arg-type]  # fmt: skip
+        (first, first_label), (second, second_label) = ends
+        self.values[node] = [
+            w.value(f"phi {t} [ {a}, %{first_label} ], [ {b}, %{second_label} ]")
+            for t, a, b in zip(types, first, second)
+        ]
+
+    # ---- matrix unit (AMX) ----------------------------------------------------------------
+
+    def emit_matrix_zero(self, node: Node) -> None:
+        rows, columns = node.shape
+        self.values[node] = [self.w.intrinsic(
+            "llvm.x86.tilezero.internal", "x86_amx", ("i16", str(rows)),
+            ("i16", str(columns * node.dtype.size)))]  # fmt: skip
+
+    def matrix_address(self, memory: Node, index: list[Node]) -> tuple[str, str]:
+        """Address and row pitch in bytes of a 2-D tile (the last two axes of the Memory)."""
+        type_ = memory.type
+        assert isinstance(type_, Memory)
+        where = self.pointer(memory, self.offset(memory, [self.values[i][0] for i in index]))
+        pitch = self.size(type_.element_strides()[-2] * type_.dtype.size)
+        return where, pitch
+
+    def emit_matrix_load(self, node: Node) -> None:
+        rows, columns = node.shape
+        where, pitch = self.matrix_address(node.inputs[0], list(node.inputs[1:]))
+        self.values[node] = [self.w.intrinsic(
+            "llvm.x86.tileloadd64.internal", "x86_amx", ("i16", str(rows)),
+            ("i16", str(columns * node.dtype.size)), ("ptr", where), ("i64", pitch))]  # fmt: skip
+
+    def emit_matrix_dot(self, node: Node) -> None:
+        acc, a, b = node.inputs
+        rows, columns = acc.shape
+        self.values[node] = [self.w.intrinsic(
+            f"llvm.x86.{node.attrs['unit']}.internal", "x86_amx", ("i16", str(rows)),
+            ("i16", str(columns * acc.dtype.size)), ("i16", str(a.shape[1] * a.dtype.size)),
+            ("x86_amx", self.values[acc][0]), ("x86_amx", self.values[a][0]),
+            ("x86_amx", self.values[b][0]))]  # fmt: skip
+
+    def emit_matrix_store(self, node: Node) -> None:
+        memory, value = node.inputs[:2]
+        rows, columns = value.shape
+        where, pitch = self.matrix_address(memory, list(node.inputs[2:]))
+        self.w.intrinsic(
+            "llvm.x86.tilestored64.internal", "void", ("i16", str(rows)),
+            ("i16", str(columns * value.dtype.size)), ("ptr", where), ("i64", pitch),
+            ("x86_amx", self.values[value][0]))  # fmt: skip
+
+
+def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of a row-major number."""
+    index = []
+    for size in reversed(shape):
+        index.append(number % size)
+        number //= size
+    return tuple(reversed(index))
+
+
+def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """The row-major number of an index."""
+    number = 0
+    for position, size in zip(index, shape):
+        number = number * size + position
+    return number

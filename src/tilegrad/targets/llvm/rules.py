@@ -1,0 +1,638 @@
+"""How each elementwise Tile op becomes LLVM instructions: one table, one row per op.
+
+Values are SSA names with an LLVM type; a row gets the writer, the element DType, the lane count
+and the operands of one vector. Functions that no instruction computes (exp, tanh, ...) are
+expanded through `tile.functions`. Invariant: low-precision floats are widened before they come
+here (the lowering computes in float32), so rows see float32, float64, integers and bool.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ...core import dtype as dtypes
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from ...tile import functions
+
+SCALARS = {
+    "bool": "i1", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32",
+    "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "half", "bfloat16": "bfloat",
+    "float32": "float", "float64": "double", "float8_e4m3": "i8", "float8_e5m2": "i8",
+    "int4": "i4",
+}  # fmt: skip
+SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
+
+
+def scalar_type(dtype: DType) -> str:
+    """The LLVM type of one element in a register."""
+    return SCALARS[dtype.name]
+
+
+def memory_type(dtype: DType) -> str:
+    """The LLVM type of one element in memory (a bool is a byte)."""
+    return "i8" if dtype.kind == "bool" else SCALARS[dtype.name]
+
+
+def vector(element: str, lanes: int) -> str:
+    """An LLVM vector type; one lane is a scalar."""
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def mangle(element: str, lanes: int) -> str:
+    """The suffix of an intrinsic on the type."""
+    base = SUFFIX.get(element, element)
+    return base if lanes == 1 else f"v{lanes}{base}"
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """One constant element."""
+    if dtype.kind == "bool":
+        return "true" if value else "false"
+    if dtype.is_float:
+        if dtype is dtypes.float64:
+            return "0x" + struct.pack(">d", float(value)).hex().upper()
+        if dtype is dtypes.float32:
+            rounded = float(dtypes.float32.numpy.type(value))
+            return "0x" + struct.pack(">d", rounded).hex().upper()
+        bits = dtype.numpy.type(value).view("uint16" if dtype.bits == 16 else "uint8")
+        if dtype is dtypes.bfloat16:
+            return f"0xR{int(bits):04X}"
+        if dtype is dtypes.float16:
+            return f"0xH{int(bits):04X}"
+        return str(int(bits))
+    return str(int(value))
+
+
+def splat_constant(value: Any, dtype: DType, lanes: int) -> str:
+    """A constant operand of a vector type."""
+    one = literal(value, dtype)
+    if lanes == 1:
+        return one
+    element = scalar_type(dtype)
+    return f"splat ({element} {one})"
+
+
+class Writer:
+    """Lines of one function, fresh names, and the intrinsics it declares."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.declared: dict[str, str] = {}
+        self.count = 0
+        self.label = "entry"
+
+    def name(self) -> str:
+        """A fresh SSA name."""
+        self.count += 1
+        return f"%v{self.count}"
+
+    def line(self, text: str) -> None:
+        """One instruction."""
+        self.lines.append("  " + text)
+
+    def value(self, text: str) -> str:
+        """One instruction that has a result."""
+        name = self.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def start(self, label: str) -> None:
+        """Begin a basic block."""
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def fresh_label(self, base: str) -> str:
+        """A label no other block has."""
+        self.count += 1
+        return f"{base}{self.count}"
+
+    def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
+        """Call an intrinsic, declaring it once."""
+        types = ", ".join(t for t, _ in operands)
+        self.declared[name] = f"declare {result} @{name}({types})"
+        arguments = ", ".join(f"{t} {v}" for t, v in operands)
+        if result == "void":
+            self.line(f"call void @{name}({arguments})")
+            return ""
+        return self.value(f"call {result} @{name}({arguments})")
+
+
+class Vector:
+    """One vector of a tile: its DType and lanes, over which `tile.functions` compute."""
+
+    __slots__ = ("dtype", "name")
+
+    def __init__(self, name: str, dtype: DType) -> None:
+        self.name, self.dtype = name, dtype
+
+
+INTEGER = {32: dtypes.int32, 64: dtypes.int64}
+FLOAT = {32: dtypes.float32, 64: dtypes.float64}
+
+
+class Operations:
+    """The array operations `tile.functions` is written over, as LLVM instructions."""
+
+    def __init__(self, writer: Writer, lanes: int) -> None:
+        self.writer, self.lanes = writer, lanes
+
+    def _type(self, dtype: DType) -> str:
+        return vector(scalar_type(dtype), self.lanes)
+
+    def _two(self, instruction: str, a: Vector, b: Vector, dtype: DType | None = None) -> Vector:
+        text = f"{instruction} {self._type(a.dtype)} {a.name}, {b.name}"
+        return Vector(self.writer.value(text), dtype or a.dtype)
+
+    def _call(self, name: str, *inputs: Vector) -> Vector:
+        type_ = self._type(inputs[0].dtype)
+        full = f"llvm.{name}.{mangle(scalar_type(inputs[0].dtype), self.lanes)}"
+        return Vector(
+            self.writer.intrinsic(full, type_, *((type_, i.name) for i in inputs)), inputs[0].dtype
+        )
+
+    def dtype(self, x: Vector) -> str:
+        return x.dtype.name
+
+    def constant(self, value: float, like: Vector) -> Vector:
+        return Vector(splat_constant(value, like.dtype, self.lanes), like.dtype)
+
+    int_constant = constant
+
+    def add(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fadd", a, b)
+
+    def subtract(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fsub", a, b)
+
+    def multiply(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fmul", a, b)
+
+    def divide(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fdiv", a, b)
+
+    def multiply_add(self, a: Vector, b: Vector, c: Vector) -> Vector:
+        return self._call("fma", a, b, c)
+
+    def negative(self, x: Vector) -> Vector:
+        return Vector(self.writer.value(f"fneg {self._type(x.dtype)} {x.name}"), x.dtype)
+
+    def absolute(self, x: Vector) -> Vector:
+        return self._call("fabs", x)
+
+    def square_root(self, x: Vector) -> Vector:
+        return self._call("sqrt", x)
+
+    def round_even(self, x: Vector) -> Vector:
+        return self._call("rint", x)
+
+    def floor(self, x: Vector) -> Vector:
+        return self._call("floor", x)
+
+    def minimum(self, a: Vector, b: Vector) -> Vector:
+        return self.select(self.less(a, b), a, b)
+
+    def maximum(self, a: Vector, b: Vector) -> Vector:
+        return self.select(self.less(b, a), a, b)
+
+    def less(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fcmp olt", a, b, dtypes.bool_)
+
+    def less_equal(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fcmp ole", a, b, dtypes.bool_)
+
+    def equal(self, a: Vector, b: Vector) -> Vector:
+        return self._two("fcmp oeq", a, b, dtypes.bool_)
+
+    def select(self, mask: Vector, a: Vector, b: Vector) -> Vector:
+        type_ = self._type(a.dtype)
+        text = (
+            f"select {self._type(dtypes.bool_)} {mask.name}, {type_} {a.name}, {type_} {b.name}"
+        )
+        return Vector(self.writer.value(text), a.dtype)
+
+    def logical_and(self, a: Vector, b: Vector) -> Vector:
+        return self._two("and", a, b)
+
+    def logical_or(self, a: Vector, b: Vector) -> Vector:
+        return self._two("or", a, b)
+
+    def logical_not(self, a: Vector) -> Vector:
+        return self._two("xor", a, Vector(splat_constant(True, dtypes.bool_, self.lanes), a.dtype))
+
+    def _convert(self, instruction: str, x: Vector, dtype: DType) -> Vector:
+        text = f"{instruction} {self._type(x.dtype)} {x.name} to {self._type(dtype)}"
+        return Vector(self.writer.value(text), dtype)
+
+    def bitcast_int(self, x: Vector) -> Vector:
+        return self._convert("bitcast", x, INTEGER[x.dtype.bits])
+
+    def bitcast_float(self, x: Vector) -> Vector:
+        return self._convert("bitcast", x, FLOAT[x.dtype.bits])
+
+    def to_int(self, x: Vector) -> Vector:
+        return self._convert("fptosi", x, INTEGER[x.dtype.bits])
+
+    def to_float(self, x: Vector) -> Vector:
+        return self._convert("sitofp", x, FLOAT[x.dtype.bits])
+
+    def int_add(self, a: Vector, b: Vector) -> Vector:
+        return self._two("add", a, b)
+
+    def int_subtract(self, a: Vector, b: Vector) -> Vector:
+        return self._two("sub", a, b)
+
+    def int_and(self, a: Vector, b: Vector) -> Vector:
+        return self._two("and", a, b)
+
+    def int_or(self, a: Vector, b: Vector) -> Vector:
+        return self._two("or", a, b)
+
+    def int_xor(self, a: Vector, b: Vector) -> Vector:
+        return self._two("xor", a, b)
+
+    def int_shift_left(self, a: Vector, n: int) -> Vector:
+        return self._two("shl", a, self.constant(n, a))
+
+    def int_shift_right(self, a: Vector, n: int) -> Vector:
+        return self._two("ashr", a, self.constant(n, a))
+
+    def int_equal(self, a: Vector, b: Vector) -> Vector:
+        return self._two("icmp eq", a, b, dtypes.bool_)
+
+    def int_less(self, a: Vector, b: Vector) -> Vector:
+        return self._two("icmp slt", a, b, dtypes.bool_)
+
+
+Row = Callable[[Writer, DType, int, list[str]], str]
+
+
+def _function(name: str) -> Row:
+    """A row that expands `tile.functions.<name>`."""
+
+    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+        operations: Any = Operations(w, lanes)
+        values = [Vector(i, d) for i in inputs]
+        return getattr(functions, name)(operations, *values).name  # type: ignore[no-any-return]
+
+    return row
+
+
+def _pick(float_: str, signed: str, unsigned: str | None = None, boolean: str | None = None) -> Row:
+    """A row that is one two-operand instruction, chosen by kind."""
+
+    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+        kinds = {"float": float_, "int": signed, "uint": unsigned or signed,
+                 "bool": boolean or signed}  # fmt: skip
+        return w.value(f"{kinds[d.kind]} {vector(scalar_type(d), lanes)} {inputs[0]}, {inputs[1]}")
+
+    return row
+
+
+def _intrinsic(float_: str, signed: str = "", unsigned: str = "") -> Row:
+    """A row that is one intrinsic, chosen by kind."""
+
+    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+        name = {"float": float_, "int": signed, "uint": unsigned or signed, "bool": unsigned}[d.kind]
+        if not name:
+            return inputs[0]
+        type_ = vector(scalar_type(d), lanes)
+        extra = [("i1", "false")] if name == "abs" else []
+        operands = [(type_, i) for i in inputs] + extra
+        return w.intrinsic(f"llvm.{name}.{mangle(scalar_type(d), lanes)}", type_, *operands)
+
+    return row
+
+
+def _negative(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    type_ = vector(scalar_type(d), lanes)
+    if d.is_float:
+        return w.value(f"fneg {type_} {inputs[0]}")
+    return w.value(f"sub {type_} {splat_constant(0, d, lanes)}, {inputs[0]}")
+
+
+def _reciprocal(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    return w.value(f"fdiv {vector(scalar_type(d), lanes)} {splat_constant(1, d, lanes)}, {inputs[0]}")
+
+
+def _bit_not(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    ones = True if d.kind == "bool" else -1
+    return w.value(f"xor {vector(scalar_type(d), lanes)} {inputs[0]}, {splat_constant(ones, d, lanes)}")
+
+
+def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    x, type_ = inputs[0], vector(scalar_type(d), lanes)
+    if d.kind == "bool":
+        return x
+    zero = splat_constant(0, d, lanes)
+    mask = vector("i1", lanes)
+    compare = "fcmp ogt" if d.is_float else ("icmp ugt" if d.kind == "uint" else "icmp sgt")
+    above = w.value(f"{compare} {type_} {x}, {zero}")
+    one, minus = splat_constant(1, d, lanes), splat_constant(-1, d, lanes)
+    if d.kind == "uint":
+        return w.value(f"select {mask} {above}, {type_} {one}, {type_} {zero}")
+    below = w.value(f"{'fcmp olt' if d.is_float else 'icmp slt'} {type_} {x}, {zero}")
+    rest = x if d.is_float else zero  # nan and signed zero stay themselves
+    low = w.value(f"select {mask} {below}, {type_} {minus}, {type_} {rest}")
+    return w.value(f"select {mask} {above}, {type_} {one}, {type_} {low}")
+
+
+def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Integer floor division; a zero divisor gives 0."""
+    quotient, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    zero = splat_constant(0, d, lanes)
+    if d.kind == "int":
+        adjust = _signs_differ(w, d, lanes, remainder, divisor)
+        less = w.value(f"sub {type_} {quotient}, {splat_constant(1, d, lanes)}")
+        quotient = w.value(f"select {mask} {adjust}, {type_} {less}, {type_} {quotient}")
+    return w.value(f"select {mask} {zero_divisor}, {type_} {zero}, {type_} {quotient}")
+
+
+def _division(w: Writer, d: DType, lanes: int, inputs: list[str]) -> tuple[str, str, str, str]:
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
+    zero_divisor = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
+    safe = w.value(f"select {mask} {zero_divisor}, {type_} {one}, {type_} {inputs[1]}")
+    letter = "u" if d.kind == "uint" else "s"
+    if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
+        lowest = splat_constant(d.lowest, d, lanes)
+        minus = splat_constant(-1, d, lanes)
+        a = w.value(f"icmp eq {type_} {inputs[0]}, {lowest}")
+        b = w.value(f"icmp eq {type_} {safe}, {minus}")
+        both = w.value(f"and {mask} {a}, {b}")
+        safe = w.value(f"select {mask} {both}, {type_} {one}, {type_} {safe}")
+    quotient = w.value(f"{letter}div {type_} {inputs[0]}, {safe}")
+    product = w.value(f"mul {type_} {quotient}, {safe}")
+    remainder = w.value(f"sub {type_} {inputs[0]}, {product}")
+    return quotient, remainder, safe, zero_divisor
+
+
+def _signs_differ(w: Writer, d: DType, lanes: int, remainder: str, divisor: str) -> str:
+    """Whether a non-zero remainder has another sign than the divisor."""
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    zero = splat_constant(0, d, lanes)
+    crossed = w.value(f"xor {type_} {remainder}, {divisor}")
+    negative = w.value(f"icmp slt {type_} {crossed}, {zero}")
+    some = w.value(f"icmp ne {type_} {remainder}, {zero}")
+    return w.value(f"and {mask} {negative}, {some}")
+
+
+def _remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    if d.is_float:
+        return _float_remainder(w, d, lanes, inputs)
+    _, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
+    if d.kind == "int":
+        adjust = _signs_differ(w, d, lanes, remainder, divisor)
+        more = w.value(f"add {type_} {remainder}, {divisor}")
+        remainder = w.value(f"select {mask} {adjust}, {type_} {more}, {type_} {remainder}")
+    zero = splat_constant(0, d, lanes)
+    return w.value(f"select {mask} {zero_divisor}, {type_} {zero}, {type_} {remainder}")
+
+
+def _float_remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """fmod, then moved to the sign of the divisor."""
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    zero = splat_constant(0, d, lanes)
+    rest = w.value(f"frem {type_} {inputs[0]}, {inputs[1]}")
+    a = w.value(f"fcmp olt {type_} {rest}, {zero}")
+    b = w.value(f"fcmp olt {type_} {inputs[1]}, {zero}")
+    differ = w.value(f"xor {mask} {a}, {b}")
+    some = w.value(f"fcmp one {type_} {rest}, {zero}")
+    adjust = w.value(f"and {mask} {differ}, {some}")
+    more = w.value(f"fadd {type_} {rest}, {inputs[1]}")
+    return w.value(f"select {mask} {adjust}, {type_} {more}, {type_} {rest}")
+
+
+def _float_floor_divide(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    if not d.is_float:
+        return _divide_floor(w, d, lanes, inputs)
+    type_ = vector(scalar_type(d), lanes)
+    quotient = w.value(f"fdiv {type_} {inputs[0]}, {inputs[1]}")
+    return w.intrinsic(f"llvm.floor.{mangle(scalar_type(d), lanes)}", type_, (type_, quotient))
+
+
+def _shift(instruction: str) -> Row:
+    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+        name = instruction if instruction == "shl" or d.kind != "uint" else "lshr"
+        type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+        wide = w.value(f"icmp uge {type_} {inputs[1]}, {splat_constant(d.bits, d, lanes)}")
+        limit = splat_constant(d.bits - 1, d, lanes)
+        amount = w.value(f"select {mask} {wide}, {type_} {limit}, {type_} {inputs[1]}")
+        shifted = w.value(f"{name} {type_} {inputs[0]}, {amount}")
+        if name == "ashr":
+            return shifted
+        zero = splat_constant(0, d, lanes)
+        return w.value(f"select {mask} {wide}, {type_} {zero}, {type_} {shifted}")
+
+    return row
+
+
+def _compare(name: str) -> Row:
+    float_ = {"equal": "oeq", "not_equal": "une", "less": "olt", "less_equal": "ole"}[name]
+    signed = {"equal": "eq", "not_equal": "ne", "less": "slt", "less_equal": "sle"}[name]
+    unsigned = {"slt": "ult", "sle": "ule"}.get(signed, signed)
+    return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
+
+
+def _integer_power(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Integer power by squaring over the exponent's bits; a negative exponent gives 0 (or +-1)."""
+    if d.is_float:
+        return _function("power")(w, d, lanes, inputs)
+    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
+    base, exponent, result = inputs[0], inputs[1], one
+    for _ in range(6):  # exponents up to 63: beyond, the product has wrapped away
+        bit = w.value(f"and {type_} {exponent}, {one}")
+        odd = w.value(f"icmp ne {type_} {bit}, {zero}")
+        more = w.value(f"mul {type_} {result}, {base}")
+        result = w.value(f"select {mask} {odd}, {type_} {more}, {type_} {result}")
+        base = w.value(f"mul {type_} {base}, {base}")
+        exponent = w.value(f"lshr {type_} {exponent}, {one}")
+    if d.kind == "uint":
+        return result
+    negative = w.value(f"icmp slt {type_} {inputs[1]}, {zero}")
+    unit = w.value(f"icmp eq {type_} {inputs[0]}, {one}")
+    small = w.value(f"select {mask} {unit}, {type_} {one}, {type_} {zero}")
+    return w.value(f"select {mask} {negative}, {type_} {small}, {type_} {result}")
+
+
+def _multiply_high(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """The upper half of the unsigned product."""
+    narrow, wide = scalar_type(d), f"i{2 * d.bits}"
+    n, x = vector(narrow, lanes), vector(wide, lanes)
+    a = w.value(f"zext {n} {inputs[0]} to {x}")
+    b = w.value(f"zext {n} {inputs[1]} to {x}")
+    product = w.value(f"mul {x} {a}, {b}")
+    amount = str(d.bits) if lanes == 1 else f"splat ({wide} {d.bits})"
+    high = w.value(f"lshr {x} {product}, {amount}")
+    return w.value(f"trunc {x} {high} to {n}")
+
+
+def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    type_ = vector(scalar_type(d), lanes)
+    return w.value(
+        f"select {vector('i1', lanes)} {inputs[0]}, {type_} {inputs[1]}, {type_} {inputs[2]}"
+    )
+
+
+ROWS: dict[str, Row] = {
+    "negative": _negative,
+    "absolute": _intrinsic("fabs", "abs", ""),
+    "square_root": _intrinsic("sqrt"),
+    "reciprocal": _reciprocal,
+    "sign": _sign,
+    "floor": _intrinsic("floor"),
+    "ceil": _intrinsic("ceil"),
+    "round": _intrinsic("rint"),
+    "trunc": _intrinsic("trunc"),
+    "bit_not": _bit_not,
+    "add": _pick("fadd", "add", boolean="or"),
+    "subtract": _pick("fsub", "sub", boolean="xor"),
+    "multiply": _pick("fmul", "mul", boolean="and"),
+    "divide": _pick("fdiv", "sdiv", "udiv"),
+    "floor_divide": _float_floor_divide,
+    "remainder": _remainder,
+    "unsigned_divide": _pick("fdiv", "udiv"),
+    "unsigned_remainder": _pick("frem", "urem"),
+    "power": _integer_power,
+    "maximum": _intrinsic("maximum", "smax", "umax"),
+    "minimum": _intrinsic("minimum", "smin", "umin"),
+    "bit_and": _pick("and", "and"),
+    "bit_or": _pick("or", "or"),
+    "bit_xor": _pick("xor", "xor"),
+    "shift_left": _shift("shl"),
+    "shift_right": _shift("ashr"),
+    "multiply_high": _multiply_high,
+    "equal": _compare("equal"),
+    "not_equal": _compare("not_equal"),
+    "less": _compare("less"),
+    "less_equal": _compare("less_equal"),
+    "where": _where,
+    "multiply_add": _intrinsic("fma"),
+}
+for _name in ("exp", "log", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh",
+              "erf", "erf_inverse"):  # fmt: skip
+    ROWS[_name] = _function(_name)
+
+
+def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
+    """Convert one vector between dtypes."""
+    if source is target:
+        return x
+    if source.is_float and source.bits == 8:
+        return convert(w, dtypes.float32, target, lanes, _from_float8(w, source, lanes, x))
+    if target.is_float and target.bits == 8:
+        return _to_float8(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
+    a, b = vector(scalar_type(source), lanes), vector(scalar_type(target), lanes)
+    if target.kind == "bool":
+        zero = splat_constant(0, source, lanes)
+        return w.value(f"{'fcmp une' if source.is_float else 'icmp ne'} {a} {x}, {zero}")
+    if source.is_float and target.is_float:
+        if source.bits == target.bits:  # bf16 <-> f16
+            return convert(w, dtypes.float32, target, lanes, convert(w, source, dtypes.float32, lanes, x))
+        if target.bits > source.bits:
+            return w.value(f"fpext {a} {x} to {b}")
+        if source is dtypes.float64 and target.bits == 16:
+            x = w.value(f"fptrunc {a} {x} to {vector('float', lanes)}")
+            a = vector("float", lanes)
+        return w.value(f"fptrunc {a} {x} to {b}")
+    if source.is_float:
+        return _float_to_integer(w, source, target, lanes, x)
+    if target.is_float:
+        return w.value(f"{'uitofp' if source.kind in ('uint', 'bool') else 'sitofp'} {a} {x} to {b}")
+    bits = 1 if source.kind == "bool" else source.bits
+    if target.bits == bits:
+        return x
+    if target.bits < bits:
+        return w.value(f"trunc {a} {x} to {b}")
+    return w.value(f"{'sext' if source.kind == 'int' else 'zext'} {a} {x} to {b}")
+
+
+def _float_to_integer(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
+    """Truncate through a wide signed integer, so that out-of-range values wrap as in C."""
+    if source.bits == 16:
+        x = convert(w, source, dtypes.float32, lanes, x)
+        source = dtypes.float32
+    a = vector(scalar_type(source), lanes)
+    wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
+    type_ = vector(scalar_type(wide), lanes)
+    name = f"llvm.fptosi.sat.{mangle(scalar_type(wide), lanes)}.{mangle(scalar_type(source), lanes)}"
+    whole = w.intrinsic(name, type_, (a, x))
+    return convert(w, wide, target, lanes, whole)
+
+
+def _from_float8(w: Writer, source: DType, lanes: int, x: str) -> str:
+    """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
+    byte, half = vector("i8", lanes), vector("i16", lanes)
+    wide = w.value(f"zext {byte} {x} to {half}")
+
+    def splat(value: int, bits: int = 16) -> str:
+        return str(value) if lanes == 1 else f"splat (i{bits} {value})"
+
+    if source is dtypes.float8_e5m2:
+        shifted = w.value(f"shl {half} {wide}, {splat(8)}")
+        as_half = w.value(f"bitcast {half} {shifted} to {vector('half', lanes)}")
+        return w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
+    # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
+    sign = w.value(f"and {half} {wide}, {splat(128)}")
+    rest = w.value(f"and {half} {wide}, {splat(127)}")
+    sign_half = w.value(f"shl {half} {sign}, {splat(8)}")
+    body = w.value(f"shl {half} {rest}, {splat(7)}")
+    bits = w.value(f"or {half} {sign_half}, {body}")
+    as_half = w.value(f"bitcast {half} {bits} to {vector('half', lanes)}")
+    wide_float = w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
+    f = vector("float", lanes)
+    scaled = w.value(f"fmul {f} {wide_float}, {splat_constant(256.0, dtypes.float32, lanes)}")
+    is_nan = w.value(f"icmp eq {half} {rest}, {splat(127)}")
+    nan = splat_constant(float("nan"), dtypes.float32, lanes)
+    return w.value(f"select {vector('i1', lanes)} {is_nan}, {f} {nan}, {f} {scaled}")
+
+
+def _to_float8(w: Writer, target: DType, lanes: int, x: str) -> str:
+    """Round float32 to fp8, half to even, with the rule of ml_dtypes (overflow: e5m2 inf,
+    e4m3 nan)."""
+    mantissa, bias, top = (2, 15, 0x7C) if target is dtypes.float8_e5m2 else (3, 7, 0x7F)
+    i, m = vector("i32", lanes), vector("i1", lanes)
+
+    def c(value: int) -> str:
+        return str(value) if lanes == 1 else f"splat (i32 {value})"
+
+    bits = w.value(f"bitcast {vector('float', lanes)} {x} to {i}")
+    sign = w.value(f"lshr {i} {bits}, {c(24)}")
+    sign = w.value(f"and {i} {sign}, {c(128)}")
+    magnitude = w.value(f"and {i} {bits}, {c(0x7FFFFFFF)}")
+    # normal: add half an ulp (to even), shift, rebias
+    drop = 23 - mantissa
+    last = w.value(f"lshr {i} {magnitude}, {c(drop)}")
+    last = w.value(f"and {i} {last}, {c(1)}")
+    rounded = w.value(f"add {i} {magnitude}, {c((1 << (drop - 1)) - 1)}")
+    rounded = w.value(f"add {i} {rounded}, {last}")
+    normal = w.value(f"lshr {i} {rounded}, {c(drop)}")
+    normal = w.value(f"sub {i} {normal}, {c((127 - bias) << mantissa)}")
+    # subnormal: let the float adder round by adding a power of two of the right size
+    magic = 127 + (1 - bias) + 23 - mantissa
+    f = vector("float", lanes)
+    as_float = w.value(f"bitcast {i} {magnitude} to {f}")
+    magic_float = w.value(f"bitcast {i} {c(magic << 23)} to {f}")
+    shifted = w.value(f"fadd {f} {as_float}, {magic_float}")
+    small = w.value(f"bitcast {f} {shifted} to {i}")
+    small = w.value(f"sub {i} {small}, {c(magic << 23)}")
+    is_small = w.value(f"icmp ult {i} {magnitude}, {c((127 - bias + 1) << 23)}")
+    value = w.value(f"select {m} {is_small}, {i} {small}, {i} {normal}")
+    over = w.value(f"icmp ugt {i} {value}, {c(top - (0 if target is dtypes.float8_e5m2 else 1))}")
+    big = w.value(f"select {m} {over}, {i} {c(top)}, {i} {value}")
+    is_nan = w.value(f"icmp ugt {i} {magnitude}, {c(0x7F800000)}")
+    big = w.value(f"select {m} {is_nan}, {i} {c(0x7F)}, {i} {big}")
+    full = w.value(f"or {i} {big}, {sign}")
+    return w.value(f"trunc {i} {full} to {vector('i8', lanes)}")
+
+
+def row_for(name: str) -> Row:
+    """The row of an elementwise op."""
+    if name not in ROWS:
+        raise InternalError("llvm.rules", f"no row for {name}")
+    return ROWS[name]

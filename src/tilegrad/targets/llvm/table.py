@@ -1,0 +1,185 @@
+"""Step tables: what the native walker runs, as plain data.
+
+A step is an array of 64-byte entries that every worker walks from entry 0 to the end. Workers
+hold their own slots (buffer pointers) and counters, so control entries need no agreement.
+`a`, `b`, `c` and the others mean, by kind:
+
+| kind              | meaning                                                               |
+|-------------------|-----------------------------------------------------------------------|
+| KERNEL            | `function(args, scalars, start, stop, scratch)` over the grid         |
+| JUMP              | go to entry a                                                         |
+| JUMP_UNLESS       | go to entry a if the byte at slot b, offset c, is zero                |
+| SET_COUNTER       | counter b = c                                                         |
+| ADD_COUNTER       | counter b += c                                                        |
+| JUMP_COUNTER_LESS | go to entry a if counter b < c                                        |
+| SET_SLOT          | slot args = slot args_count + counter a * b + c (a < 0: no counter)   |
+| SWAP_SLOTS        | slots b and c change places                                           |
+| COPY              | grid bytes from slot args_count + b to slot args + a; must not overlap |
+
+KERNEL arguments are the slots named by `index[args : args + args_count]` (COUNTERS names the
+worker's counters), its scalars start at `scalars[scalars]`.
+
+Invariant: `check_table` passes on every table that is run; the walker itself checks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...core.errors import InternalError
+
+ENTRY = np.dtype(
+    [
+        ("kind", "u4"), ("flags", "u4"), ("function", "u8"),
+        ("args", "u4"), ("args_count", "u4"), ("scalars", "u4"), ("grain", "u4"),
+        ("grid", "i8"), ("a", "i8"), ("b", "i8"), ("c", "i8"),
+    ]
+)  # fmt: skip
+
+KERNEL = 1
+JUMP = 2
+JUMP_UNLESS = 3
+SET_COUNTER = 4
+ADD_COUNTER = 5
+JUMP_COUNTER_LESS = 6
+SET_SLOT = 7
+SWAP_SLOTS = 8
+COPY = 9
+
+DYNAMIC = 1  # KERNEL: workers draw `grain` programs at a time; always ends in a barrier
+NO_BARRIER = 2  # KERNEL, COPY: the entries up to the next barrier do not depend on this one
+SINGLE = 4  # KERNEL, COPY: worker 0 does all of it
+GRID_SCALAR = 8  # KERNEL, COPY: `grid` is the number of the scalar that holds the grid
+VALUE_SCALAR = 16  # counters: `c` is the number of the scalar that holds the value
+
+COUNTERS = -1  # in place of a slot number: the address of the worker's counters
+COUNTER_LIMIT = 64
+ARGUMENT_LIMIT = 1024
+
+
+class TableBuilder:
+    """Writes a step table entry by entry; each method returns the entry's number."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+        self._index: list[int] = []
+        self._lists: dict[tuple[int, ...], int] = {}
+
+    def kernel(
+        self, function: int, slots: Sequence[int], grid: int, *, grain: int = 1,
+        flags: int = 0, scalars: int = 0,
+    ) -> int:  # fmt: skip
+        """Run a kernel over `grid` programs."""
+        wanted = tuple(slots)
+        at = self._lists.get(wanted)
+        if at is None:
+            at = self._lists[wanted] = len(self._index)
+            self._index.extend(wanted)
+        return self._add(KERNEL, flags, function, at, len(wanted), scalars, grain, grid)
+
+    def jump(self, to: int = -1) -> int:
+        """Go to entry `to` (see `point`)."""
+        return self._add(JUMP, a=to)
+
+    def jump_unless(self, slot: int, to: int = -1, offset: int = 0) -> int:
+        """Go to entry `to` if the bool byte in a slot is false."""
+        return self._add(JUMP_UNLESS, a=to, b=slot, c=offset)
+
+    def set_counter(self, counter: int, value: int, flags: int = 0) -> int:
+        """Set a counter (flag VALUE_SCALAR: to scalar number `value`)."""
+        return self._add(SET_COUNTER, flags, b=counter, c=value)
+
+    def add_counter(self, counter: int, value: int, flags: int = 0) -> int:
+        """Add to a counter."""
+        return self._add(ADD_COUNTER, flags, b=counter, c=value)
+
+    def jump_counter_less(self, counter: int, bound: int, to: int = -1, flags: int = 0) -> int:
+        """Go to entry `to` while a counter is below `bound`."""
+        return self._add(JUMP_COUNTER_LESS, flags, a=to, b=counter, c=bound)
+
+    def set_slot(
+        self, slot: int, base: int, counter: int = -1, stride: int = 0, offset: int = 0
+    ) -> int:
+        """Point `slot` at `base` + counter * stride + offset bytes."""
+        return self._add(SET_SLOT, args=slot, count=base, a=counter, b=stride, c=offset)
+
+    def swap_slots(self, first: int, second: int) -> int:
+        """Exchange two slots."""
+        return self._add(SWAP_SLOTS, b=first, c=second)
+
+    def copy(
+        self, to: int, source: int, bytes: int, *, to_offset: int = 0, source_offset: int = 0,
+        flags: int = 0,
+    ) -> int:  # fmt: skip
+        """Copy bytes between slots that do not overlap."""
+        return self._add(COPY, flags, 0, to, source, 0, 0, bytes, to_offset, source_offset)
+
+    def point(self, entry: int, to: int) -> None:
+        """Make the jump at `entry` go to entry `to`."""
+        row = self._rows[entry]
+        self._rows[entry] = (*row[:8], to, *row[9:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def finish(self, n_slots: int, n_scalars: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The checked table and its argument index."""
+        entries = np.array(self._rows, dtype=ENTRY)
+        index = np.array(self._index or [0], dtype=np.int32)
+        check_table(entries, index, n_slots, n_scalars)
+        return entries, index
+
+    def _add(
+        self, kind: int, flags: int = 0, function: int = 0, args: int = 0, count: int = 0,
+        scalars: int = 0, grain: int = 0, grid: int = 0, a: int = 0, b: int = 0, c: int = 0,
+    ) -> int:  # fmt: skip
+        self._rows.append((kind, flags, function, args, count, scalars, grain, grid, a, b, c))
+        return len(self._rows) - 1
+
+
+def check_table(entries: np.ndarray, index: np.ndarray, n_slots: int, n_scalars: int) -> None:
+    """Raise InternalError where the walker would leave its arrays."""
+    if entries.dtype != ENTRY or index.dtype != np.int32 or ENTRY.itemsize != 64:
+        raise InternalError("step table", "wrong dtypes of table or index")
+    for number, entry in enumerate(entries):
+        fault = _fault(entry, index, len(entries), n_slots, n_scalars)
+        if fault:
+            raise InternalError("step table", f"entry {number}: {fault}: {entry}")
+
+
+def _fault(
+    entry: np.void, index: np.ndarray, n_entries: int, n_slots: int, n_scalars: int
+) -> str | None:
+    kind, flags = int(entry["kind"]), int(entry["flags"])
+    a, b, c, grid = (int(entry[name]) for name in ("a", "b", "c", "grid"))
+    first, second = int(entry["args"]), int(entry["args_count"])
+    if not KERNEL <= kind <= COPY:
+        return "unknown kind"
+    if kind in (JUMP, JUMP_UNLESS, JUMP_COUNTER_LESS) and not 0 <= a <= n_entries:
+        return "jump out of the table"
+    if kind in (SET_COUNTER, ADD_COUNTER, JUMP_COUNTER_LESS):
+        if not 0 <= b < COUNTER_LIMIT:
+            return "no such counter"
+        if flags & VALUE_SCALAR and not 0 <= c < n_scalars:
+            return "no such scalar"
+    if kind == SET_SLOT and a >= COUNTER_LIMIT:
+        return "no such counter"
+    if kind in (KERNEL, COPY):
+        if grid < 0 or (flags & GRID_SCALAR and grid >= n_scalars):
+            return "bad grid"
+    if kind == KERNEL and not int(entry["function"]):
+        return "no function"
+    if kind == KERNEL and second > ARGUMENT_LIMIT:
+        return "too many arguments"
+    if kind == KERNEL and first + second > len(index):
+        return "arguments out of the index"
+    used = {
+        KERNEL: index[first : first + second].tolist(), JUMP_UNLESS: [b], SWAP_SLOTS: [b, c],
+        SET_SLOT: [first, second], COPY: [first, second],
+    }.get(kind, [])  # fmt: skip
+    least = COUNTERS if kind == KERNEL else 0
+    if any(not least <= slot < n_slots for slot in used):
+        return "no such slot"
+    return None

@@ -1,0 +1,296 @@
+"""The worker pool: persistent threads that walk step tables natively.
+
+A step is a record of raw addresses, so running it costs one native call. The calling thread is
+worker 0; the others are daemon threads that live in native code and never hold the GIL.
+The native walker comes back every 50 ms between entries, so Ctrl-C ends a long step early.
+
+Invariant: one step runs at a time; when `run` returns or raises, no worker touches the step's
+memory any more. Threads start at the first parallel step and never before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.config import config, usable_cores
+from ...core.errors import InternalError, StateError
+from ...core.target import NEON, SSE2
+from .driver import LoadedModule, compile_text, load
+from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
+from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
+
+LOG = logging.getLogger("tilegrad.workers")
+IDLE_SECONDS = 40e-6  # how long a worker spins for the next step before it sleeps
+BARRIER_SECONDS = 100e-6
+CROWDED_SECONDS = 1e-6  # the same where there are more workers than cores
+SCRATCH_BYTES = 256 << 10
+SLOT_LIMIT = 512
+RECORD = struct.Struct("<6Q")  # table, entries, argument index, slots, number of slots, scalars
+
+
+class Native(NamedTuple):
+    """The walker's entry points."""
+
+    module: LoadedModule
+    start: Callable[..., int]
+    resume: Callable[..., int]
+    stop: Callable[..., int]
+    serve: Callable[..., int]
+    quit: Callable[..., int]
+    spins_per_second: float
+
+
+@functools.cache
+def native() -> Native:
+    """The walker, compiled (or found in the Store) and loaded once."""
+    machine = os.uname().machine
+    targets = {"x86_64": SSE2, "aarch64": NEON}
+    if machine not in targets:
+        raise InternalError("worker pool", f"no walker for {machine}")
+    module = load(compile_text(walker_text(machine), targets[machine]))
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+
+    def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+        return ctypes.CFUNCTYPE(result, *arguments)(module.address(name))
+
+    spin = function("spin", None, integer)
+    return Native(
+        module,
+        function("start", integer, pointer, pointer, integer),
+        function("resume", integer, pointer, integer),
+        function("stop", integer, pointer),
+        function("serve", None, pointer, pointer, integer, ctypes.c_int32),
+        function("quit", None, pointer),
+        _spins_per_second(spin),
+    )
+
+
+def _spins_per_second(spin: Callable[..., int], times: int = 1000) -> float:
+    best = 1.0
+    for _ in range(3):
+        begin = time.perf_counter()
+        spin(times)
+        best = min(best, time.perf_counter() - begin)
+    return times / best
+
+
+def _aligned(bytes: int) -> np.ndarray:
+    """Zeroed bytes whose first lies on a line of 64."""
+    raw = np.zeros(bytes + 64, np.uint8)
+    at = -raw.ctypes.data % 64
+    return raw[at : at + bytes]
+
+
+class Team:
+    """The memory shared by `workers` workers, a state for each, and their threads."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.running = 0  # workers that a parallel step has; 0 until the threads are started
+        self.memory = _aligned(POOL_BYTES)
+        self.pool: int = self.memory.ctypes.data
+        self.states = _aligned(STATE_BYTES * workers)
+        self.memory[POOL["caller_state"] :][:8].view(np.uint64)[0] = self.states.ctypes.data
+        self.record = bytearray(RECORD.size)
+        self.record_at = ctypes.addressof(ctypes.c_char.from_buffer(self.record))
+        self.threads: list[threading.Thread] = []
+        self.slot_limit = self.scratch_bytes = 0
+        self._kept: dict[tuple[int, str], np.ndarray] = {}
+        for worker in range(workers):
+            self._give(worker, "args", ARGUMENT_LIMIT * 8)
+            self._give(worker, "counters", COUNTER_LIMIT * 8)
+        self.reserve(SLOT_LIMIT, SCRATCH_BYTES)
+        crowded = workers > usable_cores()
+        rate = native().spins_per_second
+        for name, seconds in (("idle_spins", IDLE_SECONDS), ("barrier_spins", BARRIER_SECONDS)):
+            spins = int(rate * (CROWDED_SECONDS if crowded else seconds))
+            self.memory[POOL[name] :][:4].view(np.uint32)[0] = max(1, spins)
+
+    def reserve(self, slots: int, scratch_bytes: int) -> None:
+        """Grow each worker's slots and scratch; no step may be running."""
+        if slots > self.slot_limit:
+            self.slot_limit = max(slots, 2 * self.slot_limit)
+            for worker in range(self.workers):
+                self._give(worker, "own_slots", self.slot_limit * 8)
+        if scratch_bytes > self.scratch_bytes:
+            self.scratch_bytes = scratch_bytes
+            for worker in range(self.workers):
+                self._give(worker, "scratch", scratch_bytes)
+
+    def start_threads(self) -> int:
+        """Start the other workers; how many workers there are then."""
+        epoch = int(self.memory[:4].view(np.int32)[0])
+        for worker in range(1, self.workers):
+            state = self.states.ctypes.data + worker * STATE_BYTES
+            thread = threading.Thread(
+                target=_serve, args=(self, state, worker, epoch), daemon=True,
+                name=f"tilegrad-worker-{worker}",
+            )  # fmt: skip
+            try:
+                thread.start()
+            except RuntimeError as error:
+                LOG.warning("only %d of %d workers: %s", worker, self.workers, error)
+                break
+            self.threads.append(thread)
+        self.running = 1 + len(self.threads)
+        return self.running
+
+    def quit(self) -> None:
+        """End the threads and wait for them; no step may be running."""
+        threads, self.threads, self.running = self.threads, [], 0
+        if threads:
+            native().quit(self.pool)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+    def _give(self, worker: int, field: str, bytes: int) -> None:
+        memory = _aligned(bytes)
+        self._kept[worker, field] = memory
+        at = worker * STATE_BYTES + STATE[field]
+        self.states[at : at + 8].view(np.uint64)[0] = memory.ctypes.data
+
+
+def _serve(team: Team, state: int, worker: int, epoch: int) -> None:
+    native().serve(team.pool, state, worker, epoch)
+
+
+class WorkerPool:
+    """Runs steps on `threads` workers; see the module's docstring."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or config().threads
+        self._lock = threading.RLock()
+        self._busy = False
+        self._team: Team | None = None
+        self._scratch_bytes = SCRATCH_BYTES
+        self._finalizer: weakref.finalize | None = None  # runs at interpreter exit too
+        _pools.add(self)
+
+    def run(
+        self, table: int, n_entries: int, arg_index: int, slots: int, n_slots: int,
+        scalars: int, inline: bool = False,
+    ) -> None:  # fmt: skip
+        """Walk a table (all arguments are addresses and counts); inline: on this thread only."""
+        with self._lock:
+            team = self._team or self._form()
+            if self._busy:
+                self._refuse()
+            RECORD.pack_into(team.record, 0, table, n_entries, arg_index, slots, n_slots, scalars)
+            self.run_step(team.record_at, n_slots, inline)
+
+    def run_step(self, record: int, n_slots: int, inline: bool = False) -> None:
+        """Walk the table of a packed RECORD at an address that stays valid: the fast way."""
+        with self._lock:
+            team = self._team or self._form()
+            if self._busy:
+                self._refuse()
+            if n_slots > team.slot_limit:
+                team.reserve(n_slots, 0)
+            workers = 1 if inline else team.running or team.start_threads()
+            self._busy = True
+            try:
+                code = self._start(team.pool, record, workers)
+                while code:  # paused: Python has now looked at its signals
+                    code = self._resume(team.pool, workers)
+            except BaseException:
+                self._stop(team)
+                raise
+            finally:
+                self._busy = False
+
+    def reserve(self, scratch_bytes: int) -> None:
+        """Give each worker at least this much scratch from the next step on."""
+        with self._lock:
+            if scratch_bytes > self._scratch_bytes:
+                if self._busy:
+                    self._refuse()
+                self._scratch_bytes = scratch_bytes
+                if self._team is not None:
+                    self._team.reserve(0, scratch_bytes)
+
+    def resize(self, threads: int) -> None:
+        """Use `threads` workers from the next step on."""
+        with self._lock:
+            if threads != self.threads:
+                self.close()
+                self.threads = threads
+
+    def close(self) -> None:
+        """End the threads; a later run starts them anew."""
+        with self._lock:
+            if self._busy:
+                self._refuse()
+            if self._finalizer is not None:
+                self._finalizer()
+            self._team = self._finalizer = None
+
+    def _form(self) -> Team:
+        functions = native()
+        self._start, self._resume = functions.start, functions.resume
+        team = Team(self.threads)
+        team.reserve(0, self._scratch_bytes)
+        self._finalizer = weakref.finalize(self, team.quit)
+        self._team = team
+        return team
+
+    def _stop(self, team: Team) -> None:
+        while True:
+            try:
+                if native().stop(team.pool) == DONE:
+                    return
+            except KeyboardInterrupt:  # impatience: workers are still in a kernel
+                continue
+
+    def _refuse(self) -> None:
+        raise StateError(
+            "a step is already running on this thread",
+            op="run",
+            hint="a signal handler or finaliser may not run tilegrad code during a step",
+        )
+
+    def _after_fork(self) -> None:
+        """In a forked child: forget the parent's threads and start anew at the next run."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._lock = threading.RLock()
+        self._busy = False
+        self._team = self._finalizer = None
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_shared: WorkerPool | None = None
+_shared_lock = threading.Lock()
+
+
+def worker_pool() -> WorkerPool:
+    """The process-wide pool, with as many threads as the Config says."""
+    global _shared
+    pool, threads = _shared, config().threads
+    if pool is None:
+        with _shared_lock:
+            pool = _shared = _shared or WorkerPool(threads)
+    if pool.threads != threads:
+        pool.resize(threads)
+    return pool
+
+
+def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,169 @@
+"""Reverse-mode derivatives on Tensors: `Tensor.backward` and the functional `grad_of`.
+
+Nothing is recorded while a program runs: the Graph below a Tensor is its history, and the
+derivative is more Graph, computed when a gradient is read. A value that came out of a jitted
+function has its history kept aside (`histories`) and is given it only when a derivative asks.
+Invariant: `backward` adds to `.grad` of every leaf it reaches and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.errors import DTypeError, ShapeError, StateError
+from ..graph import build, ops
+from ..graph.grad import gradients
+from ..ir.node import Node, topological
+from ..ir.rewrite import replace
+from .tensor import Tensor, leaves, method, mode, node_of, wrap
+
+# How to compute what a jitted function already computed, by the Node of its result.
+histories: weakref.WeakKeyDictionary[Node, Callable[[], Node]] = weakref.WeakKeyDictionary()
+
+
+def with_history(nodes: Sequence[Node]) -> list[Node]:
+    """The Nodes with the results of jitted functions replaced by how they were computed."""
+    nodes = list(nodes)
+    while histories:
+        known = [n for n in topological(nodes, _stops) if n in histories]
+        if not known:
+            break
+        nodes = replace(nodes, {n: histories[n]() for n in known})
+    return nodes
+
+
+def _stops(node: Node) -> bool:
+    return node.op is ops.stop_gradient
+
+
+def leaves_below(nodes: Sequence[Node]) -> list[Node]:
+    """The Nodes of Tensors that collect gradients and that the Nodes depend on."""
+    return [n for n in topological(nodes, _stops) if n in leaves and n.op is not ops.stop_gradient]
+
+
+def cotangent(output: Tensor, gradient: Any, op: str) -> Node:
+    """The checked gradient to start from: ones for a scalar."""
+    if not output.dtype.is_float:
+        raise DTypeError("only floats have gradients", op=op, expected="a float Tensor",
+                         got=str(output.node.type))  # fmt: skip
+    if gradient is None:
+        if output.numel() != 1:
+            raise ShapeError(
+                "needs a gradient to start from, since the Tensor is not a scalar", op=op,
+                expected="a Tensor of one element, or gradient=",
+                got=f"shape {build.show(output.shape)}",
+                hint="reduce it first, as in loss.sum() or loss.mean()",
+            )  # fmt: skip
+        return build.like(output.node, 1.0)
+    node = node_of(gradient, output.dtype)
+    if node.shape != output.shape:
+        raise ShapeError("the gradient has another shape than the Tensor", op=op,
+                         expected=build.show(output.shape), got=build.show(node.shape))  # fmt: skip
+    return build.cast(node, output.dtype)
+
+
+def _check_reachable(output: Tensor, op: str) -> None:
+    if not mode.grad_enabled:
+        raise StateError(
+            "derivatives are switched off here", op=op, expected="a place where they are recorded",
+            got="inside no_grad()", hint="move the call out of the `with no_grad():` block",
+        )  # fmt: skip
+    if not output._requires_grad:
+        raise _no_leaf(output, op)
+
+
+def _no_leaf(output: Tensor, op: str) -> StateError:
+    return StateError(
+        "no Tensor that requires a gradient is reachable", op=op,
+        expected="a value computed from a Tensor with requires_grad=True",
+        got=f"a Tensor {output.node.type} without one",
+        hint="set x.requires_grad = True before computing; detach(), no_grad() and values read "
+        "back as numbers cut the history",
+    )  # fmt: skip
+
+
+@method("backward")
+def backward(
+    self: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | None = None,
+) -> None:
+    """Add d(self)/d(leaf) to `.grad` of every leaf (or of `inputs`); the Graph is always kept."""
+    _check_reachable(self, "backward")
+    start = cotangent(self, gradient, "backward")
+    (root,) = with_history([self.node])
+    if inputs is None:
+        wanted = leaves_below([root])
+        targets = [leaves.get(n) for n in wanted]
+    else:
+        targets = list(inputs)
+        wanted = [t.node for t in inputs]
+    if not wanted:
+        raise _no_leaf(self, "backward")
+    found = gradients([root], [start], wanted)
+    for tensor, node in zip(targets, found):
+        if tensor is not None and node is not None:
+            _accumulate(tensor, node, create_graph)
+
+
+def _accumulate(tensor: Tensor, node: Node, create_graph: bool) -> None:
+    before = tensor.grad
+    if before is not None:
+        node = build.add(before.node, node)
+    tensor.grad = as_gradient(node, create_graph)
+
+
+def as_gradient(node: Node, create_graph: bool) -> Tensor:
+    """A Tensor on a derivative; without history unless a further derivative is wanted."""
+    if create_graph:
+        result = wrap(node)
+        result._requires_grad = True
+        return result
+    return wrap(ops.stop_gradient(node))
+
+
+def grad_of(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of outputs with respect to inputs (`torch.autograd.grad`)."""
+    results = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    targets = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
+    given = [None] * len(results) if given is None else list(given)
+    if len(given) != len(results):
+        raise ShapeError("needs one gradient for each output", op="grad_of",
+                         expected=len(results), got=len(given))  # fmt: skip
+    for output in results:
+        _check_reachable(output, "grad_of")
+    starts = [cotangent(o, g, "grad_of") for o, g in zip(results, given)]
+    roots = with_history([o.node for o in results])
+    found = gradients(roots, starts, [t.node for t in targets])
+    if not allow_unused and None in found:
+        raise StateError(
+            f"input {found.index(None)} does not influence the outputs", op="grad_of",
+            expected="inputs that the outputs depend on", got=str(targets[found.index(None)].dtype),
+            hint="pass allow_unused=True to get None for it",
+        )  # fmt: skip
+    return tuple(None if n is None else as_gradient(n, create_graph) for n in found)
+
+
+@method("requires_grad_")
+def requires_grad_(self: Tensor, value: bool = True) -> Tensor:
+    """Set `requires_grad` and return self."""
+    self.requires_grad = value
+    return self
+
+
+@method("zero_grad")
+def zero_grad(self: Tensor) -> None:
+    """Forget the gradient."""
+    self.grad = None

@@ -1,0 +1,332 @@
+"""Tensors from nothing: data, constants, ranges, masks.
+
+Invariant: a constant Tensor has no memory until something needs it; a function that takes
+sizes also takes symbolic ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType, dtype_of
+from ..core.errors import DTypeError, ShapeError, UserError
+from ..graph import build, ops
+from ..ir.node import Node
+from ..ir.symbol import Expr, Size
+from .convert import check_device
+from .maths import cast
+from .movement import sizes_of
+from .tensor import Tensor, as_array, from_array, lift, method, node_of, wrap
+
+
+def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
+    check_device(device, op)
+    tensor = wrap(node)
+    if requires_grad:
+        tensor.requires_grad = True
+    return tensor
+
+
+# ---- data -----------------------------------------------------------------------------------
+
+
+def tensor(data: Any, *, dtype: Any = None, device: Any = None,
+           requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """A Tensor with a copy of the data: numbers, nested lists, arrays."""
+    check_device(device, "tensor")
+    if isinstance(data, Tensor):
+        data = data.detach()
+    return Tensor(data, dtype, requires_grad)
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """A Tensor of the data, sharing memory with arrays where it can."""
+    check_device(device, "as_tensor")
+    if isinstance(data, Tensor):
+        return data if dtype is None else cast(data, dtype_of(dtype))
+    if isinstance(data, (list, tuple, bool, int, float)):
+        return Tensor(data, dtype)
+    found = wrap(from_array(as_array(data)))
+    return found if dtype is None else cast(found, dtype_of(dtype))
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+    """A Tensor that shares the memory of a NumPy array."""
+    if not isinstance(array, np.ndarray):
+        raise DTypeError("not a NumPy array", op="from_numpy", expected="numpy.ndarray",
+                         got=type(array).__name__)  # fmt: skip
+    return wrap(from_array(array))
+
+
+# ---- constants ------------------------------------------------------------------------------
+
+
+def _sizes(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
+    found = sizes_of(op, sizes)
+    if any(isinstance(s, int) and s < 0 for s in found):
+        raise ShapeError("a size is negative", op=op, expected="sizes >= 0",
+                         got=build.show(found))  # fmt: skip
+    return found
+
+
+def _filled(op: str, sizes: tuple[Any, ...], value: Any, dtype: Any, requires_grad: bool,
+            device: Any) -> Tensor:  # fmt: skip
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    return _made(build.full(_sizes(op, sizes), value, found), requires_grad, device, op)
+
+
+def zeros(*size: Any, dtype: Any = None, device: Any = None,
+          requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """Zeros of a shape."""
+    return _filled("zeros", size, 0, dtype, requires_grad, device)
+
+
+def empty(*size: Any, dtype: Any = None, device: Any = None,
+          requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """A Tensor of a shape whose values do not matter (they are zeros)."""
+    return _filled("empty", size, 0, dtype, requires_grad, device)
+
+
+def ones(*size: Any, dtype: Any = None, device: Any = None,
+         requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """Ones of a shape."""
+    return _filled("ones", size, 1, dtype, requires_grad, device)
+
+
+def default_dtype(value: Any) -> DType:
+    """The dtype of a Python number alone."""
+    if isinstance(value, (bool, np.bool_)):
+        return dtypes.bool_
+    return dtypes.int64 if isinstance(value, (int, np.integer)) else dtypes.float32
+
+
+def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
+         requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """One value everywhere; its kind gives the dtype."""
+    sizes = size if isinstance(size, (tuple, list)) else (size,)
+    if isinstance(fill_value, Tensor):
+        wanted = fill_value.dtype if dtype is None else dtype_of(dtype)
+        return cast(fill_value, wanted).expand(*_sizes("full", tuple(sizes)))
+    found = default_dtype(fill_value) if dtype is None else dtype
+    return _filled("full", tuple(sizes), fill_value, found, requires_grad, device)
+
+
+def _like(op: str, x: Any, value: Any, dtype: Any, requires_grad: bool) -> Tensor:
+    tensor = lift(x)
+    found = tensor.dtype if dtype is None else dtype
+    return _filled(op, (tensor.shape,), value, found, requires_grad, None)
+
+
+def zeros_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Zeros in x's shape and dtype."""
+    return _like("zeros_like", x, 0, dtype, requires_grad)
+
+
+def empty_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A Tensor in x's shape and dtype whose values do not matter."""
+    return _like("empty_like", x, 0, dtype, requires_grad)
+
+
+def ones_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Ones in x's shape and dtype."""
+    return _like("ones_like", x, 1, dtype, requires_grad)
+
+
+def full_like(x: Any, fill_value: Any, *, dtype: Any = None,
+              requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """One value in x's shape and dtype."""
+    return _like("full_like", x, fill_value, dtype, requires_grad)
+
+
+@method()
+def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+    """Zeros of a shape in this dtype."""
+    return zeros(*size, dtype=self.dtype if dtype is None else dtype)
+
+
+@method()
+def new_ones(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+    """Ones of a shape in this dtype."""
+    return ones(*size, dtype=self.dtype if dtype is None else dtype)
+
+
+@method()
+def new_full(self: Tensor, size: Any, fill_value: Any, dtype: Any = None) -> Tensor:
+    """One value of a shape in this dtype."""
+    return full(size, fill_value, dtype=self.dtype if dtype is None else dtype)
+
+
+@method()
+def fill_(self: Tensor, value: Any) -> Tensor:
+    """One value everywhere, kept in this Tensor."""
+    node = build.cast(node_of(value, self.dtype), self.dtype)
+    return self.rebind(build.broadcast_to(node, self.shape, "fill_"), value, op="fill_")
+
+
+@method()
+def zero_(self: Tensor) -> Tensor:
+    """Zeros, kept in this Tensor."""
+    return fill_(self, 0)
+
+
+@method()
+def copy_(self: Tensor, source: Any) -> Tensor:
+    """Another's values in this dtype, kept in this Tensor."""
+    node = build.cast(node_of(source), self.dtype)
+    return self.rebind(build.broadcast_to(node, self.shape, "copy_"), source, op="copy_")
+
+
+# ---- ranges ---------------------------------------------------------------------------------
+
+
+def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None,
+           requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """start, start + step, ... before end."""
+    if end is None:
+        start, end = 0, start
+    start, end, step = (v.item() if isinstance(v, Tensor) else v for v in (start, end, step))
+    if not isinstance(step, Expr) and step == 0:
+        raise UserError("the step is 0", op="arange", expected="a step other than 0", got=step)
+    whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, end, step))
+    found = dtype_of(dtype) if dtype is not None else (
+        dtypes.int64 if whole else dtypes.float32)  # fmt: skip
+    count = -((start - end) // step) if whole else math.ceil((end - start) / step)
+    if isinstance(count, (int, np.integer)):
+        if count < 0:
+            raise UserError("the step leads away from the end", op="arange",
+                            expected="end on the side the step goes to",
+                            got=f"start {start}, end {end}, step {step}")  # fmt: skip
+        count = int(count)
+    node = _line(count, start, step, whole, found)
+    return _made(node, requires_grad, device, "arange")
+
+
+def _line(count: Size, start: Any, step: Any, whole: bool, dtype: DType) -> Node:
+    """start + i * step, computed exactly enough to be rounded once."""
+    if whole and not any(isinstance(v, Expr) for v in (start, step)):
+        if step == 1 and start == 0:
+            return build.iota(count, dtype)
+        line = build.add(build.multiply(build.iota(count, dtypes.int64), step), start)
+        return build.cast(line, dtype)
+    if whole:
+        line = build.multiply(build.iota(count), build.size_value(step))
+        return build.cast(build.add(line, build.size_value(start)), dtype)
+    line = build.cast(build.iota(count), dtypes.float64)
+    return build.cast(build.add(build.multiply(line, float(step)), float(start)), dtype)
+
+
+def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any = None,
+             requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """`steps` numbers from start to end, both included, evenly spaced."""
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    return _made(build.cast(_even(start, end, steps, "linspace"), found), requires_grad, device,
+                 "linspace")  # fmt: skip
+
+
+def _even(start: Any, end: Any, steps: int, op: str) -> Node:
+    if steps < 0:
+        raise UserError("bad number of steps", op=op, expected="steps >= 0", got=steps)
+    first, last = float(start), float(end)
+    step = (last - first) / max(steps - 1, 1)
+    place = build.cast(build.iota(steps), dtypes.float64)
+    up = build.add(build.multiply(place, step), first)
+    back = build.subtract(last, build.multiply(build.subtract(float(steps - 1), place), step))
+    half = build.less(place, steps / 2) if steps != 1 else build.less_equal(place, 0.0)
+    return build.where(half, up, back)
+
+
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None,
+             device: Any = None, requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """base to the power of evenly spaced exponents."""
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    powers = build.binary(ops.power, float(base), _even(start, end, steps, "logspace"))
+    return _made(build.cast(powers, found), requires_grad, device, "logspace")
+
+
+# ---- matrices and masks ---------------------------------------------------------------------
+
+
+def eye(n: Size, m: Size | None = None, *, dtype: Any = None, device: Any = None,
+        requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """Ones on the diagonal."""
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    shape = (n, n if m is None else m)
+    on = build.equal(build.iota_along(shape, 0), build.iota_along(shape, 1))
+    return _made(build.cast(on, found), requires_grad, device, "eye")
+
+
+def _triangle(shape: tuple[Size, ...], diagonal: int, lower: bool, op: str) -> Node:
+    """Where an element of the last two axes lies in the triangle."""
+    if len(shape) < 2:
+        raise ShapeError("needs a matrix", op=op, expected="ndim >= 2", got=build.show(shape))
+    row = build.add(build.iota_along(shape[-2:], 0), diagonal)
+    column = build.iota_along(shape[-2:], 1)
+    return build.less_equal(column, row) if lower else build.less_equal(row, column)
+
+
+@method()
+def tril(x: Any, diagonal: int = 0) -> Tensor:
+    """The part on and below a diagonal, zeros elsewhere."""
+    found = lift(x)
+    mask = _triangle(found.shape, diagonal, True, "tril")
+    return wrap(build.where(mask, node_of(found), build.constant(0, found.dtype)), found)
+
+
+@method()
+def triu(x: Any, diagonal: int = 0) -> Tensor:
+    """The part on and above a diagonal, zeros elsewhere."""
+    found = lift(x)
+    mask = _triangle(found.shape, diagonal, False, "triu")
+    return wrap(build.where(mask, node_of(found), build.constant(0, found.dtype)), found)
+
+
+def tri(n: Size, m: Size | None = None, k: int = 0, *, dtype: Any = None) -> Tensor:
+    """Ones on and below a diagonal; `dtype=bool` makes a causal mask."""
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    return wrap(build.cast(_triangle((n, n if m is None else m), k, True, "tri"), found))
+
+
+def tril_indices(row: int, col: int, offset: int = 0) -> Tensor:
+    """Rows and columns of the elements on and below a diagonal."""
+    return from_numpy(np.stack(np.tril_indices(row, offset, col)).astype(np.int64))
+
+
+def triu_indices(row: int, col: int, offset: int = 0) -> Tensor:
+    """Rows and columns of the elements on and above a diagonal."""
+    return from_numpy(np.stack(np.triu_indices(row, offset, col)).astype(np.int64))
+
+
+def one_hot(x: Any, num_classes: int = -1) -> Tensor:
+    """int64 with a 1 at each class; without a number of classes the values are read."""
+    found = lift(x)
+    if not found.dtype.is_integer:
+        raise DTypeError("classes are not integers", op="one_hot", expected="integers",
+                         got=found.dtype)  # fmt: skip
+    count = int(found.max()) + 1 if num_classes == -1 else num_classes
+    classes = wrap(build.iota(count))
+    return cast(cast(found, dtypes.int64).unsqueeze(-1) == classes, dtypes.int64)
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Coordinates of a grid, one Tensor per axis; 'xy' swaps the first two axes."""
+    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
+        tensors = tuple(tensors[0])
+    if indexing not in ("ij", "xy"):
+        raise UserError("unknown indexing", op="meshgrid", expected="'ij' or 'xy'",
+                        got=repr(indexing))  # fmt: skip
+    lines = [lift(x).reshape(-1) for x in tensors]
+    if indexing == "xy" and len(lines) > 1:
+        swapped = meshgrid(lines[1], lines[0], *lines[2:])
+        turned = [g.transpose(0, 1) for g in swapped]
+        return (turned[1], turned[0], *turned[2:])
+    shape = tuple(x.shape[0] for x in lines)
+    grids = []
+    for axis, line in enumerate(lines):
+        ones_ = [1] * len(lines)
+        ones_[axis] = -1
+        grids.append(line.reshape(*ones_).expand(*shape))
+    return tuple(grids)

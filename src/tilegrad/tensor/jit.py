@@ -1,0 +1,495 @@
+"""`jit`: a function traced once for each signature, then run as one Executable.
+
+A signature is how the arguments are nested, the shapes and dtypes of their Tensors, the values
+of static arguments, and which objects hold state. Python ints and floats are inputs at run
+time. What changes from call to call only binds Buffers. Invariant: a jitted function gives the
+same results and the same changes of state as the plain one, or raises before it changes
+anything; each trace after the first is logged with the argument that differed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DTypeError, ShapeError, UserError, user_location
+from ..ir.symbol import Expr, symbol
+from .annotation import Annotation, annotations_of, check_call
+from .container import Structure, flatten, is_stateful
+from .lowered import Lowered, trace_function
+from .tensor import Tensor, from_data, mode, wrap
+
+LOG = logging.getLogger("tilegrad.jit")
+NUMBERS = (int, float)
+Names = Sequence["int | str"] | int | str
+
+
+class Jitted:
+    """A function that `jit` made; call it as the function it wraps."""
+
+    def __init__(
+        self, function: Callable[..., Any], static: Names, donate: Names,
+        dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any], name: str,
+        keep_gradients: bool = False,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.parameters = _parameters(function)
+        self.names = tuple(p.name for p in self.parameters)
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self.parameters)
+        self._arity = len(self.parameters) if plain else -1
+        self._static = self._positions(static, "static")
+        self._donate = frozenset(self._positions(donate, "donate"))
+        self.annotations, self.result_annotation = annotations_of(function)
+        self.dynamic = _dynamic_axes(self, dynamic, symbols)
+        self.keep_gradients = keep_gradients
+        self.traces = 0
+        self._lock = threading.RLock()
+        self._recent: Structure | None = None
+        self._lowered: dict[Any, Lowered] = {}
+        self._described: list[list[tuple[str, str]]] = []
+        self._objects: dict[int, weakref.ref[Any]] = {}
+        self._dynamic_leaves: dict[Structure, list[Any] | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<jit {self.name}: {self.traces} traces>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    # ---- calling: the hot path ------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if mode.trace is not None or mode.depth:
+            return self._inline(args, kwargs)
+        if kwargs or len(args) != self._arity:
+            args = self._bind(args, kwargs)
+        if self._static:
+            given, args = args, self._without_static(args)
+        else:
+            given = args
+        structure = self._recent
+        leaves = None if structure is None else structure.leaves(args)
+        if leaves is None:
+            leaves, structure = flatten(args)
+            self._recent = structure
+        key: list[Any] = [structure, mode.grad_enabled]
+        for leaf in leaves:
+            kind = leaf.__class__
+            if kind is Tensor:
+                type_ = leaf._node.type
+                key += (type_.shape, type_.dtype, leaf._requires_grad)
+            elif kind is float or kind is int:
+                key.append(kind)
+            else:
+                break
+        else:
+            if not self._static and not self.dynamic:
+                lowered = self._lowered.get(tuple(key))
+                if lowered is not None:
+                    return lowered.run(leaves, {}, None)
+        return self._general(given, leaves, structure)
+
+    def _general(self, given: tuple[Any, ...], leaves: list[Any], structure: Any) -> Any:
+        key, states, symbols = self._signature(given, leaves, structure)
+        lowered = self._lowered.get(key)
+        if lowered is None or not lowered.matches(states):
+            lowered = self._find(key, given, leaves, structure, states)
+        return lowered.run(leaves, states, symbols)
+
+    def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.annotations:
+            check_call(self.name, self._named(self._bind(args, kwargs)), self.annotations, {})
+        return self.function(*args, **kwargs)
+
+    # ---- signatures -----------------------------------------------------------------------
+
+    def _signature(
+        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure
+    ) -> tuple[tuple[Any, ...], dict[int, dict[str, Tensor]], dict[str, int] | None]:
+        """The key of a call, the state its objects hold, and the values of Symbols."""
+        axes = self._axes_of(structure)
+        states: dict[int, dict[str, Tensor]] = {}
+        symbols: dict[str, int] | None = {} if axes else None
+        key: list[Any] = [structure, mode.grad_enabled]
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                type_ = leaf._node.type
+                shape = type_.shape
+                if symbols is not None and axes is not None and axes[i]:
+                    shape = self._bind_symbols(i, shape, axes, symbols, structure)
+                key += (shape, type_.dtype, leaf._requires_grad)
+            elif leaf.__class__ in NUMBERS:
+                key.append(leaf.__class__)
+            elif is_stateful(leaf):
+                states[i] = leaf.tensors()
+                key.append(self._state_key(leaf, states[i]))
+            elif _is_array(leaf):
+                leaves[i] = wrap(from_data(leaf))
+                key += (leaves[i].shape, leaves[i].dtype, False)
+            else:
+                key.append((leaf.__class__, self._hashable(leaf, i, structure)))
+        for position in self._static:
+            value = given[position]
+            key.append((value.__class__, self._hashable_static(value, position)))
+        return tuple(key), states, symbols
+
+    def _state_key(self, value: Any, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+        """What a trace depends on of an object: itself, its Tensors and its settings."""
+        if id(value) not in self._objects:
+            try:
+                self._objects[id(value)] = weakref.ref(value, self._forget(id(value)))
+            except TypeError:
+                self._objects[id(value)] = lambda: value  # type: ignore[assignment]
+        parts: list[Any] = ["state", id(value)]
+        for name, tensor in tensors.items():
+            type_ = tensor._node.type
+            parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)  # type: ignore[union-attr]
+        settings = getattr(value, "settings", None)
+        if callable(settings):
+            parts.append(settings())
+        return tuple(parts)
+
+    def _forget(self, identity: int) -> Callable[[Any], None]:
+        owner = weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            jitted = owner()
+            if jitted is not None:
+                jitted._objects.pop(identity, None)
+                for key in list(jitted._lowered):
+                    if any(isinstance(k, tuple) and k[:2] == ("state", identity) for k in key):
+                        jitted._lowered.pop(key, None)
+
+        return gone
+
+    def _hashable(self, leaf: Any, index: int, structure: Structure) -> Any:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise DTypeError(
+                f"argument {self._paths(structure)[index]} cannot be traced", op=f"jit {self.name}",
+                expected="Tensors, numbers, containers of them, or hashable static values",
+                got=type(leaf).__name__,
+            ) from None  # fmt: skip
+        return leaf
+
+    def _hashable_static(self, value: Any, position: int) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            raise DTypeError(
+                f"static argument {self.names[position]} is not hashable", op=f"jit {self.name}",
+                expected="a hashable value", got=type(value).__name__,
+                hint="use a tuple in place of a list, or do not mark it static",
+            ) from None  # fmt: skip
+        return value
+
+    # ---- symbolic sizes -------------------------------------------------------------------
+
+    def _axes_of(self, structure: Structure) -> list[Any] | None:
+        """For each leaf, its symbolic axes {axis: Expr}; None if there are none."""
+        if not self.dynamic:
+            return None
+        found = self._dynamic_leaves.get(structure)
+        if structure not in self._dynamic_leaves:
+            found = []
+            for path in self._paths(structure):
+                name = path.split("[")[0].split(".")[0]
+                found.append(self.dynamic.get(path) or self.dynamic.get(name) or {})
+            self._dynamic_leaves[structure] = found
+        return found
+
+    def _bind_symbols(
+        self, index: int, shape: tuple[Any, ...], axes: list[Any], symbols: dict[str, Any],
+        structure: Structure,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The shape with Symbols at its symbolic axes; their values go into `symbols`."""
+        result = list(shape)
+        for axis, size in axes[index].items():
+            place = axis if axis >= 0 else axis + len(shape)
+            if not 0 <= place < len(shape):
+                raise self._size_error(index, structure, f"at least {abs(axis)} axes", shape)
+            if not isinstance(size, Expr):
+                continue
+            value = shape[place]
+            if not size.low <= value <= size.high:
+                raise self._size_error(
+                    index, structure, f"{size.low} <= {size.name} <= {size.high}",
+                    f"{size.name} = {value} (axis {axis} of {shape})",
+                )  # fmt: skip
+            before = symbols.setdefault(size.name, value)
+            if before != value:
+                first = self._first_with(axes, size, structure)
+                raise self._size_error(
+                    index, structure, f"{size.name} = {before}, as in argument {first}",
+                    f"{size.name} = {value} (axis {axis} of {shape})",
+                )  # fmt: skip
+            result[place] = size
+        return tuple(result)
+
+    def _first_with(self, axes: list[Any], size: Expr, structure: Structure) -> str:
+        for path, mine in zip(self._paths(structure), axes):
+            if size in mine.values():
+                return path
+        return "?"
+
+    def _size_error(self, index: int, structure: Structure, expected: str, got: Any) -> ShapeError:
+        return ShapeError(
+            f"argument {self._paths(structure)[index]} does not fit its symbolic sizes",
+            op=f"jit {self.name}", expected=expected, got=got,
+        )  # fmt: skip
+
+    # ---- tracing --------------------------------------------------------------------------
+
+    def _find(
+        self, key: tuple[Any, ...], given: tuple[Any, ...], leaves: list[Any],
+        structure: Structure, states: dict[int, dict[str, Tensor]],
+    ) -> Lowered:  # fmt: skip
+        with self._lock:
+            lowered = self._lowered.get(key)
+            while lowered is not None:  # those that saw other gradients are chained
+                if lowered.matches(states):
+                    return lowered
+                lowered = lowered.other
+            self._log(given, leaves, structure, states)
+            fresh = self._trace(given, leaves, structure, states)
+            fresh.other = self._lowered.get(key)
+            self._lowered[key] = fresh
+            self.traces += 1
+            return fresh
+
+    def _trace(
+        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+    ) -> Lowered:  # fmt: skip
+        named = self._named(given)
+        axes = self._axes_of(structure)
+        shapes: list[Any] = []
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                shape = leaf._node.shape
+                known: dict[str, Any] = {}
+                if axes is not None and axes[i]:
+                    shape = self._bind_symbols(i, shape, axes, known, structure)
+                shapes.append(shape)
+            else:
+                shapes.append(None)
+        sizes = check_call(self.name, named, self.annotations, {}) if self.annotations else {}
+
+        def run(inside: list[Any]) -> Any:
+            result = self._call(self._with_static(structure.unflatten(inside), given))
+            if self.result_annotation is not None and not self.dynamic:
+                check_call(self.name, {"the result": result},
+                           {"the result": self.result_annotation}, sizes)  # fmt: skip
+            return result
+
+        donated = self._donated_leaves(structure)
+        return trace_function(
+            self.name, run, leaves, shapes, states, donated, self.keep_gradients
+        )
+
+    def _donated_leaves(self, structure: Structure) -> frozenset[int]:
+        found: list[int] = []
+        place = 0
+        free = [i for i in range(len(self.parameters)) if i not in self._static]
+        for position, part in zip(free, structure.parts):
+            if position in self._donate:
+                found += range(place, place + part.count)
+            place += part.count
+        return frozenset(found)
+
+    def _log(
+        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+    ) -> None:  # fmt: skip
+        """Log the trace to come, and what differs from the nearest one before."""
+        now = self._describe(given, leaves, structure, states)
+        if not self._described:
+            LOG.debug("jit %s: first trace", self.name)
+        else:
+            nearest = min((_differences(before, now) for before in self._described), key=len)
+            LOG.info("jit %s: trace %d at %s: %s", self.name, self.traces + 1, user_location(),
+                     "; ".join(nearest) or "a gradient or a setting differs")  # fmt: skip
+        self._described.append(now)
+
+    def _describe(
+        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+    ) -> list[tuple[str, str]]:  # fmt: skip
+        rows = [("the structure of the arguments", repr(structure)),
+                ("recording of derivatives", str(mode.grad_enabled))]  # fmt: skip
+        for i, (path, leaf) in enumerate(zip(self._paths(structure), leaves)):
+            rows.append((f"argument {path}", _describe_leaf(leaf)))
+            for name, tensor in states.get(i, {}).items():
+                rows.append((f"argument {path}.{name}", _describe_leaf(tensor)))
+        for position in self._static:
+            rows.append((f"static argument {self.names[position]}", repr(given[position])))
+        return rows
+
+    # ---- arguments ------------------------------------------------------------------------
+
+    def _positions(self, names: Names, what: str) -> tuple[int, ...]:
+        """Positions of parameters given by number or name."""
+        wanted = (names,) if isinstance(names, (int, str)) else tuple(names)
+        found = []
+        for name in wanted:
+            if isinstance(name, int) and -len(self.names) <= name < len(self.names):
+                found.append(name % len(self.names))
+            elif name in self.names:
+                found.append(self.names.index(name))  # type: ignore[arg-type]
+            else:
+                raise UserError(f"{what} names no parameter", op=f"jit {self.name}",
+                                expected=f"some of {', '.join(self.names)}", got=name)  # fmt: skip
+        return tuple(sorted(set(found)))
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """One value per parameter: *args as a tuple, **kwargs as a dict, defaults filled in."""
+        try:
+            bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
+        except TypeError as error:
+            raise DTypeError(str(error), op=f"jit {self.name}",
+                             expected=f"({', '.join(self.names)})") from None  # fmt: skip
+        bound.apply_defaults()
+        return tuple(bound.arguments[name] for name in self.names)
+
+    def _call(self, values: Sequence[Any]) -> Any:
+        """Call the function with one value per parameter."""
+        positional: list[Any] = []
+        keyword: dict[str, Any] = {}
+        for parameter, value in zip(self.parameters, values):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional += value
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                keyword.update(value)
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                keyword[parameter.name] = value
+            else:
+                positional.append(value)
+        return self.function(*positional, **keyword)
+
+    def _without_static(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple([v for i, v in enumerate(values) if i not in self._static])
+
+    def _with_static(self, values: Sequence[Any], given: tuple[Any, ...]) -> list[Any]:
+        rest = iter(values)
+        return [given[i] if i in self._static else next(rest) for i in range(len(given))]
+
+    def _named(self, values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.names, values))
+
+    def _paths(self, structure: Structure) -> list[str]:
+        free = [n for i, n in enumerate(self.names) if i not in self._static]
+        return [path for n, part in zip(free, structure.parts) for path in part.paths(n)]
+
+    # ---- for people and tools -------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget all traces."""
+        with self._lock:
+            self._lowered.clear()
+            self._described.clear()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The traced Graph for these arguments, without running it."""
+        given = self._bind(args, kwargs)
+        leaves, structure = flatten(self._without_static(given))
+        key, states, _ = self._signature(given, leaves, structure)
+        lowered = self._lowered.get(key)
+        if lowered is not None and lowered.matches(states):
+            return lowered
+        return self._find(key, given, leaves, structure, states)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (np.ndarray, np.generic)) or type(leaf).__module__ == "torch"
+
+
+def _describe_leaf(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return repr(leaf._node.type) + (" requires_grad" if leaf._requires_grad else "")
+    if leaf.__class__ in NUMBERS:
+        return leaf.__class__.__name__
+    return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)
+
+
+def _differences(before: list[tuple[str, str]], now: list[tuple[str, str]]) -> list[str]:
+    known = dict(before)
+    found = []
+    for what, text in now:
+        if known.get(what) != text:
+            found.append(f"{what} changed from {known.get(what, 'nothing')} to {text}")
+    return found
+
+
+def _dynamic_axes(
+    jitted: Jitted, dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any]
+) -> dict[str, dict[int, Any]]:
+    """Symbolic axes by argument, from `dynamic=` and from annotations with bounds."""
+    known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
+    found: dict[str, dict[int, Any]] = {}
+    for name, axes in dynamic.items():
+        base = name.split("[")[0].split(".")[0]
+        if base not in jitted.names:
+            raise UserError("dynamic names no parameter", op=f"jit {jitted.name}",
+                            expected=f"some of {', '.join(jitted.names)}", got=name)  # fmt: skip
+        found[name] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
+                       else symbol(*s) for a, s in axes.items()}  # fmt: skip
+    for name, annotation in jitted.annotations.items():
+        if isinstance(annotation, Annotation):
+            axes = annotation.symbolic_axes(known)
+            if axes:
+                found.setdefault(name, {}).update(axes)
+    return found
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    static: Names = (),
+    donate: Names = (),
+    symbols: Mapping[str, Any] | None = None,
+    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    name: str = "",
+    keep_gradients: bool = False,
+) -> Any:
+    """Compile a function whole, once for each signature; see the module's docstring.
+
+    `static` and `donate` name parameters by name or number. `dynamic={"x": {0: ("N", 1, 64)}}`
+    makes axis 0 of x a Symbol, and so does an annotation `Tensor["N", 8]` with
+    `symbols={"N": (1, 64)}`. `keep_gradients` gives `.grad` that a call zeroes and fills anew
+    back to the caller; without it, reading such a gradient afterwards is an error.
+    """
+    options: dict[str, Any] = {
+        "static": static, "donate": donate, "symbols": symbols, "dynamic": dynamic,
+        "name": name, "keep_gradients": keep_gradients,
+    }  # fmt: skip
+    if function is None:
+        return functools.partial(jit, **options)
+    if not callable(function):
+        raise DTypeError("jit needs a function", op="jit", got=type(function).__name__)
+    if is_stateful(function):  # a Module: its Tensors are state, not captured
+        options["name"] = name or type(function).__name__
+        return types.MethodType(jit(type(function).__call__, **options), function)
+    if isinstance(function, types.MethodType) and is_stateful(function.__self__):
+        options["name"] = name or function.__qualname__
+        return types.MethodType(jit(function.__func__, **options), function.__self__)
+    return Jitted(
+        function, static, donate, dynamic or {}, symbols or {}, name, keep_gradients
+    )

@@ -1,0 +1,441 @@
+"""Lowered: the Graph of one traced signature, and how a call binds to it.
+
+`trace_function` runs a function under a Trace and notes where each input's Buffer comes from,
+where each result goes, and what state it changes. `Lowered.run` is the path of every later
+call. Invariant: `run` does no work that depends on the size of the Graph; a Buffer is given
+away only if it was donated, or if it is the old value of changed state that nobody else holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from ..compiler.compile import executable_for
+from ..core.dtype import float32, int64
+from ..core.errors import DTypeError, ShapeError, StateError, TraceError, user_location
+from ..graph import build, ops
+from ..ir.node import Node, next_serial
+from ..ir.rewrite import replace
+from ..ir.symbol import Expr, evaluate
+from ..ir.types import Array
+from ..runtime.buffer import Buffer
+from .autograd import histories
+from .container import Structure, flatten, is_stateful
+from .tensor import Tensor, from_buffer, leaves as leaf_tensors, unknown_value, values, wrap
+from .trace import Slot, Source, Trace, Tracing
+
+LOG = logging.getLogger("tilegrad.jit")
+States = dict[int, dict[str, Tensor]]
+known = values.data  # by weak reference: `known.get(ref(node))` is a plain dict lookup
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a value is after a run: root `number`, input `number`, or a fixed `value`."""
+
+    kind: str  # 'root', 'input', 'fixed'
+    number: int = -1
+    value: Any = None
+    type: Any = None
+    symbolic: bool = False
+
+
+@dataclass(slots=True)
+class Write:
+    """A change of state after a run: of a Tensor's value, or of its gradient."""
+
+    target: Source
+    what: str  # 'value', 'grad', 'add grad'
+    place: Place
+
+
+@dataclass(slots=True)
+class Lowered:
+    """A traced Graph (`inputs`, `outputs`) and the plan of its calls."""
+
+    name: str
+    inputs: tuple[Node, ...]
+    sources: tuple[Source, ...]
+    outputs: tuple[Node, ...]
+    structure: Structure
+    places: list[Place]
+    writes: list[Write] = field(default_factory=list)
+    donate: tuple[int, ...] = ()  # inputs whose Buffers the Executable may overwrite
+    given: frozenset[int] = frozenset()  # argument leaves donated by the caller
+    guards: list[tuple[int, str, bool]] = field(default_factory=list)
+    randomness: list[tuple[Any, int]] = field(default_factory=list)
+    tracked: bool = False  # results have derivatives
+    executable: Any = None
+    other: Lowered | None = None
+    _direct: tuple[int, ...] | None = None
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        plain = all(s.kind == "leaf" for s in self.sources)
+        if plain and not self.writes and not self.given and not self.tracked:
+            self._direct = tuple(s.index for s in self.sources)
+
+    def matches(self, states: States) -> bool:
+        """Whether the gradients that the trace looked at are there (or not) as they were."""
+        for index, name, present in self.guards:
+            if (states[index][name]._grad is not None) is not present:
+                return False
+        return True
+
+    # ---- running --------------------------------------------------------------------------
+
+    def run(self, leaves: Sequence[Any], states: States, symbols: dict[str, int] | None) -> Any:
+        """Bind, run, and wrap the results."""
+        direct = self._direct
+        if direct is not None:
+            buffers = []
+            for i in direct:
+                leaf = leaves[i]
+                buffer = known.get(ref(leaf._node))
+                buffers.append(leaf.buffer() if buffer is None else buffer)
+            nodes: list[Node] | None = None
+        else:
+            buffers = self._buffers(leaves, states)
+            nodes = self._nodes(leaves, states, buffers) if self.tracked else None
+            buffers = self._give_away(leaves, states, buffers)
+        executable = self.executable
+        if executable is None:
+            executable = self._compile()
+        results = executable.run(buffers, symbols) if self.outputs else []
+        for write in self.writes:
+            self._write(write, leaves, states, buffers, results, symbols)
+        places = self.places
+        if len(places) == 1 and self.structure.kind == "leaf":
+            return self._value(places[0], buffers, results, symbols, nodes)
+        return self.structure.unflatten(
+            [self._value(p, buffers, results, symbols, nodes) for p in places]
+        )
+
+    def _compile(self) -> Any:
+        with self._lock:
+            if self.executable is None:
+                self.executable = (
+                    executable_for(self.inputs, self.outputs, self.donate) if self.outputs else ()
+                )
+            return self.executable
+
+    def _value(
+        self, place: Place, buffers: Sequence[Buffer], results: Sequence[Buffer],
+        symbols: dict[str, int] | None, nodes: list[Node] | None,
+    ) -> Any:  # fmt: skip
+        if place.kind == "fixed":
+            return place.value
+        buffer = results[place.number] if place.kind == "root" else buffers[place.number]
+        tensor = Tensor.__new__(Tensor)
+        tensor._node = node = _known_node(_concrete(place, symbols), buffer)
+        tensor._grad = tensor.trace = None
+        tensor.label = ""
+        tensor._requires_grad = nodes is not None and place.value is True
+        if nodes is not None and tensor._requires_grad:
+            histories[node] = self._history(place, nodes)
+        return tensor
+
+    def _history(self, place: Place, nodes: list[Node]) -> Callable[[], Node]:
+        """How a result is computed from the Nodes of this call, for derivatives."""
+
+        def build_it() -> Node:
+            if place.kind == "input":
+                return nodes[place.number]
+            if any(isinstance(s, Expr) for n in self.inputs for s in n.shape):
+                raise TraceError(
+                    "no derivative through a jitted function with symbolic sizes from outside",
+                    op=f"jit {self.name}", expected="backward() or grad() inside of it",
+                    got="backward() on its result",
+                )  # fmt: skip
+            return replace([self.outputs[place.number]], dict(zip(self.inputs, nodes)))[0]
+
+        return build_it
+
+    # ---- binding --------------------------------------------------------------------------
+
+    def _buffers(self, leaves: Sequence[Any], states: States) -> list[Buffer]:
+        drawn = {id(g): g.reserve(count) for g, count in self.randomness}
+        found = []
+        for node, source in zip(self.inputs, self.sources):
+            kind = source.kind
+            if kind == "leaf":
+                found.append(leaves[source.index].buffer())
+            elif kind == "state":
+                found.append(states[source.index][source.name].buffer())
+            elif kind == "number":
+                found.append(_number(leaves[source.index], node, self.name))
+            elif kind == "captured":
+                found.append(self._captured(source.holder, node))
+            elif kind == "constant":
+                found.append(source.holder)
+            elif kind == "grad":
+                grad = self._tensor_of(source, leaves, states)._grad
+                found.append(grad.buffer())  # type: ignore[union-attr]
+            else:
+                value = drawn[id(source.holder)][0 if kind == "key" else 1]
+                found.append(Buffer.wrap(np.array(value, np.uint32)))
+        return found
+
+    def _captured(self, tensor: Tensor, node: Node) -> Buffer:
+        if tensor._node.type != node.type:
+            raise ShapeError(
+                f"a Tensor that {self.name} captured has changed", op=f"jit {self.name}",
+                expected=str(node.type), got=str(tensor._node.type),
+                hint="pass it as an argument",
+            )  # fmt: skip
+        return tensor.buffer()
+
+    def _tensor_of(self, source: Source, leaves: Sequence[Any], states: States) -> Tensor:
+        leaf = leaves[source.index]
+        return states[source.index][source.name] if source.name else leaf  # type: ignore[no-any-return]
+
+    def _nodes(self, leaves: Sequence[Any], states: States, buffers: list[Buffer]) -> list[Node]:
+        """The Nodes of the caller behind the inputs."""
+        found = []
+        for node, source, buffer in zip(self.inputs, self.sources, buffers):
+            if source.kind in ("leaf", "state"):
+                found.append(self._tensor_of(source, leaves, states)._node)
+            elif source.kind == "captured":
+                found.append(source.holder._node)
+            else:
+                found.append(from_buffer(buffer, node.shape, node.dtype))
+        return found
+
+    # ---- donation and state ---------------------------------------------------------------
+
+    def _give_away(
+        self, leaves: Sequence[Any], states: States, buffers: list[Buffer]
+    ) -> list[Buffer]:
+        """The Buffers to run on: donated ones ended for the caller, shared state copied."""
+        if not self.donate and not self.given:
+            return buffers
+        exclusive = {
+            p: _is_exclusive(self._tensor_of(self.sources[p], leaves, states), buffers, p)
+            for p in self.donate
+            if not self._is_given(self.sources[p])
+        }
+        result = list(buffers)
+        for p, alone in exclusive.items():
+            if not alone:
+                LOG.debug("jit %s: state %s is shared and was copied", self.name,
+                          self.sources[p].name)  # fmt: skip
+                result[p] = copy_of(buffers[p])
+        if self.given:
+            self._end_given(leaves, buffers, result)
+        return result
+
+    def _is_given(self, source: Source) -> bool:
+        return source.kind in ("leaf", "state") and source.index in self.given
+
+    def _end_given(
+        self, leaves: Sequence[Any], buffers: list[Buffer], result: list[Buffer]
+    ) -> None:
+        where = user_location()
+        ended: dict[int, int] = {}
+        for p, (source, buffer) in enumerate(zip(self.sources, buffers)):
+            if self._is_given(source):
+                if buffers.count(buffer) > 1:
+                    raise StateError(
+                        "a donated Buffer is passed twice", op=f"jit {self.name}",
+                        expected="no other argument that shares it", hint="pass a clone()",
+                    )  # fmt: skip
+                ended[p] = source.index
+        for p in ended:
+            buffer = result[p] if result[p].writable else copy_of(result[p])
+            result[p] = buffer.donate(where)
+            if buffer is not buffers[p]:
+                buffers[p].donate(where)
+        for i in self.given - set(ended.values()):  # not needed by the Graph, yet given
+            if isinstance(leaves[i], Tensor):
+                leaves[i].buffer().donate(where)
+
+    def _write(
+        self, write: Write, leaves: Sequence[Any], states: States, buffers: Sequence[Buffer],
+        results: Sequence[Buffer], symbols: dict[str, int] | None,
+    ) -> None:  # fmt: skip
+        tensor = self._tensor_of(write.target, leaves, states)
+        new = self._value(write.place, buffers, results, symbols, None)
+        if write.what == "value":
+            tensor._node = new._node
+            if tensor._requires_grad:
+                leaf_tensors[new._node] = tensor
+        elif write.what == "grad" or tensor._grad is None:
+            tensor._grad = new
+        else:
+            tensor._grad = wrap(build.add(tensor._grad._node, new._node))
+
+
+def _concrete(place: Place, symbols: dict[str, int] | None) -> Array:
+    if not place.symbolic:
+        return place.type  # type: ignore[no-any-return]
+    return Array(tuple(evaluate(s, symbols or {}) for s in place.type.shape), place.type.dtype)
+
+
+def _known_node(type_: Array, buffer: Buffer) -> Node:
+    """An input Node with a value; made by hand, since every result of every call needs one."""
+    node = Node.__new__(Node)
+    node.op, node.inputs, node.blocks = ops.input_, (), ()
+    node.attrs = {"key": ops.fresh_key(), "shape": type_.shape, "dtype": type_.dtype}
+    node.type, node.location, node.serial = type_, None, next_serial()
+    values[node] = buffer
+    return node
+
+
+def _number(value: Any, node: Node, name: str) -> Buffer:
+    try:
+        return Buffer.wrap(np.array(value, node.dtype.numpy))
+    except OverflowError:
+        raise DTypeError("a Python int does not fit in 64 bits", op=f"jit {name}", got=value,
+                         hint="mark the argument static") from None  # fmt: skip
+
+
+def copy_of(buffer: Buffer) -> Buffer:
+    """A Buffer of its own with the same bytes."""
+    fresh = Buffer.allocate(buffer.bytes, buffer.label)
+    shape = (buffer.bytes,)
+    fresh.array(shape, np.uint8)[...] = buffer.array(shape, np.uint8)
+    return fresh
+
+
+class _Probe:
+    __slots__ = ("item",)
+
+
+def _alone() -> int:
+    """The reference count of an object that one slot holds, read through the slot."""
+    probe = _Probe()
+    probe.item = _Probe()
+    return sys.getrefcount(probe.item)
+
+
+def _is_exclusive(tensor: Tensor, buffers: list[Buffer], position: int) -> bool:
+    """Whether a Tensor's memory is held by nothing else that could still be read."""
+    alone = _alone()
+    buffer = buffers[position]
+    if not buffer.writable or buffers.count(buffer) > 1:
+        return False
+    del buffer
+    if sys.getrefcount(tensor._node) > alone or sys.getrefcount(buffers[position]) > alone + 1:
+        return False
+    owner = buffers[position].owner
+    if isinstance(owner, np.ndarray) and owner.base is not None:
+        return False
+    return sys.getrefcount(owner) <= alone + 1
+
+
+# ---- tracing ---------------------------------------------------------------------------------
+
+
+def trace_function(
+    name: str,
+    function: Callable[[list[Any]], Any],
+    leaves: Sequence[Any],
+    shapes: Sequence[Any],
+    states: States,
+    given: frozenset[int] = frozenset(),
+    keep_gradients: bool = False,
+) -> Lowered:
+    """Trace a function of argument leaves; Tensors get `shapes`, which may be symbolic."""
+    trace = Trace(name)
+    with Tracing(trace):
+        inside = [_enter(trace, i, leaf, shapes[i], states) for i, leaf in enumerate(leaves)]
+        results, structure = flatten(function(inside))
+        tensors = [r.node if isinstance(r, Tensor) else None for r in results]
+        changes = [c for slot in trace.slots.values()
+                   for c in _changes(trace, slot, keep_gradients)]  # fmt: skip
+        roots = [n for n in tensors if n is not None] + [n for _, _, n in changes if isinstance(n, Node)]
+        inputs, roots = trace.finish(roots)
+    find = _Places(inputs, roots)
+    places = []
+    for result, node in zip(results, tensors):
+        place = Place("fixed", value=result) if node is None else find.next()
+        if node is not None:
+            place.value = bool(result._requires_grad)
+        places.append(place)
+    writes = [Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
+              for s, what, n in changes]  # fmt: skip
+    used = {p.number for p in [*places, *(w.place for w in writes)] if p.kind == "input"}
+    changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
+    sources = tuple(trace.sources[n] for n in inputs)
+    donate = tuple(
+        i for i, s in enumerate(sources)
+        if i not in used and s.kind in ("leaf", "state")
+        and (s.index in given or (s.index, s.name) in changed)
+    )  # fmt: skip
+    tracked = not writes and not given and any(p.value is True and p.kind != "fixed" for p in places)
+    return Lowered(
+        name, tuple(inputs), sources, find.outputs(), structure, places, writes, donate, given,
+        guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
+                if s.read_grad is not None and s.source.kind == "state"],
+        randomness=[(g, r.draws) for g, r in trace.randomness.values()], tracked=tracked,
+    )  # fmt: skip
+
+
+def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> Any:
+    """What the traced function gets for an argument leaf."""
+    if isinstance(leaf, Tensor):
+        if leaf.trace is not None:
+            raise unknown_value(leaf._node)
+        return trace.add_leaf(Source("leaf", index), leaf, shape)
+    if leaf.__class__ is int or leaf.__class__ is float:
+        dtype = int64 if leaf.__class__ is int else float32
+        return wrap(trace.add_input(Source("number", index), (), dtype))
+    if is_stateful(leaf):
+        for name, tensor in states[index].items():
+            trace.add_state(Source("state", index, name), tensor)
+    return leaf
+
+
+def _changes(
+    trace: Trace, slot: Slot, keep_gradients: bool
+) -> list[tuple[Source, str, Any]]:
+    """What the traced function did to an argument Tensor or a Tensor of its state."""
+    found: list[tuple[Source, str, Any]] = []  # a Node to compute, or a fixed value
+    if slot.tensor.node is not slot.first:
+        found.append((slot.source, "value", slot.tensor.node))
+    if slot.source.kind == "leaf":
+        if slot.tensor._grad is not None:
+            found.append((slot.source, "add grad", slot.tensor._grad.node))
+    elif slot.grad is None:
+        if slot.read_grad or slot.cleared:
+            found.append((slot.source, "grad", None))
+    elif slot.cleared and not keep_gradients:
+        # zeroed and filled within the call: reading it afterwards says that it stayed inside
+        inside = wrap(build.input_(slot.grad.shape, slot.grad.dtype))
+        found.append((slot.source, "grad", inside))
+    elif trace.sources.get(slot.grad.node, Source("")).kind != "grad":
+        found.append((slot.source, "grad", slot.grad.node))
+    return found
+
+
+class _Places:
+    """Gives each root, in order, its place among the distinct outputs or the inputs."""
+
+    def __init__(self, inputs: Sequence[Node], roots: Sequence[Node]) -> None:
+        self.inputs = {n: i for i, n in enumerate(inputs)}
+        self.unique: dict[Node, int] = {}
+        self.roots = iter(roots)
+
+    def next(self) -> Place:
+        """The place of the next root."""
+        node = next(self.roots)
+        symbolic = any(isinstance(s, Expr) for s in node.shape)
+        if node in self.inputs:
+            return Place("input", self.inputs[node], type=node.type, symbolic=symbolic)
+        number = self.unique.setdefault(node, len(self.unique))
+        return Place("root", number, type=node.type, symbolic=symbolic)
+
+    def outputs(self) -> tuple[Node, ...]:
+        """The distinct Nodes to compute."""
+        return tuple(self.unique)
+
+
+__all__ = ["Lowered", "Place", "Write", "copy_of", "trace_function"]

@@ -1,0 +1,335 @@
+"""Maths functions of one operand, and the rule by which they round.
+
+Invariant: a function composed of several ops is computed in float32 when its operand is of
+lower precision and is cast once (`one_rounding`). Integers become float32 where PyTorch makes
+them floats. Derivatives come from the ops composed; where these would be inexact or infinite
+the value is given apart from the derivative (`with_derivative_of`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType
+from ..core.errors import DTypeError
+from ..graph import build, ops
+from ..ir.node import Op
+from .tensor import Tensor, in_place, lift, method, operand, wrap
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+LN2, LN10 = math.log(2.0), math.log(10.0)
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """x in a dtype."""
+    return x if x.dtype is dtype else wrap(build.cast(operand(x), dtype), x)
+
+
+def floating(x: Any) -> Tensor:
+    """x as floats: integers become float32."""
+    tensor = lift(x)
+    return tensor if tensor.dtype.is_float else cast(tensor, dtypes.float32)
+
+
+def one_rounding(function: Function) -> Function:
+    """Compute a function of floats in at least float32 and round the result once."""
+
+    @wraps(function)
+    def run(x: Any, *args: Any, **options: Any) -> Tensor:
+        tensor = floating(x)
+        if tensor.dtype.bits >= 32:
+            return function(tensor, *args, **options)  # type: ignore[no-any-return]
+        result = function(cast(tensor, dtypes.float32), *args, **options)
+        return cast(result, tensor.dtype)
+
+    return run  # type: ignore[return-value]
+
+
+def with_derivative_of(value: Tensor, function: Tensor) -> Tensor:
+    """The value, with the derivative of another (finite) expression of the same inputs."""
+    return value.detach() + (function - function.detach())
+
+
+def pick(condition: Tensor, a: Any, b: Any) -> Tensor:
+    """a where the condition holds, else b."""
+    return wrap(build.where(operand(condition), operand(a), operand(b)), a, b)
+
+
+# ---- one op each ----------------------------------------------------------------------------
+
+
+def _attach(function: Callable[..., Tensor], names: tuple[str, ...], meaning: str) -> Any:
+    function.__name__ = function.__qualname__ = names[0]
+    function.__doc__ = meaning
+    return method(*names)(function)
+
+
+def _of_floats(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
+    """A function of one op whose result is always a float."""
+
+    def run(x: Any) -> Tensor:
+        tensor = floating(x)
+        return wrap(op(operand(tensor)), tensor)
+
+    return _attach(run, names, meaning)  # type: ignore[no-any-return]
+
+
+def _rounding(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
+    """A function that leaves integers as they are."""
+
+    def run(x: Any) -> Tensor:
+        tensor = lift(x)
+        return wrap(op(operand(tensor)) if tensor.dtype.is_float else operand(tensor), tensor)
+
+    return _attach(run, names, meaning)  # type: ignore[no-any-return]
+
+
+exp = _of_floats(ops.exp, "e ** x.", "exp")
+log = _of_floats(ops.log, "The natural logarithm.", "log")
+expm1 = _of_floats(ops.expm1, "e ** x - 1, exact for small x.", "expm1")
+log1p = _of_floats(ops.log1p, "log(1 + x), exact for small x.", "log1p")
+sqrt = _of_floats(ops.square_root, "The square root.", "sqrt")
+reciprocal = _of_floats(ops.reciprocal, "1 / x.", "reciprocal")
+sin = _of_floats(ops.sin, "The sine.", "sin")
+cos = _of_floats(ops.cos, "The cosine.", "cos")
+tan = _of_floats(ops.tan, "The tangent.", "tan")
+asin = _of_floats(ops.asin, "The inverse sine.", "asin", "arcsin")
+acos = _of_floats(ops.acos, "The inverse cosine.", "acos", "arccos")
+atan = _of_floats(ops.atan, "The inverse tangent.", "atan", "arctan")
+tanh = _of_floats(ops.tanh, "The hyperbolic tangent.", "tanh")
+erf = _of_floats(ops.erf, "The error function.", "erf")
+erfinv = _of_floats(ops.erf_inverse, "The inverse of erf.", "erfinv")
+floor = _rounding(ops.floor, "Round towards -inf.", "floor", "__floor__")
+ceil = _rounding(ops.ceil, "Round towards +inf.", "ceil", "__ceil__")
+trunc = _rounding(ops.trunc, "Round towards 0.", "trunc", "fix", "__trunc__")
+
+
+@method("abs", "absolute", "__abs__")
+def abs_(x: Any) -> Tensor:
+    """|x|."""
+    tensor = lift(x)
+    unsigned = tensor.dtype.kind in ("bool", "uint")
+    return wrap(operand(tensor) if unsigned else ops.absolute(operand(tensor)), tensor)
+
+
+@method("neg", "negative", "__neg__")
+def neg(x: Any) -> Tensor:
+    """-x."""
+    tensor = lift(x)
+    if tensor.dtype.kind == "bool":
+        raise DTypeError("bools have no negative", op="neg", expected="numbers", got="bool",
+                         hint="use ~x, or x.int() first")  # fmt: skip
+    return wrap(ops.negative(operand(tensor)), tensor)
+
+
+@method("positive", "__pos__")
+def positive(x: Any) -> Tensor:
+    """+x."""
+    return lift(x)
+
+
+@method("sign", "sgn")
+def sign(x: Any) -> Tensor:
+    """-1, 0 or 1."""
+    tensor = lift(x)
+    boolean = tensor.dtype.kind == "bool"
+    return wrap(operand(tensor) if boolean else ops.sign(operand(tensor)), tensor)
+
+
+@method("round", "__round__")
+def round_(x: Any, decimals: int = 0) -> Tensor:
+    """Round half to even, at so many decimals."""
+    tensor = lift(x)
+    if not tensor.dtype.is_float:
+        return tensor
+    if not decimals:
+        return wrap(ops.round_(operand(tensor)), tensor)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return _round_at(tensor, lambda t: t * scale, lambda t: t / scale)
+    return _round_at(tensor, lambda t: t / scale, lambda t: t * scale)
+
+
+@one_rounding
+def _round_at(x: Tensor, there: Any, back: Any) -> Tensor:
+    return back(wrap(ops.round_(operand(there(x))), x))  # type: ignore[no-any-return]
+
+
+@method()
+def square(x: Any) -> Tensor:
+    """x * x."""
+    tensor = lift(x)
+    return tensor * tensor
+
+
+@method()
+def frac(x: Any) -> Tensor:
+    """What trunc leaves."""
+    tensor = lift(x)
+    return tensor - trunc(tensor)
+
+
+# ---- composed -------------------------------------------------------------------------------
+
+
+@method()
+@one_rounding
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x)."""
+    return reciprocal(sqrt(x))
+
+
+@method()
+@one_rounding
+def exp2(x: Tensor) -> Tensor:
+    """2 ** x."""
+    return 2.0**x  # type: ignore[no-any-return]
+
+
+@method()
+@one_rounding
+def log2(x: Tensor) -> Tensor:
+    """The logarithm to base 2."""
+    return log(x) / LN2
+
+
+@method()
+@one_rounding
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to base 10."""
+    return log(x) / LN10
+
+
+@method()
+@one_rounding
+def sinh(x: Tensor) -> Tensor:
+    """The hyperbolic sine."""
+    return (expm1(x) - expm1(-x)) * 0.5
+
+
+@method()
+@one_rounding
+def cosh(x: Tensor) -> Tensor:
+    """The hyperbolic cosine."""
+    return (exp(x) + exp(-x)) * 0.5
+
+
+@method("asinh", "arcsinh")
+@one_rounding
+def asinh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic sine."""
+    size = pick(x < 0, -x, x)
+    big = size > 1e9  # the square would lose nothing but might overflow
+    small = pick(big, 1.0, size)
+    squared = small * small
+    near = log1p(small + squared / (1.0 + sqrt(1.0 + squared)))
+    result = pick(big, log(pick(big, size, 1.0)) + LN2, near)
+    return pick(x < 0, -result, result)
+
+
+@method("acosh", "arccosh")
+@one_rounding
+def acosh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic cosine."""
+    above = x - 1.0
+    big = above > 1e9
+    small = pick(big, 1.0, above)
+    near = log1p(small + sqrt(small * (small + 2.0)))
+    return pick(big, log(pick(big, x, 1.0)) + LN2, near)
+
+
+@method("atanh", "arctanh")
+@one_rounding
+def atanh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic tangent."""
+    return (log1p(x) - log1p(-x)) * 0.5
+
+
+# Chebyshev coefficients of log(erfc(z) exp(z*z) / t) in t = 2 / (2 + z) (Numerical Recipes 6.2)
+_ERFC = (
+    -1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
+    -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
+    -1.624290004647e-6, 1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8,
+    6.529054439e-9, 5.059343495e-9, -9.91364156e-10, -2.27365122e-10, 9.6467911e-11,
+    2.394038e-12, -6.886027e-12, 8.94487e-13, 3.13092e-13, -1.12708e-13, 3.81e-16, 7.106e-15,
+)  # fmt: skip
+
+
+@method()
+@one_rounding
+def erfc(x: Tensor) -> Tensor:
+    """1 - erf(x), exact where erf is near 1."""
+    z = abs_(x.detach())
+    t = 2.0 / (2.0 + z)
+    twice = 4.0 * t - 2.0
+    terms = _ERFC if x.dtype is dtypes.float64 else _ERFC[:13]
+    before, last = 0.0 * z, 0.0 * z
+    for coefficient in reversed(terms[1:]):
+        last, before = twice * last - before + coefficient, last
+    tail = t * exp(-z * z + 0.5 * (terms[0] + twice * last) - before)
+    value = pick(z < 0.5, 1.0 - erf(z), tail)
+    value = pick(x < 0, pick(z < 0.5, 1.0 + erf(z), 2.0 - tail), value)
+    return with_derivative_of(value, -erf(x))
+
+
+@method()
+@one_rounding
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    lowest = -709.0 if x.dtype is dtypes.float64 else -88.0  # below, exp(-x) would be infinite
+    return reciprocal(1.0 + exp(-pick(x < lowest, lowest, x)))
+
+
+expit = sigmoid
+
+
+@method()
+@one_rounding
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """log(x / (1 - x))."""
+    if eps is not None:
+        x = x.clamp(eps, 1.0 - eps)
+    return log(x / (1.0 - x))
+
+
+@method()
+def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None,
+               neginf: float | None = None) -> Tensor:  # fmt: skip
+    """Numbers in place of nan and infinities (by default 0 and the largest finite ones)."""
+    tensor = lift(x)
+    if not tensor.dtype.is_float:
+        return tensor
+    largest = largest_finite(tensor.dtype)
+    high = largest if posinf is None else posinf
+    low = -largest if neginf is None else neginf
+    result = pick(tensor == math.inf, high, pick(tensor == -math.inf, low, tensor))
+    return pick(tensor != tensor, nan, result)
+
+
+def largest_finite(dtype: DType) -> float:
+    """The largest finite value of a float dtype."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype.numpy).max)
+
+
+@method()
+def deg2rad(x: Any) -> Tensor:
+    """Degrees to radians."""
+    return floating(x) * (math.pi / 180.0)
+
+
+@method()
+def rad2deg(x: Any) -> Tensor:
+    """Radians to degrees."""
+    return floating(x) * (180.0 / math.pi)
+
+
+in_place("abs", "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+         "reciprocal", "square", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+         "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "frac", "sign",
+         "nan_to_num")  # fmt: skip

@@ -1,0 +1,185 @@
+"""Padding, windows and diagonals.
+
+Invariant: made of movement ops (and one `where` for fill values), so nothing is materialised;
+amounts and offsets are static, sizes may be symbolic where no corner depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import dtype as dtypes
+from ..core.errors import ShapeError, UserError
+from ..graph import build, ops
+from ..ir.symbol import Size
+from .movement import cat, expand, flip, movedim, narrow, reshape, unsqueeze
+from .tensor import Tensor, call, lift, method, node_of, wrap
+
+MODES = ("constant", "reflect", "replicate", "circular")
+
+
+@method()
+def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Elements added before and after axes, the last axis first; negative amounts cut."""
+    tensor = lift(x)
+    amounts = list(pad)
+    if len(amounts) % 2 or len(amounts) > 2 * tensor.ndim:
+        raise ShapeError("bad amounts", op="pad", got=tuple(amounts),
+                         expected=f"pairs for at most {tensor.ndim} axes")  # fmt: skip
+    if mode not in MODES:
+        raise UserError("unknown mode", op="pad", expected=" or ".join(MODES), got=repr(mode))
+    pairs = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)]
+    for back, (low, high) in enumerate(pairs):
+        axis = tensor.ndim - 1 - back
+        tensor = _crop(tensor, axis, low, high)
+        pairs[back] = (max(low, 0), max(high, 0))
+    if mode == "constant":
+        return _fill(tensor, pairs, 0.0 if value is None else value)
+    for back, (low, high) in enumerate(pairs):
+        if low or high:
+            tensor = BORDERS[mode](tensor, tensor.ndim - 1 - back, low, high)
+    return tensor
+
+
+def _crop(x: Tensor, axis: int, low: int, high: int) -> Tensor:
+    start, cut = max(-low, 0), max(-low, 0) + max(-high, 0)
+    if not cut:
+        return x
+    size = x.shape[axis] - cut
+    if isinstance(size, int) and size < 0:
+        raise ShapeError("cuts more than there is", op="pad", got=(low, high),
+                         expected=f"at most {x.shape[axis]} on axis {axis}")  # fmt: skip
+    return narrow(x, axis, start, size)
+
+
+def _fill(x: Tensor, pairs: list[tuple[int, int]], value: float) -> Tensor:
+    lows, highs = [0] * x.ndim, [0] * x.ndim
+    for back, (low, high) in enumerate(pairs):
+        lows[x.ndim - 1 - back], highs[x.ndim - 1 - back] = low, high
+    node = node_of(x)
+    padded = build.pad(node, lows, highs)
+    if value != 0 and padded is not node:
+        inside = build.pad(build.full(x.shape, True, dtypes.bool_), lows, highs)
+        padded = build.where(inside, padded, build.constant(value, x.dtype))
+    return wrap(padded, x)
+
+
+def _checked_border(x: Tensor, axis: int, low: int, high: int, most: Size, mode: str) -> None:
+    if isinstance(most, int) and max(low, high) > most:
+        raise ShapeError(f"the border is wider than {mode} can fill", op="pad",
+                         expected=f"at most {most} on axis {axis} of size {x.shape[axis]}",
+                         got=(low, high))  # fmt: skip
+
+
+def _reflect(x: Tensor, axis: int, low: int, high: int) -> Tensor:
+    size = x.shape[axis]
+    _checked_border(x, axis, low, high, size - 1, "reflect")
+    before = flip(narrow(x, axis, 1, low), axis)
+    after = flip(narrow(x, axis, size - 1 - high, high), axis)
+    return cat([before, x, after], axis)
+
+
+def _replicate(x: Tensor, axis: int, low: int, high: int) -> Tensor:
+    size, shape = x.shape[axis], list(x.shape)
+    _checked_border(x, axis, low, high, 0 if size == 0 else max(low, high), "replicate")
+    before = expand(narrow(x, axis, 0, 1), *shape[:axis], low, *shape[axis + 1 :])
+    after = expand(narrow(x, axis, size - 1, 1), *shape[:axis], high, *shape[axis + 1 :])
+    return cat([before, x, after], axis)
+
+
+def _circular(x: Tensor, axis: int, low: int, high: int) -> Tensor:
+    size = x.shape[axis]
+    _checked_border(x, axis, low, high, size, "circular")
+    return cat([narrow(x, axis, size - low, low), x, narrow(x, axis, 0, high)], axis)
+
+
+BORDERS = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
+
+
+@method()
+def unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
+    """Sliding windows along an axis; the place within the window is a new last axis."""
+    tensor = lift(x)
+    if not tensor.shape:
+        tensor = reshape(tensor, 1)
+    axis = build.axis_of(tensor.node, dimension, "unfold")
+    whole = tensor.shape[axis]
+    if size < 0 or step < 1 or (isinstance(whole, int) and size > whole):
+        raise ShapeError("the window does not fit", op="unfold", got=f"size {size}, step {step}",
+                         expected=f"size <= {whole}, step >= 1")  # fmt: skip
+    return call(build.windows, tensor, axis=axis, width=size, step=step)
+
+
+# ---- diagonals ------------------------------------------------------------------------------
+
+
+@method()
+def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal of two axes, as a new last axis."""
+    tensor = lift(x)
+    if tensor.ndim < 2:
+        raise ShapeError("needs 2 axes", op="diagonal", expected="ndim >= 2",
+                         got=build.show(tensor.shape))  # fmt: skip
+    tensor = movedim(tensor, (dim1, dim2), (-2, -1))
+    rows, columns = tensor.shape[-2:]
+    top, left = max(-offset, 0), max(offset, 0)
+    count = max(min(rows - top, columns - left), 0)  # type: ignore[operator, type-var]
+    if count == 0:
+        return reshape(narrow(narrow(tensor, -1, 0, 0), -2, 0, 0), *tensor.shape[:-2], 0)
+    square = narrow(narrow(tensor, -2, top, count), -1, left, count)
+    line = reshape(square, *tensor.shape[:-2], count * count)
+    return line[..., :: count + 1]
+
+
+@method()
+def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Matrices whose diagonal is the last axis of x."""
+    tensor = lift(x)
+    count = tensor.shape[-1] + abs(offset)
+    before = (max(-offset, 0), max(offset, 0))
+    rows = pad(unsqueeze(tensor, -1), [0, 0, before[0], before[1]])
+    shape = (*tensor.shape[:-1], count, count)
+    row = build.iota_along(shape, tensor.ndim - 1)
+    column = build.iota_along(shape, tensor.ndim)
+    on = build.equal(build.add(row, offset), column)
+    wide = node_of(expand(rows, shape))
+    result = wrap(ops.where(on, wide, build.like(wide, 0)), tensor)
+    return movedim(result, (-2, -1), (dim1, dim2))
+
+
+@method()
+def diag(x: Any, diagonal: int = 0) -> Tensor:
+    """The matrix of a diagonal, or the diagonal of a matrix."""
+    tensor = lift(x)
+    if tensor.ndim == 1:
+        return diag_embed(tensor, diagonal)
+    if tensor.ndim != 2:
+        raise ShapeError("needs 1 or 2 axes", op="diag", expected="ndim 1 or 2",
+                         got=build.show(tensor.shape))  # fmt: skip
+    return _diagonal(tensor, diagonal)
+
+
+_diagonal = diagonal
+
+
+@method()
+def diagflat(x: Any, offset: int = 0) -> Tensor:
+    """The matrix whose diagonal is x flattened."""
+    return diag_embed(reshape(lift(x), -1), offset)
+
+
+def trace(x: Any) -> Tensor:
+    """The sum of a matrix's diagonal."""
+    return _diagonal(x).sum()
+
+
+def block_diag(*tensors: Any) -> Tensor:
+    """Matrices along the diagonal of a larger one."""
+    blocks = [x.reshape(1, -1) if x.ndim < 2 else x for x in map(lift, tensors)]
+    width = sum(b.shape[1] for b in blocks)
+    rows, left = [], 0
+    for block in blocks:
+        rows.append(pad(block, [left, width - left - block.shape[1]]))
+        left += block.shape[1]
+    return cat(rows, 0)

@@ -1,0 +1,242 @@
+"""Build Tile IR: a `BodyBuilder` that appends Nodes in order, with broadcasting and Exprs.
+
+Index arithmetic is written with Exprs (`ir.symbol`) and turned into scalar Nodes here, so that
+it is simplified before it exists. Invariant: every Node of the Body goes through `add`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.dtype import DType, bool_, int64
+from ..core.errors import InternalError
+from ..ir.block import Block, Builder, argument
+from ..ir.node import Node
+from ..ir.symbol import Expr, Size, high, low, named
+from ..ir.types import Memory, Tile
+from . import ops
+
+
+@dataclass
+class Body:
+    """The Tile IR of one launch: Block, grid, name, and scratch bytes a worker needs."""
+
+    name: str
+    block: Block
+    grid: tuple[Size, ...]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> tuple[Node, ...]:
+        """The Memory parameters."""
+        return self.block.arguments
+
+
+class BodyBuilder:
+    """Builds one Body."""
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, Memory]]) -> None:
+        self.name = name
+        self.builder = Builder()
+        self.parameters = tuple(argument(n, t) for n, t in parameters)
+        self._context = self.builder.block(name, self.parameters)
+        self.block = self._context.__enter__()
+        self.atoms: dict[Expr, Node] = {}
+        self._serial = 0
+
+    def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
+        """Close the Block."""
+        self._context.__exit__(None, None, None)
+        return Body(self.name, self.block, tuple(grid), notes)
+
+    def add(self, node: Node) -> Node:
+        """Append a Node."""
+        return self.builder.add(node)
+
+    # ---- scalars --------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> str:
+        """A name no other index has."""
+        self._serial += 1
+        return f"{name}{self._serial}"
+
+    def atom(self, name: str, node: Node, low: int, high: int) -> Size:
+        """An Expr standing for a scalar (or a tile of indices) with bounds."""
+        if low == high:
+            return low
+        expr = named("loop", self.fresh(name), low, max(low, high))
+        self.atoms[expr] = node
+        return expr
+
+    def program(self, axis: int, size: Size) -> Size:
+        """This program's number along a grid axis."""
+        node = self.add(ops.program(axis=axis))
+        return self.atom("p", node, 0, max(0, high(size) - 1))
+
+    def index(self, value: Size) -> Node:
+        """An Expr as Nodes; where an atom is a tile the result is one too."""
+        if isinstance(value, int):
+            return self.constant(value, int64)
+        if value in self.atoms:
+            return self.atoms[value]
+        if value.kind == "symbol":
+            return self.add(ops.symbol(value=value))
+        if value.kind == "sum":
+            return self._sum(value)
+        if value.kind == "loop":
+            raise InternalError("tile.build", f"index {value} has no Node")
+        names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
+        if low(value.args[0]) >= 0:
+            names.update(div="unsigned_divide", mod="unsigned_remainder")
+        a, b = (self.index(x) for x in value.args)
+        return self.binary(names[value.kind], a, b)
+
+    def _sum(self, value: Expr) -> Node:
+        total: Node | None = None
+        for product, factor in value.terms:
+            term: Node | None = None
+            for atom in product:
+                node = self.index(atom)
+                term = node if term is None else self.binary("multiply", term, node)
+            assert term is not None
+            if factor != 1:
+                term = self.binary("multiply", term, self.constant(factor, int64))
+            total = term if total is None else self.binary("add", total, term)
+        assert total is not None
+        if value.constant:
+            total = self.binary("add", total, self.constant(value.constant, int64))
+        return total
+
+    def constant(self, value: Any, dtype: DType, shape: tuple[int, ...] = ()) -> Node:
+        """A constant tile."""
+        if dtype.kind == "bool":
+            value = bool(value)
+        elif dtype.is_float:
+            value = float(value)
+        return self.add(ops.constant(value=value, dtype=dtype, shape=shape))
+
+    # ---- elementwise ----------------------------------------------------------------------
+
+    def broadcast(self, x: Node, shape: tuple[int, ...]) -> Node:
+        """x repeated to a shape."""
+        return x if x.shape == shape else self.add(ops.broadcast(x, shape=shape))
+
+    def _level(self, inputs: Sequence[Node]) -> list[Node]:
+        shape: tuple[int, ...] = ()
+        for i in inputs:
+            if len(i.shape) > len(shape):
+                shape = i.shape
+        for i in inputs:
+            if len(i.shape) == len(shape):
+                shape = tuple(max(a, b) for a, b in zip(shape, i.shape))
+        return [self.broadcast(i, shape) for i in inputs]
+
+    def apply(self, name: str, *inputs: Node) -> Node:
+        """An elementwise op by name, shapes broadcast."""
+        return self.add(ops.ELEMENTWISE[name](*self._level(inputs)))
+
+    binary = apply
+
+    def cast(self, x: Node, dtype: DType) -> Node:
+        """x converted."""
+        return x if x.dtype is dtype else self.add(ops.cast(x, dtype=dtype))
+
+    def logical_and(self, a: Node | None, b: Node | None) -> Node | None:
+        """Both masks; None is true."""
+        if a is None or b is None:
+            return a if b is None else b
+        return self.apply("bit_and", a, b)
+
+    def less(self, a: Size, b: Size) -> Node:
+        """a < b of indices, as a mask."""
+        return self.apply("less", self.index(a), self.index(b))
+
+    def less_equal(self, a: Size, b: Size) -> Node:
+        """a <= b of indices, as a mask."""
+        return self.apply("less_equal", self.index(a), self.index(b))
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def load(
+        self, memory: Node, index: Sequence[Size], shape: tuple[int, ...] = (),
+        axes: tuple[int, ...] = (), mask: Node | None = None,
+    ) -> Node:  # fmt: skip
+        """A tile at an index."""
+        scalars = [self.index(i) for i in index]
+        if mask is None:
+            return self.add(ops.load(memory, *scalars, shape=shape, axes=axes, masked=False))
+        mask = self._mask(mask, shape)
+        return self.add(ops.load(memory, *scalars, mask, shape=shape, axes=axes, masked=True))
+
+    def _mask(self, mask: Node, shape: tuple[int, ...]) -> Node:
+        if mask.dtype is not bool_:
+            raise InternalError("tile.build", "a mask is not bool")
+        return mask if mask.shape in ((), shape) else self.broadcast(mask, shape)
+
+    def store(
+        self, memory: Node, value: Node, index: Sequence[Size], axes: tuple[int, ...] = (),
+        mask: Node | None = None,
+    ) -> None:  # fmt: skip
+        """Write a tile at an index."""
+        scalars = [self.index(i) for i in index]
+        extra = [] if mask is None else [self._mask(mask, value.shape)]
+        self.add(ops.store(memory, value, *scalars, *extra, axes=axes, masked=mask is not None))
+
+    def gather(self, memory: Node, offset: Node, mask: Node | None = None) -> Node:
+        """Elements at offsets."""
+        extra = [] if mask is None else [self._mask(mask, offset.shape)]
+        return self.add(ops.gather(memory, offset, *extra))
+
+    def scatter(
+        self, memory: Node, value: Node, offset: Node, mask: Node | None = None, mode: str = "set"
+    ) -> None:
+        """Write elements at offsets."""
+        value, offset = self._level([value, offset])
+        extra = [] if mask is None else [self._mask(mask, offset.shape)]
+        self.add(ops.scatter(memory, value, offset, *extra, mode=mode))
+
+    def allocate(self, shape: tuple[int, ...], dtype: DType, scope: str, layout: str = "") -> Node:
+        """A private place."""
+        return self.add(ops.allocate(shape=shape, dtype=dtype, scope=scope, layout=layout))
+
+    # ---- control --------------------------------------------------------------------------
+
+    def loop(
+        self, name: str, lower: Size, upper: Size, step: int,
+        body: Callable[[Size, list[Node]], Sequence[Node]], carried: Sequence[Node] = (),
+        unroll: int = 1, bounds: tuple[int, int] | None = None,
+    ) -> list[Node]:  # fmt: skip
+        """A loop; body(index, carried) -> carried. An empty or single trip is written out."""
+        bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
+        if isinstance(lower, int) and isinstance(upper, int):
+            if upper <= lower:
+                return list(carried)
+            if upper - lower <= step:
+                return list(body(lower, list(carried)))
+        start, stop = self.index(lower), self.index(upper)
+        index_argument = argument(name, Tile((), int64))
+        arguments = [argument(f"{name}_carried{i}", c.type) for i, c in enumerate(carried)]
+        with self.builder.block(name, (index_argument, *arguments)) as block:
+            index = self.atom(name, index_argument, *bounds)
+            block.results = tuple(body(index, list(arguments)))
+            for r in block.results:
+                self.add(r)
+        node = self.add(ops.loop(start, stop, *carried, blocks=(block,), step=step, unroll=unroll))
+        return [self.add(ops.get(node, index=i)) for i in range(len(carried))]
+
+    def branch(
+        self, condition: Node, then: Callable[[], Sequence[Node]],
+        otherwise: Callable[[], Sequence[Node]] = lambda: (),
+    ) -> list[Node]:  # fmt: skip
+        """One of two Blocks."""
+        blocks = []
+        for name, function in (("then", then), ("otherwise", otherwise)):
+            with self.builder.block(name) as block:
+                block.results = tuple(function())
+                for r in block.results:
+                    self.add(r)
+            blocks.append(block)
+        node = self.add(ops.branch(condition, blocks=tuple(blocks)))
+        return [self.add(ops.get(node, index=i)) for i in range(len(blocks[0].results))]

@@ -1,0 +1,821 @@
+"""Elementary functions, written once over array operations that the caller passes in.
+
+The compiler passes a builder that emits vector instructions, the tests pass NumPy. A function
+sees its values only through `Operations`, so what the tests measure is what a kernel computes.
+
+Invariant: no function branches on a value. Each is one straight line of operations for a dtype,
+elementwise, with `select` where the ranges of an argument need different formulas. NaN, infinities,
+signed zeros and subnormals give what C99 asks for. One exception is meant: sin, cos and tan are
+NaN from |x| = 2**21 (float32) or 2**45 (float64) on, where an exact reduction would triple their
+price. Error bounds in ulp and the price of exp, tanh and erf stand in tests/tile/test_functions.py.
+
+Every coefficient below was fitted for this file (Remez exchange, or rational interpolation at
+Chebyshev points, in 50 decimal digits) and is listed from the highest power to the lowest, which
+is why the file is long.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+Value = Any
+Mask = Any
+Integer = Any
+
+
+class Operations(Protocol):
+    """What a caller provides: elementwise operations on values of one float dtype and one shape.
+
+    Three promises matter. `multiply_add` rounds once. `minimum(a, b)` and `maximum(a, b)` give
+    NaN when b is NaN (a is never NaN here), so `b if not a < b else a` will do. Comparisons with
+    NaN are false. Results may not be reassociated or contracted.
+    """
+
+    def constant(self, value: float | int, like: Value) -> Value: ...
+    def dtype(self, x: Value) -> str: ...
+    def add(self, a: Value, b: Value) -> Value: ...
+    def subtract(self, a: Value, b: Value) -> Value: ...
+    def multiply(self, a: Value, b: Value) -> Value: ...
+    def divide(self, a: Value, b: Value) -> Value: ...
+    def multiply_add(self, a: Value, b: Value, c: Value) -> Value: ...
+    def negative(self, x: Value) -> Value: ...
+    def absolute(self, x: Value) -> Value: ...
+    def square_root(self, x: Value) -> Value: ...
+    def round_even(self, x: Value) -> Value: ...
+    def floor(self, x: Value) -> Value: ...
+    def minimum(self, a: Value, b: Value) -> Value: ...
+    def maximum(self, a: Value, b: Value) -> Value: ...
+    def less(self, a: Value, b: Value) -> Mask: ...
+    def less_equal(self, a: Value, b: Value) -> Mask: ...
+    def equal(self, a: Value, b: Value) -> Mask: ...
+    def select(self, mask: Mask, a: Value, b: Value) -> Value: ...
+    def logical_and(self, a: Mask, b: Mask) -> Mask: ...
+    def logical_or(self, a: Mask, b: Mask) -> Mask: ...
+    def logical_not(self, a: Mask) -> Mask: ...
+    def bitcast_int(self, x: Value) -> Integer: ...
+    def bitcast_float(self, i: Integer) -> Value: ...
+    def to_int(self, x: Value) -> Integer: ...
+    def to_float(self, i: Integer) -> Value: ...
+    def int_constant(self, value: int, like: Integer) -> Integer: ...
+    def int_add(self, a: Integer, b: Integer) -> Integer: ...
+    def int_subtract(self, a: Integer, b: Integer) -> Integer: ...
+    def int_and(self, a: Integer, b: Integer) -> Integer: ...
+    def int_or(self, a: Integer, b: Integer) -> Integer: ...
+    def int_xor(self, a: Integer, b: Integer) -> Integer: ...
+    def int_shift_left(self, i: Integer, n: int) -> Integer: ...
+    def int_shift_right(self, i: Integer, n: int) -> Integer: ...
+    def int_equal(self, a: Integer, b: Integer) -> Mask: ...
+    def int_less(self, a: Integer, b: Integer) -> Mask: ...
+
+
+Coefficients = tuple[float, ...]
+
+
+class _Constants(NamedTuple):
+    """All that depends on the dtype: its bits, constants split into parts, and the tables."""
+
+    digits: int  # explicit bits of the mantissa
+    bias: int  # of the exponent
+    sign_bit: int
+    one_bits: int  # bit pattern of 1.0
+    two_thirds_bits: int
+    log2_e: float
+    ln2: tuple[float, float]  # high and low part
+    half_pi: tuple[float, float, float]
+    two_log2_e: tuple[float, float]
+    third: tuple[float, float]
+    exp_range: tuple[float, float]  # below: zero, above: infinity
+    exp2_range: tuple[float, float]
+    expm1_range: tuple[float, float]
+    tanh_limit: float  # tanh is 1 from here
+    tanh_split: float
+    erf_limit: float  # erf is 1 from here
+    erf_split: float
+    angle_limit: float  # sin, cos and tan are NaN from here
+    exp: Coefficients
+    exp2: Coefficients
+    tanh: Coefficients
+    tanh_exp: Coefficients
+    log: Coefficients
+    power: Coefficients
+    erf: Coefficients
+    erf_tail: Coefficients
+    atan: Coefficients
+    asin: Coefficients
+    sin: Coefficients
+    cos: Coefficients
+    tan: Coefficients
+    sinh: Coefficients
+    inverse_center: tuple[Coefficients, Coefficients]
+    inverse_middle: tuple[Coefficients, Coefficients]
+    inverse_tail: tuple[Coefficients, Coefficients]
+    inverse_middle_end: float
+
+
+# fmt: off
+_FLOAT32 = _Constants(
+    digits=23,
+    bias=127,
+    sign_bit=-(1 << 31),
+    one_bits=0x3f800000,
+    two_thirds_bits=0x3f2aaaab,
+    log2_e=1.442695,
+    ln2=(0.6931472, -1.9046542e-09),
+    half_pi=(1.5707964, -4.371139e-08, -1.7151245e-15),
+    two_log2_e=(2.88539, 3.851926e-08),
+    third=(0.33333334, -9.934108e-09),
+    exp_range=(-105.0, 90.0),
+    exp2_range=(-151.0, 130.0),
+    expm1_range=(-20.0, 89.0),
+    tanh_limit=9.02,
+    tanh_split=0.72,
+    angle_limit=2097152.0,
+    erf_limit=3.97,
+    erf_split=1.1,
+    exp=(0.0013839824, 0.008369341, 0.041668087, 0.16666515, 0.49999994),
+    exp2=(0.00015353158, 0.0013398858, 0.009618438, 0.055503324, 0.24022648, 0.6931472),
+    tanh=(-0.0050078165, 0.01994965, -0.053506393, 0.13328366, -0.33333158),
+    tanh_exp=(0.13276081, 0.33532983, 0.6667032, 0.99997777, 0.9999997, 0.50000006),
+    log=(
+        -0.1319311, 0.13965943, -0.121148296, 0.14010252, -0.16685483, 0.20010082, -0.24999689,
+        0.33333224,
+    ),
+    power=(0.09962105, 0.11077663, 0.14286235, 0.19999997),
+    erf=(
+        7.2361465e-05, -0.0007824757, 0.005167732, -0.026843518, 0.11283364, -0.3761261, 0.12837917,
+    ),
+    erf_tail=(
+        -0.00017561187, 0.0031800566, -0.021896936, 0.06511586, -0.048600215, -0.065489635,
+        -0.30755126, 1.005188,
+    ),
+    atan=(
+        -0.0017881879, 0.010889659, -0.031130066, 0.05790822, -0.08400479, 0.109511405, -0.14264038,
+        0.1999853, -0.333333,
+    ),
+    asin=(0.042218477, 0.02414884, 0.045476533, 0.0749525, 0.16666754),
+    sin=(-0.00019461745, 0.008331747, -0.16666648),
+    cos=(2.4374436e-05, -0.0013886782, 0.041666634),
+    tan=(0.0054622837, -0.0022583576, 0.012814261, 0.020465467, 0.054229453, 0.13331057, 0.333334),
+    sinh=(2.8175016e-06, 0.00019836056, 0.0083333505, 0.16666667),
+    inverse_center=(
+        (-0.009507896, -0.50399536, -0.99116784, -0.27023894, 0.0845598),
+        (0.81194067, 3.3396342, 3.4576032, 1.0),
+    ),
+    inverse_middle=(
+        (-6.401855e-05, -0.016640643, -0.19883832, -0.5167404, -0.36401653),
+        (0.0072449422, 0.15212831, 0.7840943, 1.4491116, 1.0),
+    ),
+    inverse_tail=((), ()),
+    inverse_middle_end=math.inf,
+)
+
+_FLOAT64 = _Constants(
+    digits=52,
+    bias=1023,
+    sign_bit=-(1 << 63),
+    one_bits=0x3ff0000000000000,
+    two_thirds_bits=0x3fe5555555555555,
+    log2_e=1.4426950408889634,
+    ln2=(0.6931471805599453, 2.3190468138462996e-17),
+    half_pi=(1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+    two_log2_e=(2.8853900817779268, 4.0710547481862066e-17),
+    third=(0.3333333333333333, 1.850371707708594e-17),
+    exp_range=(-746.0, 712.0),
+    exp2_range=(-1076.0, 1026.0),
+    expm1_range=(-40.0, 710.0),
+    tanh_limit=19.1,
+    tanh_split=0.72,
+    angle_limit=35184372088832.0,
+    erf_limit=6.0,
+    erf_split=1.0,
+    exp=(
+        2.4983332119578728e-08, 2.763099846016408e-07, 2.7557639292075348e-06,
+        2.4801491180043045e-05, 0.00019841269447578062, 0.001388888894527423, 0.008333333333521377,
+        0.04166666666652487, 0.16666666666666372, 0.5000000000000011,
+    ),
+    exp2=(
+        4.5194872170579843e-10, 7.075613287822286e-09, 1.0177654996695965e-07,
+        1.321542450398773e-06, 1.5252734740441102e-05, 0.00015403530478814962,
+        0.0013333558145565139, 0.009618129107577094, 0.05550410866482458, 0.24022650695910172,
+        0.6931471805599453,
+    ),
+    tanh=(
+        4.513838981748371e-06, -2.624300221242816e-05, 8.708946174802268e-05,
+        -0.00023409378478073407, 0.0005882406782873837, -0.0014553934766184887, 0.00359205312577063,
+        -0.00886322699380709, 0.02186948791450988, -0.053968253941655144, 0.13333333333276154,
+        -0.33333333333332904,
+    ),
+    tanh_exp=(
+        2.559415807638036e-05, 0.00014147880311209105, 0.0007054751773227265, 0.0031745901742542297,
+        0.01269841243445744, 0.04444444464631712, 0.13333333333699793, 0.33333333333191895,
+        0.6666666666666464, 1.0000000000000036, 1.0, 0.5,
+    ),
+    log=(
+        0.15379047261758616, 0.15248791745850065, 0.1818642594248087, 0.22222136793611386,
+        0.28571429416229643, 0.39999999996044827, 0.6666666666667292,
+    ),
+    power=(
+        0.06291211913271029, 0.05795283793003446, 0.06670632094931161, 0.07692201212885347,
+        0.09090910805075655, 0.11111111095157544, 0.14285714285791273, 0.19999999999999857,
+    ),
+    erf=(
+        -7.582374721326938e-10, 1.360454948720478e-08, -1.6181526179184639e-07,
+        1.6443873621025249e-06, -1.492444680888206e-05, 0.0001205527970161108,
+        -0.0008548325464454739, 0.005223977596428469, -0.02686617064193563, 0.11283791670936884,
+        -0.37612638903183343, 0.12837916709551256,
+    ),
+    erf_tail=(
+        1.2074230798992622e-12, -4.1052961159840864e-12, 4.751056836679659e-13,
+        -3.525513687884311e-11, 2.5662730700996163e-10, -8.879560761019914e-10,
+        3.6482089202106373e-09, -1.6254998041178988e-08, 6.739280588736667e-08,
+        -2.727081700821077e-07, 1.0850680405337204e-06, -4.214563007531922e-06,
+        1.59618435086094e-05, -5.886884465559741e-05, 0.00021101986549841933,
+        -0.0007335909537873917, 0.0024670368056935654, -0.008001569382278407, 0.024937997087135875,
+        -0.0743473467897623, 0.21080636406114006,
+    ),
+    atan=(
+        1.3230325925966636e-05, -0.00015221421222913297, 0.0008315729363477548,
+        -0.0028856448845575376, 0.00719794866798421, -0.013902657390610463, 0.02198714867467777,
+        -0.029905791903859346, 0.036643178642548874, -0.04219243978654946, 0.047223482929875917,
+        -0.052535266846569596, 0.058805297655715266, -0.0666640441170371, 0.07692279886755374,
+        -0.0909090700752909, 0.11111111007320741, -0.1428571428258717, 0.19999999999951734,
+        -0.3333333333333307,
+    ),
+    asin=(
+        0.03198464909620945, -0.016331355912538644, 0.01959755631635197, 0.006502245513917004,
+        0.012175263451550159, 0.013884296851734233, 0.017359801632881686, 0.022371751495730237,
+        0.03038195941616682, 0.04464285682140786, 0.07500000000345583, 0.16666666666665372,
+    ),
+    sin=(
+        1.5896784535331377e-10, -2.505075831088636e-08, 2.7557313696374223e-06,
+        -0.00019841269829833495, 0.00833333333332247, -0.16666666666666632,
+    ),
+    cos=(
+        -1.1359863683682923e-11, 2.087572809488143e-09, -2.7557314393807204e-07,
+        2.4801587289652787e-05, -0.0013888888888874457, 0.0416666666666666,
+    ),
+    tan=(
+        2.10824780168934e-05, -4.581480687946994e-05, 9.124392743426394e-05, -2.839890242790114e-05,
+        0.0001380025642240492, 0.0002216365854170127, 0.0005953266442556646, 0.001454693124501879,
+        0.003592300226590697, 0.008863217870228849, 0.021869489705487494, 0.05396825392242435,
+        0.13333333333424038, 0.33333333333332704,
+    ),
+    sinh=(
+        7.775647377843648e-13, 1.605668824283337e-10, 2.505213066485862e-08, 2.7557319108528276e-06,
+        0.00019841269841589182, 0.008333333333332915, 0.16666666666666669,
+    ),
+    inverse_center=(
+        (-0.025478978037297133, -0.536202256606613, -2.8389605263633926, -5.775533043762014,
+         -5.055902045548265, -1.6683448568438621, 0.03956695859500148, 0.08455979679682472),
+        (0.030108495873496597, 0.8535064285470091, 6.247619308964538, 18.607684554381887,
+         26.78300806716227, 19.70783200731746, 7.121354241112377, 1.0),
+    ),
+    inverse_middle=(
+        (-4.8945046326824785e-08, 4.211309307781013e-06, 0.0005689329361521922,
+         0.002878752274968022, -0.04015341831753834, -0.2991096365680716, -0.7458702189840372,
+         -0.8425703034153388, -0.36401651756667175),
+        (-0.0002717621129167826, -0.003460464336968291, 0.012861035305228205, 0.2667190189732569,
+         1.1478256474671982, 2.3133305584087673, 2.3442070235673076, 1.0),
+    ),
+    inverse_tail=(
+        (-5.778136818282387e-09, -6.858169669353056e-06, -0.00042469952466171073,
+         -0.00796878444015724, -0.06330542611328203, -0.24043412948492035, -0.4326923927044405,
+         -0.29601674371247577),
+        (2.3065239405839317e-06, 0.00020314837501285852, 0.005252545055066724, 0.059169772564037486,
+         0.33901712083077257, 1.0363508539839004, 1.61190898664389, 1.0),
+    ),
+    inverse_middle_end=2.75,
+)
+# fmt: on
+
+
+_CONSTANTS = {"float32": _FLOAT32, "float64": _FLOAT64}
+
+
+class _Scope:
+    """Operations with the constants of one argument's dtype at hand, and the shared idioms."""
+
+    def __init__(self, operations: Operations, like: Value) -> None:
+        self.operations = operations
+        self.like = like
+        self.dtype = operations.dtype(like)
+        self.table = _CONSTANTS[self.dtype]
+        self.like_int = operations.bitcast_int(like)
+
+    def constant(self, value: float) -> Value:
+        return self.operations.constant(value, self.like)
+
+    def integer(self, value: int) -> Integer:
+        return self.operations.int_constant(value, self.like_int)
+
+    def multiply_add(self, a: Value, b: Value, c: Value | float) -> Value:
+        return self.operations.multiply_add(a, b, self.constant(c) if isinstance(c, float) else c)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self.operations.multiply(x, self.constant(factor))
+
+    def polynomial(self, x: Value, coefficients: Coefficients) -> Value:
+        """Horner: one multiply_add per degree."""
+        result = self.constant(coefficients[0])
+        for coefficient in coefficients[1:]:
+            result = self.operations.multiply_add(result, x, self.constant(coefficient))
+        return result
+
+    def clamp(self, x: Value, limits: tuple[float, float]) -> Value:
+        """x held within the limits; NaN stays NaN."""
+        low = self.operations.maximum(self.constant(limits[0]), x)
+        return self.operations.minimum(self.constant(limits[1]), low)
+
+    def copy_sign(self, magnitude: Value, x: Value) -> Value:
+        """magnitude (not negative) with the sign of x."""
+        operations = self.operations
+        sign = operations.int_and(operations.bitcast_int(x), self.integer(self.table.sign_bit))
+        return operations.bitcast_float(operations.int_or(operations.bitcast_int(magnitude), sign))
+
+    def nearest_integer(self, x: Value, factor: float, offset: int) -> tuple[Integer, Value]:
+        """n = rint(x * factor): an integer whose low bits hold n + offset, and n as a float.
+
+        Adding 1.5 * 2**digits leaves the integer in the low bits of the mantissa.
+        """
+        magic = self.constant(1.5 * 2.0**self.table.digits + offset)
+        shifted = self.operations.multiply_add(x, self.constant(factor), magic)
+        return self.operations.bitcast_int(shifted), self.operations.subtract(shifted, magic)
+
+    def power_of_two(self, biased: Integer) -> Value:
+        """2**n where the low bits of the argument hold n + bias."""
+        shifted = self.operations.int_shift_left(biased, self.table.digits)
+        return self.operations.bitcast_float(shifted)
+
+    def scale_by_power(self, x: Value, doubled: Integer) -> Value:
+        """x * 2**n where the low bits of `doubled` hold n + 2 * bias, rounded once.
+
+        Two factors, 2**floor(n/2) and 2**ceil(n/2), reach subnormals and infinity.
+        """
+        operations = self.operations
+        half = operations.int_shift_right(doubled, 1)
+        rest = operations.int_subtract(doubled, half)
+        return operations.multiply(
+            operations.multiply(x, self.power_of_two(half)), self.power_of_two(rest)
+        )
+
+    def two_sum(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """a + b as a rounded sum and its exact error, where |a| >= |b| or a is zero."""
+        total = self.operations.add(a, b)
+        return total, self.operations.subtract(b, self.operations.subtract(total, a))
+
+    def two_product(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """a * b as a rounded product and its exact error."""
+        product = self.operations.multiply(a, b)
+        return product, self.operations.multiply_add(a, b, self.operations.negative(product))
+
+
+def exp(operations: Operations, x: Value) -> Value:
+    """e**x, underflowing gradually."""
+    return _exponential(_Scope(operations, x), x, 1.0)
+
+
+def _exponential(scope: _Scope, x: Value, factor: float) -> Value:
+    """factor * e**x: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
+    operations, table = scope.operations, scope.table
+    x = scope.clamp(x, table.exp_range)
+    bits, n = scope.nearest_integer(x, table.log2_e, 2 * table.bias)
+    r = scope.multiply_add(n, scope.constant(-table.ln2[0]), x)  # exact
+    r = scope.multiply_add(n, scope.constant(-table.ln2[1]), r)
+    result = scope.polynomial(r, (*table.exp, 1.0, 1.0))
+    if factor != 1.0:
+        result = operations.multiply(result, scope.constant(factor))
+    return scope.scale_by_power(result, bits)
+
+
+def exp2(operations: Operations, x: Value) -> Value:
+    """2**x, exact where x is an integer."""
+    scope = _Scope(operations, x)
+    x = scope.clamp(x, scope.table.exp2_range)
+    bits, n = scope.nearest_integer(x, 1.0, 2 * scope.table.bias)
+    result = scope.polynomial(operations.subtract(x, n), (*scope.table.exp2, 1.0))
+    return scope.scale_by_power(result, bits)
+
+
+def expm1(operations: Operations, x: Value) -> Value:
+    """e**x - 1, accurate near zero."""
+    scope = _Scope(operations, x)
+    table = scope.table
+    held = scope.clamp(x, table.expm1_range)
+    bits, n = scope.nearest_integer(held, table.log2_e, table.bias - 1)
+    first = scope.multiply_add(n, scope.constant(-table.ln2[0]), held)  # exact
+    low = scope.constant(-table.ln2[1])
+    r = scope.multiply_add(n, low, first)
+    error = scope.multiply_add(n, low, operations.subtract(first, r))
+    square = operations.multiply(r, r)
+    tail = scope.multiply_add(square, scope.polynomial(r, table.exp), error)
+    half = scope.power_of_two(bits)  # 2**(n - 1), so that n may be bias + 1
+    result = scope.multiply_add(half, r, operations.add(half, scope.constant(-0.5)))
+    result = scope.multiply_add(half, tail, result)
+    tiny = operations.less(operations.absolute(x), scope.constant(2.0 ** (-table.digits - 3)))
+    return operations.select(tiny, x, operations.add(result, result))
+
+
+def tanh(operations: Operations, x: Value) -> Value:
+    """Hyperbolic tangent: a polynomial, then 1 - 2 / (e**(2|x|) + 1)."""
+    scope = _Scope(operations, x)
+    table = scope.table
+    one = scope.constant(1.0)
+    a = operations.minimum(scope.constant(table.tanh_limit), operations.absolute(x))
+    square = operations.multiply(a, a)
+    bend = operations.multiply(square, scope.polynomial(square, table.tanh))
+    near = scope.multiply_add(a, bend, a)
+    bits, n = scope.nearest_integer(a, 2.0 * table.log2_e, table.bias)
+    r = scope.multiply_add(n, scope.constant(-0.5 * table.ln2[0]), a)  # n is small: enough
+    half = scope.polynomial(r, table.tanh_exp)  # e**(2 r) / 2
+    divisor = scope.multiply_add(half, scope.power_of_two(bits), 0.5)
+    far = operations.subtract(one, operations.divide(one, divisor))
+    result = operations.select(operations.less(a, scope.constant(table.tanh_split)), near, far)
+    return scope.copy_sign(result, x)
+
+
+def sinh(operations: Operations, x: Value) -> Value:
+    """Hyperbolic sine."""
+    scope = _Scope(operations, x)
+    a = operations.absolute(x)
+    square = operations.multiply(a, a)
+    cube = operations.multiply(square, a)
+    near = scope.multiply_add(cube, scope.polynomial(square, scope.table.sinh), a)
+    half = _exponential(scope, a, 0.5)
+    far = operations.subtract(half, operations.divide(scope.constant(0.25), half))
+    result = operations.select(operations.less(a, scope.constant(1.0)), near, far)
+    return scope.copy_sign(result, x)
+
+
+def cosh(operations: Operations, x: Value) -> Value:
+    """Hyperbolic cosine."""
+    scope = _Scope(operations, x)
+    half = _exponential(scope, operations.absolute(x), 0.5)
+    return operations.add(half, operations.divide(scope.constant(0.25), half))
+
+
+def _reduce_logarithm(scope: _Scope, x: Value) -> tuple[Integer, Value]:
+    """e and m with x = 2**e * m and 2/3 <= m < 4/3, for normal x."""
+    operations, table = scope.operations, scope.table
+    bits = operations.bitcast_int(x)
+    above = operations.int_subtract(bits, scope.integer(table.two_thirds_bits))
+    e = operations.int_shift_right(above, table.digits)
+    m = operations.int_subtract(bits, operations.int_shift_left(e, table.digits))
+    return e, operations.bitcast_float(m)
+
+
+def _reduce_any(scope: _Scope, x: Value) -> tuple[Value, Value]:
+    """e as a float and f = m - 1 for positive x, subnormals included."""
+    operations, digits = scope.operations, scope.table.digits
+    small = operations.less(x, scope.constant(2.0 ** (2 - scope.table.bias)))
+    scaled = operations.select(small, scope.scale(x, 2.0 ** (digits + 2)), x)
+    e, m = _reduce_logarithm(scope, scaled)
+    zero, shift = scope.constant(0.0), scope.constant(-digits - 2.0)
+    e = operations.add(operations.to_float(e), operations.select(small, shift, zero))
+    return e, operations.subtract(m, scope.constant(1.0))
+
+
+def _logarithm_rest(scope: _Scope, f: Value) -> Value:
+    """log(1 + f) - f for |f| <= 1/3."""
+    operations = scope.operations
+    if scope.dtype == "float32":
+        inner = scope.multiply_add(scope.polynomial(f, scope.table.log), f, -0.5)
+        return operations.multiply(inner, operations.multiply(f, f))
+    # float64: log(1 + f) = 2 atanh(s); dividing is cheaper than twice the degree
+    s = operations.divide(f, operations.add(f, scope.constant(2.0)))
+    w = operations.multiply(s, s)
+    half_square = operations.multiply(scope.scale(f, 0.5), f)
+    tail = scope.multiply_add(w, scope.polynomial(w, scope.table.log), half_square)
+    return scope.multiply_add(s, tail, operations.negative(half_square))
+
+
+def _logarithm(scope: _Scope, e: Value, f: Value, f_low: Value | None = None) -> Value:
+    """e * ln(2) + log(1 + f + f_low)."""
+    rest = _logarithm_rest(scope, f)
+    if f_low is not None:
+        rest = scope.operations.add(rest, f_low)
+    low = scope.multiply_add(e, scope.constant(scope.table.ln2[1]), rest)
+    return scope.multiply_add(e, scope.constant(scope.table.ln2[0]), scope.operations.add(f, low))
+
+
+def _logarithm_edges(scope: _Scope, x: Value, result: Value) -> Value:
+    """-infinity at x = 0, NaN below; infinity and NaN stay what they are."""
+    operations = scope.operations
+    zero = scope.constant(0.0)
+    result = operations.select(operations.less(x, scope.constant(math.inf)), result, x)
+    infinity, nan = scope.constant(-math.inf), scope.constant(math.nan)
+    edge = operations.select(operations.equal(x, zero), infinity, nan)
+    return operations.select(operations.less_equal(x, zero), edge, result)
+
+
+def log(operations: Operations, x: Value) -> Value:
+    """Natural logarithm."""
+    scope = _Scope(operations, x)
+    e, f = _reduce_any(scope, x)
+    return _logarithm_edges(scope, x, _logarithm(scope, e, f))
+
+
+def log2(operations: Operations, x: Value) -> Value:
+    """Logarithm to base 2, exact at powers of two."""
+    scope = _Scope(operations, x)
+    e, f = _reduce_any(scope, x)
+    high, low = (0.5 * part for part in scope.table.two_log2_e)
+    rest = scope.scale(_logarithm_rest(scope, f), high)
+    rest = scope.multiply_add(f, scope.constant(low), rest)
+    head, error = scope.two_product(f, scope.constant(high))
+    total, lost = scope.two_sum(e, head)
+    result = operations.add(total, operations.add(lost, operations.add(error, rest)))
+    return _logarithm_edges(scope, x, result)
+
+
+def log1p(operations: Operations, x: Value) -> Value:
+    """log(1 + x), accurate near zero."""
+    scope = _Scope(operations, x)
+    table = scope.table
+    one = scope.constant(1.0)
+    u = operations.add(one, x)
+    e, m = _reduce_logarithm(scope, u)
+    # f + f_low = (1 + x) * 2**-e - 1 from x itself; for large x the 1 is lost anyway.
+    shifted = operations.int_shift_left(e, table.digits)
+    k = operations.bitcast_float(operations.int_subtract(scope.integer(table.one_bits), shifted))
+    k_less = operations.subtract(k, one)
+    f = scope.multiply_add(x, k, k_less)
+    f_low = scope.multiply_add(x, k, operations.subtract(k_less, f))
+    large = operations.less(scope.constant(2.0 ** (2 * table.digits)), x)
+    f = operations.select(large, operations.subtract(m, one), f)
+    f_low = operations.select(large, scope.constant(0.0), f_low)
+    result = _logarithm(scope, operations.to_float(e), f, f_low)
+    result = _logarithm_edges(scope, u, result)
+    return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+
+
+def power(operations: Operations, x: Value, y: Value) -> Value:
+    """x**y = 2**(y * log2|x|) with log2 in two parts, and the sign and edges of C99 pow."""
+    scope = _Scope(operations, x)
+    zero, infinity = scope.constant(0.0), scope.constant(math.inf)
+    a = operations.absolute(x)
+    high, low = _logarithm2_parts(scope, a)
+    finite = operations.logical_and(operations.less(zero, a), operations.less(a, infinity))
+    edge = operations.select(operations.equal(a, zero), scope.constant(-math.inf), a)
+    high = operations.select(finite, high, edge)
+    product, error = scope.two_product(y, high)
+    error = scope.multiply_add(y, low, error)
+    limits = scope.table.exp2_range
+    inside = operations.less(operations.absolute(product), scope.constant(limits[1] - limits[0]))
+    error = operations.select(operations.logical_and(inside, finite), error, zero)
+    exponent = scope.clamp(product, limits)
+    bits, n = scope.nearest_integer(exponent, 1.0, 2 * scope.table.bias)
+    r = operations.add(operations.subtract(exponent, n), error)
+    result = scope.polynomial(r, (*scope.table.exp2, 1.0))
+    result = scope.scale_by_power(result, bits)
+    return _power_edges(scope, x, y, result)
+
+
+def _logarithm2_parts(scope: _Scope, x: Value) -> tuple[Value, Value]:
+    """log2(x) for positive finite x as an unrounded sum of two values."""
+    operations, table = scope.operations, scope.table
+    e, f = _reduce_any(scope, x)
+    d, d_low = scope.two_sum(scope.constant(2.0), f)
+    s = operations.divide(f, d)  # log(m) = 2 s (1 + w/3 + w**2 * tail), w = s**2
+    residue = scope.multiply_add(operations.negative(s), d, f)
+    residue = scope.multiply_add(operations.negative(s), d_low, residue)
+    s_low = operations.divide(residue, d)
+    w, w_low = scope.two_product(s, s)
+    w_low = scope.multiply_add(operations.add(s, s), s_low, w_low)
+    third, third_low = (scope.constant(part) for part in table.third)
+    t, t_low = scope.two_product(w, third)
+    t_low = scope.multiply_add(w, third_low, t_low)
+    t_low = scope.multiply_add(w_low, third, t_low)
+    tail = operations.multiply(operations.multiply(w, w), scope.polynomial(w, table.power))
+    t_low = operations.add(t_low, tail)
+    c, c_low = (scope.constant(part) for part in table.two_log2_e)
+    p, p_low = scope.two_product(s, c)
+    p_low = scope.multiply_add(s, c_low, p_low)
+    p_low = scope.multiply_add(s_low, c, p_low)
+    q, q_low = scope.two_product(p, t)  # p * (1 + t)
+    q_low = scope.multiply_add(p, t_low, q_low)
+    q_low = scope.multiply_add(p_low, t, q_low)
+    head, lost = scope.two_sum(e, p)
+    total, more = scope.two_sum(head, q)
+    rest = operations.add(operations.add(lost, more), operations.add(p_low, q_low))
+    return scope.two_sum(total, rest)
+
+
+def _power_edges(scope: _Scope, x: Value, y: Value, result: Value) -> Value:
+    """The sign of a negative base, and the cases where C99 answers 1."""
+    operations = scope.operations
+    zero, one = scope.constant(0.0), scope.constant(1.0)
+    whole = operations.equal(operations.floor(y), y)
+    half = scope.scale(y, 0.5)
+    odd = operations.logical_and(
+        whole, operations.logical_not(operations.equal(operations.floor(half), half))
+    )
+    result = operations.select(odd, scope.copy_sign(result, x), result)
+    finite = operations.less(scope.constant(-math.inf), x)
+    negative = operations.logical_and(operations.less(x, zero), finite)
+    bad = operations.logical_and(negative, operations.logical_not(whole))
+    result = operations.select(bad, scope.constant(math.nan), result)
+    infinite = operations.equal(operations.absolute(y), scope.constant(math.inf))
+    minus_one = operations.logical_and(operations.equal(x, scope.constant(-1.0)), infinite)
+    answer = operations.logical_or(operations.equal(x, one), operations.equal(y, zero))
+    return operations.select(operations.logical_or(answer, minus_one), one, result)
+
+
+def erf(operations: Operations, x: Value) -> Value:
+    """Error function."""
+    scope = _Scope(operations, x)
+    table = scope.table
+    a = operations.minimum(scope.constant(table.erf_limit), operations.absolute(x))
+    square = operations.multiply(a, a)
+    near = scope.multiply_add(a, scope.polynomial(square, table.erf), a)
+    if scope.dtype == "float32":  # the polynomial is erfc(a)**(1/4)
+        root = scope.polynomial(a, table.erf_tail)
+        root = operations.multiply(root, root)
+        far = scope.multiply_add(operations.negative(root), root, 1.0)
+    else:  # the polynomial is erfc(a) * e**(a*a)
+        tail = scope.polynomial(operations.subtract(a, scope.constant(2.5)), table.erf_tail)
+        decay = _exponential(scope, operations.negative(square), -1.0)
+        far = scope.multiply_add(decay, tail, 1.0)
+    result = operations.select(operations.less(a, scope.constant(table.erf_split)), near, far)
+    return scope.copy_sign(result, x)
+
+
+def erf_inverse(operations: Operations, x: Value) -> Value:
+    """The y with erf(y) = x: a rational function of x**2, then of sqrt(-log(1 - |x|))."""
+    scope = _Scope(operations, x)
+    table = scope.table
+    one = scope.constant(1.0)
+    a = operations.absolute(x)
+    center = scope.multiply_add(operations.negative(a), a, 0.5625)
+    s, s_low = _root_of_logarithm(scope, operations.subtract(one, a))
+    top, bottom = _ratio(scope, operations.subtract(s, scope.constant(1.175)), table.inverse_middle)
+    if table.inverse_tail[0]:
+        far = operations.less(scope.constant(table.inverse_middle_end), s)
+        moved = operations.subtract(s, scope.constant(table.inverse_middle_end))
+        far_top, far_bottom = _ratio(scope, moved, table.inverse_tail)
+        top = operations.select(far, far_top, top)
+        bottom = operations.select(far, far_bottom, bottom)
+    near_top, near_bottom = _ratio(scope, center, table.inverse_center)
+    near = operations.less_equal(a, scope.constant(0.75))
+    top = operations.select(near, near_top, top)
+    bottom = operations.select(near, near_bottom, bottom)
+    bend = operations.divide(top, bottom)  # y / a - 1 near zero, else y - s
+    beyond = operations.add(s, operations.add(bend, s_low))  # dy/ds is within 5% of 1
+    result = operations.select(near, scope.multiply_add(a, bend, a), beyond)
+    result = operations.select(operations.equal(a, one), scope.constant(math.inf), result)
+    return scope.copy_sign(result, x)
+
+
+def _root_of_logarithm(scope: _Scope, u: Value) -> tuple[Value, Value]:
+    """sqrt(-log(u)) in two parts for 0 < u < 1; NaN for negative u."""
+    operations = scope.operations
+    e, f = _reduce_any(scope, u)
+    ln2, ln2_low = (scope.constant(-part) for part in scope.table.ln2)
+    product, low = scope.two_product(e, ln2)
+    low = scope.multiply_add(e, ln2_low, low)
+    total, lost = scope.two_sum(product, operations.negative(f))
+    rest = operations.subtract(operations.add(lost, low), _logarithm_rest(scope, f))
+    total, rest = scope.two_sum(total, rest)
+    nan = scope.constant(math.nan)
+    total = operations.select(operations.less(u, scope.constant(0.0)), nan, total)
+    root = operations.square_root(total)
+    residue = scope.multiply_add(operations.negative(root), root, total)
+    return root, operations.divide(operations.add(residue, rest), operations.add(root, root))
+
+
+def _ratio(
+    scope: _Scope, x: Value, tables: tuple[Coefficients, Coefficients]
+) -> tuple[Value, Value]:
+    """Numerator and denominator of a rational function."""
+    return scope.polynomial(x, tables[0]), scope.polynomial(x, tables[1])
+
+
+def _reduce_angle(scope: _Scope, x: Value) -> tuple[Integer, Value, Value]:
+    """x = n * pi/2 + r + r_low: low bits of n, and r in two parts; NaN from angle_limit on.
+
+    pi/2 in three parts leaves r relatively accurate however close x is to a multiple of it.
+    """
+    operations, table = scope.operations, scope.table
+    inside = operations.less(operations.absolute(x), scope.constant(table.angle_limit))
+    x = operations.select(inside, x, scope.constant(math.nan))
+    bits, n = scope.nearest_integer(x, 2.0 / math.pi, 0)
+    first, second, third = (scope.constant(-part) for part in table.half_pi)
+    exact = scope.multiply_add(n, first, x)
+    product, product_low = scope.two_product(n, second)
+    r = operations.add(exact, product)
+    part = operations.subtract(r, exact)
+    lost = operations.subtract(exact, operations.subtract(r, part))
+    lost = operations.add(lost, operations.subtract(product, part))
+    return bits, r, scope.multiply_add(n, third, operations.add(lost, product_low))
+
+
+def _sine_and_cosine(scope: _Scope, r: Value, r_low: Value) -> tuple[Value, Value]:
+    """sin and cos of r + r_low for |r| <= pi/4."""
+    operations, table = scope.operations, scope.table
+    w = operations.multiply(r, r)
+    cube = operations.multiply(w, r)
+    sine = operations.add(r, scope.multiply_add(cube, scope.polynomial(w, table.sin), r_low))
+    half = scope.multiply_add(w, scope.constant(-0.5), 1.0)
+    lost = scope.multiply_add(
+        w, scope.constant(-0.5), operations.subtract(scope.constant(1.0), half)
+    )
+    tail = scope.multiply_add(operations.negative(r), r_low, lost)
+    square = operations.multiply(w, w)
+    tail = scope.multiply_add(square, scope.polynomial(w, table.cos), tail)
+    return sine, operations.add(half, tail)
+
+
+def _quadrant(scope: _Scope, x: Value, turn: int) -> Value:
+    """sin(x + turn * pi/2)."""
+    operations, table = scope.operations, scope.table
+    bits, r, r_low = _reduce_angle(scope, x)
+    sine, cosine = _sine_and_cosine(scope, r, r_low)
+    if turn:
+        bits = operations.int_add(bits, scope.integer(turn))
+    odd = operations.int_equal(operations.int_and(bits, scope.integer(1)), scope.integer(1))
+    result = operations.select(odd, cosine, sine)
+    half_turn = operations.int_and(bits, scope.integer(2))
+    sign = operations.int_shift_left(half_turn, table.digits + table.bias.bit_length())
+    return operations.bitcast_float(operations.int_xor(operations.bitcast_int(result), sign))
+
+
+def sin(operations: Operations, x: Value) -> Value:
+    """Sine; NaN from angle_limit on."""
+    scope = _Scope(operations, x)
+    result = _quadrant(scope, x, 0)
+    return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+
+
+def cos(operations: Operations, x: Value) -> Value:
+    """Cosine; NaN from angle_limit on."""
+    return _quadrant(_Scope(operations, x), x, 1)
+
+
+def tan(operations: Operations, x: Value) -> Value:
+    """Tangent; NaN from angle_limit on."""
+    scope = _Scope(operations, x)
+    bits, r, r_low = _reduce_angle(scope, x)
+    w = operations.multiply(r, r)
+    cube = operations.multiply(w, r)
+    slope = scope.multiply_add(r_low, w, r_low)  # derivative 1 + tan**2, near enough
+    tail = scope.multiply_add(cube, scope.polynomial(w, scope.table.tan), slope)
+    result = operations.add(r, tail)
+    odd = operations.int_equal(operations.int_and(bits, scope.integer(1)), scope.integer(1))
+    inverse = operations.divide(scope.constant(-1.0), result)
+    result = operations.select(odd, inverse, result)
+    return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+
+
+def atan(operations: Operations, x: Value) -> Value:
+    """Inverse tangent."""
+    scope = _Scope(operations, x)
+    one = scope.constant(1.0)
+    a = operations.absolute(x)
+    z = operations.divide(operations.minimum(one, a), operations.maximum(one, a))
+    w = operations.multiply(z, z)
+    tail = operations.multiply(operations.multiply(z, w), scope.polynomial(w, scope.table.atan))
+    high, low, _ = scope.table.half_pi
+    rest = operations.subtract(scope.constant(low), tail)
+    beyond = operations.add(operations.subtract(scope.constant(high), z), rest)
+    beyond_one = operations.less(one, a)
+    result = operations.select(beyond_one, beyond, operations.add(z, tail))
+    return scope.copy_sign(result, x)
+
+
+def _arc(scope: _Scope, a: Value) -> tuple[Mask, Value]:
+    """Whether a > 1/2, and then asin(sqrt((1 - a) / 2)), else asin(a)."""
+    operations = scope.operations
+    half = scope.constant(0.5)
+    big = operations.less(half, a)
+    folded = operations.multiply(operations.subtract(scope.constant(1.0), a), half)
+    z = operations.select(big, folded, operations.multiply(a, a))
+    s = operations.select(big, operations.square_root(folded), a)
+    tail = operations.multiply(operations.multiply(s, z), scope.polynomial(z, scope.table.asin))
+    return big, operations.add(s, tail)
+
+
+def asin(operations: Operations, x: Value) -> Value:
+    """Inverse sine; NaN outside [-1, 1]."""
+    scope = _Scope(operations, x)
+    big, arc = _arc(scope, operations.absolute(x))
+    high, low, _ = scope.table.half_pi
+    folded = scope.multiply_add(arc, scope.constant(-2.0), high)
+    result = operations.select(big, operations.add(folded, scope.constant(low)), arc)
+    return scope.copy_sign(result, x)
+
+
+def acos(operations: Operations, x: Value) -> Value:
+    """Inverse cosine; NaN outside [-1, 1]."""
+    scope = _Scope(operations, x)
+    big, arc = _arc(scope, operations.absolute(x))
+    high, low, _ = scope.table.half_pi
+    signed = scope.copy_sign(arc, x)
+    near = operations.subtract(
+        scope.constant(high), operations.subtract(signed, scope.constant(low))
+    )
+    double = operations.add(arc, arc)
+    far = operations.subtract(
+        scope.constant(2.0 * high), operations.subtract(double, scope.constant(2.0 * low))
+    )
+    far = operations.select(operations.less(x, scope.constant(0.0)), far, double)
+    return operations.select(big, far, near)

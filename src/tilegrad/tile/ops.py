@@ -1,0 +1,262 @@
+"""Tile IR, portable level: how a kernel computes, with tiles as values.
+
+A Body is one launch: a Block over Memory parameters and Symbols, run once per program of a
+grid. Tiles have static shapes; () is a scalar. Elementwise ops take equal shapes (`broadcast`
+makes them so). Memory is touched only by load, store, gather and scatter, which are effects
+and keep their order. The placed level (`placed.py`) adds roles, barriers and async copies to
+the same language. Invariant: an index stays within the Memory's shape unless a mask says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.dtype import DType, bool_, int64
+from ..core.errors import InternalError
+from ..ir.block import Block
+from ..ir.node import Dialect, Node, Op
+from ..ir.symbol import Expr
+from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
+
+tile = Dialect("tile")
+
+
+def _fail(op: str, message: str) -> InternalError:
+    return InternalError(f"tile.{op}", message)
+
+
+def _tile(node: Node) -> Tile:
+    if not isinstance(node.type, Tile):
+        raise InternalError("tile", f"{node!r} is not a tile")
+    return node.type
+
+
+# ---- scalars and leaves ---------------------------------------------------------------------
+
+INDEX = Tile((), int64)
+program = Op(tile, "program", lambda *, axis: INDEX, attrs=("axis",),
+             meaning="number of this program along a grid axis")  # fmt: skip
+symbol = Op(tile, "symbol", lambda *, value: INDEX, attrs=("value",),
+            meaning="run-time value of a Symbol")  # fmt: skip
+constant = Op(tile, "constant", lambda *, value, dtype, shape: Tile(shape, dtype),
+              attrs=("value", "dtype", "shape"), meaning="one value everywhere")  # fmt: skip
+iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("size", "dtype"),
+          meaning="0 .. size-1")  # fmt: skip
+
+# ---- elementwise ----------------------------------------------------------------------------
+
+UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "log", "expm1", "log1p",
+         "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "floor",
+         "ceil", "round", "trunc", "bit_not", "sign")  # fmt: skip
+BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
+          "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
+          "multiply_high", "unsigned_divide", "unsigned_remainder")  # fmt: skip
+COMPARE = ("equal", "not_equal", "less", "less_equal")
+COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "equal",
+               "not_equal"}  # fmt: skip
+
+
+def _same(op: str, *inputs: Node) -> Tile:
+    first = _tile(inputs[0])
+    for other in inputs[1:]:
+        if other.type != first:
+            raise _fail(op, f"operands differ: {first} and {other.type}")
+    return first
+
+
+def _make_binary(name: str) -> Op:
+    def infer(a: Node, b: Node) -> Type:
+        return _same(name, a, b)
+
+    return Op(tile, name, infer, group="binary", commutative=name in COMMUTATIVE)
+
+
+def _make_compare(name: str) -> Op:
+    def infer(a: Node, b: Node) -> Type:
+        return Tile(_same(name, a, b).shape, bool_)
+
+    return Op(tile, name, infer, group="compare", commutative=name in COMMUTATIVE)
+
+
+ELEMENTWISE: dict[str, Op] = {}
+for _name in UNARY:
+    ELEMENTWISE[_name] = Op(tile, _name, lambda x: _tile(x), group="unary")
+for _name in BINARY:
+    ELEMENTWISE[_name] = _make_binary(_name)
+for _name in COMPARE:
+    ELEMENTWISE[_name] = _make_compare(_name)
+
+
+def _where(condition: Node, a: Node, b: Node) -> Type:
+    result = _same("where", a, b)
+    if condition.type != Tile(result.shape, bool_):
+        raise _fail("where", f"condition is {condition.type}, values are {result}")
+    return result
+
+
+where = ELEMENTWISE["where"] = Op(tile, "where", _where, group="ternary")
+multiply_add = ELEMENTWISE["multiply_add"] = Op(
+    tile, "multiply_add", lambda a, b, c: _same("multiply_add", a, b, c), group="ternary",
+    meaning="a * b + c, rounded once")  # fmt: skip
+cast = Op(tile, "cast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
+          group="unary")  # fmt: skip
+bitcast = Op(tile, "bitcast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
+             group="unary")  # fmt: skip
+
+# ---- shape ----------------------------------------------------------------------------------
+
+
+def _broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
+    own = _tile(x).shape
+    pad = (1,) * (len(shape) - len(own)) + own
+    if any(a != b and a != 1 for a, b in zip(pad, shape)):
+        raise _fail("broadcast", f"{own} does not broadcast to {shape}")
+    return Tile(shape, x.dtype)
+
+
+broadcast = Op(tile, "broadcast", _broadcast, attrs=("shape",), group="shape",
+               meaning="repeated to the shape, axes counted from the right")  # fmt: skip
+reshape = Op(tile, "reshape", lambda x, *, shape: Tile(shape, x.dtype), attrs=("shape",),
+             group="shape", meaning="row-major order kept")  # fmt: skip
+transpose = Op(tile, "transpose",
+               lambda x, *, order: Tile(tuple(_tile(x).shape[a] for a in order), x.dtype),
+               attrs=("order",), group="shape", meaning="axes in another order")  # fmt: skip
+
+
+def _reduce(x: Node, *, axis: int, kind: str) -> Type:
+    shape = _tile(x).shape
+    return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)
+
+
+reduce = Op(tile, "reduce", _reduce, attrs=("axis", "kind"), group="reduce",
+            meaning="sum, prod, max or min along one axis of the tile")  # fmt: skip
+cumulative = Op(tile, "cumulative", lambda x, *, axis, kind: _tile(x), attrs=("axis", "kind"),
+                group="reduce", meaning="running sum, prod, max or min along one axis")  # fmt: skip
+
+
+def _dot(a: Node, b: Node, c: Node) -> Type:
+    (m, k), (k2, n) = _tile(a).shape, _tile(b).shape
+    if k != k2 or _tile(c).shape != (m, n):
+        raise _fail("dot", f"{a.type} @ {b.type} + {c.type}")
+    return _tile(c)
+
+
+dot = Op(tile, "dot", _dot, group="dot", meaning="a @ b + c in c's dtype")
+
+# ---- memory ---------------------------------------------------------------------------------
+
+
+def _memory(node: Node) -> Memory:
+    if not isinstance(node.type, Memory):
+        raise InternalError("tile", f"{node!r} is not a Memory")
+    return node.type
+
+
+def _load(memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...],
+          masked: bool) -> Type:  # fmt: skip
+    rank = len(_memory(memory).shape)
+    if len(inputs) != rank + int(masked) or len(axes) != len(shape):
+        raise _fail("load", f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
+    if masked and inputs[-1].type not in (Tile(shape, bool_), Tile((), bool_)):
+        raise _fail("load", f"mask is {inputs[-1].type}, tile is {shape}")
+    return Tile(shape, memory.dtype)
+
+
+load = Op(tile, "load", _load, attrs=("shape", "axes", "masked"), effect=True, group="memory",
+          meaning="a tile at the index (one scalar per Memory axis): tile axis i walks Memory "
+          "axis axes[i]; where a last mask input is false the value is 0 and nothing is "
+          "read")  # fmt: skip
+
+
+def _store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], masked: bool) -> Type:
+    rank = len(_memory(memory).shape)
+    if len(inputs) != rank + int(masked) or value.dtype is not memory.dtype:
+        raise _fail("store", f"{len(inputs)} indices for rank {rank}, {value.type} to {memory.type}")
+    return NOTHING
+
+
+store = Op(tile, "store", _store, attrs=("axes", "masked"), effect=True, group="memory",
+           meaning="write a tile at the index, as load reads it")  # fmt: skip
+
+
+def _gather(memory: Node, offset: Node, *mask: Node) -> Type:
+    return Tile(_tile(offset).shape, memory.dtype)
+
+
+gather = Op(tile, "gather", _gather, effect=True, group="memory",
+            meaning="elements at linear offsets (in elements); masked off ones are 0")  # fmt: skip
+scatter = Op(tile, "scatter", lambda memory, value, offset, *mask, mode: NOTHING, attrs=("mode",),
+             effect=True, group="memory",
+             meaning="write, or combine ('add', 'multiply', 'max', 'min'), elements at linear "
+             "offsets; equal offsets within a tile are taken in order")  # fmt: skip
+
+
+def _allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:
+    return Memory(shape, dtype, scope, "state", None, layout)
+
+
+allocate = Op(tile, "allocate", _allocate, attrs=("shape", "dtype", "scope", "layout"),
+              effect=True, group="memory",
+              meaning="a place in a Scope, private to the program, not initialised")  # fmt: skip
+sort_rows = Op(tile, "sort", lambda keys, values, indices, *rest, size, descending: NOTHING,
+               attrs=("size", "descending"), effect=True, group="memory",
+               meaning="stable sort of `size` keys: inputs are source, values and indices "
+               "Memories with one row offset each (in elements), then a scratch Memory "
+               "pair")  # fmt: skip
+
+# ---- control --------------------------------------------------------------------------------
+
+
+def _loop(*inputs: Node, step: int, unroll: int, blocks: tuple[Block, ...]) -> Type:
+    carried = tuple(i.type for i in inputs[2:])
+    if tuple(r.type for r in blocks[0].results) != carried:
+        raise _fail("loop", f"carries {carried}, body gives {[r.type for r in blocks[0].results]}")
+    return Tuple(carried)
+
+
+loop = Op(tile, "loop", _loop, attrs=("step", "unroll"), effect=True, group="control",
+          meaning="inputs: lower, upper, carried...; Block(index, carried...) -> carried; runs "
+          "for index = lower, lower+step, ... < upper")  # fmt: skip
+branch = Op(tile, "branch", lambda condition, *, blocks: Tuple(tuple(r.type for r in blocks[0].results)),
+            effect=True, group="control",
+            meaning="two Blocks() -> results; the first runs where the scalar holds")  # fmt: skip
+
+
+def _get(x: Node, *, index: int) -> Type:
+    return x.type.items[index]  # type: ignore[union-attr]
+
+
+get = Op(tile, "get", _get, attrs=("index",), group="tuple")
+
+
+def _hole(*inputs: Node, name: str, type: Type) -> Type:
+    return type
+
+
+hole = Op(tile, "hole", _hole, attrs=("name", "type"), effect=True, group="hole",
+          meaning="a named place that fusion fills: epilogue(acc, rows, columns)")  # fmt: skip
+
+
+# ---- matrix units ---------------------------------------------------------------------------
+# A tile in a matrix unit's own Scope (AMX) is a value like any other; `unit` names an entry of
+# target.matrices.
+
+
+def _matrix_load(memory: Node, *index: Node, shape: tuple[int, ...], unit: str) -> Type:
+    return Tile(shape, memory.dtype)
+
+
+matrix_zero = Op(tile, "matrix_zero", lambda *, shape, dtype, unit: Tile(shape, dtype),
+                 attrs=("shape", "dtype", "unit"), group="matrix")  # fmt: skip
+matrix_load = Op(tile, "matrix_load", _matrix_load, attrs=("shape", "unit"), effect=True,
+                 group="matrix", meaning="load a 2-D tile into the unit's Scope")  # fmt: skip
+matrix_dot = Op(tile, "matrix_dot", lambda acc, a, b, *, unit: _tile(acc), attrs=("unit",),
+                group="matrix",
+                meaning="acc + a @ b; b holds groups of k packed along its rows")  # fmt: skip
+matrix_store = Op(tile, "matrix_store", lambda memory, value, *index, unit: NOTHING,
+                  attrs=("unit",), effect=True, group="matrix")  # fmt: skip
+
+
+def is_index(value: Any) -> bool:
+    """Whether a value is an int or an Expr (not yet a Node)."""
+    return isinstance(value, (int, Expr))

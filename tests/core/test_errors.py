@@ -1,0 +1,56 @@
+"""Errors: what they say, and that they point at the user's line."""
+
+import sys
+
+import pytest
+
+from tilegrad.core import errors
+from tilegrad.core.dtype import dtype_of
+
+
+def test_user_error_says_op_expected_got_line_and_hint():
+    with pytest.raises(errors.UserError) as caught:
+        raise errors.ShapeError("sizes differ", op="add", expected=3, got=4, hint="reshape it")
+    line = caught.traceback[0].lineno + 1
+    assert str(caught.value).split("\n") == [
+        "add: sizes differ",
+        "  expected: 3",
+        "  got: 4",
+        f"  at {__file__}:{line}",
+        "  hint: reshape it",
+    ]
+
+
+def test_location_is_the_innermost_user_frame():
+    with pytest.raises(errors.DTypeError) as caught:
+        dtype_of("nonsense")  # raised inside tilegrad, located here
+    assert caught.value.location.file == __file__
+    assert caught.value.location.line == sys._getframe().f_lineno - 2
+
+
+def test_a_given_location_wins():
+    where = errors.Location("model.py", 12)
+    assert "at model.py:12" in str(errors.UserError("no", location=where))
+
+
+@pytest.mark.parametrize(
+    "kind,builtin",
+    [
+        (errors.ShapeError, ValueError),
+        (errors.DTypeError, TypeError),
+        (errors.AxisError, IndexError),
+        (errors.StateError, RuntimeError),
+        (errors.TraceError, RuntimeError),
+        (errors.MemoryLimitError, MemoryError),
+    ],
+)
+def test_kinds_are_also_the_python_errors_people_catch(kind, builtin):
+    assert issubclass(kind, errors.UserError)
+    assert issubclass(kind, builtin)
+
+
+def test_internal_error_names_the_pass():
+    error = errors.InternalError("fuse", "lost a Node")
+    assert error.where == "fuse"
+    assert "internal error in fuse: lost a Node" in str(error)
+    assert not isinstance(error, errors.UserError)
