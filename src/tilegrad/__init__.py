@@ -1,0 +1,380 @@
+# ruff: noqa: F401
+"""tilegrad: tensor programs compiled, whole graph at a time, to tiles and to machine code.
+
+Everything a person imports is here: `Tensor`, dtypes, functions by PyTorch's names, transforms.
+Invariant: importing loads only NumPy and ml_dtypes besides the package, starts no thread and
+touches no device; rare parts (`LAZY`) are imported when they are first named.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from .core.config import config, configure, override, set_threads
+from .core.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)  # fmt: skip
+from .core.errors import (
+    AxisError,
+    DTypeError,
+    InternalError,
+    MemoryLimitError,
+    ShapeError,
+    StateError,
+    TilegradError,
+    TraceError,
+    UserError,
+)  # fmt: skip
+from .tensor.activation import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    logsigmoid,
+    mish,
+    prelu,
+    relu,
+    relu6,
+    selu,
+    silu,
+    softplus,
+    softshrink,
+    softsign,
+    tanhshrink,
+    threshold,
+)  # fmt: skip
+from .tensor.convert import bitcast, is_grad_enabled, promote_types, result_type
+from .tensor.creation import (
+    arange,
+    as_tensor,
+    empty,
+    empty_like,
+    eye,
+    from_numpy,
+    full,
+    full_like,
+    linspace,
+    logspace,
+    meshgrid,
+    one_hot,
+    ones,
+    ones_like,
+    tri,
+    tril,
+    tril_indices,
+    triu,
+    triu_indices,
+    zeros,
+    zeros_like,
+)  # fmt: skip
+from .tensor.cumulative import (
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    kthvalue,
+    logcumsumexp,
+    median,
+    quantile,
+)  # fmt: skip
+from .tensor.einsum import einsum
+from .tensor.elementwise import (
+    add,
+    addcdiv,
+    addcmul,
+    allclose,
+    atan2,
+    bitwise_and,
+    bitwise_left_shift,
+    bitwise_not,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    clamp,
+    clip,
+    copysign,
+    div,
+    eq,
+    equal,
+    float_power,
+    floor_divide,
+    fmax,
+    fmin,
+    fmod,
+    ge,
+    gt,
+    hypot,
+    isclose,
+    isfinite,
+    isinf,
+    isnan,
+    le,
+    lerp,
+    logaddexp,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    ne,
+    pow,
+    remainder,
+    signbit,
+    sub,
+    where,
+)  # fmt: skip
+from .tensor.interop import from_dlpack, from_torch, is_tensor
+from .tensor.maths import (
+    abs_ as abs,
+)  # fmt: skip
+from .tensor.maths import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atanh,
+    ceil,
+    cos,
+    cosh,
+    deg2rad,
+    erf,
+    erfc,
+    erfinv,
+    exp,
+    exp2,
+    expit,
+    expm1,
+    floor,
+    frac,
+    log,
+    log1p,
+    log2,
+    log10,
+    logit,
+    nan_to_num,
+    neg,
+    positive,
+    rad2deg,
+    reciprocal,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    square,
+    tan,
+    tanh,
+    trunc,
+)
+from .tensor.maths import (
+    round_ as round,
+)
+from .tensor.matmul import (
+    addmm,
+    addmv,
+    baddbmm,
+    bilinear,
+    bmm,
+    dot,
+    inner,
+    kron,
+    linear,
+    matmul,
+    mm,
+    mv,
+    outer,
+    tensordot,
+    vdot,
+)  # fmt: skip
+from .tensor.movement import (
+    broadcast_shapes,
+    broadcast_tensors,
+    broadcast_to,
+    cat,
+    chunk,
+    concat,
+    concatenate,
+    dstack,
+    flatten,
+    flip,
+    fliplr,
+    flipud,
+    hstack,
+    moveaxis,
+    movedim,
+    narrow,
+    permute,
+    ravel,
+    repeat_interleave,
+    reshape,
+    roll,
+    rot90,
+    select,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    swapdims,
+    t,
+    tensor_split,
+    transpose,
+    unbind,
+    unflatten,
+    unsqueeze,
+    vstack,
+)  # fmt: skip
+from .tensor.padding import (
+    block_diag,
+    diag,
+    diag_embed,
+    diagflat,
+    diagonal,
+    pad,
+    trace,
+    unfold,
+)  # fmt: skip
+from .tensor.random import (
+    Generator,
+    bernoulli,
+    dropout,
+    get_rng_state,
+    manual_seed,
+    multinomial,
+    normal,
+    rand,
+    rand_like,
+    randint,
+    randint_like,
+    randn,
+    randn_like,
+    randperm,
+    set_rng_state,
+)  # fmt: skip
+from .tensor.reduce import (
+    all_ as all,
+)  # fmt: skip
+from .tensor.reduce import (
+    amax,
+    amin,
+    aminmax,
+    argmax,
+    argmin,
+    count_nonzero,
+    log_softmax,
+    logsumexp,
+    mean,
+    nanmean,
+    nansum,
+    norm,
+    prod,
+    softmax,
+    softmin,
+    std,
+    std_mean,
+    var,
+    var_mean,
+)
+from .tensor.reduce import (
+    any_ as any,
+)
+from .tensor.reduce import (
+    max_ as max,
+)
+from .tensor.reduce import (
+    min_ as min,
+)
+from .tensor.reduce import (
+    sum_ as sum,
+)
+from .tensor.select import (
+    argwhere,
+    gather,
+    index_add,
+    index_copy,
+    index_fill,
+    index_select,
+    masked_fill,
+    masked_scatter,
+    masked_select,
+    nonzero,
+    put,
+    scatter,
+    scatter_add,
+    scatter_reduce,
+    take,
+    take_along_dim,
+)  # fmt: skip
+from .tensor.sort import (
+    argsort,
+    bincount,
+    bucketize,
+    isin,
+    msort,
+    searchsorted,
+    sort,
+    topk,
+    unique,
+)  # fmt: skip
+from .tensor.tensor import Tensor, grad_mode, no_grad, realize
+
+__version__ = "0.1.0"
+
+# PyTorch's other names. `tile` is the tile language here: tiling is the method Tensor.tile.
+absolute, negative, subtract, multiply, divide = abs, neg, sub, mul, div
+true_divide, greater, greater_equal, less, less_equal, not_equal = div, gt, ge, lt, le, ne
+arcsin, arccos, arctan, arctan2, fix, permute_dims = asin, acos, atan, atan2, trunc, permute
+arcsinh, arccosh, arctanh, ger = asinh, acosh, atanh, outer
+half, double, long, short = float16, float64, int64, int16
+
+# Names that come from a module which is only imported when they are asked for.
+LAZY: dict[str, str] = {
+    "jit": "tensor.jit", "typed": "tensor.annotation", "grad": "tensor.transforms",
+    "value_and_grad": "tensor.transforms", "vjp": "tensor.transforms",
+    "jvp": "tensor.transforms", "vmap": "tensor.transforms", "jacrev": "tensor.transforms",
+    "jacfwd": "tensor.transforms", "hessian": "tensor.transforms", "scan": "tensor.control",
+    "cond": "tensor.control", "while_loop": "tensor.control", "checkpoint": "tensor.custom",
+    "custom_vjp": "tensor.custom", "custom_jvp": "tensor.custom", "save": "tensor.files",
+    "load": "tensor.files", "load_metadata": "tensor.files", "explain": "compiler.explain",
+}  # fmt: skip
+FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve", "chip")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "bool":  # not a global, which would hide Python's own in this file
+        return bool_
+    if name in FOLDERS:
+        return import_module(f".{name}", __name__)
+    if name in LAZY:
+        found = getattr(import_module(f".{LAZY[name]}", __name__), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'tilegrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([n for n in globals() if not n.startswith("_")] + [*LAZY, "bool"])

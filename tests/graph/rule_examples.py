@@ -29,7 +29,7 @@ def values(node: Node, random: np.random.Generator, symbols: Mapping[str, int]) 
     if dtype.kind == "bool":
         return random.random(shape) < 0.5
     if dtype.is_integer:
-        low, high = int(dtype.lowest), int(dtype.highest)
+        low, high = int(dtype.lowest), min(int(dtype.highest), 2**63 - 1)
         found = random.integers(low, high, shape, endpoint=True, dtype=np.int64).astype(object)
         small = random.integers(max(low, -4), min(high, 5), shape).astype(object)
         return np.where(random.random(shape) < 0.5, small, found).astype(dtype.numpy)

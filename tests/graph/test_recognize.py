@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from rule_examples import agree, fires, given
 
@@ -149,6 +151,12 @@ def test_repeated_batch_is_not_repeated():
     agree(before, after, close=1e-4)
 
 
+def test_the_operand_moves_rather_than_the_result():
+    x = build.permute(f(2, 5, 3, 4), (0, 2, 1, 3))  # (2, 3, 5, 4) from (2, 5, 3, 4)
+    (after,) = settle([build.matmul(x, f(4, 7))])
+    assert after.op is ops.dot and after.inputs[0] is x
+
+
 def test_dots_with_movement_keep_values():
     cases = [
         build.matmul(build.expand(f(1, 3, 4), (2, 3, 4)), build.expand(f(1, 4, 5), (2, 4, 5))),
@@ -160,6 +168,55 @@ def test_dots_with_movement_keep_values():
         build.dot(moved((1, 0, 2), 3, 2, 4), f(4, 2, 5), ((0,), (1,)), ((2,), (0,))),
     ]
     agree(cases, settle(cases), close=1e-4)
+
+
+def random_factor(choose, shape, kept=None):
+    """A value with some of the axes, in some order, brought to the shape as people do."""
+    own = [i for i in range(len(shape)) if choose.random() < 0.65 or i == kept]
+    order = choose.sample(own, len(own))
+    core = f(*[shape[i] for i in order])
+    if choose.random() < 0.3:
+        core = casted(casted(core, float64), float32)
+    node = build.permute(core, [order.index(i) for i in own])
+    node = build.reshape(node, [s if i in own else 1 for i, s in enumerate(shape)])
+    return build.expand(node, shape) if choose.random() < 0.5 else node
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_products(seed):
+    choose = random.Random(seed)
+    shape = tuple(choose.choice((1, 2, 3, 4, 5)) for _ in range(choose.randint(1, 5)))
+    product = build.multiply(random_factor(choose, shape), random_factor(choose, shape))
+    rank = len(product.shape)
+    axes = choose.sample(range(rank), choose.randint(1, rank)) if rank else ()
+    before = [build.sum_(product, axes)]
+    agree(before, rewrite(before, RECOGNIZE), close=1e-4)
+    agree(before, settle(before), close=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_dots(seed):
+    choose = random.Random(seed)
+    names = {n: choose.choice((1, 2, 3)) for n in "abcdf"} | {"e": 2}
+    left = choose.sample("abcd", choose.randint(0, 4)) + ["e"]
+    right = choose.sample("abcdf", choose.randint(1, 4))
+    shared = [n for n in left if n in right]
+    inner = [n for n in shared if choose.random() < 0.6]
+    lead = [n for n in shared if n not in inner]
+    a, b = ([names[n] for n in side] for side in (left, right))
+    x, y = random_factor(choose, tuple(a), len(a) - 1), random_factor(choose, tuple(b))
+    x, y = build.expand(x, tuple(a)), build.expand(y, tuple(b))
+    before = [build.dot(
+        x, y, ([left.index(n) for n in lead], [right.index(n) for n in lead]),
+        ([left.index(n) for n in inner], [right.index(n) for n in inner]),
+    )]  # fmt: skip
+    agree(before, settle(before), close=1e-4)
+
+
+@pytest.mark.xfail(reason="interpret cannot give a dot of two vectors (reshape of no sizes)")
+def test_dot_of_two_vectors():
+    before = [build.matmul(build.reshape(f(4), (1, 4)), build.reshape(f(4), (4, 1)))]
+    agree(before, settle(before), close=1e-4)
 
 
 def test_symbolic_sizes():

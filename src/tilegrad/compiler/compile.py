@@ -1,36 +1,60 @@
-"""From a Graph to an Executable, remembered by structure.
+"""From a Graph to an Executable, remembered by structure in memory and on disk.
 
-Invariant: two Graphs of equal structure share one Executable per Target and Config.
+The key is taken from the Graph as it was traced, before any pass, together with the Target and
+the compiler's version, so a warm start runs no pass at all. Invariant: two Graphs of equal
+structure share one Executable per Target.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from ..graph.interpret import interpret
-from ..ir.fingerprint import structure
-from ..ir.node import Node
-from ..runtime.buffer import Buffer
+from ..core.config import config
+from ..core.target import Target
+from ..ir.fingerprint import digest, structure
+from ..ir.node import Node, located
+from ..ir.symbol import atoms
+from ..runtime.executable import Recipe, Step, Storage
+from ..runtime.store import default_store
+from ..schedule.lower import lower_graph, tiny
+from ..schedule.schedule import Copy, Launch, Schedule
+from .pipeline import run_pipeline
 
-import numpy as np
+LOG = logging.getLogger("tilegrad.compile")
+SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 _memory: dict[Any, Any] = {}
+_lock = threading.RLock()
+_bodies: dict[str, dict[Any, Any]] = {}  # lowered Bodies by Target, shared between Graphs
+_modules: dict[str, Any] = {}  # loaded object code by key
+counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
-class _Interpreted:
-    def __init__(self, inputs, outputs):
-        self.inputs, self.outputs = inputs, outputs
+@functools.cache
+def version() -> str:
+    """A hash of the package's own source: a changed compiler misses the cache."""
+    state = hashlib.sha256(importlib.metadata.version("llvmlite").encode())
+    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
+        if path.parts[-2] not in ("tensor", "nn", "cli", "train", "models", "tune"):
+            info = path.stat()
+            state.update(f"{path.name}{info.st_size}{info.st_mtime_ns}".encode())
+    return state.hexdigest()[:16]
 
-    def run(self, buffers: Sequence[Buffer], symbols=None) -> list[Buffer]:
-        symbols = symbols or {}
-        from ..ir.symbol import evaluate
 
-        given = {
-            n: b.array(tuple(evaluate(s, symbols) for s in n.shape), n.dtype)
-            for n, b in zip(self.inputs, buffers)
-        }
-        return [Buffer.wrap(np.ascontiguousarray(r)) for r in interpret(self.outputs, given, symbols)]
+def host() -> Target:
+    """The Target of this machine, with the Config's number of workers."""
+    from ..targets.llvm.target import host_target
+
+    return host_target().with_cores(config().threads)
 
 
 def executable_for(
@@ -38,8 +62,153 @@ def executable_for(
 ) -> Any:
     """The Executable that computes outputs from inputs (in that order); `donate` numbers the
     inputs whose Buffers it may overwrite. `run(buffers, symbols) -> buffers`."""
-    key = (structure(inputs, outputs), donate)
+    key = (structure(inputs, outputs), donate, config().threads)
     found = _memory.get(key)
     if found is None:
-        found = _memory[key] = _Interpreted(inputs, outputs)
+        with _lock:
+            found = _memory.get(key)
+            if found is None:
+                found = _memory[key] = _make(key, inputs, outputs, donate)
     return found
+
+
+def _make(key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int]) -> Any:
+    """Load from disk, else compile and store."""
+    target = host()
+    name = "recipe-" + digest(key, target.key, version())
+    data = default_store().get(name)
+    if data is not None:
+        bound = _bind(Recipe.from_text(data.decode()), target)
+        if bound is not None:
+            counters["loaded"] += 1
+            return bound
+    start = time.perf_counter()
+    schedule = schedule_for(inputs, outputs, target, donate)
+    recipe, texts = recipe_of(schedule, target)
+    _compile(texts, target)
+    bound = _bind(recipe, target)
+    default_store().put(name, recipe.to_text().encode())
+    counters["compiled"] += 1
+    LOG.info("compiled %d kernels (%d programs) in %.0f ms", len(schedule.kernels), len(texts),
+             1e3 * (time.perf_counter() - start))  # fmt: skip
+    return bound
+
+
+def schedule_for(
+    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
+) -> Schedule:
+    """The Schedule of a Graph: all passes, then lowering."""
+    with located(outputs[0].location if outputs else None):
+        results, _ = run_pipeline(inputs, outputs)
+        bodies = _bodies.setdefault(target.key, {})
+        return lower_graph(inputs, results, target, donate, bodies)
+
+
+def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
+    """A Schedule as plain data, and the LLVM text of each object it needs by key."""
+    from ..targets.llvm.emit import body_symbols
+
+    programs: dict[int, int] = {}
+    table: list[tuple[str, str]] = []
+    texts: dict[str, str] = {}
+    scratch = 0
+    steps: list[Step] = []
+    for kernel in schedule.kernels:
+        cost = _high(kernel.flops) + _high(kernel.bytes)
+        for step in kernel.steps:
+            if isinstance(step, Copy):
+                steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
+                                  small=_high(step.bytes) < SMALL))  # fmt: skip
+                continue
+            if not isinstance(step, Launch):
+                steps.append(step)
+                continue
+            body = step.body
+            if id(body) not in programs:
+                name, key, text, need = program_text(body, target)
+                programs[id(body)] = len(table)
+                table.append((name, key))
+                texts[key] = text
+                body.notes["scratch"] = need
+            scratch = max(scratch, body.notes["scratch"])
+            grid: Any = 1
+            for g in body.grid:
+                grid = grid * g
+            symbols = [s.name for s in body_symbols(body)]
+            steps.append(Step("kernel", programs[id(body)], list(step.slots), grid, symbols,
+                              cost < SMALL))  # fmt: skip
+    storage = []
+    for slot in schedule.slots:
+        size: Any = slot.type.dtype.size
+        for s in slot.type.shape:
+            size = size * s
+        storage.append(Storage(slot.kind, size, slot.offset or 0,
+                               -1 if slot.alias is None else slot.alias))  # fmt: skip
+    return Recipe(table, storage, steps, schedule.inputs, schedule.outputs, schedule.arena_bytes,
+                  scratch, tiny(schedule)), texts  # fmt: skip
+
+
+_texts: dict[int, Any] = {}
+
+
+def program_text(body: Any, target: Target) -> tuple[str, str, str, int]:
+    """(function name, key, LLVM text, scratch bytes) of a Body, emitted once."""
+    found = body.notes.get("program")
+    if found is None:
+        from ..targets.llvm.emit import emit
+
+        text, scratch = emit(body, "KERNEL_NAME")
+        tag = digest(text)[:12]
+        name = f"{body.name[:48]}_{tag}"
+        text = text.replace("KERNEL_NAME", name)
+        found = body.notes["program"] = (name, digest(text, target.key), text, scratch)
+    return found  # type: ignore[no-any-return]
+
+
+def _compile(texts: dict[str, str], target: Target) -> None:
+    """Object code of every text, in parallel."""
+    from ..targets.llvm.driver import compile_text, load
+
+    missing = [key for key in texts if key not in _modules]
+    if not missing:
+        return
+
+    def one(key: str) -> tuple[str, bytes]:
+        data = compile_text(texts[key], target)
+        return key, data
+
+    workers = min(len(missing), max(1, config().threads))
+    with ThreadPoolExecutor(workers) as pool:
+        for key, data in pool.map(one, missing):
+            default_store().put("object-" + key, data)
+            _modules[key] = load(data)
+            counters["programs"] += 1
+
+
+def _bind(recipe: Recipe, target: Target) -> Any:
+    """The Executable, or None if object code is missing."""
+    from ..targets.llvm.driver import load
+    from ..targets.llvm.step import Executable
+
+    for _, key in recipe.programs:
+        if key not in _modules:
+            data = default_store().get("object-" + key)
+            if data is None:
+                return None
+            _modules[key] = load(data)
+    return Executable(recipe, _modules)
+
+
+def _high(size: Any) -> int:
+    from ..ir.symbol import high
+
+    return high(size)
+
+
+def clear_memory() -> None:
+    """Forget Executables and Bodies (not object code on disk)."""
+    _memory.clear()
+    _bodies.clear()
+
+
+__all__ = ["atoms", "executable_for", "schedule_for"]

@@ -399,6 +399,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.cast: _cast,
     ops.bitcast: _bitcast,
     ops.stop_gradient: lambda inputs, _: inputs[0],
+    ops.barrier: lambda inputs, _: inputs[0],
     ops.reshape: lambda inputs, attrs: inputs[0].reshape(attrs["shape"]),
     ops.permute: lambda inputs, attrs: inputs[0].transpose(attrs["order"]),
     ops.expand: lambda inputs, attrs: np.broadcast_to(inputs[0], attrs["shape"]),

@@ -39,13 +39,13 @@ OPERATORS.update({
 def number(value: float) -> Pattern:
     """A constant equal to the number, zeros told apart by sign."""
 
-    def equals(node: Node) -> bool:
+    def _equals(node: Node) -> bool:
         found = ops.constant_value(node)
         if found is None or found != value:
             return False
         return found != 0 or math.copysign(1, found) == math.copysign(1, value)
 
-    return Pattern(None, equals, REPEATS)
+    return Pattern(None, _equals, REPEATS)
 
 
 def constant(name: str) -> Pattern:

@@ -170,6 +170,15 @@ def _stop_gradient(x: Node) -> Type:
 stop_gradient = Op(graph, "stop_gradient", _stop_gradient, group="unary",
                    meaning="x, with no derivative")  # fmt: skip
 
+
+def _barrier(x: Node, *tokens: Node) -> Type:
+    return _array(x)
+
+
+barrier = Op(graph, "barrier", _barrier, group="order",
+             meaning="x, not read before the tokens are computed: what follows from it is not "
+             "the same as what follows from x, so it can be computed again later")  # fmt: skip
+
 # ---- movement -------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ def contract(a: Factor, b: Factor, summed: set[int], shape: tuple[Size, ...], re
     """
     inner = [n for n in a.labels if n in summed]
     lead = [n for n in rest if n in a.labels and n in b.labels]
+    a, b = (_in_order(f, lead, rest, inner) for f in (a, b))
     batch = ([a.labels.index(n) for n in lead], [b.labels.index(n) for n in lead])
     axes = ([a.labels.index(n) for n in inner], [b.labels.index(n) for n in inner])
     result = build.dot(a.node, b.node, batch, axes, dtype)
@@ -100,6 +101,15 @@ def contract(a: Factor, b: Factor, summed: set[int], shape: tuple[Size, ...], re
     result = build.permute(result, [given.index(n) for n in wanted])
     sizes = tuple([s if n in given else 1 for n, s in zip(rest, shape)])
     return build.expand(build.reshape(result, sizes), shape)
+
+
+def _in_order(factor: Factor, lead: list[int], rest: Labels, inner: list[int]) -> Factor:
+    """The factor with its own axes in the order of the result: better it moves than the result."""
+    own = [n for n in rest if n in factor.labels and n not in lead]
+    if own == [n for n in factor.labels if n in own]:
+        return factor
+    labels = (*lead, *own, *inner)
+    return Factor(build.permute(factor.node, [factor.labels.index(n) for n in labels]), labels)
 
 
 def _own(factor: Factor, lead: list[int], summed: set[int]) -> list[int]:

@@ -248,9 +248,15 @@ class RuleSet:
         op, inputs = node.op, node.inputs
         if op not in self.roots:
             return ()
-        if len(inputs) > 3:
+        count = len(inputs)
+        if count == 1:
+            key: tuple[Op, ...] = (op, inputs[0].op)
+        elif count == 2:
+            key = (op, inputs[0].op, inputs[1].op)
+        elif count > 3:
             return self._select(node)
-        key = (op, *[i.op for i in inputs])
+        else:
+            key = (op, *[i.op for i in inputs])
         found = self._candidates.get(key)
         if found is None:
             found = self._candidates[key] = self._select(node)

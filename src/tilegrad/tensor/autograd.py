@@ -15,8 +15,9 @@ from typing import Any
 from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
 from ..graph.grad import gradients
+from ..graph.recognize import RECOGNIZE
 from ..ir.node import Node, topological
-from ..ir.rewrite import replace
+from ..ir.rewrite import replace, rewrite
 from .tensor import Tensor, leaves, method, mode, node_of, wrap
 
 # How to compute what a jitted function already computed, by the Node of its result.
@@ -34,13 +35,18 @@ def with_history(nodes: Sequence[Node]) -> list[Node]:
     return nodes
 
 
+def recognized(nodes: Sequence[Node]) -> list[Node]:
+    """The Nodes with big ops found, so that derivatives and batches are those of big ops."""
+    return rewrite(nodes, RECOGNIZE)
+
+
 def _stops(node: Node) -> bool:
     return node.op is ops.stop_gradient
 
 
 def leaves_below(nodes: Sequence[Node]) -> list[Node]:
     """The Nodes of Tensors that collect gradients and that the Nodes depend on."""
-    return [n for n in topological(nodes, _stops) if n in leaves and n.op is not ops.stop_gradient]
+    return [n for n in topological(nodes, _stops) if n in leaves]
 
 
 def cotangent(output: Tensor, gradient: Any, op: str) -> Node:
@@ -104,6 +110,8 @@ def backward(
         wanted = [t.node for t in inputs]
     if not wanted:
         raise _no_leaf(self, "backward")
+    if inputs is None:  # leaves are inputs: no rewriting loses them
+        (root,) = recognized([root])
     found = gradients([root], [start], wanted)
     for tensor, node in zip(targets, found):
         if tensor is not None and node is not None:

@@ -10,6 +10,7 @@ arranged alike exactly if their Structures are the same object; dict keys come i
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -247,7 +248,7 @@ def _inside(value: Any) -> tuple[str, tuple[Any, ...], Sequence[Any]]:
     if isinstance(value, (tuple, list)):
         return "sequence", tuple(range(len(value))), value
     if isinstance(value, dict):
-        keys = sorted_keys(value)
+        keys = tuple(value) if isinstance(value, OrderedDict) else sorted_keys(value)
         return "dict", keys, [value[k] for k in keys]
     if dataclasses.is_dataclass(cls):
         names = tuple(f.name for f in dataclasses.fields(cls))

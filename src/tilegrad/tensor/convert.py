@@ -86,13 +86,6 @@ def clone(self: Tensor) -> Tensor:
 
 
 @method()
-def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
-    """Set whether `backward` reaches this Tensor; returns it."""
-    self.requires_grad = requires_grad
-    return self
-
-
-@method()
 def is_floating_point(self: Tensor) -> bool:
     """Whether the elements are floats."""
     return self.dtype.is_float

@@ -20,7 +20,16 @@ from ..graph import build, ops
 from ..ir.node import Node, Op
 from ..ir.symbol import Expr
 from .maths import (
-    abs_, cast, exp, floating, log1p, reciprocal, round_, rsqrt, sqrt, trunc,
+    abs_,
+    cast,
+    exp,
+    floating,
+    log1p,
+    reciprocal,
+    round_,
+    rsqrt,
+    sqrt,
+    trunc,
 )  # fmt: skip
 from .tensor import Tensor, call, in_place, lift, method, operand, wrap
 
@@ -42,21 +51,40 @@ def checked(op: str, *values: Any) -> None:
 
 def binary(op: Op, a: Any, b: Any, name: str = "") -> Tensor:
     """An op of two operands as a Tensor."""
-    checked(name or op.name, a, b)
-    left, right = build.promoted(name or op.name, operand(a), operand(b))
-    return wrap(op(left, right), a, b)
+    left, right, dtype = paired(name or op.name, a, b)
+    result = op(left, right)
+    return wrap(build.cast(result, dtype) if op.group == "binary" else result, a, b)
+
+
+def paired(op: str, a: Any, b: Any) -> tuple[Node, Node, DType]:
+    """Two operands promoted and broadcast, and the dtype to give back.
+
+    A Python float that a low precision does not hold exactly stays exact: the op is done in
+    float32, as in PyTorch.
+    """
+    checked(op, a, b)
+    left, right = operand(a), operand(b)
+    nodes = build.promoted(op, left, right)
+    dtype = nodes[0].dtype
+    for value in (left, right):
+        if isinstance(value, float) and dtype.is_float and dtype.bits < 32:
+            if float(dtype.numpy.type(value)) != value:
+                wide = [build.cast(v, dtypes.float32) if isinstance(v, Node) else v
+                        for v in (left, right)]  # fmt: skip
+                nodes = build.promoted(op, *wide)
+    return nodes[0], nodes[1], dtype
 
 
 def common(op: str, *values: Any) -> tuple[list[Tensor], DType]:
     """Operands promoted and broadcast together, at least float32, and the dtype to give back."""
     checked(op, *values)
-    nodes = build.promoted(op, *map(operand, values))
-    dtype = nodes[0].dtype
+    given = [operand(v) for v in values]
+    dtype = build.promoted(op, *given)[0].dtype
     if not dtype.is_float:
-        dtype = wide = dtypes.float32
-    else:
-        wide = dtypes.float32 if dtype.bits < 32 else dtype
-    return [wrap(build.cast(n, wide), v) for n, v in zip(nodes, values)], dtype
+        dtype = dtypes.float32
+    wide = dtypes.float32 if dtype.bits < 32 else dtype
+    nodes = [build.cast(g, wide) if isinstance(g, Node) else g for g in given]
+    return [wrap(n, v) for n, v in zip(build.promoted(op, *nodes), values)], dtype
 
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -71,13 +99,11 @@ def add(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
 @method("sub", "subtract", "__sub__")
 def sub(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
     """a - alpha * b."""
-    checked("subtract", a, b)
-    right = b if _is_one(alpha) else mul(b, alpha)
-    left, right_ = build.promoted("subtract", operand(a), operand(right))
-    if left.dtype.kind == "bool":
+    result = binary(ops.subtract, a, b if _is_one(alpha) else mul(b, alpha))
+    if result.dtype.kind == "bool":
         raise DTypeError("bools have no difference", op="subtract", expected="numbers",
                          got="bool and bool", hint="use a ^ b, or ~a")  # fmt: skip
-    return wrap(ops.subtract(left, right_), a, right)
+    return result
 
 
 @method("mul", "multiply", "__mul__")
@@ -90,8 +116,12 @@ def mul(a: Any, b: Any) -> Tensor:
 def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
     """a / b, or the quotient rounded: 'floor' or 'trunc' (integers stay integers)."""
     if rounding_mode is None:
-        checked("divide", a, b)
-        return wrap(build.divide(operand(a), operand(b)), a, b)
+        left, right, dtype = paired("divide", a, b)
+        if dtype.is_float:
+            return wrap(build.cast(ops.divide(left, right), dtype), a, b)
+        floats = [build.cast(v, dtypes.float32) if isinstance(v, Node) else v
+                  for v in (operand(a), operand(b))]  # fmt: skip
+        return wrap(build.divide(*floats))
     if rounding_mode == "floor":
         return floor_divide(a, b)
     if rounding_mode != "trunc":
@@ -145,7 +175,7 @@ def fmod(a: Any, b: Any) -> Tensor:
 
 
 @method("pow", "__pow__")
-def pow(a: Any, b: Any) -> Tensor:  # noqa: A001
+def pow(a: Any, b: Any) -> Tensor:
     """a ** b; small constant exponents become products and roots."""
     checked("pow", a, b)
     exponent = operand(b)
@@ -207,7 +237,7 @@ def fmin(a: Any, b: Any) -> Tensor:
 
 
 @method("clamp", "clip")
-def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
+def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
     """x kept between bounds, which may be numbers or Tensors."""
     result = lift(x)
     if min is None and max is None:

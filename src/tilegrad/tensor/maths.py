@@ -162,8 +162,7 @@ def _round_at(x: Tensor, there: Any, back: Any) -> Tensor:
 @method()
 def square(x: Any) -> Tensor:
     """x * x."""
-    tensor = lift(x)
-    return tensor * tensor
+    return lift(x) ** 2  # type: ignore[no-any-return]
 
 
 @method()
@@ -267,8 +266,8 @@ def erfc(x: Tensor) -> Tensor:
     t = 2.0 / (2.0 + z)
     twice = 4.0 * t - 2.0
     terms = _ERFC if x.dtype is dtypes.float64 else _ERFC[:13]
-    before, last = 0.0 * z, 0.0 * z
-    for coefficient in reversed(terms[1:]):
+    before, last = 0.0, twice * 0.0 + terms[-1]
+    for coefficient in reversed(terms[1:-1]):
         last, before = twice * last - before + coefficient, last
     tail = t * exp(-z * z + 0.5 * (terms[0] + twice * last) - before)
     value = pick(z < 0.5, 1.0 - erf(z), tail)
@@ -280,8 +279,8 @@ def erfc(x: Tensor) -> Tensor:
 @one_rounding
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
-    lowest = -709.0 if x.dtype is dtypes.float64 else -88.0  # below, exp(-x) would be infinite
-    return reciprocal(1.0 + exp(-pick(x < lowest, lowest, x)))
+    small = exp(pick(x < 0, x, -x))  # never infinite, nor is its derivative
+    return pick(x < 0, small, 1.0) / (1.0 + small)
 
 
 expit = sigmoid

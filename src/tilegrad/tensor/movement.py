@@ -195,7 +195,8 @@ def movedim(x: Any, source: Any, destination: Any) -> Tensor:
     old, new = ([build.axis_of(tensor.node, a, "movedim") for a in axes] for axes in pair)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
         raise AxisError("source and destination do not match", op="movedim",
-                        expected="as many distinct axes in both", got=(source, destination))  # fmt: skip
+                        expected="as many distinct axes in both", got=(source, destination),
+        )  # fmt: skip
     rest = iter(a for a in range(tensor.ndim) if a not in old)
     placed = dict(zip(new, old))
     return permute(tensor, *[placed[i] if i in placed else next(rest) for i in range(tensor.ndim)])
@@ -454,7 +455,7 @@ def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor
         sizes = [part + (i < larger) for i in range(indices_or_sections)]
         return split(tensor, sizes, dim)
     cuts = [0, *(min(max(c + size if c < 0 else c, 0), size) for c in indices_or_sections), size]
-    return tuple(narrow(tensor, dim, a, max(b - a, 0)) for a, b in zip(cuts, cuts[1:]))
+    return tuple(narrow(tensor, dim, a, max(b - a, 0)) for a, b in itertools.pairwise(cuts))
 
 
 @method()

@@ -227,15 +227,14 @@ class Tensor:
         node = build.broadcast_to(node, self.shape, "assign")
         if mode.trace is not None:
             mode.trace.check_assign(self)
-        if node not in values and node.op is not ops.stop_gradient:
-            node = ops.stop_gradient(node)
         if self.node is node:
             return self
-        if self._requires_grad and node in leaves:
-            node = own_node(node)
-        self.node = node
         if self._requires_grad:
+            node = own_node(node)  # a leaf is an input of its own, which also cuts the history
             leaves[node] = self
+        elif node not in values and node.op is not ops.stop_gradient:
+            node = ops.stop_gradient(node)
+        self.node = node
         return self
 
     def rebind(self, node: Node, *parents: Any, op: str) -> Tensor:
@@ -249,7 +248,8 @@ class Tensor:
             )  # fmt: skip
         if node.shape != self.shape:
             raise ShapeError("an in-place op cannot change the shape", op=op,
-                             expected=build.show(self.shape), got=build.show(node.shape))  # fmt: skip
+                             expected=build.show(self.shape), got=build.show(node.shape),
+            )  # fmt: skip
         if not mode.grad_enabled:
             return self.assign(wrap(node))
         if mode.trace is not None:
@@ -372,7 +372,8 @@ def as_array(data: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(data)
     except (ValueError, TypeError) as error:
         raise DTypeError(f"cannot make a Tensor: {error}", op="Tensor", got=type(data).__name__,
-                         expected="array, nested list of equal lengths or number") from None  # fmt: skip
+                         expected="array, nested list of equal lengths or number",
+        ) from None  # fmt: skip
     if array.dtype == object:
         raise DTypeError("cannot make a Tensor", op="Tensor", got=type(data).__name__,
                          expected="array, nested list of equal lengths or number")  # fmt: skip
@@ -438,7 +439,7 @@ def compute(wanted: Sequence[Node]) -> None:
     if not wanted:
         return
     inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
-    _fill([n for n in inputs if n not in values])
+    _fill([n for n in inputs if n not in values], wanted[0])
     wanted = [n for n in wanted if n not in values]
     if not wanted:
         return
@@ -448,12 +449,12 @@ def compute(wanted: Sequence[Node]) -> None:
         values[node] = buffer
 
 
-def _fill(inputs: Sequence[Node]) -> None:
-    """Give inputs that stand for other Nodes their values."""
+def _fill(inputs: Sequence[Node], wanted: Node) -> None:
+    """Give inputs that stand for other Nodes their values; `wanted` is what is being read."""
     sources = [stand_ins.get(n) for n in inputs]
-    for node, source in zip(inputs, sources):
+    for source in sources:
         if source is None:
-            raise unknown_value(node)
+            raise unknown_value(wanted)
     compute([s for s in dict.fromkeys(sources) if s is not None and s not in values])
     for node, source in zip(inputs, sources):
         if source is not None:
@@ -496,5 +497,5 @@ def is_symbolic(size: Size) -> bool:
 
 
 __all__ = ["StateError", "Tensor", "call", "compute", "from_array", "from_buffer", "grad_mode",
-           "in_place", "leaves", "lift", "method", "mode", "no_grad", "node_of", "operand", "realize", "values",
-           "wrap"]  # fmt: skip
+           "in_place", "leaves", "lift", "method", "mode", "no_grad", "node_of", "operand",
+           "realize", "values", "wrap"]  # fmt: skip

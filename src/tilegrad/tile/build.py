@@ -124,13 +124,9 @@ class BodyBuilder:
         return x if x.shape == shape else self.add(ops.broadcast(x, shape=shape))
 
     def _level(self, inputs: Sequence[Node]) -> list[Node]:
-        shape: tuple[int, ...] = ()
-        for i in inputs:
-            if len(i.shape) > len(shape):
-                shape = i.shape
-        for i in inputs:
-            if len(i.shape) == len(shape):
-                shape = tuple(max(a, b) for a, b in zip(shape, i.shape))
+        rank = max(len(i.shape) for i in inputs)
+        padded = [(1,) * (rank - len(i.shape)) + i.shape for i in inputs]
+        shape = tuple(max(sizes) for sizes in zip(*padded))
         return [self.broadcast(i, shape) for i in inputs]
 
     def apply(self, name: str, *inputs: Node) -> Node:

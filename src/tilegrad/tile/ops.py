@@ -45,8 +45,8 @@ iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("siz
 
 # ---- elementwise ----------------------------------------------------------------------------
 
-UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "log", "expm1", "log1p",
-         "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "floor",
+UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "log", "log2",
+         "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "floor",
          "ceil", "round", "trunc", "bit_not", "sign")  # fmt: skip
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
           "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
@@ -123,6 +123,14 @@ transpose = Op(tile, "transpose",
                attrs=("order",), group="shape", meaning="axes in another order")  # fmt: skip
 
 
+stack = Op(tile, "stack", lambda *xs: Tile((len(xs), 1), xs[0].dtype), group="shape",
+           meaning="scalars as a column: shape (n, 1)")  # fmt: skip
+stack_rows = Op(tile, "stack_rows", lambda *xs: Tile((len(xs),) + xs[0].shape, xs[0].dtype),
+                group="shape", meaning="tiles of one shape along a new first axis")  # fmt: skip
+extract = Op(tile, "extract", lambda x, *, index: Tile(_tile(x).shape[1:], x.dtype),
+             attrs=("index",), group="shape", meaning="one index of the first axis")  # fmt: skip
+
+
 def _reduce(x: Node, *, axis: int, kind: str) -> Type:
     shape = _tile(x).shape
     return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)
@@ -191,6 +199,10 @@ scatter = Op(tile, "scatter", lambda memory, value, offset, *mask, mode: NOTHING
              "offsets; equal offsets within a tile are taken in order")  # fmt: skip
 
 
+prefetch = Op(tile, "prefetch", lambda memory, *index: NOTHING, effect=True, group="memory",
+              meaning="bring the line at an index near; it may lie past the end")  # fmt: skip
+
+
 def _allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:
     return Memory(shape, dtype, scope, "state", None, layout)
 
@@ -198,11 +210,12 @@ def _allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) 
 allocate = Op(tile, "allocate", _allocate, attrs=("shape", "dtype", "scope", "layout"),
               effect=True, group="memory",
               meaning="a place in a Scope, private to the program, not initialised")  # fmt: skip
-sort_rows = Op(tile, "sort", lambda keys, values, indices, *rest, size, descending: NOTHING,
+sort_rows = Op(tile, "sort",
+               lambda keys, places, other_keys, other_places, count, *, size, descending: NOTHING,
                attrs=("size", "descending"), effect=True, group="memory",
-               meaning="stable sort of `size` keys: inputs are source, values and indices "
-               "Memories with one row offset each (in elements), then a scratch Memory "
-               "pair")  # fmt: skip
+               meaning="stable sort of the first `count` keys of a Memory, in place, moving "
+               "`places` along; nan is largest; two Memories of the same sizes are "
+               "scratch")  # fmt: skip
 
 # ---- control --------------------------------------------------------------------------------
 

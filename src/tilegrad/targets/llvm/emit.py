@@ -13,6 +13,7 @@ Body gives the same text.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -28,6 +29,7 @@ from .rules import (
 )  # fmt: skip
 
 Values = list[str]
+FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def lanes_of(type_: Tile) -> int:
@@ -288,6 +290,9 @@ class Emitter:
 
     def emit_transpose(self, node: Node) -> None:
         source, order = node.inputs[0].shape, node.attrs["order"]
+        if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
+            self.values[node] = self.turn(self.values[node.inputs[0]], scalar_type(node.dtype))
+            return
         places = []
         for number in range(math.prod(node.shape)):
             index = unravel(number, node.shape)
@@ -296,6 +301,33 @@ class Emitter:
                 own[axis] = position
             places.append(ravel(tuple(own), source))
         self.rearrange(node, places)
+
+    def turn(self, rows: Values, element: str) -> Values:
+        """Transpose a square by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""
+        rows, size, block = list(rows), len(rows), 1
+        v = vector(element, size)
+        while block < size:
+            first = ", ".join(f"i32 {size + n - block if n & block else n}" for n in range(size))
+            second = ", ".join(f"i32 {size + n if n & block else n + block}" for n in range(size))
+            for i in range(size):
+                if i & block:
+                    continue
+                a, b = rows[i], rows[i | block]
+                rows[i], rows[i | block] = (
+                    self.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
+                    for mask in (first, second)
+                )
+            block *= 2
+        return rows
+
+    def emit_stack(self, node: Node) -> None:
+        self.values[node] = [x for i in node.inputs for x in self.values[i]]
+
+    emit_stack_rows = emit_stack
+
+    def emit_extract(self, node: Node) -> None:
+        count, index = count_of(node.type), node.attrs["index"]  # type: ignore[arg-type]
+        self.values[node] = self.values[node.inputs[0]][index * count : (index + 1) * count]
 
     def emit_reduce(self, node: Node) -> None:
         source = node.inputs[0].type
@@ -314,8 +346,7 @@ class Emitter:
             return
         lead, size, rest = (math.prod(source.shape[:axis]), source.shape[axis],
                             math.prod(source.shape[axis + 1 : -1]))  # fmt: skip
-        name = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}[kind]
-        row, lanes = row_for(name), source.shape[-1]
+        row, lanes = row_for(FOLDS[kind]), source.shape[-1]
         result = []
         for i in range(lead):
             for j in range(rest):
@@ -324,6 +355,25 @@ class Emitter:
                     total = row(self.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
                 result.append(total)
         self.values[node] = result
+
+    def emit_cumulative(self, node: Node) -> None:
+        """Running reduction: by vectors along a leading axis, lane by lane along the last."""
+        type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
+        assert isinstance(type_, Tile)
+        axis, found = node.attrs["axis"], list(self.values[node.inputs[0]])
+        row, lanes, element = row_for(FOLDS[kind]), lanes_of(type_), scalar_type(dtype)
+        if axis < len(type_.shape) - 1:
+            stride = math.prod(type_.shape[axis + 1 : -1])
+            for i in range(len(found)):
+                if i // stride % type_.shape[axis]:
+                    found[i] = row(self.w, dtype, lanes, [found[i - stride], found[i]])
+        elif lanes > 1:
+            for i, whole in enumerate(found):
+                parts = [self.lane(whole, element, lanes, n) for n in range(lanes)]
+                for n in range(1, lanes):
+                    parts[n] = row(self.w, dtype, 1, [parts[n - 1], parts[n]])
+                found[i] = self.pack(parts, element)
+        self.values[node] = found
 
     def across(self, x: str, kind: str, dtype: DType, lanes: int) -> str:
         """Reduce the lanes of one vector."""
@@ -620,6 +670,12 @@ class Emitter:
 
         self.guarded(mask, act)
 
+    def emit_prefetch(self, node: Node) -> None:
+        memory = node.inputs[0]
+        where = self.pointer(memory, self.offset(memory, [self.values[i][0] for i in node.inputs[1:]]))
+        self.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), ("i32", "0"), ("i32", "3"),
+                         ("i32", "1"))  # fmt: skip
+
     def emit_allocate(self, node: Node) -> None:
         type_ = node.type
         assert isinstance(type_, Memory)
@@ -631,12 +687,13 @@ class Emitter:
 
     def emit_get(self, node: Node) -> None:
         index, source = node.attrs["index"], node.inputs[0]
-        start = sum(self.width(t) for t in source.type.items[:index])  # type: ignore[union-attr]
-        self.values[node] = self.values[source][start : start + self.width(node.type)]
+        results = source.blocks[0].results
+        start = sum(self.width(r) for r in results[:index])
+        self.values[node] = self.values[source][start : start + self.width(results[index])]
 
-    def width(self, type_: Any) -> int:
-        """Vectors of a carried value."""
-        return count_of(type_)
+    def width(self, node: Node) -> int:
+        """Vectors (or matrix registers) that hold a value."""
+        return 1 if in_matrix_unit(node) else count_of(node.type)  # type: ignore[arg-type]
 
     def emit_loop(self, node: Node) -> None:
         lower, upper = self.values[node.inputs[0]][0], self.values[node.inputs[1]][0]
@@ -656,7 +713,7 @@ class Emitter:
                  carried: Values) -> Values:  # fmt: skip
         """A loop whose body is written `copies` times."""
         w, block = self.w, node.blocks[0]
-        types = self.carried_types(block)
+        types = self.register_types(block.results)
         head, inside, done = (w.fresh_label(n) for n in (block.name, "in", "out"))
         before = w.label
         w.line(f"br label %{head}")
@@ -681,16 +738,16 @@ class Emitter:
         w.start(done)
         return phis
 
-    def carried_types(self, block: Block) -> list[str]:
-        """LLVM types of the carried vectors."""
+    def register_types(self, nodes: Sequence[Node]) -> list[str]:
+        """LLVM types of the vectors (or matrix registers) that hold some values."""
         found = []
-        for argument, result in zip(block.arguments[1:], block.results):
-            type_ = argument.type
+        for node in nodes:
+            type_ = node.type
             assert isinstance(type_, Tile)
-            if result.op.group == "matrix":
-                found.append("x86_amx")
-            else:
-                found += [vector(scalar_type(type_.dtype), lanes_of(type_))] * count_of(type_)
+            one = "x86_amx" if in_matrix_unit(node) else vector(
+                scalar_type(type_.dtype), lanes_of(type_)
+            )  # fmt: skip
+            found += [one] * self.width(node)
         return found
 
     def loop_body(self, block: Block, index: str, carried: Values) -> Values:
@@ -698,7 +755,7 @@ class Emitter:
         self.values[block.arguments[0]] = [index]
         position = 0
         for argument, result in zip(block.arguments[1:], block.results):
-            count = 1 if result.op.group == "matrix" else count_of(argument.type)  # type: ignore[arg-type]
+            count = self.width(result)
             self.values[argument] = carried[position : position + count]
             position += count
         self.block(block)
@@ -716,8 +773,7 @@ class Emitter:
             ends.append(([x for r in block.results for x in self.values[r]], w.label))
             w.line(f"br label %{join}")
         w.start(join)
-        types = [vector(scalar_type(r.dtype), lanes_of(r.type)) for r in node.blocks[0].results
-                 for _ in range(count_of(r.type))]  # type: ignore[arg-type]  # fmt: skip
+        types = self.register_types(node.blocks[0].results)
         (first, first_label), (second, second_label) = ends
         self.values[node] = [
             w.value(f"phi {t} [ {a}, %{first_label} ], [ {b}, %{second_label} ]")
@@ -764,6 +820,13 @@ class Emitter:
             "llvm.x86.tilestored64.internal", "void", ("i16", str(rows)),
             ("i16", str(columns * value.dtype.size)), ("ptr", where), ("i64", pitch),
             ("x86_amx", self.values[value][0]))  # fmt: skip
+
+
+def in_matrix_unit(node: Node) -> bool:
+    """Whether a value lives in a register of a matrix unit."""
+    while node.op.name == "get":
+        node = node.inputs[0].blocks[0].results[node.attrs["index"]]
+    return node.op.group == "matrix"
 
 
 def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -292,10 +292,10 @@ def _pick(float_: str, signed: str, unsigned: str | None = None, boolean: str | 
 
 
 def _intrinsic(float_: str, signed: str = "", unsigned: str = "") -> Row:
-    """A row that is one intrinsic, chosen by kind."""
+    """A row that is one intrinsic, chosen by kind; where it has no name, the input itself."""
 
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        name = {"float": float_, "int": signed, "uint": unsigned or signed, "bool": unsigned}[d.kind]
+        name = {"float": float_, "int": signed, "uint": unsigned, "bool": unsigned}[d.kind]
         if not name:
             return inputs[0]
         type_ = vector(scalar_type(d), lanes)
@@ -337,6 +337,33 @@ def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     rest = x if d.is_float else zero  # nan and signed zero stay themselves
     low = w.value(f"select {mask} {below}, {type_} {minus}, {type_} {rest}")
     return w.value(f"select {mask} {above}, {type_} {one}, {type_} {low}")
+
+
+def _divide(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Division; of integers truncated, and a zero divisor (a masked lane) gives 0, no trap."""
+    if d.is_float:
+        return w.value(f"fdiv {vector(scalar_type(d), lanes)} {inputs[0]}, {inputs[1]}")
+    quotient, _, _, zero_divisor = _division(w, d, lanes, inputs)
+    type_, zero = vector(scalar_type(d), lanes), splat_constant(0, d, lanes)
+    return w.value(
+        f"select {vector('i1', lanes)} {zero_divisor}, {type_} {zero}, {type_} {quotient}"
+    )
+
+
+def _unsigned_division(instruction: str) -> Row:
+    """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
+
+    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+        type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+        zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
+        bad = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
+        safe = w.value(f"select {mask} {bad}, {type_} {one}, {type_} {inputs[1]}")
+        result = w.value(f"{instruction} {type_} {inputs[0]}, {safe}")
+        if instruction == "urem":
+            return result  # by 1, that is 0
+        return w.value(f"select {mask} {bad}, {type_} {zero}, {type_} {result}")
+
+    return row
 
 
 def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
@@ -439,13 +466,13 @@ def _compare(name: str) -> Row:
 
 
 def _integer_power(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    """Integer power by squaring over the exponent's bits; a negative exponent gives 0 (or +-1)."""
+    """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
     if d.is_float:
         return _function("power")(w, d, lanes, inputs)
     type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
     zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
     base, exponent, result = inputs[0], inputs[1], one
-    for _ in range(6):  # exponents up to 63: beyond, the product has wrapped away
+    for _ in range(d.bits - (d.kind == "int")):
         bit = w.value(f"and {type_} {exponent}, {one}")
         odd = w.value(f"icmp ne {type_} {bit}, {zero}")
         more = w.value(f"mul {type_} {result}, {base}")
@@ -455,8 +482,11 @@ def _integer_power(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     if d.kind == "uint":
         return result
     negative = w.value(f"icmp slt {type_} {inputs[1]}, {zero}")
-    unit = w.value(f"icmp eq {type_} {inputs[0]}, {one}")
-    small = w.value(f"select {mask} {unit}, {type_} {one}, {type_} {zero}")
+    minus = splat_constant(-1, d, lanes)
+    small = zero
+    for unit, value in ((one, one), (minus, result)):  # -1 to an odd or even power
+        is_unit = w.value(f"icmp eq {type_} {inputs[0]}, {unit}")
+        small = w.value(f"select {mask} {is_unit}, {type_} {value}, {type_} {small}")
     return w.value(f"select {mask} {negative}, {type_} {small}, {type_} {result}")
 
 
@@ -470,6 +500,13 @@ def _multiply_high(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     amount = str(d.bits) if lanes == 1 else f"splat ({wide} {d.bits})"
     high = w.value(f"lshr {x} {product}, {amount}")
     return w.value(f"trunc {x} {high} to {n}")
+
+
+def _multiply_add(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    if d.is_float:
+        return _intrinsic("fma")(w, d, lanes, inputs)
+    product = ROWS["multiply"](w, d, lanes, inputs[:2])
+    return ROWS["add"](w, d, lanes, [product, inputs[2]])
 
 
 def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
@@ -493,11 +530,11 @@ ROWS: dict[str, Row] = {
     "add": _pick("fadd", "add", boolean="or"),
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
-    "divide": _pick("fdiv", "sdiv", "udiv"),
+    "divide": _divide,
     "floor_divide": _float_floor_divide,
     "remainder": _remainder,
-    "unsigned_divide": _pick("fdiv", "udiv"),
-    "unsigned_remainder": _pick("frem", "urem"),
+    "unsigned_divide": _unsigned_division("udiv"),
+    "unsigned_remainder": _unsigned_division("urem"),
     "power": _integer_power,
     "maximum": _intrinsic("maximum", "smax", "umax"),
     "minimum": _intrinsic("minimum", "smin", "umin"),
@@ -512,10 +549,10 @@ ROWS: dict[str, Row] = {
     "less": _compare("less"),
     "less_equal": _compare("less_equal"),
     "where": _where,
-    "multiply_add": _intrinsic("fma"),
+    "multiply_add": _multiply_add,
 }
-for _name in ("exp", "log", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh",
-              "erf", "erf_inverse"):  # fmt: skip
+for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
+              "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
 
 

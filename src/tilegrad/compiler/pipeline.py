@@ -1,0 +1,68 @@
+"""THE page: every pass from a Graph to a Schedule, in order.
+
+Each pass takes and gives (arguments, results); a pass that changes the Graph is logged with the
+Rules that fired. Invariant: every pass keeps the values of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..core.config import config
+from ..graph.decompose import DECOMPOSE
+from ..graph.ops import graph
+from ..graph.recognize import RECOGNIZE
+from ..graph.simplify import SIMPLIFY, STRIP
+from ..ir.block import pure_block
+from ..ir.node import Node
+from ..ir.pattern import RuleSet
+from ..ir.rewrite import Log, rewrite
+from ..ir.verify import verify
+from .split import split_reductions
+
+Results = list[Node]
+Pass = Callable[[Sequence[Node], Results, Log], Results]
+
+
+def rules(rule_set: RuleSet) -> Pass:
+    """A pass that rewrites with a RuleSet."""
+
+    def run(arguments: Sequence[Node], results: Results, log: Log) -> Results:
+        return rewrite(results, rule_set, log)
+
+    return run
+
+
+PIPELINE: list[tuple[str, Pass]] = [
+    ("strip", rules(STRIP)),  # derivatives are done: stop_gradient is identity now
+    ("inline", rules(DECOMPOSE)),  # custom functions and ops no target has
+    ("simplify", rules(SIMPLIFY)),
+    ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
+    ("simplify again", rules(SIMPLIFY)),
+    ("split reductions", split_reductions),  # long sums with few results get parallel parts
+]
+
+
+@dataclass
+class Stage:
+    """What a pass did: for `explain`."""
+
+    name: str
+    results: Results
+    fired: dict[str, int] = field(default_factory=dict)
+    changed: bool = False
+
+
+def run_pipeline(arguments: Sequence[Node], results: Sequence[Node]) -> tuple[Results, list[Stage]]:
+    """The Graph after every pass, and the record of each."""
+    current = list(results)
+    stages = [Stage("traced", current)]
+    for name, run in PIPELINE:
+        log = Log()
+        new = run(arguments, current, log)
+        stages.append(Stage(name, new, dict(log.fired), new != current))
+        current = new
+        if config().verify:
+            verify(pure_block("main", tuple(arguments), tuple(current)), graph, where=name)
+    return current, stages

@@ -1,0 +1,50 @@
+"""Split long reductions with few results into parts that can run side by side.
+
+sum over n becomes a sum over `parts` of sums over n / parts. The number of parts depends on the
+shape alone, so the order of additions does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import build, ops
+from ..ir.node import Node
+from ..ir.pattern import Match, Rule, RuleSet
+from ..ir.rewrite import Log, rewrite
+from ..ir.types import product
+
+PARTS = 32
+LEAST = 1 << 15  # elements of a reduction worth splitting
+
+
+def _split(m: Match) -> Node | None:
+    node = m.root
+    x, axes = node.inputs[0], node.attrs["axes"]
+    rows = product(node.shape)
+    if not all(isinstance(s, int) for s in x.shape) or product(x.shape) < LEAST:
+        return None
+    if rows >= PARTS:
+        return None
+    kept = [i for i in range(len(x.shape)) if i not in axes]
+    if kept and max(kept) > min(axes):
+        return None  # only trailing reductions: others are walked by columns
+    count = product(tuple(x.shape[a] for a in axes))
+    parts = next((p for p in range(PARTS, 1, -1) if count % p == 0), None)
+    if parts is None:
+        return None
+    shape = tuple(x.shape[i] for i in kept)
+    folded = build.reshape(x, (*shape, parts, count // parts))  # type: ignore[operator]
+    inner = node.op(folded, axes=(len(shape) + 1,))
+    return build.reshape(node.op(inner, axes=(len(shape),)), node.shape)
+
+
+SPLIT = RuleSet(
+    "split",
+    [Rule(f"split_{op.name}", op, _split) for op in (ops.sum_, ops.max_, ops.min_, ops.prod)],
+)
+
+
+def split_reductions(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+    """The pass."""
+    return rewrite(results, SPLIT, log)

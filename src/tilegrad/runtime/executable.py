@@ -1,0 +1,89 @@
+"""Executable as plain data: what to run, over which Slots, in which order.
+
+A `Recipe` names Programs by their object code's key, so it can be stored as text and bound
+again in another process without compiling. Drivers turn a Recipe into something that runs.
+Invariant: `Recipe.from_text(recipe.to_text())` runs the same Programs on the same Slots.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..ir.literal import Names, read_symbolic, write, write_symbolic
+from ..ir.symbol import Size
+
+
+@dataclass
+class Storage:
+    """One Slot: its kind ('input', 'output', 'scratch'), bytes, and place."""
+
+    kind: str
+    bytes: Size
+    offset: int = 0  # in the arena
+    alias: int = -1  # the Slot whose memory it shares
+
+
+@dataclass
+class Step:
+    """One entry: a kernel, a copy, or control."""
+
+    kind: str
+    program: int = -1
+    slots: list[int] = field(default_factory=list)
+    grid: Size = 0  # programs of a kernel, bytes of a copy
+    symbols: list[str] = field(default_factory=list)
+    small: bool = False  # not worth sharing between workers
+    numbers: list[Any] = field(default_factory=list)  # of control entries
+
+
+@dataclass
+class Recipe:
+    """A compiled Schedule."""
+
+    programs: list[tuple[str, str]]  # (function, key of its object code)
+    slots: list[Storage]
+    steps: list[Step]
+    inputs: list[int]
+    outputs: list[int]
+    arena_bytes: int
+    scratch_bytes: int
+    inline: bool
+    peak_bytes: int = 0
+
+    def to_text(self) -> str:
+        """The Recipe as JSON."""
+        record = asdict(self)
+        for slot in record["slots"]:
+            slot["bytes"] = _text(slot["bytes"])
+        for step in record["steps"]:
+            step["grid"] = _text(step["grid"])
+            step["numbers"] = [_text(n) for n in step["numbers"]]
+        return json.dumps(record)
+
+    @staticmethod
+    def from_text(text: str) -> Recipe:
+        """The Recipe that `to_text` wrote."""
+        record = json.loads(text)
+        slots = [Storage(**{**s, "bytes": _size(s["bytes"])}) for s in record["slots"]]
+        steps = [
+            Step(**{**s, "grid": _size(s["grid"]), "numbers": [_size(n) for n in s["numbers"]]})
+            for s in record["steps"]
+        ]
+        record["programs"] = [tuple(p) for p in record["programs"]]
+        return Recipe(**{**record, "slots": slots, "steps": steps})
+
+
+def _text(size: Size) -> Any:
+    if isinstance(size, int):
+        return size
+
+    def parts(names: Names) -> str:
+        return write(size, names)
+
+    return write_symbolic(parts)
+
+
+def _size(value: Any) -> Size:
+    return value if isinstance(value, int) else read_symbolic(value, "size").value()  # type: ignore[no-any-return]

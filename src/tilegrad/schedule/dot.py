@@ -1,0 +1,449 @@
+"""Lower `dot` to packed, register-tiled matmul Bodies, with the epilogue fused.
+
+Every dot is batch x (m, k) @ (k, n). A program computes a panel of `block_n` columns for a
+range of rows: it packs its part of b into scratch (panels of `nr` columns, k-major), then runs
+the register micro-kernel (mr x nr accumulators over the whole of k), and hands each finished
+row to the epilogue. a is read where it lies if its k axis is contiguous, else it is packed
+too. Small m takes the streaming form in `fuse` (a dot of one row is a reduction).
+
+Invariant: the order of a sum over k depends on the Plan alone, never on workers or batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import (
+    Expr, Size, ceil_divide, coefficient, combine, floor_divide, high, loop_index, minimum,
+    modulo, multiply,
+)  # fmt: skip
+from ..ir.types import Array, Memory, product, row_major
+from ..tile import ops as tile_ops
+from ..tile.build import Body, BodyBuilder
+from .access import Index, unravel
+from .evaluate import Evaluator, ravel_strides, wide
+from .fuse import Group
+
+SCRATCH_B = 5 << 18  # bytes of packed b a program may hold: most of a 2 MiB L2
+BLOCK_K = 512
+PAD = 16  # elements after each packed row of a: breaks power-of-two strides
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tunable choices of a matmul Kernel: the register tile is mr x (across * lanes)."""
+
+    mr: int
+    across: int
+    lanes: int
+    block_m: int
+    block_n: int
+    block_k: int
+    unit: str = ""  # a matrix unit of the Target, or vectors
+    unroll: int = 4
+    ahead: int = 16  # rows of packed b to prefetch
+
+    @property
+    def nr(self) -> int:
+        """Columns of the register tile."""
+        return self.across * self.lanes
+
+
+class Problem:
+    """One dot: sizes, and how an (batch, m, k, n) index reads the operands."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.a, self.b = node.inputs
+        batch, contract = node.attrs["batch"], node.attrs["contract"]
+        self.batch, self.contract = batch, contract
+        self.free_a = [i for i in range(len(self.a.shape)) if i not in batch[0] + contract[0]]
+        self.free_b = [i for i in range(len(self.b.shape)) if i not in batch[1] + contract[1]]
+        self.batch_shape = tuple(self.a.shape[i] for i in batch[0])
+        self.m_shape = tuple(self.a.shape[i] for i in self.free_a)
+        self.n_shape = tuple(self.b.shape[i] for i in self.free_b)
+        self.k_order = self._k_order()
+        self.k_shape = tuple(self.a.shape[contract[0][i]] for i in self.k_order)
+        self.sizes = tuple(product(s) for s in (self.batch_shape, self.m_shape, self.k_shape,
+                                                self.n_shape))  # fmt: skip
+
+    def _k_order(self) -> list[int]:
+        """Contracted axes in the order b's storage likes them (as given)."""
+        return list(range(len(self.contract[0])))
+
+    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
+        """Where a is read."""
+        return self._index(self.a, 0, self.free_a, self.m_shape, batch, m, k)
+
+    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
+        """Where b is read."""
+        return self._index(self.b, 1, self.free_b, self.n_shape, batch, n, k)
+
+    def _index(self, x: Node, side: int, free: Sequence[int], shape: Sequence[Size],
+               batch: Size, other: Size, k: Size) -> Index:  # fmt: skip
+        found: list[Size] = [0] * len(x.shape)
+        for axis, i in zip(self.batch[side], unravel(batch, self.batch_shape)):
+            found[axis] = i
+        for axis, i in zip(free, unravel(other, shape)):
+            found[axis] = i
+        for position, i in zip(self.k_order, unravel(k, self.k_shape)):
+            found[self.contract[side][position]] = i
+        return tuple(found)
+
+
+def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:
+    """The element stride of a stored value along an atom of its index, if it is linear."""
+    from .access import MOVEMENT
+
+    while node not in e.memories:
+        if node.op not in MOVEMENT:
+            return None
+        index, conditions = MOVEMENT[node.op](node, index)
+        if conditions:
+            return None
+        node = node.inputs[0]
+    if not isinstance(atom, Expr):
+        return 0
+    return coefficient(ravel_strides(index, row_major(node.shape)), atom)
+
+
+class DotLowering:
+    """Lowers one dot group."""
+
+    def __init__(self, group: Group, reads: Sequence[Node], values: set[Node], target: Target,
+                 name: str) -> None:  # fmt: skip
+        self.group, self.reads, self.values = group, list(reads), values
+        self.target, self.name = target, name
+        self.problem = Problem(group.values[0])
+        self.stored = group.stored
+        self.accumulator = wide(dtypes.accumulator(group.values[0].inputs[0].dtype))
+
+    def plan(self) -> Plan:
+        """Register tile and blocks from the Target's facts."""
+        batch, m, k, n = (high(s) for s in self.problem.sizes)
+        lanes = self.target.lanes(self.accumulator)
+        wide_file = self.target.vector_registers >= 32
+        mr, across = (9, 3) if wide_file else (4, 3)
+        if n <= 2 * lanes or (n % (3 * lanes) and n % (4 * lanes) == 0 and n <= 4 * lanes):
+            mr, across = ((14, 2) if n <= 2 * lanes else (6, 4)) if wide_file else (6, 2)
+        if n <= lanes:
+            mr, across = (24, 1) if wide_file else (12, 1)
+        mr = balanced(m, mr)
+        nr = across * lanes
+        parts = max(1, -(-k // BLOCK_K)) if k > 2 * BLOCK_K else 1
+        block_k = -(-(-(-k // parts)) // 16) * 16 if parts > 1 else max(1, k)
+        block_n, block_m = self.blocks(batch, m, n, mr, nr, block_k)
+        return Plan(mr, across, lanes, block_m, block_n, block_k)
+
+    def blocks(self, batch: int, m: int, n: int, mr: int, nr: int, block_k: int
+               ) -> tuple[int, int]:  # fmt: skip
+        """Columns and rows of a program: as many as the cache holds, shared among workers."""
+        workers = max(1, self.target.cores)
+        fit = max(nr, SCRATCH_B // (block_k * self.accumulator.size) // nr * nr)
+        block_n = min(fit, -(-n // nr) * nr)
+        block_m = max(1, m)
+        if batch >= 2 * workers or workers == 1:
+            return block_n, block_m
+        if m >= 2 * n or n <= workers * nr:
+            return block_n, max(mr, -(-m // (workers * mr)) * mr)
+        count = -(-n // block_n)
+        count = -(-count // workers) * workers  # an even share for every worker
+        return min(block_n, max(nr, -(-n // (count * nr)) * nr)), block_m
+
+    # ---- the Body -------------------------------------------------------------------------
+
+    def lower(self) -> list[tuple[Body, list[tuple[str, Any]]]]:
+        """Bodies with the roles of their parameters."""
+        roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
+        roles += [("store", i) for i in range(len(self.stored))]
+        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype))
+                      for i, r in enumerate(self.reads)]  # fmt: skip
+        parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
+                       for i, v in enumerate(self.stored)]  # fmt: skip
+        plan = self.plan()
+        self.parts = ceil_divide(self.problem.sizes[2], plan.block_k)
+        dot = self.group.values[0]
+        partial = None
+        if self.parts != 1:
+            if dot in self.stored and dot.dtype is self.accumulator:
+                partial = len(self.reads) + self.stored.index(dot)
+            else:
+                partial = len(parameters)
+                parameters.append(("partial", Memory((product(dot.shape),), self.accumulator,
+                                                     "global", "state")))  # fmt: skip
+                roles.append(("scratch", Array(dot.shape, self.accumulator)))
+        self.b = BodyBuilder(self.name, parameters)
+        self.partial = None if partial is None else self.b.parameters[partial]
+        self.e = Evaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
+        grid = self.body(plan)
+        return [(self.b.finish(grid, plan=plan), roles)]
+
+    def body(self, plan: Plan) -> tuple[Size, ...]:
+        """One program: for each block of k, pack b, then every row panel."""
+        b = self.b
+        batch, m, k, n = self.problem.sizes
+        blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
+        p = b.program(0, multiply(batch, multiply(blocks_m, blocks_n)))
+        at_batch = floor_divide(p, multiply(blocks_m, blocks_n))
+        rest = modulo(p, multiply(blocks_m, blocks_n))
+        row = multiply(floor_divide(rest, blocks_n), plan.block_m)
+        column = multiply(modulo(rest, blocks_n), plan.block_n)
+        panels = plan.block_n // plan.nr
+        self.packed_b = b.allocate((panels, plan.block_k, plan.nr), self.accumulator, "l2")
+        self.packed_a = b.allocate((plan.mr, plan.block_k + PAD), self.accumulator, "l1")
+        self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
+        live = ceil_divide(minimum(combine(n, column, -1), plan.block_n), plan.nr)
+        stop = minimum(combine(row, plan.block_m, 1), m)
+
+        def part(at: Size, _: list[Node]) -> Sequence[Node]:
+            count = minimum(combine(k, at, -1), plan.block_k)
+            with self.e.scope():
+                self.pack_b(plan, at_batch, at, count, column, live)
+                self.rows(plan, at_batch, at, count, row, stop, column, live)
+            return ()
+
+        b.loop("k_block", 0, k, plan.block_k, part)
+        return (multiply(batch, multiply(blocks_m, blocks_n)),)
+
+    def line_of_b(self, plan: Plan, batch: Size, k: Size, start: Size, piece: int) -> Node:
+        """`lanes` columns of one row of b, zero past the end of n."""
+        b, e = self.b, self.e
+        n = self.problem.sizes[3]
+        begin = combine(start, piece * plan.lanes, 1)
+        with e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
+            value = e.value(self.problem.b, self.problem.index_b(batch, k, lane))
+            return b.broadcast(b.cast(value, self.accumulator), (plan.lanes,))
+
+    def pack_b(self, plan: Plan, batch: Size, at: Size, count: Size, column: Size,
+               live: Size) -> None:  # fmt: skip
+        """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
+        b = self.b
+        _, _, k, n = self.problem.sizes
+        x = self.problem.b
+        probe_k, probe_n = loop_index("probe_k", k), loop_index("probe_n", n)
+        probe = self.problem.index_b(batch, probe_k, probe_n)
+        along_n = stride_of(self.e, x, probe, probe_n)
+        along_k = stride_of(self.e, x, probe, probe_k)
+        even = isinstance(k, int) and k % plan.lanes == 0 and plan.block_k % plan.lanes == 0
+        turned = (along_n not in (0, 1) and along_k == 1 and even and modulo(n, plan.nr) == 0
+                  and plan.lanes & (plan.lanes - 1) == 0 and plan.lanes > 1)  # fmt: skip
+
+        def panel(j: Size, _: list[Node]) -> Sequence[Node]:
+            start = combine(column, multiply(j, plan.nr), 1)
+            if turned:
+                self.pack_turned(plan, batch, at, count, start, j)
+                return ()
+
+            def line(i: Size, _: list[Node]) -> Sequence[Node]:
+                for piece in range(plan.across):
+                    value = self.line_of_b(plan, batch, combine(at, i, 1), start, piece)
+                    b.store(self.packed_b, value, (j, i, piece * plan.lanes), (2,))
+                return ()
+
+            b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
+            return ()
+
+        b.loop("panel", 0, live, 1, panel)
+
+    def pack_turned(self, plan: Plan, batch: Size, at: Size, count: Size, start: Size,
+                    j: Size) -> None:  # fmt: skip
+        """The same where b is contiguous along k: squares turned in registers."""
+        b, e, lanes = self.b, self.e, plan.lanes
+        k = self.problem.sizes[2]
+
+        def square(i: Size, _: list[Node]) -> Sequence[Node]:
+            for piece in range(plan.across):
+                rows = []
+                for r in range(lanes):
+                    n = combine(start, piece * lanes + r, 1)
+                    with e.vector(combine(at, i, 1), lanes, k, True) as lane:
+                        x = e.value(self.problem.b, self.problem.index_b(batch, lane, n))
+                        rows.append(b.cast(x, self.accumulator))
+                turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
+                b.store(self.packed_b, b.add(tile_ops.reshape(turned, shape=(1, lanes, lanes))),
+                        (j, i, piece * lanes), (0, 1, 2))  # fmt: skip
+            return ()
+
+        b.loop("k", 0, count, lanes, square, bounds=(0, plan.block_k - 1))
+
+    def pack_a(self, plan: Plan, batch: Size, at: Size, count: Size, places: list[Size]) -> None:
+        """packed[r, i] = a[row r, at + i]: rows side by side, whatever a's strides."""
+        b, e = self.b, self.e
+        k = self.problem.sizes[2]
+        for r, m in enumerate(places):
+
+            def vector(i: Size, _: list[Node], r: int = r, m: Size = m) -> Sequence[Node]:
+                whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
+                with e.vector(combine(at, i, 1), plan.lanes, k, whole) as lane:
+                    x = e.value(self.problem.a, self.problem.index_a(batch, m, lane))
+                    x = b.broadcast(b.cast(x, self.accumulator), (plan.lanes,))
+                    b.store(self.packed_a, x, (r, i), (1,))
+                return ()
+
+            b.loop("k", 0, count, plan.lanes, vector, bounds=(0, plan.block_k - 1))
+
+    def rows(self, plan: Plan, batch: Size, at: Size, count: Size, row: Size, stop: Size,
+             column: Size, live: Size) -> None:  # fmt: skip
+        """Row panels times column panels; a panel past the end repeats its last row."""
+        b = self.b
+        m = self.problem.sizes[1]
+        top = combine(m, 1, -1)
+        whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
+
+        def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
+            places = [combine(i, r, 1) for r in range(plan.mr)]
+            if not whole:
+                places = [minimum(p, top) for p in places]
+            self.pack_a(plan, batch, at, count, places)
+
+            def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
+                start = combine(column, multiply(j, plan.nr), 1)
+                with self.e.scope():
+                    acc = self.micro(plan, batch, at, count, places, start, j)
+                    for piece, tile in enumerate(acc):
+                        b.store(self.strip, tile, (0, piece * plan.lanes), (0, 1))
+                    self.finish(plan, batch, at, i, stop, start)
+                return ()
+
+            b.loop("column_panel", 0, live, 1, column_panel)
+            return ()
+
+        b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
+
+    def first(self, plan: Plan, batch: Size, at: Size, places: list[Size], start: Size
+              ) -> list[Node]:  # fmt: skip
+        """Accumulators before a block of k: zero, or what earlier blocks left."""
+        b = self.b
+        zeros = [b.constant(0, self.accumulator, (plan.mr, plan.lanes))] * plan.across
+        if self.partial is None or isinstance(at, int):
+            return zeros
+        _, m, _, n = self.problem.sizes
+
+        def load() -> Sequence[Node]:
+            found = []
+            for piece in range(plan.across):
+                begin = combine(start, piece * plan.lanes, 1)
+                with self.e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
+                    rows = [self.e._load(self.partial, self.linear(batch, p, lane)) for p in places]
+                    found.append(b.add(tile_ops.stack_rows(*rows)))
+            return found
+
+        return b.branch(b.less(0, at), load, lambda: zeros)
+
+    def linear(self, batch: Size, row: Size, lane: Size) -> Size:
+        """The element number of a result."""
+        _, m, _, n = self.problem.sizes
+        return combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
+
+    def micro(self, plan: Plan, batch: Size, at: Size, count: Size, places: list[Size],
+              start: Size, j: Size) -> list[Node]:  # fmt: skip
+        """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
+        b = self.b
+
+        def step(i: Size, carried: list[Node]) -> Sequence[Node]:
+            left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
+            result = []
+            for piece in range(plan.across):
+                line = b.load(self.packed_b, (j, i, piece * plan.lanes), (1, plan.lanes), (1, 2))
+                result.append(b.add(tile_ops.dot(left, line, carried[piece])))
+                ahead = (j, combine(i, plan.ahead, 1), piece * plan.lanes)
+                b.add(tile_ops.prefetch(self.packed_b, *(b.index(x) for x in ahead)))
+            return result
+
+        first = self.first(plan, batch, at, places, start)
+        return b.loop("k", 0, count, 1, step, first, unroll=plan.unroll,
+                      bounds=(0, plan.block_k - 1))  # fmt: skip
+
+    def finish(self, plan: Plan, batch: Size, at: Size, i: Size, stop: Size, start: Size) -> None:
+        """Hand each row of the register tile to the epilogue, or keep it for the next block."""
+        b = self.b
+        k = self.problem.sizes[2]
+        count = minimum(combine(stop, i, -1), plan.mr)
+
+        def rows(action: Any) -> Any:
+            def one(r: Size, _: list[Node]) -> Sequence[Node]:
+                for piece in range(plan.across):
+                    with self.e.scope():
+                        action(plan, batch, combine(i, r, 1), r, start, piece)
+                return ()
+
+            def run() -> Sequence[Node]:
+                b.loop("r", 0, count, 1, one, bounds=(0, plan.mr - 1))
+                return ()
+
+            return run
+
+        if self.partial is None:
+            rows(self.epilogue)()
+            return
+        last = b.less_equal(k, combine(at, plan.block_k, 1))
+        b.branch(last, rows(self.epilogue), rows(self.keep))
+
+    def strip_row(self, plan: Plan, r: Size, piece: int) -> Node:
+        """A finished piece of a row."""
+        return self.b.load(self.strip, (r, piece * plan.lanes), (plan.lanes,), (1,))
+
+    def keep(self, plan: Plan, batch: Size, row: Size, r: Size, start: Size, piece: int) -> None:
+        """Store sums that are not complete yet."""
+        n = self.problem.sizes[3]
+        assert self.partial is not None
+        begin = combine(start, piece * plan.lanes, 1)
+        with self.e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
+            acc = self.strip_row(plan, r, piece)
+            self.e.store(self.partial, acc, self.linear(batch, row, lane))
+
+    def epilogue(self, plan: Plan, batch: Size, row: Size, r: Size, start: Size,
+                 piece: int) -> None:  # fmt: skip
+        """Evaluate and store what the group wants of one piece of a row."""
+        b, e = self.b, self.e
+        n = self.problem.sizes[3]
+        dot = self.group.values[0]
+        begin = combine(start, piece * plan.lanes, 1)
+        with e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
+            linear = self.linear(batch, row, lane)
+            acc = self.strip_row(plan, r, piece)
+            rounded = b.cast(acc, dot.dtype) if dot.dtype.bits >= 32 else acc
+            for shape in {dot.shape: None, **{v.shape: None for v in self.stored}}:
+                e.bind(dot, self.index_of(dot, shape, batch, row, lane, linear), rounded)
+            for v in self.stored:
+                at = self.index_of(v, v.shape, batch, row, lane, linear)
+                e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))
+
+    def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
+                 linear: Size) -> Index:  # fmt: skip
+        """The index of an element: by axes where the shape is the dot's own."""
+        dot = self.group.values[0]
+        if shape == dot.shape:
+            return self.result_index(dot, batch, row, lane)
+        return unravel(linear, node.shape)
+
+    def result_index(self, dot: Node, batch: Size, row: Size, lane: Size) -> Index:
+        """The index of the dot's own result."""
+        p = self.problem
+        return (*unravel(batch, p.batch_shape), *unravel(row, p.m_shape), *unravel(lane, p.n_shape))
+
+
+def balanced(m: int, most: int) -> int:
+    """Rows of a register tile so that the last panel wastes little."""
+    if m <= most:
+        return max(1, m)
+    best = min(range(max(1, most - 3), most + 1), key=lambda r: (-(-m // r) * r * (1 + 0.06 * (most - r)), -r))
+    return best
+
+
+def lower_dot(
+    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+) -> list[tuple[Body, list[tuple[str, Any]]]]:
+    """The Bodies of a dot group."""
+    return DotLowering(group, reads, values, target, name).lower()
+
+
+__all__ = ["DType", "Plan", "floor_divide", "lower_dot", "ops"]

@@ -1,0 +1,275 @@
+"""From a Graph to a Schedule: fuse, lower each group to Bodies, order, plan memory.
+
+Groups of equal structure are lowered once and share their Bodies, so the time to compile does
+not grow with the depth of a model. Invariant: the Schedule computes the results of the Graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import InternalError, StateError
+from ..core.target import Target
+from ..graph import ops
+from ..ir.fingerprint import digest, structure
+from ..ir.node import Node, topological
+from ..ir.symbol import Size, high, multiply
+from ..ir.types import Array, Tuple, bytes_bound, product
+from ..tile.build import Body
+from .dot import lower_dot
+from .fuse import Fuser, Group
+from .loops import LoopLowering
+from .reuse import plan_memory
+from .rows import lower_cumulative, lower_sort
+from .schedule import Copy, Kernel, Launch, Schedule, Slot
+from .update import lower_update
+
+
+class Lowering:
+    """Lowers one Graph for one Target."""
+
+    def __init__(
+        self, arguments: Sequence[Node], results: Sequence[Node], target: Target,
+        donated: Sequence[int] = (), bodies: dict[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.arguments, self.results, self.target = list(arguments), list(results), target
+        self.donated = {self.arguments[i] for i in donated}
+        self.bodies: dict[Any, Any] = {} if bodies is None else bodies
+        self.slots: list[Slot] = []
+        self.slot_of: dict[Node, int] = {}
+        self.kernels: list[Kernel] = []
+
+    def run(self) -> Schedule:
+        """The Schedule."""
+        self.fuser = Fuser(self.arguments, self.results)
+        groups = self.fuser.run()
+        self.order_updates(groups)
+        groups = self.fuser.in_order()
+        for a in self.arguments:
+            self.slot_of[a] = self.new_slot(a.type, "input")
+        wanted = {r: None for r in self.results}
+        for group in groups:
+            self.lower(group, wanted)
+        outputs = [self.output_slot(r) for r in self.results]
+        inputs = [self.slot_of[a] for a in self.arguments]
+        schedule = Schedule(self.slots, self.kernels, inputs, outputs)
+        self.set_lives(schedule)
+        plan_memory(schedule)
+        return schedule
+
+    def new_slot(self, type_: Any, kind: str, name: str = "") -> int:
+        """A new Slot."""
+        slot = Slot(len(self.slots), type_, kind, name)
+        self.slots.append(slot)
+        return slot.number
+
+    def output_slot(self, node: Node) -> int:
+        """The Slot a result is read from."""
+        if node not in self.slot_of:
+            raise InternalError("schedule.lower", f"{node!r} was never stored")
+        return self.slot_of[node]
+
+    # ---- groups ---------------------------------------------------------------------------
+
+    def reads_of(self, group: Group) -> list[Node]:
+        """Stored values a group reads, in the order its structure names them."""
+        inside = set(group.values)
+        values = self.fuser.values
+
+        def stop(node: Node) -> bool:
+            return node in values and node not in inside
+
+        order = topological(group.stored or group.values, stop)
+        return [n for n in order if stop(n)]
+
+    def lower(self, group: Group, wanted: dict[Node, None]) -> None:
+        """Add the Kernel of a group."""
+        reads = self.reads_of(group)
+        for v in group.stored:
+            if not isinstance(v.type, Tuple):
+                self.slot_of[v] = self.new_slot(v.type, "output" if v in wanted else "scratch")
+        if group.kind == "update":
+            self.lower_state(group, reads)
+            return
+        key = self.key(group, reads)
+        found = self.bodies.get(key)
+        if found is None:
+            found = self.bodies[key] = self.lower_bodies(group, reads, digest(key)[:8])
+        self.add_kernel(group, reads, key, found)
+
+    def key(self, group: Group, reads: Sequence[Node]) -> Any:
+        """Equal for groups that can share Bodies."""
+        results = [v for v in (group.stored or group.values)]
+        return (group.kind, group.order, group.rows, structure(reads, results))
+
+    def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
+        """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""
+        group.reads = set(reads)
+        stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
+        given = [("read", i) for i in range(len(reads))] + [
+            ("store", i) for i in range(len(stored))]  # fmt: skip
+        if any(product(v.shape) == 0 for v in stored) and len(stored) == len(group.stored):
+            if all(product(v.shape) == 0 for v in stored):
+                return []
+        name = f"{group.kind}_{_title(group)}_{tag}"
+        if group.kind in ("loops", "mixed"):
+            lowering = LoopLowering(group, self.fuser.values, self.target, name)
+            lowering.reads = reads
+            return [(lowering.lower(), given)]
+        if group.kind == "dot":
+            return lower_dot(group, reads, self.fuser.values, self.target, name)
+        if group.kind == "cumulative":
+            return [(lower_cumulative(group, reads, self.fuser.values, self.target, name), given)]
+        if group.kind == "sort":
+            return lower_sort(group, reads, self.fuser.values, self.target, name)
+        raise InternalError("schedule.lower", f"no lowering for {group.kind}: {group.values}")
+
+    def add_kernel(self, group: Group, reads: Sequence[Node], key: Any, bodies: Any) -> None:
+        """Put a group's launches into the Schedule."""
+        stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
+        name = bodies[0][0].name if bodies else f"{group.kind}_empty"
+        kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)))
+        kernel.flops, kernel.bytes = work(group, reads, stored)
+        kernel.notes["group"] = group
+        scratch: dict[Any, int] = {}
+        for body, roles in bodies:
+            slots = []
+            for role, what in roles:
+                if role == "read":
+                    slots.append(self.slot_of[reads[what]])
+                elif role == "store":
+                    slots.append(self.slot_of[stored[what]])
+                else:
+                    if (role, what) not in scratch:
+                        scratch[(role, what)] = self.new_slot(what, "scratch")
+                    slots.append(scratch[(role, what)])
+            kernel.steps.append(Launch(body, tuple(slots)))
+        kernel.key = name
+        self.kernels.append(kernel)
+
+    # ---- state ----------------------------------------------------------------------------
+
+    def order_updates(self, groups: Sequence[Group]) -> None:
+        """Let readers of a state run before it is updated in place, where that is possible."""
+        self.in_place: set[Node] = set()
+        by_number = {g.number: g for g in groups}
+        for group in groups:
+            if group.kind != "update":
+                continue
+            node = group.values[0]
+            state = node.inputs[0]
+            if not self.may_overwrite(state):
+                continue
+            others = [g for g in groups if g is not group and state in g.reads]
+            late = [g for g in others if group.number in g.needs]
+            if late or state in self.results:
+                if state in self.donated:
+                    reader = late[0].values[0] if late else state
+                    raise StateError(
+                        "a donated state is read after it is updated: it would be copied",
+                        op="update", expected="no other reader after the update",
+                        got=f"{reader.op.name} at {reader.location}",
+                        hint="read the state before updating it, or use the updated one",
+                    )  # fmt: skip
+                continue
+            self.in_place.add(node)
+            for g in others:
+                group.needs |= {g.number} | g.needs
+            for g in by_number.values():
+                if group.number in g.needs:
+                    g.needs |= group.needs
+
+    def may_overwrite(self, state: Node) -> bool:
+        """Whether the storage of a state may be taken over."""
+        if state in self.arguments:
+            return state in self.donated
+        return state in self.fuser.values and state in self.fuser.group_of
+
+    def lower_state(self, group: Group, reads: list[Node]) -> None:
+        """update: in place, or on a copy."""
+        node = group.values[0]
+        slot = self.slots[self.slot_of[node]]
+        state = node.inputs[0]
+        steps: list[Any] = []
+        if node in self.in_place:
+            if slot.kind == "output" and self.slots[self.slot_of[state]].kind == "scratch":
+                source = self.slots[self.slot_of[state]]
+                source.kind = "output" if source.alias is None else source.kind
+            slot.alias = self.slot_of[state]
+        elif state in self.slot_of:
+            steps.append(Copy(self.slot_of[state], slot.number,
+                              multiply(product(state.shape), state.dtype.size)))  # fmt: skip
+        body, body_reads, fills = lower_update(group, reads, self.fuser.values, self.target,
+                                               state in self.slot_of)  # fmt: skip
+        for fill, fill_reads in fills:
+            steps.append(Launch(fill, (*(self.slot_of[r] for r in fill_reads), slot.number)))
+        if body is not None:
+            steps.append(Launch(body, (*(self.slot_of[r] for r in body_reads), slot.number)))
+        kernel = Kernel(body.name if body else "update", "update", (tuple(reads), (node,)), steps)
+        kernel.flops, kernel.bytes = work(group, [r for r in reads if r is not state], [])
+        kernel.notes["group"] = group
+        self.kernels.append(kernel)
+
+    # ---- lives ----------------------------------------------------------------------------
+
+    def set_lives(self, schedule: Schedule) -> None:
+        """First and last Kernel at which each Slot is touched (aliases count for the owner)."""
+        last = len(schedule.kernels)
+        touched: dict[int, list[int]] = {}
+        for number, kernel in enumerate(schedule.kernels):
+            for step in kernel.steps:
+                slots = step.slots if isinstance(step, Launch) else _slots_of(step)
+                for slot in slots:
+                    touched.setdefault(schedule.storage(slot), []).append(number)
+        for out in schedule.outputs:
+            touched.setdefault(schedule.storage(out), []).append(last)
+        for slot, numbers in touched.items():
+            schedule.slots[slot].first, schedule.slots[slot].last = min(numbers), max(numbers)
+
+
+def _slots_of(step: Any) -> tuple[int, ...]:
+    if isinstance(step, Copy):
+        return (step.source, step.target)
+    return tuple(step.slots)
+
+
+def _title(group: Group) -> str:
+    names = [v.op.name for v in group.values]
+    return "_".join(dict.fromkeys(names[:4]))
+
+
+def work(group: Group, reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, Size]:
+    """FLOPs and bytes a Kernel moves at least."""
+    moved: Size = 0
+    for n in (*reads, *stored):
+        if isinstance(n.type, Array):
+            moved = moved + product(n.shape) * n.dtype.size
+    flops: Size = 0
+    for v in group.values:
+        if v.op is ops.dot:
+            k: Size = 1
+            for axis in v.attrs["contract"][0]:
+                k = multiply(k, v.inputs[0].shape[axis])
+            flops = flops + product(v.shape) * k * 2
+        elif isinstance(v.type, Array):
+            source = v.inputs[0] if v.op.group == "reduce" else v
+            flops = flops + product(source.shape)
+    return flops, moved
+
+
+def tiny(schedule: Schedule) -> bool:
+    """Whether waking workers would cost more than it saves."""
+    cost = sum(high(k.flops) + high(k.bytes) for k in schedule.kernels)
+    return cost < 400_000
+
+
+def lower_graph(
+    arguments: Sequence[Node], results: Sequence[Node], target: Target,
+    donated: Sequence[int] = (), bodies: dict[Any, Body] | None = None,
+) -> Schedule:  # fmt: skip
+    """The Schedule of a Graph."""
+    return Lowering(arguments, results, target, donated, bodies).run()
+
+
+__all__ = ["Schedule", "bytes_bound", "lower_graph", "tiny"]

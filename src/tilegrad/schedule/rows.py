@@ -1,0 +1,126 @@
+"""Lower ops that walk an axis in order: running sums and sorts.
+
+The shape is seen as (outer, axis, inner). A program takes one outer index and either a vector
+of neighbouring inner elements or, where the axis is last, one row. Invariant: the axis is
+walked from its start, so results do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.dtype import int64
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import Size, ceil_divide, combine, floor_divide, high, modulo, multiply
+from ..ir.types import Array, Memory, product, row_major
+from ..tile import ops as tile_ops
+from ..tile.build import Body, BodyBuilder
+from .access import Index, unravel
+from .evaluate import Evaluator, ravel_strides, wide
+from .fuse import Group
+from .loops import COMBINE, identity
+
+
+class AxisLowering:
+    """What cumulative and sort share: parameters, and the index of (outer, k, inner)."""
+
+    def __init__(self, group: Group, reads: Sequence[Node], results: Sequence[Array],
+                 target: Target, name: str) -> None:  # fmt: skip
+        self.node = group.values[0]
+        self.x, self.axis = self.node.inputs[0], self.node.attrs["axis"]
+        self.target = target
+        shape = self.x.shape
+        self.outer, self.size = product(shape[: self.axis]), shape[self.axis]
+        self.inner = product(shape[self.axis + 1 :])
+        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(reads)]
+        parameters += [(f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
+                       for i, t in enumerate(results)]  # fmt: skip
+        self.b = BodyBuilder(name, parameters)
+        self.e = Evaluator(self.b, dict(zip(reads, self.b.parameters)))
+        self.results = self.b.parameters[len(reads) :]
+
+    def index(self, outer: Size, k: Size, inner: Size) -> Index:
+        """The full index of an element."""
+        shape = self.x.shape
+        return (*unravel(outer, shape[: self.axis]), k, *unravel(inner, shape[self.axis + 1 :]))
+
+    def offset(self, outer: Size, k: Size, inner: Size) -> Size:
+        """The linear offset of an element."""
+        return ravel_strides(self.index(outer, k, inner), row_major(self.x.shape))
+
+
+def lower_cumulative(
+    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+) -> Body:
+    """A running sum, product, maximum or minimum."""
+    node = group.values[0]
+    low = AxisLowering(group, reads, [node.type], target, name)  # type: ignore[list-item]
+    b, e, kind = low.b, low.e, node.attrs["kind"]
+    dtype = wide(node.dtype)
+    lanes = target.lanes(dtype) if high(low.inner) >= 4 else 1
+    while lanes > 1 and lanes >= 2 * high(low.inner):
+        lanes //= 2
+    blocks = ceil_divide(low.inner, lanes)
+    p = b.program(0, multiply(low.outer, blocks))
+    outer, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
+
+    def walk(lane: Size, shape: tuple[int, ...]) -> None:
+        def step(k: Size, carried: list[Node]) -> Sequence[Node]:
+            with e.scope():
+                x = e.value(low.x, low.index(outer, k, lane))
+                total = b.apply(COMBINE[kind], carried[0], b.broadcast(x, shape))
+                e.store(low.results[0], total, low.offset(outer, k, lane))
+            return [total]
+
+        b.loop("k", 0, low.size, 1, step, [b.constant(identity(kind, dtype), dtype, shape)])
+
+    if lanes == 1:
+        walk(base, ())
+    else:
+        with e.vector(base, lanes, low.inner, modulo(low.inner, lanes) == 0) as lane:
+            walk(lane, (lanes,))
+    return b.finish((multiply(low.outer, blocks),))
+
+
+def lower_sort(
+    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+) -> list[tuple[Body, list[tuple[str, Any]]]]:
+    """A stable sort of every line along the axis: values and indices."""
+    node = group.values[0]
+    x = node.inputs[0]
+    roles: list[tuple[str, Any]] = [("read", i) for i in range(len(reads))]
+    stored = [v for v in group.stored if v.op is ops.get]
+    kinds = [v.attrs["index"] for v in stored]
+    low = AxisLowering(group, reads, [v.type for v in stored], target, name)  # type: ignore[misc]
+    b, e = low.b, low.e
+    size = high(low.size)
+    dtype = wide(x.dtype)
+    keys, places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
+    other_keys, other_places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
+    p = b.program(0, multiply(low.outer, low.inner))
+    outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
+
+    def take(k: Size, _: list[Node]) -> Sequence[Node]:
+        with e.scope():
+            b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
+            b.store(places, b.index(k), (k,))
+        return ()
+
+    def give(k: Size, _: list[Node]) -> Sequence[Node]:
+        for memory, kind in zip(low.results, kinds):
+            value = b.load(keys if kind == 0 else places, (k,))
+            e.store(memory, value, low.offset(outer, k, inner))
+        return ()
+
+    b.loop("k", 0, low.size, 1, take)
+    b.add(tile_ops.sort_rows(keys, places, other_keys, other_places, b.index(low.size),
+                             size=size, descending=node.attrs["descending"]))  # fmt: skip
+    b.loop("k", 0, low.size, 1, give)
+    body = b.finish((multiply(low.outer, low.inner),))
+    return [(body, roles + [("store", i) for i in range(len(stored))])]
+
+
+__all__ = ["combine", "lower_cumulative", "lower_sort"]

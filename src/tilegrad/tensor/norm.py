@@ -1,0 +1,308 @@
+"""Normalisation, embedding and attention, in plain ops that later recognition finds.
+
+Invariant: statistics and softmax are computed in at least float32 and the result is rounded
+once to the input's dtype; only `batch_norm` and `instance_norm` change state, by assigning to
+the running statistics they are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+
+from ..core import dtype as dtypes
+from ..core.errors import DTypeError, ShapeError, UserError
+from ..graph import build
+from ..ir.symbol import Size
+from .creation import tri
+from .elementwise import clamp
+from .maths import cast, exp, pick, rsqrt
+from .matmul import matmul
+from .movement import expand, reshape
+from .padding import pad, unfold
+from .random import dropout
+from .reduce import amax, count_of, divided, mean, softmax, sum_
+from .reduce import norm as vector_norm
+from .tensor import Tensor, lift, mode, no_grad, node_of, realize, wrap
+
+# ---- shared ---------------------------------------------------------------------------------
+
+
+def _float(op: str, x: Any) -> Tensor:
+    tensor = lift(x)
+    if not tensor.dtype.is_float:
+        raise DTypeError("needs floats", op=op, expected="a float dtype", got=tensor.dtype)
+    return tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return cast(x, dtypes.float32) if x.dtype.bits < 32 else x
+
+
+def _scaled(op: str, x: Tensor, weight: Any, bias: Any, shape: tuple[Size, ...]) -> Tensor:
+    """x * weight + bias, each under `shape`."""
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is None:
+            continue
+        found = cast(lift(value), x.dtype)
+        if found.numel() != math.prod(shape):  # type: ignore[arg-type]
+            raise ShapeError(f"the {name} does not fit", op=op, expected=build.show(shape),
+                             got=build.show(found.shape))  # fmt: skip
+        found = reshape(found, shape)
+        x = x * found if name == "weight" else x + found
+    return x
+
+
+def _standard(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    """x minus its mean, over its standard deviation."""
+    away = x - mean(x, axes, True)
+    return away * rsqrt(mean(away * away, axes, True) + eps)
+
+
+def _last_axes(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not wanted or x.shape[-len(wanted) :] != wanted:
+        raise ShapeError("the last axes differ", op=op, expected=f"(..., {build.show(wanted)[1:]}",
+                         got=build.show(x.shape))  # fmt: skip
+    return tuple(range(x.ndim - len(wanted), x.ndim))
+
+
+# ---- normalisation --------------------------------------------------------------------------
+
+
+def layer_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None,
+               bias: Any = None, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Mean 0 and variance 1 over the last axes, then weight and bias."""
+    tensor = _float("layer_norm", x)
+    axes = _last_axes("layer_norm", tensor, normalized_shape)
+    result = _standard(_wide(tensor), axes, eps)
+    shape = tuple(tensor.shape[a] for a in axes)
+    return cast(_scaled("layer_norm", result, weight, bias, shape), tensor.dtype)
+
+
+def rms_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None,
+             eps: float | None = None) -> Tensor:  # fmt: skip
+    """x over the root of its mean square over the last axes, times weight."""
+    tensor = _float("rms_norm", x)
+    axes = _last_axes("rms_norm", tensor, normalized_shape)
+    wide = _wide(tensor)
+    small = float(ml_dtypes.finfo(tensor.dtype.numpy).eps) if eps is None else eps
+    result = wide * rsqrt(mean(wide * wide, axes, True) + small)
+    shape = tuple(tensor.shape[a] for a in axes)
+    return cast(_scaled("rms_norm", result, weight, None, shape), tensor.dtype)
+
+
+def batch_norm(x: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Any = None,
+               bias: Any = None, training: bool = False, momentum: Any = 0.1,
+               eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Mean 0 and variance 1 for each channel (axis 1), from the batch or the running statistics.
+
+    In training the running statistics, where given, move towards the batch's by `momentum`.
+    """
+    tensor = _float("batch_norm", x)
+    if tensor.ndim < 2:
+        raise ShapeError("needs a batch and channels", op="batch_norm", expected="ndim >= 2",
+                         got=build.show(tensor.shape))  # fmt: skip
+    channel = (1, tensor.shape[1]) + (1,) * (tensor.ndim - 2)
+    wide = _wide(tensor)
+    if training:
+        axes = (0, *range(2, tensor.ndim))
+        middle, spread = _moments("batch_norm", wide, axes)
+        _follow(tensor, (running_mean, running_var), (middle, spread),
+                count_of(tensor, axes), momentum)  # fmt: skip
+    elif running_mean is None or running_var is None:
+        raise UserError("needs running statistics", op="batch_norm", got=None,
+                        expected="running_mean and running_var when training is False")  # fmt: skip
+    else:
+        middle = reshape(cast(running_mean, wide.dtype), channel)
+        spread = reshape(cast(running_var, wide.dtype), channel)
+    result = (wide - middle) * rsqrt(spread + eps)
+    return cast(_scaled("batch_norm", result, weight, bias, channel), tensor.dtype)
+
+
+def _moments(op: str, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and variance over axes, which stay with size 1."""
+    if count_of(x, axes) in (0, 1):
+        raise ShapeError("needs more than one value for each channel in training", op=op,
+                         got=build.show(x.shape), hint="use eval() or a larger batch")  # fmt: skip
+    middle = mean(x, axes, True)
+    away = x - middle
+    return middle, mean(away * away, axes, True)
+
+
+def _follow(
+    x: Tensor, running: tuple[Tensor | None, Tensor | None], found: tuple[Tensor, Tensor],
+    count: Size, momentum: Any,
+) -> None:  # fmt: skip
+    """Move the running mean and (unbiased) variance towards those of a batch."""
+    changed = [r for r in running if r is not None]
+    with no_grad():
+        middle, spread = (f.detach() for f in found)
+        spread = spread * (count / (count - 1)) if isinstance(count, int) else (
+            divided(spread * wrap(build.size_value(count)), count - 1))  # fmt: skip
+        for state, new in zip(running, (middle, spread)):
+            if state is not None:
+                near = cast(reshape(new, state.shape), state.dtype)
+                state.assign(state * (1.0 - momentum) + near * momentum)
+    if mode.trace is None and not mode.depth:
+        realize([x, *changed])  # else each step would stand on the Graph of the one before
+
+
+def instance_norm(x: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+                  weight: Any = None, bias: Any = None, use_input_stats: bool = True,
+                  momentum: Any = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Mean 0 and variance 1 for each channel of each example."""
+    tensor = _float("instance_norm", x)
+    if not use_input_stats:
+        return batch_norm(tensor, running_mean, running_var, weight, bias, False, momentum, eps)
+    if tensor.ndim < 3:
+        raise ShapeError("needs a batch, channels and space", op="instance_norm",
+                         expected="ndim >= 3", got=build.show(tensor.shape))  # fmt: skip
+    channel = (1, tensor.shape[1]) + (1,) * (tensor.ndim - 2)
+    wide = _wide(tensor)
+    axes = tuple(range(2, tensor.ndim))
+    middle, spread = _moments("instance_norm", wide, axes)
+    if running_mean is not None or running_var is not None:
+        batch = (mean(middle, 0), mean(spread, 0))
+        _follow(tensor, (running_mean, running_var), batch, count_of(tensor, axes), momentum)
+    result = (wide - middle) * rsqrt(spread + eps)
+    return cast(_scaled("instance_norm", result, weight, bias, channel), tensor.dtype)
+
+
+def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None,
+               eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Mean 0 and variance 1 over groups of channels of each example."""
+    tensor = _float("group_norm", x)
+    if tensor.ndim < 2 or tensor.shape[1] % num_groups != 0:  # type: ignore[operator]
+        raise ShapeError("the channels do not divide into groups", op="group_norm",
+                         expected=f"(batch, a multiple of {num_groups}, ...)",
+                         got=build.show(tensor.shape))  # fmt: skip
+    channels, space = tensor.shape[1], tensor.shape[2:]
+    grouped = reshape(_wide(tensor), tensor.shape[0], num_groups, channels // num_groups, *space)
+    result = _standard(grouped, tuple(range(2, grouped.ndim)), eps)
+    channel = (1, channels) + (1,) * len(space)
+    result = reshape(result, tensor.shape)
+    return cast(_scaled("group_norm", result, weight, bias, channel), tensor.dtype)
+
+
+def local_response_norm(x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75,
+                        k: float = 1.0) -> Tensor:  # fmt: skip
+    """x over (k + alpha * mean square of neighbouring channels) ** beta."""
+    tensor = _float("local_response_norm", x)
+    wide = _wide(tensor)
+    amounts = [0, 0] * (tensor.ndim - 2) + [size // 2, (size - 1) // 2]
+    around = mean(unfold(pad(wide * wide, amounts), 1, size, 1), -1)
+    return cast(wide / (around * alpha + k) ** beta, tensor.dtype)
+
+
+def normalize(x: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Tensor:
+    """x over its p-norm along an axis (at least eps)."""
+    tensor = _float("normalize", x)
+    wide = _wide(tensor)
+    return cast(wide / clamp(vector_norm(wide, p, dim, True), min=eps), tensor.dtype)
+
+
+# ---- embedding ------------------------------------------------------------------------------
+
+
+def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
+    """Rows of the weight by index; the row `padding_idx` gets no gradient."""
+    index, table = lift(input), lift(weight)
+    if not index.dtype.is_integer:
+        raise DTypeError("indices are not integers", op="embedding", expected="integers",
+                         got=index.dtype,
+                         hint="the arguments are embedding(indices, weight)")  # fmt: skip
+    if table.ndim != 2:
+        raise ShapeError("the weight is not a table", op="embedding",
+                         expected="(rows, features)", got=build.show(table.shape))  # fmt: skip
+    rows = wrap(build.gather(node_of(table), [node_of(index)], (0,)), table)
+    if padding_idx is None:
+        return rows
+    count: Any = table.shape[0]
+    if not -count <= padding_idx < count:
+        raise ShapeError("padding_idx is not a row", op="embedding",
+                         expected=f"-{count} <= padding_idx < {count}",
+                         got=padding_idx)  # fmt: skip
+    padded = (index == padding_idx % count).unsqueeze(-1)
+    return pick(padded, rows.detach(), rows)
+
+
+# ---- attention ------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(query @ key.T * scale + mask) @ value over (..., heads, tokens, head_dim).
+
+    A bool mask is True where a query may look; a float mask is added. `enable_gqa` lets several
+    query heads share a key head.
+    """
+    q, k, v = (_float("scaled_dot_product_attention", x) for x in (query, key, value))
+    if enable_gqa:
+        k, v = (_repeat_heads(x, q) for x in (k, v))
+    _check_attention(q, k, v, attn_mask, is_causal)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1])  # type: ignore[arg-type]
+    scores = matmul(_wide(q), _wide(k).transpose(-2, -1)) * scale  # (..., queries, keys)
+    if is_causal:
+        scores = pick(tri(q.shape[-2], k.shape[-2], dtype=dtypes.bool_), scores, -math.inf)
+    if attn_mask is None:
+        weights = softmax(scores, -1)
+    else:
+        weights = _masked_softmax(scores, lift(attn_mask))
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    result = matmul(_wide(cast(weights, q.dtype)), _wide(v))
+    return cast(result, q.dtype)
+
+
+def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Softmax under a mask; a row that sees nothing gives zeros."""
+    if mask.dtype is dtypes.bool_:
+        scores = pick(mask, scores, -math.inf)
+    else:
+        scores = scores + cast(mask, scores.dtype)
+    top = amax(scores, -1, True).detach()
+    powers = exp(scores - pick(top == -math.inf, 0.0, top))
+    total = sum_(powers, -1, True)
+    return powers / pick(total == 0.0, 1.0, total)
+
+
+def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
+    """Key or value heads repeated to as many as the query has."""
+    heads: Any = x.shape[-3]
+    wanted: Any = query.shape[-3]
+    if wanted % heads:
+        raise ShapeError("the heads do not divide", op="scaled_dot_product_attention",
+                         expected=f"query heads a multiple of {heads}", got=wanted)  # fmt: skip
+    lead, tail = x.shape[:-3], x.shape[-2:]
+    wide = expand(x.unsqueeze(-3), *lead, heads, wanted // heads, *tail)
+    return reshape(wide, *lead, wanted, *tail)
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool) -> None:
+    op = "scaled_dot_product_attention"
+    if q.dtype is not k.dtype or k.dtype is not v.dtype:
+        raise DTypeError("the dtypes differ", op=op, expected="one dtype",
+                         got=f"{q.dtype}, {k.dtype} and {v.dtype}")  # fmt: skip
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            "the shapes do not fit", op=op,
+            expected="query (..., queries, d), key (..., keys, d), value (..., keys, e)",
+            got=", ".join(build.show(x.shape) for x in (q, k, v)),
+        )  # fmt: skip
+    if mask is not None and is_causal:
+        raise UserError("attn_mask and is_causal are given both", op=op, expected="one of them",
+                        got="both", hint="add the causal part to the mask")  # fmt: skip
+    if mask is not None and not (lift(mask).dtype is dtypes.bool_ or lift(mask).dtype.is_float):
+        raise DTypeError("a mask is bool or float", op=op, got=lift(mask).dtype)
+
+
+__all__ = ["batch_norm", "embedding", "group_norm", "instance_norm", "layer_norm",
+           "local_response_norm", "normalize", "rms_norm",
+           "scaled_dot_product_attention"]  # fmt: skip

@@ -1,0 +1,263 @@
+"""Picking and placing by index along an axis: gather, scatter, masks and their kin.
+
+Invariant: indices may be negative only where PyTorch allows it; values of indices that are
+known when the Graph is built are checked, others must be in range (reads are clamped, writes
+out of range are dropped).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core import dtype as dtypes
+from ..core.errors import ShapeError, UserError
+from ..graph import build
+from ..ir.node import Node
+from ..ir.symbol import Size
+from .index import index_node, mask_places
+from .maths import cast, pick
+from .tensor import Tensor, from_array, in_place, lift, method, node_of, wrap
+
+REDUCTIONS = {"sum": "add", "add": "add", "prod": "multiply", "multiply": "multiply",
+              "amax": "max", "amin": "min", "mean": "add"}  # fmt: skip
+
+
+def _all_axes(index: Node, axis: int) -> list[Node]:
+    """Indices of every axis: the given one, and each element's own place on the others."""
+    shape = index.shape
+    return [index if i == axis else build.iota_along(shape, i) for i in range(len(shape))]
+
+
+def _checked_index(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]:
+    axis = build.axis_of(x.node, dim, op)
+    found = lift(index)
+    if found.ndim != x.ndim:
+        raise ShapeError("the index has another rank", op=op, expected=f"{x.ndim} axes",
+                         got=f"index of shape {build.show(found.shape)}")  # fmt: skip
+    return axis, index_node(found, x.shape[axis], axis, op)
+
+
+def _fits(op: str, part: tuple[Size, ...], whole: tuple[Size, ...], but: int = -1) -> None:
+    for axis, (a, b) in enumerate(zip(part, whole)):
+        if axis != but and isinstance(a, int) and isinstance(b, int) and a > b:
+            raise ShapeError("the index is larger than the Tensor", op=op,
+                             expected=f"at most {build.show(whole)} off the axis",
+                             got=build.show(part))  # fmt: skip
+
+
+@method()
+def gather(x: Any, dim: int, index: Any) -> Tensor:
+    """result[i][j] = x[index[i][j]][j] for dim 0, and so on for other axes."""
+    tensor = lift(x)
+    if not tensor.ndim:
+        return gather(tensor.reshape(1), 0, lift(index).reshape(-1)).reshape(lift(index).shape)
+    axis, places = _checked_index(tensor, dim, index, "gather")
+    _fits("gather", places.shape, tensor.shape, axis)
+    return wrap(build.gather(node_of(tensor), _all_axes(places, axis), range(tensor.ndim)), tensor)
+
+
+@method()
+def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
+    """gather, with the other axes broadcast; without an axis on the flattened Tensor."""
+    tensor, places = lift(x), lift(indices)
+    if dim is None:
+        return gather(tensor.reshape(-1), 0, places.reshape(-1))
+    axis = build.axis_of(tensor.node, dim, "take_along_dim")
+    ours, theirs = list(tensor.shape), list(places.shape)
+    ours[axis] = theirs[axis] = 1
+    shape = list(build.broadcast_shapes("take_along_dim", tuple(ours), tuple(theirs)))
+    wide, tall = list(shape), list(shape)
+    wide[axis], tall[axis] = tensor.shape[axis], places.shape[axis]
+    return gather(tensor.expand(*wide), axis, places.expand(*tall))
+
+
+@method()
+def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None,
+            reduce: str | None = None) -> Tensor:  # fmt: skip
+    """x with src (or one value) written where `gather` with the index would read."""
+    source = value if src is None else src
+    mode = "set" if reduce is None else _reduction(reduce, "scatter")
+    return _scattered(lift(x), dim, index, source, mode, "scatter")
+
+
+def _reduction(name: str, op: str) -> str:
+    if name not in REDUCTIONS:
+        raise UserError("unknown reduction", op=op, expected=", ".join(REDUCTIONS), got=repr(name))
+    return REDUCTIONS[name]
+
+
+def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) -> Tensor:
+    if not x.ndim:
+        line = lift(index).reshape(1)
+        source = src if isinstance(src, (bool, int, float)) else lift(src).reshape(1)
+        return _scattered(x.reshape(1), 0, line, source, mode, op).reshape(())
+    axis, places = _checked_index(x, dim, index, op)
+    _fits(op, places.shape, x.shape, axis)
+    source = lift(src)
+    node = build.cast(node_of(source), x.dtype)
+    if source.ndim:
+        if source.ndim != x.ndim:
+            raise ShapeError("the source has another rank", op=op, expected=f"{x.ndim} axes",
+                             got=f"source of shape {build.show(source.shape)}")  # fmt: skip
+        _fits(op, places.shape, source.shape)
+        node = build.slice_(node, (0,) * x.ndim, places.shape)
+    node = build.broadcast_to(node, places.shape, op)
+    every = _all_axes(places, axis)
+    return wrap(build.update(node_of(x), node, every, range(x.ndim), mode), x, source)
+
+
+@method()
+def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
+    """x with src added where `gather` with the index would read."""
+    return _scattered(lift(x), dim, index, src, "add", "scatter_add")
+
+
+@method()
+def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
+                   include_self: bool = True) -> Tensor:  # fmt: skip
+    """x with src joined in: 'sum', 'prod', 'mean', 'amax' or 'amin'."""
+    tensor = lift(x)
+    mode = _reduction(reduce, "scatter_reduce")
+    start = tensor
+    if not include_self:
+        neutral = {"add": 0, "multiply": 1, "max": tensor.dtype.lowest,
+                   "min": tensor.dtype.highest}[mode]  # fmt: skip
+        start = _scattered(tensor, dim, index, neutral, "set", "scatter_reduce")
+    result = _scattered(start, dim, index, src, mode, "scatter_reduce")
+    if reduce != "mean":
+        return result
+    count = wrap(build.full(tensor.shape, int(include_self), dtypes.int64))
+    count = _scattered(count, dim, index, 1, "add", "scatter_reduce").clamp(min=1)
+    return result / cast(count, result.dtype) if result.dtype.is_float else result // count
+
+
+# ---- whole slices ---------------------------------------------------------------------------
+
+
+def _line(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]:
+    axis = build.axis_of(x.node, dim, op)
+    places = index_node(index if isinstance(index, Tensor) else np.asarray(index),
+                        x.shape[axis], axis, op)  # fmt: skip
+    if len(places.shape) > 1:
+        raise ShapeError("the index is not a line", op=op, expected="1 axis",
+                         got=build.show(places.shape))  # fmt: skip
+    return axis, build.reshape(places, (-1,))
+
+
+@method()
+def index_select(x: Any, dim: int, index: Any) -> Tensor:
+    """Slices of an axis, by a line of indices."""
+    tensor = lift(x)
+    if not tensor.ndim:
+        return tensor
+    axis, places = _line(tensor, dim, index, "index_select")
+    found = build.gather(node_of(tensor), [places], [axis])
+    return wrap(build.move_axis(found, 0, axis), tensor)
+
+
+def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) -> Tensor:
+    tensor, value = lift(x), lift(source)
+    axis, places = _line(tensor, dim, index, op)
+    shape = (*tensor.shape[:axis], *places.shape, *tensor.shape[axis + 1 :])
+    if value.ndim and value.shape != shape:
+        raise ShapeError("the source does not fit", op=op, expected=build.show(shape),
+                         got=build.show(value.shape))  # fmt: skip
+    node = build.broadcast_to(build.cast(node_of(value), tensor.dtype), shape, op)
+    node = build.move_axis(node, axis, 0)
+    return wrap(build.update(node_of(tensor), node, [places], [axis], mode), tensor, value)
+
+
+@method()
+def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
+    """x with slices added at indices of an axis."""
+    scaled = lift(source) if alpha == 1 else lift(source) * alpha
+    return _index_write(x, dim, index, scaled, "add", "index_add")
+
+
+@method()
+def index_copy(x: Any, dim: int, index: Any, source: Any) -> Tensor:
+    """x with slices written at indices of an axis."""
+    return _index_write(x, dim, index, source, "set", "index_copy")
+
+
+@method()
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> Tensor:
+    """x with one value at indices of an axis."""
+    return _index_write(x, dim, index, value, "set", "index_fill")
+
+
+@method()
+def take(x: Any, index: Any) -> Tensor:
+    """Elements of the flattened Tensor, in the index' shape."""
+    return lift(x).reshape(-1)[lift(index)]
+
+
+@method()
+def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Tensor:
+    """x with elements of the flattened Tensor written or added."""
+    tensor = lift(x)
+    mode = "add" if accumulate else "set"
+    flat, places = tensor.reshape(-1), lift(index).reshape(-1)
+    return _index_write(flat, 0, places, lift(source).reshape(-1), mode, "put").reshape(
+        tensor.shape)  # fmt: skip
+
+
+# ---- masks ----------------------------------------------------------------------------------
+
+
+@method()
+def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
+    """x with one value where the mask holds."""
+    tensor, filler = lift(x), lift(value)
+    if filler.ndim:
+        raise ShapeError("the value is not one number", op="masked_fill", expected="a scalar",
+                         got=build.show(filler.shape))  # fmt: skip
+    return pick(lift(mask), cast(filler, tensor.dtype), tensor)
+
+
+@method()
+def masked_select(x: Any, mask: Any) -> Tensor:
+    """The elements where the mask holds, in a line; reads the mask."""
+    tensor, chosen = lift(x), lift(mask)
+    shape = build.broadcast_shapes("masked_select", tensor.shape, chosen.shape)
+    places = mask_places(chosen.expand(*shape), "masked_select")
+    if not places or not shape:
+        return tensor.reshape(-1)[: len(places[0].shape) and places[0].shape[0]]
+    return wrap(build.gather(node_of(tensor.expand(*shape)), places, range(len(shape))), tensor)
+
+
+@method()
+def masked_scatter(x: Any, mask: Any, source: Any) -> Tensor:
+    """x with the source's elements, in order, where the mask holds."""
+    tensor, chosen, value = lift(x), lift(mask), lift(source)
+    chosen = chosen.expand(*tensor.shape)
+    flat = value.reshape(-1)
+    order = (chosen.reshape(-1).cumsum(0) - 1).clamp(min=0, max=max(_length(flat) - 1, 0))
+    found = wrap(build.gather(node_of(flat), [order.node], [0]), value)
+    return pick(chosen, cast(found.reshape(tensor.shape), tensor.dtype), tensor)
+
+
+def _length(line: Tensor) -> Any:
+    return line.shape[0]
+
+
+@method()
+def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+    """The indices of nonzero elements, (count, ndim) or one line per axis; reads x."""
+    tensor = cast(lift(x), dtypes.bool_)
+    if not tensor.ndim:
+        if as_tuple:
+            return nonzero(tensor.reshape(1), as_tuple=True)
+        return wrap(from_array(np.zeros((int(bool(tensor)), 0), np.int64)))
+    lines = [wrap(p) for p in mask_places(tensor, "nonzero")]
+    if as_tuple:
+        return tuple(lines)
+    table = np.stack([line.numpy() for line in lines], axis=1)
+    return wrap(from_array(table))
+
+
+argwhere = method("argwhere")(nonzero)
+in_place("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
+         "masked_fill", "masked_scatter", "put", "tril", "triu")  # fmt: skip

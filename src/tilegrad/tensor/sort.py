@@ -1,0 +1,146 @@
+"""Sorting and searching, and counting by value.
+
+Invariant: sorts are stable and nan is largest. `unique`, and `bincount` outside of a trace,
+read their operand, since the size of their result depends on its values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core import dtype as dtypes
+from ..core.errors import DTypeError, ShapeError, TraceError, UserError
+from ..graph import build, ops
+from .maths import cast, pick
+from .movement import narrow
+from .reduce import Extremes
+from .tensor import Tensor, from_array, lift, method, node_of, wrap
+
+
+@method()
+def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Extremes:
+    """Sorted along an axis, and where each element was."""
+    tensor = lift(x)
+    if not tensor.ndim:
+        return Extremes(tensor, wrap(build.constant(0, dtypes.int64)))
+    axis = build.axis_of(tensor.node, dim, "sort")
+    both = ops.sort(node_of(tensor), axis=axis, descending=bool(descending))
+    ordered, places = build.items(both)
+    return Extremes(wrap(ordered, tensor), wrap(places))
+
+
+@method()
+def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """The indices that sort an axis."""
+    return sort(x, dim, descending).indices
+
+
+def msort(x: Any) -> Tensor:
+    """Sorted along axis 0."""
+    return sort(x, 0).values
+
+
+@method()
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extremes:
+    """The k largest (or smallest) along an axis, and where they were."""
+    tensor = lift(x)
+    if not tensor.ndim:
+        return sort(tensor)
+    axis = build.axis_of(tensor.node, dim, "topk")
+    size = tensor.shape[axis]
+    if k < 0 or (isinstance(size, int) and k > size):
+        raise UserError("k is out of range", op="topk", expected=f"0 <= k <= {size}", got=k)
+    ordered = sort(tensor, axis, descending=largest)
+    return Extremes(narrow(ordered.values, axis, 0, k), narrow(ordered.indices, axis, 0, k))
+
+
+def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
+                 right: bool = False, side: str | None = None) -> Tensor:  # fmt: skip
+    """Where values belong in sorted rows: before equals, or after them ('right')."""
+    row, wanted = lift(sorted_sequence), lift(values)
+    after = right or side == "right"
+    if row.ndim != 1 and row.shape[:-1] != wanted.shape[:-1]:
+        raise ShapeError("the leading axes differ", op="searchsorted",
+                         expected=build.show(row.shape[:-1]),
+                         got=build.show(wanted.shape[:-1]))  # fmt: skip
+    size = row.shape[-1]
+    if not isinstance(size, int):
+        raise UserError("the row is symbolic", op="searchsorted", expected="a known size",
+                        got=size)  # fmt: skip
+    place = wrap(build.full(wanted.shape, 0, dtypes.int64))
+    for bit in reversed(range(size.bit_length())):  # binary search, all values at once
+        tried = place + (1 << bit)
+        last = (tried - 1).clamp(max=size - 1)
+        found = row[last] if row.ndim == 1 else row.gather(-1, last)
+        before = (found <= wanted) if after else (found < wanted)
+        place = pick((tried <= size) & before, tried, place)
+    return cast(place, dtypes.int32) if out_int32 else place
+
+
+def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """Which bucket between boundaries each element lies in."""
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+@method()
+def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
+    """How often each number occurs; in a trace the length is `minlength`, others are dropped."""
+    tensor = lift(x)
+    if tensor.ndim != 1 or not tensor.dtype.is_integer:
+        raise DTypeError("needs a line of integers", op="bincount", expected="1-d integers",
+                         got=f"{tensor.dtype} of shape {build.show(tensor.shape)}")  # fmt: skip
+    length = _bins(tensor, minlength)
+    if weights is None:
+        ones = build.full(tensor.shape, 1, dtypes.int64)
+        start = build.full((length,), 0, dtypes.int64)
+    else:
+        heavy = lift(weights)
+        kept = dtypes.float32 if heavy.dtype is dtypes.float32 else dtypes.float64
+        ones = build.cast(node_of(heavy), kept)
+        start = build.full((length,), 0, kept)
+    return wrap(build.update(start, ones, [build.cast(tensor.node, dtypes.int64)], [0], "add"),
+                weights)  # fmt: skip
+
+
+def _bins(x: Tensor, minlength: int) -> int:
+    try:
+        known = x.numpy()
+    except TraceError:
+        if minlength:
+            return minlength
+        raise TraceError("the length of the result depends on values", op="bincount",
+                         expected="minlength > 0 inside a jitted function", got="a traced Tensor",
+                         hint="pass minlength=the number of bins") from None  # fmt: skip
+    return max(int(known.max()) + 1 if known.size else 0, minlength)
+
+
+@method()
+def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
+           return_counts: bool = False, dim: int | None = None) -> Any:  # fmt: skip
+    """The distinct values in order (or slices of an axis); reads x."""
+    tensor = lift(x)
+    try:
+        known = tensor.numpy()
+    except TraceError:
+        raise TraceError("the size of the result depends on values", op="unique",
+                         expected="a result of known shape inside a jitted function",
+                         got="a traced Tensor", hint="call it outside of jit",
+        ) from None  # fmt: skip
+    found = np.unique(known, return_inverse=True, return_counts=True, axis=dim)
+    shape = known.shape if dim is None else (-1,)
+    results = [found[0]]
+    if return_inverse:
+        results.append(found[1].reshape(shape).astype(np.int64))
+    if return_counts:
+        results.append(found[2].astype(np.int64))
+    tensors = tuple(wrap(from_array(np.ascontiguousarray(r))) for r in results)
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+@method()
+def isin(x: Any, test_elements: Any) -> Tensor:
+    """Where x is one of the test elements."""
+    tensor, tests = lift(x), lift(test_elements).reshape(-1)
+    return (tensor.unsqueeze(-1) == tests).any(-1)

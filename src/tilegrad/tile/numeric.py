@@ -1,0 +1,364 @@
+"""What every pure Tile op computes, over NumPy: the judge of what targets emit.
+
+Exact semantics: integers wrap; bool adds by or, subtracts by xor, multiplies by and; floats
+narrower than 32 bits are computed in float32 and rounded once at the end; elementary functions
+are the true value rounded, to which a target may be a few ulp off. Integers divided by zero
+give 0, and so do their remainders (masked lanes hold 0, and must not trap). Shifts by the width or more (or by a negative amount) give 0, or copies of the
+sign. Invariant: no function changes its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType
+from ..core.errors import InternalError
+from ..ir.node import Node
+
+Array = np.ndarray[Any, Any]
+FLOAT_BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+
+
+def compute(node: Node, inputs: list[Array]) -> Array:
+    """The value of a pure Node (elementwise, shape, reduce, dot, cast) on given inputs."""
+    name, attrs = node.op.name, node.attrs
+    with np.errstate(all="ignore"):
+        if name == "where":
+            return np.where(*inputs)
+        if name in TABLE:
+            return elementwise(name, node.inputs[-1].dtype, inputs)
+        if name in SHAPE:
+            return SHAPE[name](inputs[0], **attrs)
+        if name in ("reduce", "cumulative"):
+            whole = name == "reduce"
+            return fold(inputs[0], node.dtype, attrs["kind"], attrs["axis"], whole)
+        if name == "dot":
+            return dot(*inputs, node.dtype)
+        if name == "cast":
+            return cast(inputs[0], node.inputs[0].dtype, node.dtype)
+        if name == "bitcast":
+            return bitcast(inputs[0], node.dtype)
+    raise InternalError("tile.interpret", f"no meaning is known for {node.op!r}")
+
+
+def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:
+    """One elementwise op; `dtype` is that of the operands."""
+    function = TABLE[name]
+    if dtype.is_float and dtype.bits < 32:
+        result = function(dtypes.float32, *[i.astype(np.float32) for i in inputs])
+        return result if result.dtype == np.bool_ else result.astype(dtype.numpy)
+    if dtype is dtypes.int4:
+        wide = function(dtypes.int8, *[i.astype(np.int8) for i in inputs])
+        return wide if wide.dtype == np.bool_ else _wrap_int4(wide)
+    result = np.asarray(function(dtype, *inputs))
+    return result if result.dtype == np.bool_ else result.astype(dtype.numpy)
+
+
+def _wrap_int4(wide: Array) -> Array:
+    return (((wide.astype(np.int64) + 8) & 15) - 8).astype(dtypes.int4.numpy)
+
+
+# ---- elementwise ----------------------------------------------------------------------------
+
+
+def _exact(function: Callable[..., Array]) -> Callable[..., Array]:
+    """A function of floats: computed in the next wider float, then rounded."""
+
+    def apply(dtype: DType, *inputs: Array) -> Array:
+        wide = np.float64 if dtype is dtypes.float32 else np.longdouble
+        return np.asarray(function(*[i.astype(wide) for i in inputs])).astype(dtype.numpy)
+
+    return apply
+
+
+def _by_float64(function: Callable[[float], float]) -> Callable[..., Array]:
+    """A function of one Python float, element by element."""
+    vectorised = np.vectorize(function, otypes=[np.float64])
+
+    def apply(dtype: DType, x: Array) -> Array:
+        wide = x.astype(np.float64)
+        return vectorised(wide).astype(dtype.numpy) if x.size else x.copy()
+
+    return apply
+
+
+def _erf_inverse(x: float) -> float:
+    if math.isnan(x) or abs(x) > 1:
+        return math.nan
+    if abs(x) == 1:
+        return math.copysign(math.inf, x)
+    if x == 0:
+        return x
+    size = abs(x)
+    if size < 1e-3:
+        guess = size * math.sqrt(math.pi) / 2
+    else:
+        guess = -NormalDist().inv_cdf((1 - size) / 2) / math.sqrt(2)
+    for _ in range(3):  # Halley's step on erf(g) = size, by erfc near 1
+        near_one = size > 0.5
+        error = (1 - size) - math.erfc(guess) if near_one else math.erf(guess) - size
+        slope = 2 / math.sqrt(math.pi) * math.exp(-guess * guess)
+        if slope == 0:
+            break
+        step = error / slope
+        guess -= step / (1 + guess * step)
+    return math.copysign(guess, x)
+
+
+def _boolean(d: DType) -> bool:
+    return d.kind == "bool"
+
+
+def _negative(d: DType, x: Array) -> Array:
+    return x if _boolean(d) else np.negative(x)
+
+
+def _sign(d: DType, x: Array) -> Array:
+    if _boolean(d):
+        return x
+    one = d.numpy.type(1)
+    low = np.where(x < 0, -one, x) if d.kind != "uint" else x
+    return np.where(x > 0, one, low)  # nan and signed zeros stay themselves
+
+
+def _two(ufunc: Any, boolean: Any) -> Callable[..., Array]:
+    def apply(d: DType, a: Array, b: Array) -> Array:
+        return np.asarray(boolean(a, b) if _boolean(d) else ufunc(a, b))
+
+    return apply
+
+
+def _rounding(ufunc: Any) -> Callable[..., Array]:
+    """floor, ceil, round (half to even), trunc: integers are whole already."""
+    return lambda d, x: ufunc(x) if d.is_float else x
+
+
+def _divide(d: DType, a: Array, b: Array) -> Array:
+    """Of integers: truncated, as C has it."""
+    if d.is_float:
+        return np.divide(a, b)
+    safe = np.where(b == 0, 1, b).astype(d.numpy)
+    quotient = np.floor_divide(a, safe)
+    quotient = quotient + ((quotient * safe != a) & ((a < 0) != (b < 0)))
+    return np.where(b == 0, 0, quotient)
+
+
+def _floor_divide(d: DType, a: Array, b: Array) -> Array:
+    if d.is_float:
+        return np.floor(np.divide(a, b))
+    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b)))
+
+
+def _remainder(d: DType, a: Array, b: Array) -> Array:
+    if d.is_float:
+        rest = np.fmod(a, b)
+        return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    return np.where(b == 0, 0, np.remainder(a, np.where(b == 0, 1, b)))
+
+
+def _unsigned(ufunc: Any) -> Callable[..., Array]:
+    """A division of operands seen as unsigned."""
+
+    def apply(d: DType, a: Array, b: Array) -> Array:
+        kind = f"u{d.size}"
+        left, right = a.view(kind), b.view(kind)
+        safe = np.where(right == 0, 1, right).astype(kind)
+        return np.where(right == 0, 0, ufunc(left, safe)).astype(kind).view(d.numpy)
+
+    return apply
+
+
+def _power(d: DType, a: Array, b: Array) -> Array:
+    """Integers: the product wraps; a negative exponent gives 0, and 1 or -1 for those bases."""
+    if d.is_float:
+        return _exact(np.power)(d, a, b)
+    result, base, rest = np.ones_like(a), a.copy(), np.where(b < 0, 0, b).astype(d.numpy)
+    while rest.any():
+        result = np.where(rest & 1 == 1, result * base, result)
+        base, rest = base * base, rest >> 1
+    if d.kind == "uint":
+        return result
+    odd = np.where(b & 1 == 1, a, np.ones_like(a))
+    return np.where(b < 0, np.where(np.abs(a) == 1, odd, 0), result)
+
+
+def _maximum(d: DType, a: Array, b: Array) -> Array:
+    """nan if either is; 0 is above -0."""
+    result = np.maximum(a, b)
+    return np.where((a == 0) & (b == 0), a + b, result) if d.is_float else result
+
+
+def _minimum(d: DType, a: Array, b: Array) -> Array:
+    result = np.minimum(a, b)
+    return np.where((a == 0) & (b == 0), -(-a + -b), result) if d.is_float else result
+
+
+def _shift_left(d: DType, a: Array, b: Array) -> Array:
+    over = (b < 0) | (b >= d.bits)
+    return np.where(over, 0, np.left_shift(a, np.where(over, 0, b)))
+
+
+def _shift_right(d: DType, a: Array, b: Array) -> Array:
+    """Signed operands keep their sign, unsigned ones fill with 0."""
+    over = (b < 0) | (b >= d.bits)
+    far = np.where(a < 0, -1, 0).astype(d.numpy) if d.kind == "int" else np.zeros_like(a)
+    return np.where(over, far, np.right_shift(a, np.where(over, 0, b)))
+
+
+def _multiply_high(d: DType, a: Array, b: Array) -> Array:
+    """The upper half of the product of the operands seen as unsigned."""
+    kind = f"u{d.size}"
+    wide = a.view(kind).astype(object) * b.view(kind).astype(object)
+    return np.asarray(wide >> d.bits).astype(kind).view(d.numpy)
+
+
+def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once."""
+    if not d.is_float:
+        return (a & b) | c if _boolean(d) else a * b + c
+    if d is dtypes.float64:
+        one = np.vectorize(_fused, otypes=[np.float64])
+        return np.asarray(one(a, b, c)) if a.size else a.copy()
+    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + addend  # then rounded to odd, so that the next rounding is the only one
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    even = (total.view(np.int64) & 1) == 0
+    inexact = np.isfinite(total) & (lost != 0) & even
+    return np.where(inexact, np.nextafter(total, np.sign(lost) * np.inf), total).astype(np.float32)
+
+
+def _fused(a: float, b: float, c: float) -> float:
+    plain = a * b + c
+    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
+        return plain
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    try:
+        return float(exact) if exact else plain
+    except OverflowError:
+        return math.copysign(math.inf, exact)
+
+
+def _compare(ufunc: Any) -> Callable[..., Array]:
+    return lambda d, a, b: np.asarray(ufunc(a, b))
+
+
+TABLE: dict[str, Callable[..., Array]] = {
+    "negative": _negative,
+    "absolute": lambda d, x: np.absolute(x),
+    "square_root": lambda d, x: np.sqrt(x),
+    "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+    "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
+    "log2": _exact(np.log2), "expm1": _exact(np.expm1), "log1p": _exact(np.log1p),
+    "sin": _exact(np.sin), "cos": _exact(np.cos), "tan": _exact(np.tan),
+    "asin": _exact(np.arcsin), "acos": _exact(np.arccos), "atan": _exact(np.arctan),
+    "tanh": _exact(np.tanh), "erf": _by_float64(math.erf),
+    "erf_inverse": _by_float64(_erf_inverse),
+    "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
+    "trunc": _rounding(np.trunc),
+    "bit_not": lambda d, x: np.invert(x),
+    "sign": _sign,
+    "add": _two(np.add, np.logical_or),
+    "subtract": _two(np.subtract, np.logical_xor),
+    "multiply": _two(np.multiply, np.logical_and),
+    "divide": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "power": _power,
+    "maximum": _maximum, "minimum": _minimum,
+    "bit_and": _two(np.bitwise_and, np.logical_and),
+    "bit_or": _two(np.bitwise_or, np.logical_or),
+    "bit_xor": _two(np.bitwise_xor, np.logical_xor),
+    "shift_left": _shift_left, "shift_right": _shift_right, "multiply_high": _multiply_high,
+    "unsigned_divide": _unsigned(np.floor_divide),
+    "unsigned_remainder": _unsigned(np.remainder),
+    "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
+    "less": _compare(np.less), "less_equal": _compare(np.less_equal),
+    "multiply_add": _multiply_add,
+}  # fmt: skip
+
+
+# ---- shape, reduce, dot, cast ---------------------------------------------------------------
+
+
+def _broadcast(x: Array, *, shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(x, shape)
+
+
+def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:
+    return x.reshape(shape)
+
+
+def _transpose(x: Array, *, order: tuple[int, ...]) -> Array:
+    return x.transpose(order)
+
+
+SHAPE: dict[str, Callable[..., Array]] = {
+    "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
+}  # fmt: skip
+FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+BOOL_FOLDS: dict[str, Any] = {"sum": np.logical_or, "prod": np.logical_and,
+                              "max": np.logical_or, "min": np.logical_and}  # fmt: skip
+
+
+def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
+    """Reduce (or run along) an axis; sums of narrow floats are kept in float32."""
+    ufunc = (BOOL_FOLDS if dtype.kind == "bool" else FOLDS)[kind]
+    wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
+    call = ufunc.reduce if whole else ufunc.accumulate
+    return np.asarray(call(x.astype(wide), axis=axis, dtype=wide)).astype(dtype.numpy)
+
+
+def dot(a: Array, b: Array, c: Array, dtype: DType) -> Array:
+    """a @ b + c: operands converted to c's dtype, narrow floats accumulated in float32."""
+    wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
+    return (a.astype(wide) @ b.astype(wide) + c.astype(wide)).astype(dtype.numpy)
+
+
+def matrix_dot(accumulator: Array, a: Array, b: Array) -> Array:
+    """accumulator + a @ b, where b (k/g, n*g) holds groups of g values of k side by side."""
+    (_, k), n = a.shape, accumulator.shape[1]
+    rows = b.shape[0]
+    if k % rows or b.shape[1] * rows != k * n:
+        raise InternalError("tile.matrix_dot", f"{a.shape} by packed {b.shape} is not {n} wide")
+    group = k // rows
+    plain = b.reshape(rows, n, group).transpose(0, 2, 1).reshape(k, n)
+    wide = accumulator.dtype
+    return accumulator + a.astype(wide) @ plain.astype(wide)
+
+
+def cast(x: Array, source: DType, target: DType) -> Array:
+    """x converted. Floats to integers saturate at int32 (at int64 for wider or unsigned 32-bit
+    targets), nan gives 0, then they wrap; float64 rounds to float32 before narrower floats."""
+    if source is target:
+        return x
+    if target.kind == "bool":
+        return np.asarray(x.astype(np.float64) != 0 if source.is_float else x != 0)
+    if target.is_float:
+        if target.bits < 32:
+            x = x.astype(np.float32)
+        return x.astype(target.numpy)
+    if source.is_float:
+        x = _saturate(x, np.int64 if target.bits >= 32 and target is not dtypes.int32 else np.int32)
+    if target is dtypes.int4:
+        return _wrap_int4(x)
+    return x.astype(target.numpy)
+
+
+def _saturate(x: Array, wide: Any) -> Array:
+    """Floats truncated to a signed integer, saturating; nan gives 0."""
+    limit, exact = np.iinfo(wide), np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
+    over, under = exact >= float(limit.max), exact <= float(limit.min)
+    inside = np.where(over | under, 0.0, exact).astype(wide)
+    return np.where(over, limit.max, np.where(under, limit.min, inside)).astype(wide)
+
+
+def bitcast(x: Array, dtype: DType) -> Array:
+    """The same bits as another dtype of the same width."""
+    if x.dtype.itemsize != dtype.numpy.itemsize:
+        raise InternalError("tile.bitcast", f"{x.dtype} and {dtype} differ in width")
+    return np.ascontiguousarray(x).view(dtype.numpy).reshape(x.shape)
