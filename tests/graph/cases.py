@@ -144,6 +144,8 @@ MASK = np.array([True, False, True])
 case(ops.where, "plain", ops.where, MASK, normal("wa", 3), normal("wb", 3))
 case(ops.cast, "twice", lambda x: ops.cast(ops.cast(x, dtype=dtypes.float64),
      dtype=dtypes.float64), normal("cast", 3))  # fmt: skip
+case(ops.barrier, "token", lambda x, t: ops.multiply(ops.barrier(x, t), x),
+     normal("barrier", 3), normal("token", 2))  # fmt: skip
 
 # ---- movement -------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Typed shapes."""
 
+# ruff: noqa: F821, UP037
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import DTypeError, ShapeError, UserError
+from tilegrad.ir.symbol import symbol
 from tilegrad.tensor import elementwise, matmul, movement, reduce  # noqa: F401
 from tilegrad.tensor.annotation import Annotation, annotation, typed
 from tilegrad.tensor.jit import jit
@@ -31,7 +34,7 @@ def test_annotation_reads_back():
 
 def test_typed_checks_names_across_arguments_and_result():
     @typed
-    def f(x: Tensor["B", "D"], w: Tensor["D", "E"], scale: float = 1.0) -> Tensor["B", "E"]:  # noqa
+    def f(x: Tensor["B", "D"], w: Tensor["D", "E"], scale: float = 1.0) -> Tensor["B", "E"]:
         return x @ w if scale == 1.0 else (x @ w).sum(0)
 
     assert f(ones(2, 3), ones(3, 4)).shape == (2, 4)
@@ -47,7 +50,7 @@ def test_typed_checks_names_across_arguments_and_result():
 
 def test_dtype_literals_and_leading_axes():
     @typed
-    def f(x: Tensor[..., "S", 4, float32], y: Tensor["S"] = None):  # noqa: F821
+    def f(x: Tensor[..., "S", 4, float32], y: Tensor["S"] = None):
         return x
 
     assert f(ones(7, 2, 3, 4)).shape == (7, 2, 3, 4)
@@ -62,9 +65,30 @@ def test_dtype_literals_and_leading_axes():
         f(ones(3, 4), ones(2))
 
 
+def test_symbols_in_annotations():
+    size = symbol("S", 2, 8)
+
+    @jit
+    def f(x: Tensor[size, 4], y: Tensor["S"]) -> Tensor["S"]:
+        return x.sum(1) + y
+
+    for n in (2, 5, 8):
+        assert f(ones(n, 4), ones(n)).shape == (n,)
+    assert f.traces == 1
+    with pytest.raises(ShapeError, match="2 <= S <= 8"):
+        f(ones(9, 4), ones(9))
+    with pytest.raises(ShapeError, match=r"S = 3, as in argument x(.|\n)*S = 4"):
+        f(ones(3, 4), ones(4))
+    with pytest.raises(UserError, match=r"annotation Tensor\[unknown\] cannot be read"):
+
+        @typed
+        def g(x: Tensor[unknown]):
+            return x
+
+
 def test_jit_checks_annotations():
     @jit
-    def f(x: Tensor["N", float32], y: Tensor["N"]) -> Tensor["N"]:  # noqa: F821
+    def f(x: Tensor["N", float32], y: Tensor["N"]) -> Tensor["N"]:
         return x + y
 
     assert f(ones(3), ones(3)).shape == (3,)

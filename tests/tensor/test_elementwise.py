@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 import pytest
-from against_torch import FLOATS, INTEGERS, compare, data, torch
+from torch_tables import FLOATS, INTEGERS, compare, data, torch
 
 import tilegrad as tg
 

@@ -1,5 +1,7 @@
 """jit: signatures, state, donation, symbols, errors, threads."""
 
+# ruff: noqa: F821, UP037
+
 from __future__ import annotations
 
 import gc
@@ -118,7 +120,7 @@ def test_static_arguments():
     assert f(tensor(1), n=3, deep=True).tolist() == [-1.0]
     assert f(x=tensor(5), n=3, deep=True).tolist() == [-5.0]
     assert f.traces == 3
-    with pytest.raises(DTypeError, match=r"static argument n is not hashable(.|\n)*hint: use a tup"):
+    with pytest.raises(DTypeError, match=r"static argument n is not hashable(.|\n)*hint: use a"):
         f(tensor(1), [1])
     with pytest.raises(UserError, match=r"static names no parameter(.|\n)*x, n, deep"):
         jit(f.function, static="m")
@@ -394,7 +396,7 @@ def test_donated_argument():
     state = tensor(1, 2)
     new = f(state, tensor(1, 1))
     assert new.tolist() == [2.0, 3.0]
-    with pytest.raises(StateError, match=r"was donated at .*test_jit.py:\d+(.|\n)*hint: use the re"):
+    with pytest.raises(StateError, match=r"was donated at .*test_jit.py:\d+(.|\n)*hint: use the"):
         state.numpy()
     with pytest.raises(StateError, match="was donated"):
         f(state, tensor(1, 1))
@@ -420,15 +422,15 @@ def test_symbolic_size_needs_no_retrace():
         np.testing.assert_allclose(total.numpy(), (x * x).sum(0))
         np.testing.assert_allclose(more.numpy(), x + 1)
     assert f.traces == 1
-    with pytest.raises(ShapeError, match=r"argument x does not fit(.|\n)*1 <= N <= 64(.|\n)*N = 65"):
+    with pytest.raises(ShapeError, match=r"argument x does not(.|\n)*1 <= N <= 64(.|\n)*N = 65"):
         f(Tensor(np.ones((65, 2))), Tensor(np.ones((65, 2))))
-    with pytest.raises(ShapeError, match=r"argument y does(.|\n)*N = 3, as in argument x(.|\n)*N = 4"):
+    with pytest.raises(ShapeError, match=r"argument y(.|\n)*N = 3, as in argument x(.|\n)*N = 4"):
         f(Tensor(np.ones((3, 2))), Tensor(np.ones((4, 2))))
 
 
 def test_symbols_by_annotation():
     @jit(symbols={"S": (1, 128)})
-    def f(x: Tensor["S", 4], w: Tensor[4, "D"]) -> Tensor["S", "D"]:  # noqa: F821
+    def f(x: Tensor["S", 4], w: Tensor[4, "D"]) -> Tensor["S", "D"]:
         return x @ w
 
     w = np.ones((4, 3), np.float32)

@@ -9,8 +9,22 @@ from tilegrad.core.errors import DTypeError, ShapeError
 from tilegrad.tensor import elementwise, reduce  # noqa: F401
 from tilegrad.tensor.jit import jit
 from tilegrad.tensor.random import (
-    Generator, bernoulli, dropout, exponential, get_rng_state, manual_seed, multinomial, normal,
-    rand, rand_like, randint, randn, randperm, set_rng_state, truncated_normal, uniform,
+    Generator,
+    bernoulli,
+    dropout,
+    exponential,
+    get_rng_state,
+    manual_seed,
+    multinomial,
+    normal,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randperm,
+    set_rng_state,
+    truncated_normal,
+    uniform,
 )  # fmt: skip
 from tilegrad.tensor.tensor import Tensor
 

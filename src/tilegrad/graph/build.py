@@ -451,7 +451,7 @@ def matmul(a: Node, b: Node) -> Node:
                          got=f"{show(a.shape)} and {show(b.shape)}")  # fmt: skip
     if len(a.shape) == 1:
         result = matmul(unsqueeze(a, 0), b)
-        return squeeze(result, (len(result.shape) - 2,))
+        return squeeze(result, (max(len(b.shape) - 2, 0),))
     if len(b.shape) == 1:
         result = matmul(a, unsqueeze(b, 1))
         return squeeze(result, (len(result.shape) - 1,))

@@ -244,7 +244,7 @@ def _dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     depth = math.prod(a.shape[i] for i in contract[0])
     left = left.reshape(*lead, math.prod(rows), depth)
     right = right.reshape(*lead, depth, math.prod(columns))
-    return narrow(np.matmul(left, right).reshape(*lead, *rows, *columns), dtype.numpy)
+    return narrow(np.matmul(left, right).reshape((*lead, *rows, *columns)), dtype.numpy)
 
 
 def _dot_dtype(a: DType, b: DType, result: DType) -> Any:

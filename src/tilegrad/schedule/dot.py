@@ -198,7 +198,11 @@ class DotLowering:
         column = multiply(modulo(rest, blocks_n), plan.block_n)
         panels = plan.block_n // plan.nr
         self.packed_b = b.allocate((panels, plan.block_k, plan.nr), self.accumulator, "l2")
-        self.packed_a = b.allocate((plan.mr, plan.block_k + PAD), self.accumulator, "l1")
+        self.turned_a = self.is_turned(at_batch)
+        shape = (plan.mr, plan.block_k + PAD)
+        if self.turned_a:
+            shape = (plan.block_k, power_of_two(plan.mr))
+        self.packed_a = b.allocate(shape, self.accumulator, "l1")
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
         live = ceil_divide(minimum(combine(n, column, -1), plan.block_n), plan.nr)
         stop = minimum(combine(row, plan.block_m, 1), m)
@@ -213,14 +217,10 @@ class DotLowering:
         b.loop("k_block", 0, k, plan.block_k, part)
         return (multiply(batch, multiply(blocks_m, blocks_n)),)
 
-    def line_of_b(self, plan: Plan, batch: Size, k: Size, start: Size, piece: int) -> Node:
-        """`lanes` columns of one row of b, zero past the end of n."""
-        b, e = self.b, self.e
+    def columns(self, plan: Plan, start: Size) -> Any:
+        """A vector over the columns of a panel, masked past the end of n."""
         n = self.problem.sizes[3]
-        begin = combine(start, piece * plan.lanes, 1)
-        with e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
-            value = e.value(self.problem.b, self.problem.index_b(batch, k, lane))
-            return b.broadcast(b.cast(value, self.accumulator), (plan.lanes,))
+        return self.e.vector(start, plan.nr, n, modulo(n, plan.nr) == 0)
 
     def pack_b(self, plan: Plan, batch: Size, at: Size, count: Size, column: Size,
                live: Size) -> None:  # fmt: skip
@@ -243,9 +243,10 @@ class DotLowering:
                 return ()
 
             def line(i: Size, _: list[Node]) -> Sequence[Node]:
-                for piece in range(plan.across):
-                    value = self.line_of_b(plan, batch, combine(at, i, 1), start, piece)
-                    b.store(self.packed_b, value, (j, i, piece * plan.lanes), (2,))
+                with self.columns(plan, start) as lane:
+                    value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
+                    value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
+                    b.store(self.packed_b, value, (j, i, 0), (2,))
                 return ()
 
             b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
@@ -275,9 +276,12 @@ class DotLowering:
         b.loop("k", 0, count, lanes, square, bounds=(0, plan.block_k - 1))
 
     def pack_a(self, plan: Plan, batch: Size, at: Size, count: Size, places: list[Size]) -> None:
-        """packed[r, i] = a[row r, at + i]: rows side by side, whatever a's strides."""
+        """packed[r, i] = a[row r, at + i], or packed[i, r] where a is contiguous along m."""
         b, e = self.b, self.e
         k = self.problem.sizes[2]
+        if self.turned_a:
+            self.pack_a_columns(plan, batch, at, count, places[0])
+            return
         for r, m in enumerate(places):
 
             def vector(i: Size, _: list[Node], r: int = r, m: Size = m) -> Sequence[Node]:
@@ -289,6 +293,29 @@ class DotLowering:
                 return ()
 
             b.loop("k", 0, count, plan.lanes, vector, bounds=(0, plan.block_k - 1))
+
+    def pack_a_columns(self, plan: Plan, batch: Size, at: Size, count: Size, row: Size) -> None:
+        """packed[i, :] = a[row ..., at + i]: neighbouring rows of a at once."""
+        b, e = self.b, self.e
+        m = self.problem.sizes[1]
+        width = power_of_two(plan.mr)
+
+        def line(i: Size, _: list[Node]) -> Sequence[Node]:
+            with e.vector(row, width, m, False) as lane:
+                x = e.value(self.problem.a, self.problem.index_a(batch, lane, combine(at, i, 1)))
+                b.store(self.packed_a, b.broadcast(b.cast(x, self.accumulator), (width,)),
+                        (i, 0), (1,))  # fmt: skip
+            return ()
+
+        b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
+
+    def is_turned(self, batch: Size) -> bool:
+        """Whether a is contiguous along m rather than k."""
+        probe_m, probe_k = (loop_index(n, s) for n, s in zip(("probe_m", "probe_k"),
+                                                             self.problem.sizes[1:3]))  # fmt: skip
+        probe = self.problem.index_a(batch, probe_m, probe_k)
+        along_m, along_k = (stride_of(self.e, self.problem.a, probe, x) for x in (probe_m, probe_k))
+        return along_m == 1 and along_k != 1
 
     def rows(self, plan: Plan, batch: Size, at: Size, count: Size, row: Size, stop: Size,
              column: Size, live: Size) -> None:  # fmt: skip
@@ -308,8 +335,7 @@ class DotLowering:
                 start = combine(column, multiply(j, plan.nr), 1)
                 with self.e.scope():
                     acc = self.micro(plan, batch, at, count, places, start, j)
-                    for piece, tile in enumerate(acc):
-                        b.store(self.strip, tile, (0, piece * plan.lanes), (0, 1))
+                    b.store(self.strip, acc, (0, 0), (0, 1))
                     self.finish(plan, batch, at, i, stop, start)
                 return ()
 
@@ -318,25 +344,20 @@ class DotLowering:
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
-    def first(self, plan: Plan, batch: Size, at: Size, places: list[Size], start: Size
-              ) -> list[Node]:  # fmt: skip
+    def first(self, plan: Plan, batch: Size, at: Size, places: list[Size], start: Size) -> Node:
         """Accumulators before a block of k: zero, or what earlier blocks left."""
         b = self.b
-        zeros = [b.constant(0, self.accumulator, (plan.mr, plan.lanes))] * plan.across
+        zeros = b.constant(0, self.accumulator, (plan.mr, plan.nr))
         if self.partial is None or isinstance(at, int):
             return zeros
-        _, m, _, n = self.problem.sizes
 
         def load() -> Sequence[Node]:
-            found = []
-            for piece in range(plan.across):
-                begin = combine(start, piece * plan.lanes, 1)
-                with self.e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
-                    rows = [self.e._load(self.partial, self.linear(batch, p, lane)) for p in places]
-                    found.append(b.add(tile_ops.stack_rows(*rows)))
-            return found
+            assert self.partial is not None
+            with self.columns(plan, start) as lane:
+                rows = [self.e._load(self.partial, self.linear(batch, p, lane)) for p in places]
+                return [b.add(tile_ops.stack_rows(*rows))]
 
-        return b.branch(b.less(0, at), load, lambda: zeros)
+        return b.branch(b.less(0, at), load, lambda: [zeros])[0]
 
     def linear(self, batch: Size, row: Size, lane: Size) -> Size:
         """The element number of a result."""
@@ -344,23 +365,24 @@ class DotLowering:
         return combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
 
     def micro(self, plan: Plan, batch: Size, at: Size, count: Size, places: list[Size],
-              start: Size, j: Size) -> list[Node]:  # fmt: skip
+              start: Size, j: Size) -> Node:  # fmt: skip
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
         b = self.b
 
         def step(i: Size, carried: list[Node]) -> Sequence[Node]:
-            left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
-            result = []
-            for piece in range(plan.across):
-                line = b.load(self.packed_b, (j, i, piece * plan.lanes), (1, plan.lanes), (1, 2))
-                result.append(b.add(tile_ops.dot(left, line, carried[piece])))
-                ahead = (j, combine(i, plan.ahead, 1), piece * plan.lanes)
+            if self.turned_a:
+                left = b.load(self.packed_a, (i, 0), (plan.mr, 1), (1, 0))
+            else:
+                left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
+            line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
+            for column in range(0, plan.nr, max(1, 64 // self.accumulator.size)):
+                ahead = (j, combine(i, plan.ahead, 1), column)
                 b.add(tile_ops.prefetch(self.packed_b, *(b.index(x) for x in ahead)))
-            return result
+            return [b.add(tile_ops.dot(left, line, carried[0]))]
 
         first = self.first(plan, batch, at, places, start)
-        return b.loop("k", 0, count, 1, step, first, unroll=plan.unroll,
-                      bounds=(0, plan.block_k - 1))  # fmt: skip
+        return b.loop("k", 0, count, 1, step, [first], unroll=plan.unroll,
+                      bounds=(0, plan.block_k - 1))[0]  # fmt: skip
 
     def finish(self, plan: Plan, batch: Size, at: Size, i: Size, stop: Size, start: Size) -> None:
         """Hand each row of the register tile to the epilogue, or keep it for the next block."""
@@ -370,9 +392,9 @@ class DotLowering:
 
         def rows(action: Any) -> Any:
             def one(r: Size, _: list[Node]) -> Sequence[Node]:
-                for piece in range(plan.across):
-                    with self.e.scope():
-                        action(plan, batch, combine(i, r, 1), r, start, piece)
+                with self.e.scope(), self.columns(plan, start) as lane:
+                    acc = b.load(self.strip, (r, 0), (plan.nr,), (1,))
+                    action(batch, combine(i, r, 1), lane, acc)
                 return ()
 
             def run() -> Sequence[Node]:
@@ -387,35 +409,22 @@ class DotLowering:
         last = b.less_equal(k, combine(at, plan.block_k, 1))
         b.branch(last, rows(self.epilogue), rows(self.keep))
 
-    def strip_row(self, plan: Plan, r: Size, piece: int) -> Node:
-        """A finished piece of a row."""
-        return self.b.load(self.strip, (r, piece * plan.lanes), (plan.lanes,), (1,))
-
-    def keep(self, plan: Plan, batch: Size, row: Size, r: Size, start: Size, piece: int) -> None:
+    def keep(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
         """Store sums that are not complete yet."""
-        n = self.problem.sizes[3]
         assert self.partial is not None
-        begin = combine(start, piece * plan.lanes, 1)
-        with self.e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
-            acc = self.strip_row(plan, r, piece)
-            self.e.store(self.partial, acc, self.linear(batch, row, lane))
+        self.e.store(self.partial, acc, self.linear(batch, row, lane))
 
-    def epilogue(self, plan: Plan, batch: Size, row: Size, r: Size, start: Size,
-                 piece: int) -> None:  # fmt: skip
-        """Evaluate and store what the group wants of one piece of a row."""
-        b, e = self.b, self.e
-        n = self.problem.sizes[3]
+    def epilogue(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
+        """Evaluate and store what the group wants of one row."""
+        e = self.e
         dot = self.group.values[0]
-        begin = combine(start, piece * plan.lanes, 1)
-        with e.vector(begin, plan.lanes, n, modulo(n, plan.nr) == 0) as lane:
-            linear = self.linear(batch, row, lane)
-            acc = self.strip_row(plan, r, piece)
-            rounded = b.cast(acc, dot.dtype) if dot.dtype.bits >= 32 else acc
-            for shape in {dot.shape: None, **{v.shape: None for v in self.stored}}:
-                e.bind(dot, self.index_of(dot, shape, batch, row, lane, linear), rounded)
-            for v in self.stored:
-                at = self.index_of(v, v.shape, batch, row, lane, linear)
-                e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))
+        linear = self.linear(batch, row, lane)
+        rounded = self.b.cast(acc, dot.dtype) if dot.dtype.bits >= 32 else acc
+        for shape in {dot.shape: None, **{v.shape: None for v in self.stored}}:
+            e.bind(dot, self.index_of(dot, shape, batch, row, lane, linear), rounded)
+        for v in self.stored:
+            at = self.index_of(v, v.shape, batch, row, lane, linear)
+            e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))
 
     def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
                  linear: Size) -> Index:  # fmt: skip
@@ -429,6 +438,11 @@ class DotLowering:
         """The index of the dot's own result."""
         p = self.problem
         return (*unravel(batch, p.batch_shape), *unravel(row, p.m_shape), *unravel(lane, p.n_shape))
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 def balanced(m: int, most: int) -> int:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..core.dtype import ALIASES, BY_NAME, DType, dtype_of
-from ..core.errors import DTypeError, ShapeError, UserError
+from ..core.errors import PACKAGE, DTypeError, ShapeError, UserError
 from ..graph.build import show
-from ..ir.symbol import Expr, Size
+from ..ir.symbol import Expr, Size, high, low
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Sizes = dict[str, tuple[Size, str]]  # the size of each name, and the argument that set it
@@ -50,7 +50,7 @@ class Annotation:
             first + i: symbols[s]
             for i, s in enumerate(self.sizes)
             if isinstance(s, str) and s in symbols
-        }
+        } | {first + i: s for i, s in enumerate(self.sizes) if isinstance(s, Expr)}
 
     def check(self, function: str, name: str, value: Any, sizes: Sizes) -> None:
         """Raise unless the value fits; names met for the first time are added to sizes."""
@@ -71,6 +71,11 @@ class Annotation:
     def _check_size(
         self, function: str, name: str, axis: int, want: Any, size: Size, got: str, sizes: Sizes
     ) -> None:
+        if isinstance(want, Expr) and want.kind == "symbol":
+            if low(size) < want.low or high(size) > want.high:
+                raise ShapeError(f"{name} has another size on axis {axis}", op=function, got=got,
+                                 expected=f"{want.low} <= {want} <= {want.high}")  # fmt: skip
+            want = want.name
         if isinstance(want, str):
             before, where = sizes.setdefault(want, (size, name))
             if before == size:
@@ -122,11 +127,23 @@ def _evaluated(function: Callable[..., Any], text: str) -> Any:
     if "[" not in text:
         return None
     inner = inspect.unwrap(function)
-    cells = inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {}
     try:
-        return eval(text, dict(getattr(inner, "__globals__", {})), dict(cells))
-    except (NameError, AttributeError, SyntaxError, TypeError):
+        return eval(text, dict(getattr(inner, "__globals__", {})), _caller_names())
+    except NameError as error:
+        if text.startswith("Tensor["):
+            raise UserError(f"the annotation {text} cannot be read: {error}", op="Tensor[...]",
+                            hint="define the names before the function") from None  # fmt: skip
         return None  # not one of ours
+    except (AttributeError, SyntaxError, TypeError):
+        return None
+
+
+def _caller_names() -> dict[str, Any]:
+    """The local names where the function is being decorated."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return {} if frame is None else dict(frame.f_locals)
 
 
 def check_call(

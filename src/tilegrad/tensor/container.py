@@ -86,7 +86,9 @@ def _of_parts(structure: Structure, items: Callable[[Any], Sequence[Any] | None]
             if value.__class__ is not cls:
                 return False
             found = items(value)
-            if found is None or len(found) != count or not leaf_classes.issuperset(map(type, found)):
+            if found is None or len(found) != count:
+                return False
+            if not leaf_classes.issuperset(map(type, found)):
                 return False
             out.extend(found)
             return True
@@ -100,10 +102,7 @@ def _of_parts(structure: Structure, items: Callable[[Any], Sequence[Any] | None]
         found = items(value)
         if found is None or len(found) != count:
             return False
-        for extract, item in zip(extracts, found):
-            if not extract(item, out):
-                return False
-        return True
+        return all([extract(item, out) for extract, item in zip(extracts, found)])
 
     return nested
 

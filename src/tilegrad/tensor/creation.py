@@ -320,9 +320,8 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
                         got=repr(indexing))  # fmt: skip
     lines = [lift(x).reshape(-1) for x in tensors]
     if indexing == "xy" and len(lines) > 1:
-        swapped = meshgrid(lines[1], lines[0], *lines[2:])
-        turned = [g.transpose(0, 1) for g in swapped]
-        return (turned[1], turned[0], *turned[2:])
+        second, first, *rest = meshgrid(lines[1], lines[0], *lines[2:])
+        return (first, second, *rest)
     shape = tuple(x.shape[0] for x in lines)
     grids = []
     for axis, line in enumerate(lines):

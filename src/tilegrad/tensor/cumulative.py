@@ -144,7 +144,8 @@ INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
 def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *,
              interpolation: str = "linear") -> Tensor:  # fmt: skip
     """Values below which a share q of the elements lies; a 1-d q adds an axis in front."""
-    tensor, share = lift(x), lift(q)
+    tensor = lift(x)
+    share = Tensor(q, tensor.dtype) if isinstance(q, (int, float)) else lift(q)
     if tensor.dtype not in (dtypes.float32, dtypes.float64):
         raise DTypeError("needs floats", op="quantile", expected="float32 or float64",
                          got=tensor.dtype, hint="use x.float()")  # fmt: skip

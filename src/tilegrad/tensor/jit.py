@@ -22,7 +22,7 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..ir.symbol import Expr, symbol
-from .annotation import Annotation, annotations_of, check_call
+from .annotation import annotations_of, check_call
 from .container import Structure, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .tensor import Tensor, from_data, mode, wrap
@@ -51,6 +51,8 @@ class Jitted:
         self._donate = frozenset(self._positions(donate, "donate"))
         self.annotations, self.result_annotation = annotations_of(function)
         self.dynamic = _dynamic_axes(self, dynamic, symbols)
+        self.symbols = {s.name: s for axes in self.dynamic.values() for s in axes.values()
+                        if isinstance(s, Expr)}  # fmt: skip
         self.keep_gradients = keep_gradients
         self.traces = 0
         self._lock = threading.RLock()
@@ -153,7 +155,7 @@ class Jitted:
         parts: list[Any] = ["state", id(value)]
         for name, tensor in tensors.items():
             type_ = tensor._node.type
-            parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)  # type: ignore[union-attr]
+            parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)
         settings = getattr(value, "settings", None)
         if callable(settings):
             parts.append(settings())
@@ -285,10 +287,11 @@ class Jitted:
             else:
                 shapes.append(None)
         sizes = check_call(self.name, named, self.annotations, {}) if self.annotations else {}
+        sizes = {n: (self.symbols.get(n, s), where) for n, (s, where) in sizes.items()}
 
         def run(inside: list[Any]) -> Any:
             result = self._call(self._with_static(structure.unflatten(inside), given))
-            if self.result_annotation is not None and not self.dynamic:
+            if self.result_annotation is not None:
                 check_call(self.name, {"the result": result},
                            {"the result": self.result_annotation}, sizes)  # fmt: skip
             return result
@@ -443,6 +446,8 @@ def _dynamic_axes(
 ) -> dict[str, dict[int, Any]]:
     """Symbolic axes by argument, from `dynamic=` and from annotations with bounds."""
     known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
+    for annotation in jitted.annotations.values():  # Tensor[symbol("S", 1, 64)] bounds "S" too
+        known |= {s.name: s for s in annotation.sizes if isinstance(s, Expr)}
     found: dict[str, dict[int, Any]] = {}
     for name, axes in dynamic.items():
         base = name.split("[")[0].split(".")[0]
@@ -452,10 +457,9 @@ def _dynamic_axes(
         found[name] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
                        else symbol(*s) for a, s in axes.items()}  # fmt: skip
     for name, annotation in jitted.annotations.items():
-        if isinstance(annotation, Annotation):
-            axes = annotation.symbolic_axes(known)
-            if axes:
-                found.setdefault(name, {}).update(axes)
+        axes = annotation.symbolic_axes(known)
+        if axes:
+            found.setdefault(name, {}).update(axes)
     return found
 
 

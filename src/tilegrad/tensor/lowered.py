@@ -29,7 +29,8 @@ from ..ir.types import Array
 from ..runtime.buffer import Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
-from .tensor import Tensor, from_buffer, leaves as leaf_tensors, unknown_value, values, wrap
+from .tensor import Tensor, from_buffer, unknown_value, values, wrap
+from .tensor import leaves as leaf_tensors
 from .trace import Slot, Source, Trace, Tracing
 
 LOG = logging.getLogger("tilegrad.jit")
@@ -194,8 +195,9 @@ class Lowered:
         return tensor.buffer()
 
     def _tensor_of(self, source: Source, leaves: Sequence[Any], states: States) -> Tensor:
-        leaf = leaves[source.index]
-        return states[source.index][source.name] if source.name else leaf  # type: ignore[no-any-return]
+        if source.name:
+            return states[source.index][source.name]
+        return leaves[source.index]  # type: ignore[no-any-return]
 
     def _nodes(self, leaves: Sequence[Any], states: States, buffers: list[Buffer]) -> list[Node]:
         """The Nodes of the caller behind the inputs."""
@@ -351,31 +353,44 @@ def trace_function(
         tensors = [r.node if isinstance(r, Tensor) else None for r in results]
         changes = [c for slot in trace.slots.values()
                    for c in _changes(trace, slot, keep_gradients)]  # fmt: skip
-        roots = [n for n in tensors if n is not None] + [n for _, _, n in changes if isinstance(n, Node)]
+        roots = [n for n in tensors if n is not None]
+        roots += [n for _, _, n in changes if isinstance(n, Node)]
         inputs, roots = trace.finish(roots)
     find = _Places(inputs, roots)
-    places = []
-    for result, node in zip(results, tensors):
-        place = Place("fixed", value=result) if node is None else find.next()
-        if node is not None:
-            place.value = bool(result._requires_grad)
-        places.append(place)
+    places = [_place_of(result, node, find) for result, node in zip(results, tensors)]
     writes = [Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
               for s, what, n in changes]  # fmt: skip
+    sources = tuple(trace.sources[n] for n in inputs)
+    differentiable = any(p.value is True and p.kind != "fixed" for p in places)
+    return Lowered(
+        name, tuple(inputs), sources, find.outputs(), structure, places, writes,
+        _donated(sources, places, writes, given), given,
+        guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
+                if s.read_grad is not None and s.source.kind == "state"],
+        randomness=[(g, r.draws) for g, r in trace.randomness.values()],
+        tracked=differentiable and not writes and not given,
+    )  # fmt: skip
+
+
+def _place_of(result: Any, node: Node | None, find: _Places) -> Place:
+    """Where a leaf of the result comes from; a Tensor's place says if it has a derivative."""
+    if node is None:
+        return Place("fixed", value=result)
+    place = find.next()
+    place.value = bool(result._requires_grad)
+    return place
+
+
+def _donated(
+    sources: Sequence[Source], places: list[Place], writes: list[Write], given: frozenset[int]
+) -> tuple[int, ...]:
+    """Inputs that may be overwritten: given by the caller, or the old value of changed state."""
     used = {p.number for p in [*places, *(w.place for w in writes)] if p.kind == "input"}
     changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
-    sources = tuple(trace.sources[n] for n in inputs)
-    donate = tuple(
+    return tuple(
         i for i, s in enumerate(sources)
         if i not in used and s.kind in ("leaf", "state")
         and (s.index in given or (s.index, s.name) in changed)
-    )  # fmt: skip
-    tracked = not writes and not given and any(p.value is True and p.kind != "fixed" for p in places)
-    return Lowered(
-        name, tuple(inputs), sources, find.outputs(), structure, places, writes, donate, given,
-        guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
-                if s.read_grad is not None and s.source.kind == "state"],
-        randomness=[(g, r.draws) for g, r in trace.randomness.values()], tracked=tracked,
     )  # fmt: skip
 
 

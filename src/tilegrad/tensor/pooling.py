@@ -30,7 +30,7 @@ class Frame:
                  padding: Sizes, dilation: Sizes, ceil_mode: bool) -> None:  # fmt: skip
         self.op, self.rank, self.shape = op, rank, x.shape[x.ndim - rank :]
         self.widths = per_axis(op, "kernel_size", kernel_size, rank, 1)
-        self.steps = per_axis(op, "stride", kernel_size if not stride else stride, rank, 1)
+        self.steps = per_axis(op, "stride", stride if stride else kernel_size, rank, 1)
         self.padding = per_axis(op, "padding", padding, rank, 0)
         self.dilations = per_axis(op, "dilation", dilation, rank, 1)
         self.extra = [self._extra(i) if ceil_mode else 0 for i in range(rank)]

@@ -161,7 +161,7 @@ def _shape(op: str, sizes: tuple[Any, ...], size: Any = None) -> Shape:
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
     for s in sizes:
-        if isinstance(s, bool) or isinstance(s, float) or not hasattr(s, "__index__"):
+        if isinstance(s, (bool, float)) or not hasattr(s, "__index__"):
             raise DTypeError("a size is not an int", op=op, expected="ints", got=repr(s))
         if isinstance(s, (int, np.integer)) and s < 0:
             raise ShapeError("a size is negative", op=op, expected="sizes >= 0", got=sizes)
@@ -331,7 +331,8 @@ def multinomial(weights: Tensor, num_samples: int, replacement: bool = False,
     if not replacement:
         if isinstance(count, int) and num_samples > count:
             raise ShapeError("cannot draw more than there are without replacement",
-                             op="multinomial", expected=f"at most {count}", got=num_samples)  # fmt: skip
+                             op="multinomial", expected=f"at most {count}",
+                             got=num_samples)  # fmt: skip
         # the first arrivals of exponential clocks that tick at these rates
         noise = _exponential(node.shape, dtypes.float32, 1.0, generator)
         tiny = build.full((), 1e-30, dtypes.float32)

@@ -74,7 +74,7 @@ def _targets(
                         expected=f"a positive number or {rank} of them")  # fmt: skip
     if factor is None:
         return [int(f) for f in found], [None] * rank
-    sizes = [int(math.floor(s * f)) for s, f in zip(x.shape[2:], found)]  # type: ignore[operator]
+    sizes = [math.floor(s * f) for s, f in zip(x.shape[2:], found)]  # type: ignore[operator]
     return sizes, [None] * rank if recompute else [float(f) for f in found]
 
 

@@ -85,7 +85,7 @@ class Trace:
     def add_leaf(self, source: Source, outside: Tensor, shape: tuple[Any, ...]) -> Tensor:
         """The traced Tensor for an argument; called while the Trace is in progress."""
         node = self.add_input(source, shape, outside._node.dtype)
-        inside = Tensor.__new__(type(outside))
+        inside = Tensor.__new__(Tensor)
         inside._bind(node, outside._requires_grad)
         if outside._requires_grad:
             leaves[node] = inside

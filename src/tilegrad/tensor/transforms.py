@@ -155,7 +155,8 @@ def _enter_state(argument: Any, inputs: Inputs) -> None:
 def _check_scalar(result: Any, op: str) -> Node:
     if not isinstance(result, Tensor):
         raise DTypeError("the function must return one Tensor", op=op, expected="a scalar Tensor",
-                         got=type(result).__name__, hint="use has_aux=True to return more")  # fmt: skip
+                         got=type(result).__name__,
+                         hint="use has_aux=True to return more")  # fmt: skip
     if not result.dtype.is_float or result.numel() != 1:
         raise ShapeError("the function must return a scalar", op=op,
                          expected="a float Tensor of one element", got=str(result.node.type),

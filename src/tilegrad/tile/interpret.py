@@ -33,7 +33,7 @@ from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
 from ..ir.types import Memory
-from . import concurrent, numeric
+from . import interpret_placed, numeric
 from .build import Body
 from .concurrent import Agent, History, Machine, Waiting
 
@@ -136,10 +136,10 @@ class Interpreter:
             self.track(storage)
         self.frame = Frame(self.machine.main, dict(zip(body.parameters, storages)))
         self.handlers: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-            **HANDLERS, **concurrent.HANDLERS
+            **HANDLERS, **interpret_placed.HANDLERS
         }  # fmt: skip
         self.controls: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-            **CONTROLS, **concurrent.CONTROLS
+            **CONTROLS, **interpret_placed.CONTROLS
         }  # fmt: skip
 
     def run(self) -> None:

@@ -40,7 +40,7 @@ def compute(node: Node, inputs: list[Array]) -> Array:
             whole = name == "reduce"
             return fold(inputs[0], node.dtype, attrs["kind"], attrs["axis"], whole)
         if name == "dot":
-            return dot(*inputs, node.dtype)
+            return dot(inputs[0], inputs[1], inputs[2], node.dtype)
         if name == "cast":
             return cast(inputs[0], node.inputs[0].dtype, node.dtype)
         if name == "bitcast":

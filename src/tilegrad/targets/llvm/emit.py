@@ -29,17 +29,34 @@ from .rules import (
 )  # fmt: skip
 
 Values = list[str]
+COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def lanes_of(type_: Tile) -> int:
-    """Elements of one vector of the tile."""
-    return type_.shape[-1] if type_.shape else 1
+    """Lanes of one vector of the tile: the last axis, or its largest power-of-two factor."""
+    if not type_.shape:
+        return 1
+    size = type_.shape[-1]
+    return size & -size
+
+
+def pieces_of(type_: Tile) -> int:
+    """Vectors along the last axis (LLVM scalarises vectors of odd widths)."""
+    return type_.shape[-1] // lanes_of(type_) if type_.shape else 1
 
 
 def count_of(type_: Tile) -> int:
     """Vectors of the tile."""
-    return math.prod(type_.shape[:-1]) if type_.shape else 1
+    return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
+
+
+def split_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with its last axis split into (pieces, lanes)."""
+    if not shape:
+        return (1, 1)
+    lanes = shape[-1] & -shape[-1]
+    return (*shape[:-1], shape[-1] // lanes, lanes)
 
 
 def body_symbols(body: Body) -> list[Expr]:
@@ -192,8 +209,12 @@ class Emitter:
         if size == 1:
             self.values[node] = [literal(0, dtype)]
             return
-        items = ", ".join(f"{scalar_type(dtype)} {literal(i, dtype)}" for i in range(size))
-        self.values[node] = [f"<{items}>"]
+        lanes, found = lanes_of(node.type), []  # type: ignore[arg-type]
+        for start in range(0, size, lanes):
+            each = [literal(i, dtype) for i in range(start, start + lanes)]
+            items = ", ".join(f"{scalar_type(dtype)} {x}" for x in each)
+            found.append(each[0] if lanes == 1 else f"<{items}>")
+        self.values[node] = found
 
     def emit_cast(self, node: Node) -> None:
         source, lanes = node.inputs[0].dtype, lanes_of(node.type)  # type: ignore[arg-type]
@@ -228,14 +249,16 @@ class Emitter:
         source, target = node.inputs[0].type, node.type
         assert isinstance(source, Tile) and isinstance(target, Tile)
         found, element = self.values[node.inputs[0]], scalar_type(node.dtype)
-        shape = (1,) * (len(target.shape) - len(source.shape)) + source.shape
-        if shape and shape[-1] != target.shape[-1]:
-            found = [self.splat(x, element, target.shape[-1]) for x in found]
+        own, wanted = split_shape(source.shape), split_shape(target.shape)
+        if not source.shape or source.shape[-1] == 1:
+            own = (*own[:-2], 1, 1)
+            found = [self.splat(x, element, wanted[-1]) for x in found]
+        own = (1,) * (len(wanted) - len(own)) + own
         result: Values = []
         for number in range(count_of(target)):
-            index = unravel(number, target.shape[:-1])
-            own = tuple(0 if s == 1 else i for i, s in zip(index, shape[:-1]))
-            result.append(found[ravel(own, shape[:-1])])
+            index = unravel(number, wanted[:-1])
+            place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
+            result.append(found[ravel(place, own[:-1])])
         self.values[node] = result
 
     def flat(self, node: Node) -> tuple[str, int]:
@@ -335,7 +358,8 @@ class Emitter:
         axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
         found = self.values[node.inputs[0]]
         if axis == len(source.shape) - 1:
-            found = [self.across(x, kind, dtype, source.shape[-1]) for x in found]
+            found = self.join_pieces(found, kind, dtype, source)
+            found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
             if len(source.shape) > 1:
                 lanes = source.shape[-2]
                 found = [
@@ -375,6 +399,17 @@ class Emitter:
                 found[i] = self.pack(parts, element)
         self.values[node] = found
 
+    def join_pieces(self, found: Values, kind: str, dtype: DType, source: Tile) -> Values:
+        """One vector per line, its pieces combined."""
+        pieces, lanes, row = pieces_of(source), lanes_of(source), row_for(COMBINE[kind])
+        result = []
+        for start in range(0, len(found), pieces):
+            total = found[start]
+            for x in found[start + 1 : start + pieces]:
+                total = row(self.w, dtype, lanes, [total, x])
+            result.append(total)
+        return result
+
     def across(self, x: str, kind: str, dtype: DType, lanes: int) -> str:
         """Reduce the lanes of one vector."""
         if lanes == 1:
@@ -399,25 +434,36 @@ class Emitter:
     def emit_dot(self, node: Node) -> None:
         """Outer products: a row of accumulators per row of a, by fused multiply-add."""
         a, b, c = node.inputs
-        (m, k), n, dtype = a.shape, b.shape[1], node.dtype
-        element = scalar_type(dtype)
+        (m, k), dtype = a.shape, node.dtype
+        element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)  # type: ignore[arg-type]
         v = vector(element, n)
         left, right, total = self.values[a], self.values[b], list(self.values[c])
         for p in range(k):
-            row = convert(self.w, b.dtype, dtype, n, right[p])
+            line = [convert(self.w, b.dtype, dtype, n, x) for x in right[p * pieces : (p + 1) * pieces]]
             for i in range(m):
-                one = left[i]
-                if k > 1:
-                    one = self.w.value(f"extractelement {vector(scalar_type(a.dtype), k)} {one}, i64 {p}")
+                one = self.element(left, i * k + p, a)
                 one = self.splat(convert(self.w, a.dtype, dtype, 1, one), element, n)
-                if dtype.is_float:
-                    total[i] = self.w.intrinsic(
-                        f"llvm.fma.{mangle(element, n)}", v, (v, one), (v, row), (v, total[i])
-                    )
-                else:
-                    product = self.w.value(f"mul {v} {one}, {row}")
-                    total[i] = self.w.value(f"add {v} {product}, {total[i]}")
+                for q, x in enumerate(line):
+                    at = i * pieces + q
+                    total[at] = self.multiply_add(v, dtype, one, x, total[at])
         self.values[node] = total
+
+    def element(self, parts: Values, number: int, node: Node) -> str:
+        """One element of a tile, by its row-major number."""
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        if lanes == 1:
+            return parts[number]
+        v = vector(scalar_type(node.dtype), lanes)
+        return self.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
+
+    def multiply_add(self, v: str, dtype: DType, a: str, b: str, c: str) -> str:
+        """a * b + c of vectors."""
+        if dtype.is_float:
+            lanes = int(v[1:].split(" ")[0]) if v.startswith("<") else 1
+            name = f"llvm.fma.{mangle(scalar_type(dtype), lanes)}"
+            return self.w.intrinsic(name, v, (v, a), (v, b), (v, c))
+        product = self.w.value(f"mul {v} {a}, {b}")
+        return self.w.value(f"add {v} {product}, {c}")
 
     # ---- memory ---------------------------------------------------------------------------
 
@@ -449,9 +495,11 @@ class Emitter:
         if not shape:
             return [offset], "1"
         offsets = []
-        for number in range(math.prod(shape[:-1])):
+        split = split_shape(shape)
+        strides = [*strides[:-1], strides[-1] * split[-1], strides[-1]]
+        for number in range(math.prod(split[:-1])):
             total = offset
-            for position, stride in zip(unravel(number, shape[:-1]), strides):
+            for position, stride in zip(unravel(number, split[:-1]), strides):
                 if position:
                     step = self.size(stride * position)
                     total = self.w.value(f"add nsw i64 {total}, {step}")
@@ -485,7 +533,7 @@ class Emitter:
         index = [self.values[i][0] for i in node.inputs[1 : 1 + rank]]
         mask = node.inputs[1 + rank] if node.attrs["masked"] else None
         shape: tuple[int, ...] = node.attrs["shape"]
-        lanes = shape[-1] if shape else 1
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
         offsets, stride = self.rows(memory, shape, node.attrs["axes"], self.offset(memory, index))
         masks = self.masks(node, mask, len(offsets), lanes)
         self.values[node] = [

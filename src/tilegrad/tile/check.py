@@ -1,0 +1,217 @@
+"""Is a Body well formed at its level? Run after every pass that makes or changes one.
+
+On top of what `ir.verify` knows of every IR: index counts and masks, Scopes that exist in the
+Target, marks of the parameters (nothing stores to a constant; at the portable level a result is
+not read before it is written), sizes of places against target.memories, and which ops a level
+has. The proofs of races, deadlock, dependent launch, bank conflicts and register pressure will
+stand here too; until then `interpret` finds the first three by running. Invariant: a check reads
+and never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ..core.errors import InternalError
+from ..core.target import Target
+from ..ir.block import Block, argument_op
+from ..ir.node import Node
+from ..ir.symbol import high
+from ..ir.text import print_node
+from ..ir.types import Memory, Tile
+from ..ir.verify import verify
+from . import ops, placed
+from .build import Body
+
+LEVELS = ("portable", "placed")
+USES = ("constant", "state", "value", "result")
+PLACED_OPS = frozenset(op.name for op in vars(placed).values() if isinstance(op, placed.Op)) - {
+    "atomic_add"
+}
+STORES = {"store": 0, "scatter": 0, "matrix_store": 0, "copy_store": 0, "atomic_add": 0,
+          "write_place": 0, "copy_async": 0}  # fmt: skip
+READS = {"load": 0, "gather": 0, "matrix_load": 0, "copy_async": 1, "read_place": 0,
+         "copy_store": 1}  # fmt: skip
+
+
+def verify_body(
+    body: Body, level: str = "portable", target: Target | None = None, where: str = "tile.check"
+) -> None:
+    """Check a Body at a level; `where` names the pass that made it."""
+    if level not in LEVELS:
+        raise InternalError(where, f"there is no level {level!r}, only {LEVELS}")
+    verify(body.block, ops.tile, (shape_rule, memory_rule, control_rule), where=where)
+    check = _Check(body, level, target, where)
+    check.parameters()
+    for node, enclosing in walk(body.block):
+        check.node(node, enclosing)
+    check.budget()
+    if level == "portable":
+        check.results()
+
+
+def walk(block: Block, enclosing: tuple[Node, ...] = ()) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Every Node of a Block and the Blocks within, in order, with the Nodes around it."""
+    for node in block.nodes:
+        yield node, enclosing
+        for inner in node.blocks:
+            yield from walk(inner, (*enclosing, node))
+
+
+# ---- rules of one Node (for ir.verify) --------------------------------------------------------
+
+
+def shape_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
+    """Reshapes keep the count, transposes are permutations, axes exist."""
+    name, attrs = node.op.name, node.attrs
+    if name == "reshape" and prod(attrs["shape"]) != prod(node.inputs[0].shape):
+        return f"reshape of {node.inputs[0].shape} to {attrs['shape']}"
+    if name == "transpose" and sorted(attrs["order"]) != list(range(len(node.inputs[0].shape))):
+        return f"{attrs['order']} is not an order of the axes of {node.inputs[0].shape}"
+    if name in ("reduce", "cumulative"):
+        if not 0 <= attrs["axis"] < len(node.inputs[0].shape):
+            return f"axis {attrs['axis']} of {node.inputs[0].shape}"
+        if attrs["kind"] not in ("sum", "prod", "max", "min"):
+            return f"no reduction is called {attrs['kind']!r}"
+    return None
+
+
+def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
+    """Indices are scalars, axes exist, masks are bool and fit."""
+    name, attrs = node.op.name, node.attrs
+    if name in ("load", "store"):
+        rank = len(node.inputs[0].type.shape)  # type: ignore[union-attr]
+        first = 1 if name == "load" else 2
+        shape = attrs["shape"] if name == "load" else node.inputs[1].shape
+        if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
+            return f"axes {attrs['axes']} for a tile {shape} of a Memory of rank {rank}"
+        if attrs["masked"] and node.inputs[-1].type not in _mask_types(shape):
+            return f"mask is {node.inputs[-1].type}, tile is {shape}"
+        return _scalars(node.inputs[first : first + rank])
+    if name in ("gather", "scatter", "atomic_add"):
+        first = 1 if name == "gather" else 2
+        offset = node.inputs[first]
+        if offset.dtype is not ops.INDEX.dtype:
+            return f"offsets are {offset.type}, not int64"
+        if len(node.inputs) > first + 1 and node.inputs[-1].type not in _mask_types(offset.shape):
+            return f"mask is {node.inputs[-1].type}, offsets are {offset.shape}"
+        if name == "scatter" and attrs["mode"] not in ("set", "add", "multiply", "max", "min"):
+            return f"no scatter has the mode {attrs['mode']!r}"
+    if name in ("matrix_load", "matrix_store"):
+        rest = node.inputs[1 if name == "matrix_load" else 2 :]
+        if len(rest) != len(node.inputs[0].type.shape):  # type: ignore[union-attr]
+            return f"{len(rest)} indices for {node.inputs[0].type}"
+        return _scalars(rest)
+    return None
+
+
+def _mask_types(shape: tuple[int, ...]) -> tuple[Tile, Tile]:
+    return Tile(shape, ops.bool_), Tile((), ops.bool_)
+
+
+def _scalars(nodes: tuple[Node, ...]) -> str | None:
+    for node in nodes:
+        if node.type != ops.INDEX:
+            return f"an index is {node.type}, not a scalar of int64"
+    return None
+
+
+def control_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
+    """Loop bounds are scalars, steps positive, Blocks take what they get; roles are not nested."""
+    if node.op.name == "loop":
+        block = node.blocks[0]
+        wanted = (ops.INDEX, *[i.type for i in node.inputs[2:]])
+        if tuple(a.type for a in block.arguments) != wanted:
+            return f"the Block takes {[a.type for a in block.arguments]}, not {wanted}"
+        if node.attrs["step"] < 1 or node.attrs["unroll"] < 1:
+            return f"step {node.attrs['step']}, unroll {node.attrs['unroll']}"
+        return _scalars(node.inputs[:2])
+    if node.op.name == "branch":
+        if node.inputs[0].type != Tile((), ops.bool_):
+            return f"the condition is {node.inputs[0].type}"
+        first, second = (tuple(r.type for r in b.results) for b in node.blocks)
+        if first != second:
+            return f"one Block gives {first}, the other {second}"
+    if node.op.name == "role" and any(e.op.name == "role" for e in enclosing):
+        return "a role stands inside of a role"
+    return None
+
+
+# ---- rules of the whole Body --------------------------------------------------------------------
+
+
+class _Check:
+    def __init__(self, body: Body, level: str, target: Target | None, where: str) -> None:
+        self.body, self.level, self.target, self.where = body, level, target, where
+        self.places: dict[str, int] = {}  # bytes by Scope
+
+    def fail(self, message: str, node: Node | None = None) -> InternalError:
+        shown = "" if node is None else f"\n    {print_node(node)}\n  "
+        return InternalError(self.where, f"{self.body.name}: {message}{shown}")
+
+    def parameters(self) -> None:
+        """Parameters are global Memories with a known mark."""
+        for parameter in self.body.parameters:
+            type_ = parameter.type
+            if not isinstance(type_, Memory):
+                raise self.fail(f"the parameter {parameter.attrs['name']} is {type_}, no Memory")
+            if type_.use not in USES:
+                raise self.fail(f"{parameter.attrs['name']} is marked {type_.use!r}, not of {USES}")
+            self.scope(type_.scope, parameter)
+
+    def scope(self, scope: str, node: Node) -> None:
+        if self.target is not None and scope not in self.target.memories:
+            names = ", ".join(self.target.memories)
+            raise self.fail(f"{self.target.name} has no Scope {scope!r}, only {names}", node)
+
+    def node(self, node: Node, enclosing: tuple[Node, ...]) -> None:
+        """The ops of the level, Scopes, units, and constants that nobody writes."""
+        name = node.op.name
+        if self.level == "portable" and name in PLACED_OPS:
+            raise self.fail(f"{name} belongs to the placed level", node)
+        if self.level == "placed" and name == "fence" and node.attrs["kind"] not in placed.FENCES:
+            raise self.fail(f"no fence is called {node.attrs['kind']!r}", node)
+        if name in ("allocate", "register_tile"):
+            self.allocation(node, enclosing)
+        if name in STORES:
+            memory = node.inputs[STORES[name]]
+            if isinstance(memory.type, Memory) and memory.type.use == "constant":
+                raise self.fail("it stores to a constant", node)
+        unit = node.attrs.get("unit")
+        if unit is not None and self.target is not None:
+            if unit not in {u.name for u in self.target.matrix}:
+                raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
+
+    def allocation(self, node: Node, enclosing: tuple[Node, ...]) -> None:
+        type_ = node.type
+        assert isinstance(type_, Memory)
+        self.scope(type_.scope, node)
+        if type_.scope == "register":
+            return  # per role and subject to the target's own allocation: a later check
+        if any(e.op.name == "loop" for e in enclosing):
+            raise self.fail("a place is allocated inside of a loop", node)
+        size = type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
+        self.places[type_.scope] = self.places.get(type_.scope, 0) + size
+
+    def budget(self) -> None:
+        """Places fit into their Scopes."""
+        for scope, size in self.places.items():
+            if self.target is not None and size > self.target.memories[scope].bytes:
+                limit = self.target.memories[scope].bytes
+                raise self.fail(
+                    f"places take {size} bytes of {scope}, {self.target.name} has {limit}"
+                )
+
+    def results(self) -> None:
+        """A result is not read before it is written (in program order)."""
+        written: set[Node] = set()
+        for node, _ in walk(self.body.block):
+            name = node.op.name
+            if name in READS or (name == "scatter" and node.attrs["mode"] != "set"):
+                memory = node.inputs[READS.get(name, 0)]
+                if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]
+                    if memory not in written:
+                        raise self.fail("it reads a result that nothing has written yet", node)
+            if name in STORES:
+                written.add(node.inputs[STORES[name]])

@@ -1,0 +1,263 @@
+"""What the ops of the placed level do in the interpreter.
+
+Asynchronous ops note at once what they will touch (so that a race shows whatever turn is taken)
+and move data when the scheduler completes them. Invariant: HANDLERS and CONTROLS together have
+one row per op of `placed` but `role`, which the scheduler runs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import InternalError
+from ..ir.node import Node
+from . import numeric
+from .concurrent import Named, Phases, RaceError, Steps, Waiting, join
+
+if TYPE_CHECKING:
+    from .interpret import Frame, Interpreter, Storage
+
+Array = np.ndarray[Any, Any]
+
+
+
+def _ints(frame: Frame, nodes: Any) -> list[int]:
+    return [int(frame.values[n]) for n in nodes]
+
+
+def _whole(storage: Storage, lead: list[int], node: Node) -> Array:
+    """Offsets of the tile at a leading index of a place."""
+    for position, size in zip(lead, storage.shape):
+        if not 0 <= position < size:
+            raise InternalError(
+                "tile.interpret", f"{node.op.name} at {lead} leaves {storage.name}{storage.shape}"
+            )
+    rank = len(storage.shape)
+    shape = storage.shape[len(lead) :]
+    offset, _ = storage.offsets([*lead, *[0] * len(shape)], shape, tuple(range(len(lead), rank)))
+    return np.asarray(offset)
+
+
+def _barrier(self: Interpreter, frame: Frame, node: Node) -> Any:
+    a = node.attrs
+    return [Phases(f"{a['name']}[{stage}]", a["count"]) for stage in range(a["stages"])]
+
+
+def _phases(frame: Frame, node: Node, first: int) -> Phases:
+    stages, index = frame.values[node.inputs[first]], int(frame.values[node.inputs[first + 1]])
+    if not 0 <= index < len(stages):
+        raise InternalError(
+            "tile.interpret", f"{node.op.name} at stage {index} of {len(stages)} barriers"
+        )
+    found: Phases = stages[index]
+    return found
+
+
+def _arrive(self: Interpreter, frame: Frame, node: Node) -> None:
+    _phases(frame, node, 0).update(frame.agent.release(), 1, 0)
+
+
+def _expect(self: Interpreter, frame: Frame, node: Node) -> None:
+    _phases(frame, node, 0).update(frame.agent.release(), 1, node.attrs["bytes"])
+
+
+def _wait(self: Interpreter, frame: Frame, node: Node) -> Steps:
+    phases, parity = _phases(frame, node, 0), int(frame.values[node.inputs[2]])
+
+    def ready() -> bool:
+        return phases.phase % 2 != parity
+
+    if not ready():
+        yield Waiting(ready, lambda: f"{phases} with parity {parity}")
+    join(frame.agent.clock, phases.seen)
+
+
+def _named_arrive(self: Interpreter, frame: Frame, node: Node) -> Named:
+    number = node.attrs["number"]
+    named = self.machine.named.setdefault(number, Named(number))
+    named.arrive(frame.agent, node.attrs["threads"])
+    return named
+
+
+def _named_sync(self: Interpreter, frame: Frame, node: Node) -> Steps:
+    number, threads = node.attrs["number"], node.attrs["threads"]
+    named = self.machine.named.setdefault(number, Named(number))
+    generation = named.arrive(frame.agent, threads)
+
+    def ready() -> bool:
+        return named.generation > generation
+
+    if not ready():
+        yield Waiting(
+            ready, lambda: f"named barrier {number} ({named.arrived} of {threads} threads came)"
+        )
+    join(frame.agent.clock, named.seen[generation])
+
+
+def _fence(self: Interpreter, frame: Frame, node: Node) -> None:
+    if node.attrs["kind"] == "async":
+        for storage, offset in frame.agent.unfenced:
+            if storage.history is not None:
+                storage.history.plain[offset] = False
+        frame.agent.unfenced = []
+
+
+def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
+    place, memory = (frame.values[i] for i in node.inputs[:2])
+    phases, shape, agent = _phases(frame, node, 2), node.attrs["shape"], frame.agent
+    rank = len(memory.shape)
+    index = _ints(frame, node.inputs[4 : 4 + rank])
+    into = _whole(place, _ints(frame, node.inputs[4 + rank :]), node)
+    offset, inside = memory.offsets(index, shape, node.attrs["axes"])
+    copy = self.machine.agent(f"copy_async of {agent.name}", agent.release())
+    copy.depends = agent.depends
+    self.machine.note_read(copy, memory, offset, inside)
+    self.machine.note_write(copy, place, into)
+    bytes_ = place.type.dtype.storage_bytes(into.size)
+
+    def land() -> None:
+        box = np.zeros(shape, place.data.dtype)
+        box[inside] = memory.data[offset[inside]]
+        place.data[into] = box
+        phases.update(copy.clock, 0, -bytes_)
+
+    self.machine.queues[("copy", copy.number)] = [land]
+
+
+def _copy_store(self: Interpreter, frame: Frame, node: Node) -> None:
+    memory, place = (frame.values[i] for i in node.inputs[:2])
+    rank = len(memory.shape)
+    index = _ints(frame, node.inputs[2 : 2 + rank])
+    source = _whole(place, _ints(frame, node.inputs[2 + rank :]), node)
+    offset, inside = memory.offsets(index, node.attrs["shape"], node.attrs["axes"])
+
+    def land() -> None:
+        memory.data[offset[inside]] = place.data[source][inside]
+
+    engine = self.machine.issue(frame.agent, "copy_store", land)
+    self.machine.note_read(engine, place, source)
+    self.machine.note_write(engine, memory, offset, inside)
+
+
+def _matrix_async(self: Interpreter, frame: Frame, node: Node) -> None:
+    places = [frame.values[i] for i in node.inputs[:3]]
+    accumulate, rest = bool(frame.values[node.inputs[3]]), _ints(frame, node.inputs[4:])
+    regions = []
+    for place in places:
+        lead, rest = rest[: len(place.shape) - 2], rest[len(place.shape) - 2 :]
+        regions.append(_whole(place, lead, node))
+        if id(place) in frame.agent.registers:
+            raise RaceError(
+                "tile.interpret",
+                f"{frame.agent.name} uses {place.name} in matrix_async without matrix_fence",
+            )
+    total, left, right = places
+
+    def product() -> None:
+        a, b = left.data[regions[1]], right.data[regions[2]]
+        a = a.T if node.attrs["transpose_a"] else a
+        b = b.T if node.attrs["transpose_b"] else b
+        old = total.data[regions[0]] if accumulate else np.zeros_like(total.data[regions[0]])
+        total.data[regions[0]] = numeric.dot(a, b, old, total.type.dtype)
+
+    engine = self.machine.issue(frame.agent, "matrix_async", product)
+    self.machine.note_read(engine, left, regions[1])
+    self.machine.note_read(engine, right, regions[2])
+    if accumulate:
+        self.machine.note_read(engine, total, regions[0])
+    self.machine.note_write(engine, total, regions[0])
+
+
+def _matrix_fence(self: Interpreter, frame: Frame, node: Node) -> None:
+    frame.agent.registers.clear()
+
+
+def _commit(kind: str) -> Callable[[Interpreter, Frame, Node], None]:
+    def handler(self: Interpreter, frame: Frame, node: Node) -> None:
+        groups = self.machine.groups(frame.agent, kind)
+        groups.groups.append(groups.open)
+        groups.open = []
+
+    return handler
+
+
+def _group_wait(kind: str) -> Callable[[Interpreter, Frame, Node], Steps]:
+    def handler(self: Interpreter, frame: Frame, node: Node) -> Steps:
+        groups, pending = self.machine.groups(frame.agent, kind), node.attrs["pending"]
+        covered = groups.groups[: max(0, len(groups.groups) - pending)]
+        last = max([op for group in covered for op in group], default=0)
+
+        def ready() -> bool:
+            return groups.done >= last
+
+        if not ready():
+            yield Waiting(ready, lambda: f"its groups of {kind}, all but {pending}")
+        join(frame.agent.clock, {groups.engine.number: last})
+
+    return handler
+
+
+def _register_tile(self: Interpreter, frame: Frame, node: Node) -> Any:
+    from .interpret import Storage, poison
+
+    attrs = node.attrs
+    data = poison(attrs["shape"], attrs["dtype"])
+    storage = Storage(f"register#{node.serial}", node, data, self.symbols)
+    self.track(storage)
+    return storage
+
+
+def _read_place(self: Interpreter, frame: Frame, node: Node) -> Any:
+    storage = frame.values[node.inputs[0]]
+    offset = _whole(storage, _ints(frame, node.inputs[1:]), node)
+    return self.read(frame, storage, offset, None)
+
+
+def _write_place(self: Interpreter, frame: Frame, node: Node) -> None:
+    storage, value = (frame.values[i] for i in node.inputs[:2])
+    offset = _whole(storage, _ints(frame, node.inputs[2:]), node)
+    self.write(frame, storage, offset, value, None)
+
+
+def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Any:
+    storage, value, offset = (frame.values[i] for i in node.inputs[:3])
+    mask = frame.values[node.inputs[3]] if len(node.inputs) > 3 else np.ones(offset.shape, np.bool_)
+    offset = self.checked(node, storage, offset, mask)
+    self.machine.depends(frame.agent, storage, "writes")
+    before = np.zeros(offset.shape, storage.data.dtype)
+    dtype = storage.type.dtype
+    for at in np.ndindex(offset.shape):
+        if mask[at]:
+            where = int(offset[at])
+            before[at] = storage.data[where]
+            new = numeric.elementwise(
+                "add", dtype, [storage.data[where : where + 1], np.asarray([value[at]])]
+            )
+            storage.data[where] = new[0]
+    return before
+
+
+def _dependency(self: Interpreter, frame: Frame, node: Node) -> None:
+    frame.agent.depends = True
+
+
+def _nothing(self: Interpreter, frame: Frame, node: Node) -> None:
+    return None
+
+
+HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+    "barrier": _barrier, "arrive": _arrive, "expect": _expect, "named_arrive": _named_arrive,
+    "fence": _fence, "copy_async": _copy_async, "copy_store": _copy_store,
+    "commit_copies": _commit("copy_store"), "matrix_async": _matrix_async,
+    "matrix_fence": _matrix_fence, "matrix_commit": _commit("matrix_async"),
+    "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
+    "atomic_add": _atomic_add, "grid_dependency_wait": _dependency,
+    "grid_launch_dependents": _nothing,
+}  # fmt: skip
+CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
+    "wait": _wait, "named_sync": _named_sync, "wait_copies": _group_wait("copy_store"),
+    "matrix_wait": _group_wait("matrix_async"),
+}  # fmt: skip

@@ -1,0 +1,334 @@
+"""Tile IR, placed level: places that ops update, roles, barriers, asynchronous copies and products.
+
+The same dialect as `ops`, plus what a schedule says about time and place. A *place* is a Memory
+allocated in a Scope (any name in target.memories): shared by the roles if allocated before them,
+private if allocated inside of one; a register tile is a place in the scope 'register'. Roles
+that follow one another in a Block run at the same time and are joined after the last of them.
+
+* `barrier` is an array of `stages` barriers. A phase of one completes when `count` arrivals came
+  and all expected bytes landed; `wait(parity)` goes on once the phase of that parity is over, so
+  on a fresh barrier parity 1 passes and parity 0 waits.
+* `copy_async` lands at some time after it is issued and counts its bytes on a barrier. What lies
+  outside of the Memory is 0. `copy_store` writes back in groups; what lies outside is dropped.
+* `matrix_async` reads its operands and updates its accumulator at some time after it is issued
+  and before a `matrix_wait` that covers its group. Registers written before it need a
+  `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier.
+
+Invariant: an op here says when it happens only through barriers, groups and fences; `check` and
+the interpreter hold a Body to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.dtype import DType, bool_
+from ..core.errors import InternalError
+from ..ir.block import Block, argument
+from ..ir.node import Node, Op
+from ..ir.symbol import Size
+from ..ir.types import NOTHING, Barrier, Memory, Tile, Type
+from . import ops
+from .build import Body, BodyBuilder
+from .ops import tile
+
+
+def _fail(op: str, message: str) -> InternalError:
+    return InternalError(f"tile.{op}", message)
+
+
+def _place(op: str, node: Node) -> Memory:
+    if not isinstance(node.type, Memory):
+        raise _fail(op, f"{node!r} is not a place")
+    return node.type
+
+
+def _barrier_of(op: str, node: Node) -> Barrier:
+    if not isinstance(node.type, Barrier):
+        raise _fail(op, f"{node!r} is not a barrier")
+    return node.type
+
+
+# ---- roles ----------------------------------------------------------------------------------
+
+
+def _role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) -> Type:
+    if len(blocks) != 1 or blocks[0].arguments or blocks[0].results:
+        raise _fail("role", f"{name} must have one Block without arguments and results")
+    return NOTHING
+
+
+role = Op(tile, "role", _role, attrs=("name", "warps", "registers"), effect=True, group="role",
+          meaning="warps that run this Block beside the roles next to it; registers is the most "
+          "a thread may hold, 0 for what the target gives")  # fmt: skip
+
+# ---- barriers -------------------------------------------------------------------------------
+
+barrier = Op(tile, "barrier", lambda *, name, count, stages: Barrier(count),
+             attrs=("name", "count", "stages"), effect=True, group="barrier",
+             meaning="an array of barriers, one per stage of a pipeline")  # fmt: skip
+
+
+def _on_barrier(op: str, inputs: int) -> Callable[..., Type]:
+    def infer(barrier_: Node, *rest: Node, **_: object) -> Type:
+        _barrier_of(op, barrier_)
+        if len(rest) != inputs or any(r.type != ops.INDEX for r in rest):
+            raise _fail(op, f"{[r.type for r in rest]} is not {inputs} scalars")
+        return NOTHING
+
+    return infer
+
+
+arrive = Op(tile, "arrive", _on_barrier("arrive", 1), effect=True, group="barrier",
+            meaning="inputs barrier, stage: one arrival in the phase under way")  # fmt: skip
+expect = Op(tile, "expect", _on_barrier("expect", 1), attrs=("bytes",), effect=True,
+            group="barrier", meaning="one arrival that also announces bytes to land")  # fmt: skip
+wait = Op(tile, "wait", _on_barrier("wait", 2), effect=True, group="barrier",
+          meaning="inputs barrier, stage, parity: until the phase of this parity is over")  # fmt: skip
+named_sync = Op(tile, "named_sync", lambda *, number, threads: NOTHING,
+                attrs=("number", "threads"), effect=True, group="barrier",
+                meaning="arrive with this role's threads at a numbered barrier and wait until "
+                "`threads` have")  # fmt: skip
+named_arrive = Op(tile, "named_arrive", lambda *, number, threads: NOTHING,
+                  attrs=("number", "threads"), effect=True, group="barrier",
+                  meaning="arrive at a numbered barrier, do not wait")  # fmt: skip
+FENCES = ("async", "global", "cluster")
+fence = Op(tile, "fence", lambda *, kind: NOTHING, attrs=("kind",), effect=True, group="barrier",
+           meaning="'async': this role's plain stores are seen by copies and matrix ops; "
+           "'global', 'cluster': by other programs")  # fmt: skip
+
+# ---- copies ---------------------------------------------------------------------------------
+
+
+def _boxed(op: str, place: Memory, memory: Memory, shape: tuple[int, ...], axes: tuple[int, ...],
+           scalars: int) -> Type:  # fmt: skip
+    if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
+        raise _fail(op, f"a box of {shape} over axes {axes} does not fit the place {place}")
+    if place.dtype is not memory.dtype or scalars != len(memory.shape) + len(place.shape) - len(shape):
+        raise _fail(op, f"{scalars} indices, from {memory} with {place}")
+    return NOTHING
+
+
+def _copy_async(place: Node, memory: Node, barrier_: Node, stage: Node, *index: Node,
+                shape: tuple[int, ...], axes: tuple[int, ...]) -> Type:  # fmt: skip
+    _barrier_of("copy_async", barrier_)
+    into, source = _place("copy_async", place), _place("copy_async", memory)
+    return _boxed("copy_async", into, source, shape, axes, len(index))
+
+
+copy_async = Op(tile, "copy_async", _copy_async, attrs=("shape", "axes"), effect=True,
+                group="copy",
+                meaning="inputs place, Memory, barrier, stage, Memory index, then the place's "
+                "leading index: copies a box, tile axis i walking Memory axis axes[i], into the "
+                "last axes of the place; its bytes land on the barrier")  # fmt: skip
+
+
+def _copy_store(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
+                axes: tuple[int, ...]) -> Type:  # fmt: skip
+    source, into = _place("copy_store", place), _place("copy_store", memory)
+    return _boxed("copy_store", source, into, shape, axes, len(index))
+
+
+copy_store = Op(tile, "copy_store", _copy_store, attrs=("shape", "axes"), effect=True,
+                group="copy", meaning="inputs Memory, place, Memory index, then the place's "
+                "leading index: writes a box back, in the group being collected")  # fmt: skip
+commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
+                   meaning="close this role's group of copy_store")  # fmt: skip
+wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
+                 group="copy", meaning="until at most `pending` groups are under way")  # fmt: skip
+
+# ---- matrix products ------------------------------------------------------------------------
+
+
+def _matrix_async(accumulator: Node, a: Node, b: Node, accumulate: Node, *index: Node,
+                  transpose_a: bool, transpose_b: bool) -> Type:  # fmt: skip
+    places = [_place("matrix_async", x) for x in (accumulator, a, b)]
+    if len(index) != sum(len(p.shape) - 2 for p in places):
+        raise _fail("matrix_async", f"{len(index)} leading indices for {places}")
+    (m, n), left, right = (p.shape[-2:] for p in places)
+    left = left[::-1] if transpose_a else left
+    right = right[::-1] if transpose_b else right
+    if left[0] != m or right[1] != n or left[1] != right[0]:
+        raise _fail("matrix_async", f"{left} @ {right} does not add to {(m, n)}")
+    if accumulate.type != Tile((), bool_):
+        raise _fail("matrix_async", f"accumulate is {accumulate.type}, not a bool")
+    return NOTHING
+
+
+matrix_async = Op(tile, "matrix_async", _matrix_async, attrs=("transpose_a", "transpose_b"),
+                  effect=True, group="matrix_async",
+                  meaning="inputs accumulator, a, b, accumulate, then the leading indices of the "
+                  "three places: accumulator = a @ b (+ accumulator where accumulate holds); a "
+                  "transposed operand is stored (k, m) or (n, k)")  # fmt: skip
+matrix_fence = Op(tile, "matrix_fence", lambda: NOTHING, effect=True, group="matrix_async",
+                  meaning="registers written so far may be used by matrix_async")  # fmt: skip
+matrix_commit = Op(tile, "matrix_commit", lambda: NOTHING, effect=True, group="matrix_async",
+                   meaning="close this role's group of matrix_async")  # fmt: skip
+matrix_wait = Op(tile, "matrix_wait", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
+                 group="matrix_async", meaning="until at most `pending` groups are under way")  # fmt: skip
+
+# ---- places ---------------------------------------------------------------------------------
+
+register_tile = Op(tile, "register_tile",
+                   lambda *, shape, dtype: Memory(shape, dtype, "register", "state"),
+                   attrs=("shape", "dtype"), effect=True, group="memory",
+                   meaning="a place in the registers of a role, not initialised")  # fmt: skip
+
+
+def _read_place(place: Node, *index: Node) -> Type:
+    type_ = _place("read_place", place)
+    return Tile(type_.shape[len(index) :], type_.dtype)  # type: ignore[arg-type]
+
+
+read_place = Op(tile, "read_place", _read_place, effect=True, group="memory",
+                meaning="the tile at the leading index of a place")  # fmt: skip
+
+
+def _write_place(place: Node, value: Node, *index: Node) -> Type:
+    if _read_place(place, *index) != value.type:
+        raise _fail("write_place", f"{value.type} into {place.type} at {len(index)} indices")
+    return NOTHING
+
+
+write_place = Op(tile, "write_place", _write_place, effect=True, group="memory",
+                 meaning="replace the tile at the leading index of a place")  # fmt: skip
+
+# ---- between programs -----------------------------------------------------------------------
+
+atomic_add = Op(tile, "atomic_add",
+                lambda memory, value, offset, *mask: Tile(offset.shape, memory.dtype),
+                effect=True, group="memory",
+                meaning="add to elements at linear offsets in one step each, as seen by all "
+                "programs; gives the values before; masked off ones are 0")  # fmt: skip
+grid_dependency_wait = Op(tile, "grid_dependency_wait", lambda: NOTHING, effect=True, group="grid",
+                          meaning="until the launches this one depends on are done: comes before "
+                          "any read that is not of a constant, and any global write")  # fmt: skip
+grid_launch_dependents = Op(tile, "grid_launch_dependents", lambda: NOTHING, effect=True,
+                            group="grid", meaning="launches that depend on this may start")  # fmt: skip
+
+
+class PlacedBuilder(BodyBuilder):
+    """Builds Bodies at the placed level; methods bear the names of the ops."""
+
+    def role(self, name: str, warps: int, registers: int, body: Callable[[], object]) -> None:
+        """A role; `body` builds its Block."""
+        with self.builder.block(name) as block:
+            body()
+        self.add(role(blocks=(block,), name=name, warps=warps, registers=registers))
+
+    def barrier(self, name: str, count: int, stages: int = 1) -> Node:
+        """An array of barriers."""
+        return self.add(barrier(name=name, count=count, stages=stages))
+
+    def arrive(self, barrier_: Node, stage: Size = 0) -> None:
+        """Arrive."""
+        self.add(arrive(barrier_, self.index(stage)))
+
+    def expect(self, barrier_: Node, stage: Size, bytes_: int) -> None:
+        """Arrive and announce bytes."""
+        self.add(expect(barrier_, self.index(stage), bytes=bytes_))
+
+    def wait(self, barrier_: Node, stage: Size, parity: Size) -> None:
+        """Wait for a phase."""
+        self.add(wait(barrier_, self.index(stage), self.index(parity)))
+
+    def copy_async(
+        self, place: Node, at: Sequence[Size], memory: Node, index: Sequence[Size],
+        axes: tuple[int, ...], barrier_: Node, stage: Size,
+    ) -> int:  # fmt: skip
+        """Copy a box into the place at a leading index; gives its bytes."""
+        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        scalars = [self.index(i) for i in (*index, *at)]
+        self.add(copy_async(place, memory, barrier_, self.index(stage), *scalars,
+                            shape=shape, axes=axes))  # fmt: skip
+        return place.dtype.storage_bytes(math.prod(shape))  # type: ignore[no-any-return, arg-type]
+
+    def copy_store(
+        self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,
+        at: Sequence[Size] = (),
+    ) -> None:  # fmt: skip
+        """Write a box of the place back."""
+        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        scalars = [self.index(i) for i in (*index, *at)]
+        self.add(copy_store(memory, place, *scalars, shape=shape, axes=axes))
+
+    def matrix_async(
+        self, accumulator: Node, a: Node, b: Node, accumulate: Node | bool,
+        at: Sequence[Size] = (), transpose_a: bool = False, transpose_b: bool = False,
+    ) -> None:  # fmt: skip
+        """Multiply and accumulate; `at` are the leading indices of accumulator, a and b."""
+        if not isinstance(accumulate, Node):
+            accumulate = self.constant(accumulate, bool_)
+        self.add(matrix_async(accumulator, a, b, accumulate, *[self.index(i) for i in at],
+                              transpose_a=transpose_a, transpose_b=transpose_b))  # fmt: skip
+
+    def register_tile(self, shape: tuple[int, ...], dtype: DType, fill: float | None = None) -> Node:
+        """A place in registers, filled if asked."""
+        place = self.add(register_tile(shape=shape, dtype=dtype))
+        if fill is not None:
+            self.write(place, self.constant(fill, dtype, shape))
+        return place
+
+    def read(self, place: Node, *index: Size) -> Node:
+        """The tile of a place."""
+        return self.add(read_place(place, *[self.index(i) for i in index]))
+
+    def write(self, place: Node, value: Node, *index: Size) -> None:
+        """Replace the tile of a place."""
+        self.add(write_place(place, value, *[self.index(i) for i in index]))
+
+    def do(self, op: Op, **attrs: Any) -> None:
+        """An op without inputs: fences, commits, waits for groups, named barriers."""
+        self.add(op.make((), attrs))
+
+    def hole(self, name: str, type_: Type, *inputs: Node) -> Node:
+        """A named hole."""
+        return self.add(ops.hole(*inputs, name=name, type=type_))
+
+
+# ---- holes ----------------------------------------------------------------------------------
+
+Filler = Callable[[PlacedBuilder, Sequence[Node], Sequence[Node]], Node]
+
+
+def fill(
+    body: Body, name: str, filler: Filler, parameters: Sequence[tuple[str, Memory]] = ()
+) -> Body:
+    """The Body with every hole of a name replaced by what filler(builder, inputs, added) builds.
+
+    `parameters` are added to the Body's; the filler gets their Nodes as `added`.
+    """
+    given = [(p.attrs["name"], p.type) for p in body.parameters]
+    b = PlacedBuilder(body.name, [*given, *parameters])  # type: ignore[list-item]
+    added = b.parameters[len(given) :]
+    mapping: dict[Node, Node] = dict(zip(body.parameters, b.parameters))
+    found = 0
+
+    def copy(block: Block) -> None:
+        nonlocal found
+        for node in block.nodes:
+            inputs = tuple(mapping[i] for i in node.inputs)
+            if node.op is ops.hole and node.attrs["name"] == name:
+                found += 1
+                new = filler(b, inputs, added)
+                if new.type != node.type:
+                    raise _fail("fill", f"{name} wants {node.type}, the filler gives {new.type}")
+                mapping[node] = new
+                continue
+            blocks = tuple(copy_block(inner) for inner in node.blocks)
+            mapping[node] = b.add(node.op.make(inputs, node.attrs, blocks, location=node.location))
+
+    def copy_block(inner: Block) -> Block:
+        arguments = tuple(argument(a.attrs["name"], a.type) for a in inner.arguments)
+        mapping.update(zip(inner.arguments, arguments))
+        with b.builder.block(inner.name, arguments) as new:
+            copy(inner)
+            new.results = tuple(mapping[r] for r in inner.results)
+        return new
+
+    copy(body.block)
+    if not found:
+        raise _fail("fill", f"the Body {body.name} has no hole {name!r}")
+    return b.finish(body.grid, **body.notes)

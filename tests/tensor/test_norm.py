@@ -1,0 +1,132 @@
+"""Normalisation, embedding and attention against torch: values, gradients and state."""
+
+import numpy as np
+import pytest
+from torch_peer import close, compare, random_array, torch
+
+from tilegrad import Tensor, jit, manual_seed
+from tilegrad.core.errors import DTypeError, ShapeError, UserError
+from tilegrad.tensor import norm
+
+functional = torch.nn.functional
+X, WEIGHT, BIAS = random_array((2, 6, 5)), random_array((6,), 1), random_array((6,), 2)
+
+
+def test_layer_norm() -> None:
+    weight, bias = random_array((6, 5), 1), random_array((6, 5), 2)
+    compare(
+        lambda x, w, b: norm.layer_norm(x, (6, 5), w, b, 1e-3),
+        lambda x, w, b: functional.layer_norm(x, (6, 5), w, b, 1e-3), X, weight, bias,
+    )  # fmt: skip
+    compare(lambda x: norm.layer_norm(x, 5), lambda x: functional.layer_norm(x, (5,)), X)
+
+
+def test_rms_norm() -> None:
+    compare(
+        lambda x, w: norm.rms_norm(x, 5, w, 1e-5),
+        lambda x, w: functional.rms_norm(x, (5,), w, 1e-5), X, random_array((5,), 1),
+    )  # fmt: skip
+    compare(lambda x: norm.rms_norm(x, 5), lambda x: functional.rms_norm(x, (5,)), X)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_group_norm(groups: int) -> None:
+    compare(
+        lambda x, w, b: norm.group_norm(x, groups, w, b),
+        lambda x, w, b: functional.group_norm(x, groups, w, b), X, WEIGHT, BIAS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 6), (2, 6, 5), (2, 6, 3, 2)])
+def test_batch_norm(shape: tuple, training: bool) -> None:
+    middle, spread = random_array((6,), 3), np.abs(random_array((6,), 4)) + 0.5
+    ours = [Tensor(middle), Tensor(spread)]
+    theirs = [torch.tensor(middle), torch.tensor(spread)]
+    compare(
+        lambda x, w, b: norm.batch_norm(x, *ours, w, b, training, 0.2),
+        lambda x, w, b: functional.batch_norm(x, *theirs, w, b, training, 0.2),
+        random_array(shape), WEIGHT, BIAS,
+    )  # fmt: skip
+    for a, b in zip(ours, theirs):
+        close(a, b)
+
+
+def test_instance_norm_and_others() -> None:
+    compare(
+        lambda x, w, b: norm.instance_norm(x, None, None, w, b),
+        lambda x, w, b: functional.instance_norm(x, None, None, w, b), X, WEIGHT, BIAS,
+    )  # fmt: skip
+    compare(
+        lambda x: norm.local_response_norm(x, 3, 0.1), lambda x: functional.local_response_norm(x, 3, 0.1), X
+    )  # fmt: skip
+    compare(norm.normalize, functional.normalize, X)
+    compare(
+        lambda x: norm.normalize(x, 1.0, -1), lambda x: functional.normalize(x, 1.0, -1), X
+    )
+
+
+@pytest.mark.parametrize("padding", [None, 2, -1])
+def test_embedding(padding: int | None) -> None:
+    index = np.array([[0, 2, 2], [4, 1, 4]])
+    compare(
+        lambda w: norm.embedding(Tensor(index), w, padding),
+        lambda w: functional.embedding(torch.tensor(index), w, padding), random_array((5, 3)),
+    )  # fmt: skip
+
+
+Q, K, V = (random_array((2, 4, 3, 8), i) for i in range(3))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
+def test_attention(options: dict) -> None:
+    compare(
+        lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, **options),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options), Q, K, V,
+    )  # fmt: skip
+
+
+def test_attention_masks() -> None:
+    mask = random_array((3, 3)) > -0.5
+    mask[1] = False  # a query that may look nowhere
+    for given in (mask, random_array((2, 1, 3, 3), 5)):
+        compare(
+            lambda q, k, v, m=given: norm.scaled_dot_product_attention(q, k, v, Tensor(m)),
+            lambda q, k, v, m=given: functional.scaled_dot_product_attention(
+                q, k, v, torch.tensor(m)
+            ),
+            Q, K, V,
+        )  # fmt: skip
+
+
+def test_attention_with_shared_heads() -> None:
+    compare(
+        lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        Q, random_array((2, 2, 5, 8), 1), random_array((2, 2, 5, 8), 2),
+    )  # fmt: skip
+
+
+def test_attention_in_bfloat16() -> None:
+    ours = norm.scaled_dot_product_attention(*(Tensor(x).to("bfloat16") for x in (Q, K, V)))
+    theirs = functional.scaled_dot_product_attention(*(torch.tensor(x) for x in (Q, K, V)))
+    assert ours.dtype.name == "bfloat16"
+    np.testing.assert_allclose(ours.float().numpy(), theirs.numpy(), atol=3e-2)
+
+
+def test_attention_dropout_draws_anew_under_jit() -> None:
+    manual_seed(0)
+    run = jit(lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+    first, second = (run(Tensor(Q), Tensor(K), Tensor(V)).numpy() for _ in range(2))
+    assert not np.allclose(first, second)
+
+
+def test_errors() -> None:
+    with pytest.raises(ShapeError, match="layer_norm: the last axes differ"):
+        norm.layer_norm(Tensor(X), 6)
+    with pytest.raises(DTypeError, match="indices are not integers"):
+        norm.embedding(Tensor(X), Tensor(X[0]))
+    with pytest.raises(UserError, match="attn_mask and is_causal"):
+        norm.scaled_dot_product_attention(Tensor(Q), Tensor(K), Tensor(V), Tensor(Q), 0.0, True)
+    with pytest.raises(ShapeError, match="more than one value"):
+        norm.batch_norm(Tensor(X[:1, :, 0]), None, None, training=True)
