@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tilegrad.core.errors import DTypeError, ShapeError, StateError, TraceError, UserError
-from tilegrad.tensor import elementwise, matmul, movement, reduce  # noqa: F401
+from tilegrad.tensor import elementwise, lowered, matmul, movement, reduce  # noqa: F401
 from tilegrad.tensor.jit import jit
 from tilegrad.tensor.random import rand
 from tilegrad.tensor.tensor import Tensor, no_grad
@@ -191,9 +191,9 @@ def test_nested_jit_and_methods():
 
 def test_lower_gives_the_graph_and_does_not_run():
     f = jit(lambda a, b: a * b)
-    lowered = f.lower(tensor(1, 2), tensor(3, 4))
-    assert len(lowered.inputs) == 2 and [n.op.name for n in lowered.outputs] == ["multiply"]
-    assert lowered.executable is None
+    found = f.lower(tensor(1, 2), tensor(3, 4))
+    assert len(found.inputs) == 2 and [n.op.name for n in found.outputs] == ["multiply"]
+    assert found.executable is None
     f(tensor(1, 2), tensor(3, 4))
     assert f.traces == 1
 
@@ -359,6 +359,24 @@ def test_shared_state_is_copied_before_it_is_given_away():
     f(layer, optimizer, tensor(1, 1))
     assert alias.tolist() == [1.0, 2.0] and before.tolist() == [1.0, 2.0]
     assert view.tolist() == [0.5, 1.5]
+
+
+def test_state_is_not_copied_at_every_call(monkeypatch):
+    copies = []
+    copy = lowered.copy_of
+    monkeypatch.setattr(lowered, "copy_of", lambda b: copies.append(b) or copy(b))
+    layer = Layer()
+    optimizer = Descent(layer)
+
+    @jit
+    def f(layer, optimizer, x):
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+
+    for _ in range(5):
+        f(layer, optimizer, tensor(1, 1))
+    assert len(copies) <= 2  # the first time: the data came from NumPy
 
 
 def test_in_place_on_an_argument_reaches_the_caller():

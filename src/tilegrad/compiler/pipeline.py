@@ -14,7 +14,7 @@ from ..graph.decompose import DECOMPOSE
 from ..graph.ops import graph
 from ..graph.recognize import RECOGNIZE
 from ..graph.simplify import SIMPLIFY, STRIP
-from ..ir.block import pure_block
+from ..ir.block import argument_op, pure_block
 from ..ir.node import Node
 from ..ir.pattern import RuleSet
 from ..ir.rewrite import Log, rewrite
@@ -64,5 +64,6 @@ def run_pipeline(arguments: Sequence[Node], results: Sequence[Node]) -> tuple[Re
         stages.append(Stage(name, new, dict(log.fired), new != current))
         current = new
         if config().verify:
-            verify(pure_block("main", tuple(arguments), tuple(current)), graph, where=name)
+            given = tuple(a for a in arguments if a.op is argument_op)  # inputs are Nodes of it
+            verify(pure_block("main", given, tuple(current)), graph, where=name)
     return current, stages

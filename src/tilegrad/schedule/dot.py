@@ -456,8 +456,10 @@ def balanced(m: int, most: int) -> int:
 def lower_dot(
     group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, list[tuple[str, Any]]]]:
-    """The Bodies of a dot group."""
+    """The Bodies of a dot group: on a matrix unit where the Target has one for its dtypes."""
+    from .matrix import MatrixLowering, unit_for
+
+    unit = unit_for(group, target)
+    if unit is not None:
+        return MatrixLowering(unit, group, reads, values, target, name).lower()
     return DotLowering(group, reads, values, target, name).lower()
-
-
-__all__ = ["DType", "Plan", "floor_divide", "lower_dot", "ops"]

@@ -327,6 +327,8 @@ def _masked(x: Tensor, entries: list[Entry], value: Tensor) -> Node | None:
     if others or axis or any(e.kind == "new" for e in entries):
         return None
     rest = x.shape[mask.ndim :]
+    if any(isinstance(s, int) and s == 0 for s in value.shape):
+        return node_of(x)
     source = build.cast(node_of(value), x.dtype)
     if value.ndim > len(rest) and not (isinstance(value.shape[0], int) and value.shape[0] == 1):
         source = spread(mask, value, rest, "assign")

@@ -198,10 +198,11 @@ def _text(array: np.ndarray[Any, Any]) -> str:
     if array.dtype.kind not in "biu":
         array = array.astype(np.float64)
     show = _number_format(array)
-    return np.array2string(
+    text = np.array2string(
         array, separator=", ", prefix="tensor(", threshold=THRESHOLD, edgeitems=EDGE,
         max_line_width=80, formatter={"all": show},
     )  # fmt: skip
+    return text.replace(", ...,", ",  ...,")
 
 
 def _number_format(array: np.ndarray[Any, Any]) -> Any:

@@ -184,7 +184,7 @@ class Tensor:
 
     def buffer(self) -> Buffer:
         """The Buffer that holds the value, computing it if need be."""
-        buffer = values.get(self.node)
+        buffer = values.data.get(weakref.ref(self.node))  # values.get, without a call
         if buffer is None:
             realize([self])
             buffer = values[self.node]
@@ -196,11 +196,12 @@ class Tensor:
 
     def item(self) -> Any:
         """The value of a Tensor of one element as a Python number."""
-        shape, dtype = self.shape, self.dtype.numpy
-        if shape and self.numel() != 1:
+        type_: Any = self.node.type
+        if type_.shape and any([s != 1 for s in type_.shape]):
             raise ShapeError("needs exactly one element", op="item", expected="1 element",
                              got=f"{self.numel()} in shape {build.show(self.shape)}")  # fmt: skip
         pointer = self.buffer().pointer  # read by hand: a NumPy view costs several microseconds
+        dtype = type_.dtype.numpy
         return np.frombuffer(string_at(pointer, dtype.itemsize), dtype).item()
 
     def tolist(self) -> Any:
@@ -374,8 +375,9 @@ def as_array(data: Any) -> np.ndarray[Any, Any]:
         raise DTypeError(f"cannot make a Tensor: {error}", op="Tensor", got=type(data).__name__,
                          expected="array, nested list of equal lengths or number",
         ) from None  # fmt: skip
-    if array.dtype == object:
-        raise DTypeError("cannot make a Tensor", op="Tensor", got=type(data).__name__,
+    if array.dtype not in dtypes.BY_NUMPY:
+        found = type(data).__name__ if array.dtype == object else f"elements of {array.dtype}"
+        raise DTypeError("cannot make a Tensor", op="Tensor", got=found,
                          expected="array, nested list of equal lengths or number")  # fmt: skip
     return array
 

@@ -34,6 +34,11 @@ class Body:
         return self.block.arguments
 
 
+def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:
+    """An order of terms that is the same in every process."""
+    return "*".join(sorted(map(repr, term[0])))
+
+
 class BodyBuilder:
     """Builds one Body."""
 
@@ -90,14 +95,15 @@ class BodyBuilder:
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
         if low(value.args[0]) >= 0:
             names.update(div="unsigned_divide", mod="unsigned_remainder")
-        a, b = (self.index(x) for x in value.args)
+        args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
+        a, b = (self.index(x) for x in args)
         return self.binary(names[value.kind], a, b)
 
     def _sum(self, value: Expr) -> Node:
         total: Node | None = None
-        for product, factor in value.terms:
+        for product, factor in sorted(value.terms, key=_term_text):
             term: Node | None = None
-            for atom in product:
+            for atom in sorted(product, key=repr):
                 node = self.index(atom)
                 term = node if term is None else self.binary("multiply", term, node)
             assert term is not None

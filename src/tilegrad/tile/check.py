@@ -44,8 +44,8 @@ def verify_body(
     verify(body.block, ops.tile, (shape_rule, memory_rule, control_rule), where=where)
     check = _Check(body, level, target, where)
     check.parameters()
-    for node, enclosing in walk(body.block):
-        check.node(node, enclosing)
+    for node, _ in walk(body.block):
+        check.node(node)
     check.budget()
     if level == "portable":
         check.results()
@@ -165,7 +165,7 @@ class _Check:
             names = ", ".join(self.target.memories)
             raise self.fail(f"{self.target.name} has no Scope {scope!r}, only {names}", node)
 
-    def node(self, node: Node, enclosing: tuple[Node, ...]) -> None:
+    def node(self, node: Node) -> None:
         """The ops of the level, Scopes, units, and constants that nobody writes."""
         name = node.op.name
         if self.level == "portable" and name in PLACED_OPS:
@@ -173,7 +173,7 @@ class _Check:
         if self.level == "placed" and name == "fence" and node.attrs["kind"] not in placed.FENCES:
             raise self.fail(f"no fence is called {node.attrs['kind']!r}", node)
         if name in ("allocate", "register_tile"):
-            self.allocation(node, enclosing)
+            self.allocation(node)
         if name in STORES:
             memory = node.inputs[STORES[name]]
             if isinstance(memory.type, Memory) and memory.type.use == "constant":
@@ -183,14 +183,12 @@ class _Check:
             if unit not in {u.name for u in self.target.matrix}:
                 raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
 
-    def allocation(self, node: Node, enclosing: tuple[Node, ...]) -> None:
+    def allocation(self, node: Node) -> None:
         type_ = node.type
         assert isinstance(type_, Memory)
         self.scope(type_.scope, node)
         if type_.scope == "register":
             return  # per role and subject to the target's own allocation: a later check
-        if any(e.op.name == "loop" for e in enclosing):
-            raise self.fail("a place is allocated inside of a loop", node)
         size = type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
         self.places[type_.scope] = self.places.get(type_.scope, 0) + size
 

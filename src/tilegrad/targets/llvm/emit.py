@@ -316,6 +316,9 @@ class Emitter:
         if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
             self.values[node] = self.turn(self.values[node.inputs[0]], scalar_type(node.dtype))
             return
+        if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
+            self.turn_groups(node)
+            return
         places = []
         for number in range(math.prod(node.shape)):
             index = unravel(number, node.shape)
@@ -324,6 +327,30 @@ class Emitter:
                 own[axis] = position
             places.append(ravel(tuple(own), source))
         self.rearrange(node, places)
+
+    def turn_groups(self, node: Node) -> None:
+        """Transpose a square of 32-bit groups of narrower elements."""
+        source, size = node.inputs[0], node.shape[0]
+        narrow, wide = vector(scalar_type(node.dtype), 2), vector("i32", size)
+        count = 32 // node.dtype.bits
+        narrow = vector(scalar_type(node.dtype), size * count)
+        flat, width = self.flat(source)
+        v, element = vector(scalar_type(node.dtype), width), scalar_type(node.dtype)
+        rows = []
+        for start in range(0, width, size * count):
+            mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
+            row = self.w.value(
+                f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>")
+            rows.append(self.w.value(f"bitcast {narrow} {row} to {wide}"))
+        turned = [self.w.value(f"bitcast {wide} {r} to {narrow}") for r in self.turn(rows, "i32")]
+        lanes, result = node.shape[-1], []
+        for row in turned:
+            for start in range(0, size * count, lanes):
+                mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
+                result.append(self.w.value(
+                    f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"))
+        assert element
+        self.values[node] = result
 
     def turn(self, rows: Values, element: str) -> Values:
         """Transpose a square by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""

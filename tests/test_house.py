@@ -1,0 +1,347 @@
+"""The habits of the house, read from the source with `ast`: imports, size, words, errors.
+
+Every check gathers all that breaks its rule, so that one run names all of it. A file or function
+that is better long says so in its module's docstring: "long because" for a file, the function's
+name for a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
+# A folder imports only folders of earlier steps; folders of one step do not see each other.
+STEPS = [
+    {"core"}, {"ir"}, {"graph", "tile"}, {"kernels", "runtime"}, {"schedule", "targets"},
+    {"compiler"}, {"tune"}, {"tensor"}, {"nn"}, {"quant"}, {"models", "exchange"}, {"train"},
+    {"chip", "serve"}, {"cli"},
+]  # fmt: skip
+STEP_OF = {folder: number for number, step in enumerate(STEPS) for folder in step}
+FILE_LINES, FUNCTION_LINES, COLUMNS = 500, 40, 100
+STANDALONE = {"targets/llvm/probe.py"}  # run by path in a child process, answers by printing
+# Words of other projects for what has a word of its own here (docs/vocabulary.md).
+FOREIGN_WORDS = {
+    "uop", "uops", "src", "srcs", "payload", "sink", "rawbuf", "rawbuffer", "opts", "knob",
+    "knobs", "sint", "renderer", "codegen", "qtype", "addrspace", "einops",
+}  # fmt: skip
+HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
+# Methods that are rows of a table, one op each: the docstring of their class speaks for all.
+ROWS = re.compile(r"Operations\.\w+|Emitter\.emit_\w+")
+PRAGMA = re.compile(r"\s*#\s*(?:fmt|type|noqa|ruff)\b.*")
+# What Python's own protocols ask a method to raise.
+PROTOCOL = {
+    "AttributeError": {"__getattr__", "__getattribute__", "__delattr__", "__setattr__"},
+    "KeyError": {"__getitem__", "__delitem__", "__missing__"},
+    "IndexError": {"__getitem__"},
+    "StopIteration": {"__next__"},
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source:
+    """One file of the package."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.relative_to(PACKAGE).as_posix()
+        self.text = path.read_text()
+        self.lines = self.text.splitlines()
+        self.tree = ast.parse(self.text)
+        self.docstring = ast.get_docstring(self.tree) or ""
+        self.parts = self.name.split("/")
+        self.folder = self.parts[0] if len(self.parts) > 1 else ""
+
+    def functions(self) -> Iterator[Function]:
+        """Every function, methods and nested ones too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, Function):
+                yield node
+
+
+SOURCES = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def report(broken: list[str]) -> None:
+    """Fail with one line for each thing that breaks the rule."""
+    assert not broken, f"{len(broken)} found:\n" + "\n".join(broken)
+
+
+# ---- imports --------------------------------------------------------------------------------
+
+
+def imported(source: Source) -> Iterator[tuple[str, int]]:
+    """Folders of ours that a file imports, with the line."""
+    here = source.parts[:-1]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = here[: len(here) - (node.level - 1)]
+                path = base + (node.module.split(".") if node.module else [])
+            elif node.module and node.module.split(".")[0] == "tilegrad":
+                path = node.module.split(".")[1:]
+            else:
+                continue
+            names = [path[0]] if path else [alias.name for alias in node.names]
+            yield from ((name, node.lineno) for name in names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "tilegrad" and len(parts) > 1:
+                    yield parts[1], node.lineno
+
+
+def test_imports_go_one_way() -> None:
+    broken = []
+    for source in SOURCES:
+        if not source.folder:
+            continue  # the package's own __init__ stands above all folders
+        for name, line in imported(source):
+            if name in (source.folder, "__version__"):
+                continue
+            if name not in STEP_OF or STEP_OF[name] >= STEP_OF[source.folder]:
+                broken.append(f"{source.name}:{line} {source.folder} imports {name}")
+    report(broken)
+
+
+def test_every_folder_has_its_step() -> None:
+    folders = {source.folder for source in SOURCES if source.folder}
+    assert folders <= set(STEP_OF), folders - set(STEP_OF)
+
+
+def test_targets_do_not_see_each_other() -> None:
+    broken = []
+    for source in SOURCES:
+        if source.folder != "targets" or len(source.parts) < 3:
+            continue
+        own = source.parts[1]
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
+                if node.module.split(".")[0] != own:
+                    broken.append(f"{source.name}:{node.lineno} sees {node.module}")
+    report(broken)
+
+
+def test_init_files_only_export() -> None:
+    broken = []
+    allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    for source in SOURCES:
+        if source.parts[-1] != "__init__.py":
+            continue
+        for node in source.tree.body:
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            lazy = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
+            typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            if not (docstring or lazy or typing or isinstance(node, allowed)):
+                broken.append(f"{source.name}:{node.lineno} {type(node).__name__}")
+    report(broken)
+
+
+# ---- one place each -------------------------------------------------------------------------
+
+
+def test_environment_is_read_in_one_file() -> None:
+    broken = []
+    for source in SOURCES:
+        if source.name == "core/config.py" or source.name in STANDALONE:
+            continue
+        for node in ast.walk(source.tree):
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                name = next((a.name for a in node.names if a.name in ("environ", "getenv")), "")
+            if name in ("environ", "environb", "getenv", "putenv"):
+                broken.append(f"{source.name}:{node.lineno} {name}")
+    report(broken)
+
+
+def test_only_the_command_line_prints() -> None:
+    broken = []
+    for source in SOURCES:
+        if source.folder == "cli" or source.name in STANDALONE:
+            continue
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "print":
+                    broken.append(f"{source.name}:{node.lineno}")
+    report(broken)
+
+
+def test_no_file_without_a_home() -> None:
+    report([s.name for s in SOURCES if Path(s.name).stem in HOMELESS])
+
+
+def test_depth() -> None:
+    report([s.name for s in SOURCES if len(s.parts) > 3])
+
+
+# ---- errors ---------------------------------------------------------------------------------
+
+
+def raised(function: str, node: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """(innermost function, name of the class raised, line) of every raise of a class."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield from raised(child.name, child)
+            continue
+        if isinstance(child, ast.Raise) and child.exc is not None:
+            what = child.exc.func if isinstance(child.exc, ast.Call) else child.exc
+            name = what.attr if isinstance(what, ast.Attribute) else getattr(what, "id", "")
+            yield function, name, child.lineno
+        yield from raised(function, child)
+
+
+def test_raises_are_our_errors() -> None:
+    theirs = {
+        name for name, value in vars(builtins).items()
+        if isinstance(value, type) and issubclass(value, BaseException)
+    }  # fmt: skip
+    broken = []
+    for source in SOURCES:
+        if source.name in STANDALONE:
+            continue
+        for function, name, line in raised("", source.tree):
+            if name in theirs and function not in PROTOCOL.get(name, ()):
+                broken.append(f"{source.name}:{line} {function} raises {name}")
+    report(broken)
+
+
+# ---- size -----------------------------------------------------------------------------------
+
+
+def test_lines_fit() -> None:
+    report([
+        f"{source.name}:{number} {len(line)} columns"
+        for source in SOURCES
+        for number, line in enumerate(source.lines, 1)
+        if len(PRAGMA.sub("", line)) > COLUMNS
+    ])  # fmt: skip
+
+
+def test_long_files_say_why() -> None:
+    report([
+        f"{source.name} {len(source.lines)} lines"
+        for source in SOURCES
+        if len(source.lines) > FILE_LINES and source.parts[-1] != "__init__.py"
+        and "long because" not in " ".join(source.docstring.split())
+    ])  # fmt: skip
+
+
+def test_long_functions_are_named() -> None:
+    broken = []
+    for source in SOURCES:
+        for function in source.functions():
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            named = re.search(rf"\b{re.escape(function.name)}\b", source.docstring)
+            if lines > FUNCTION_LINES and not named:
+                broken.append(f"{source.name}:{function.lineno} {function.name} {lines} lines")
+    report(broken)
+
+
+def test_most_files_and_functions_are_short() -> None:
+    files = [len(source.lines) for source in SOURCES]
+    lengths = [
+        (f.end_lineno or 0) - f.lineno + 1 for source in SOURCES for f in source.functions()
+    ]
+    assert sum(n <= FILE_LINES for n in files) > 0.85 * len(files)
+    assert sum(n <= FUNCTION_LINES for n in lengths) > 0.98 * len(lengths)
+
+
+# ---- words ----------------------------------------------------------------------------------
+
+
+def test_modules_say_what_they_are_for() -> None:
+    report([source.name for source in SOURCES if not source.docstring])
+
+
+def public(source: Source) -> Iterator[tuple[str, Function]]:
+    """Public functions and methods of public classes, with their qualified names."""
+    for node in source.tree.body:
+        if isinstance(node, Function) and not node.name.startswith("_"):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            for method in node.body:
+                if isinstance(method, Function) and not method.name.startswith("_"):
+                    yield f"{node.name}.{method.name}", method
+
+
+def decorated(function: Function, *names: str) -> bool:
+    """Whether a decorator's last word is one of the names."""
+    return any(ast.unparse(d).split("(")[0].split(".")[-1] in names
+               for d in function.decorator_list)  # fmt: skip
+
+
+def test_public_functions_are_typed() -> None:
+    broken = []
+    for source in SOURCES:
+        for name, function in public(source):
+            given = function.args
+            bare = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)
+                    if a.annotation is None and a.arg not in ("self", "cls")]  # fmt: skip
+            bare += [a.arg for a in (given.vararg, given.kwarg) if a and a.annotation is None]
+            if function.returns is None:
+                bare.append("return")
+            if bare:
+                broken.append(f"{source.name}:{function.lineno} {name}: {', '.join(bare)}")
+    report(broken)
+
+
+def test_public_functions_have_a_docstring() -> None:
+    report([
+        f"{source.name}:{function.lineno} {name}"
+        for source in SOURCES
+        for name, function in public(source)
+        if not ast.get_docstring(function) and not decorated(function, "setter", "overload")
+        and not ROWS.fullmatch(name)
+    ])  # fmt: skip
+
+
+def test_public_classes_have_a_docstring() -> None:
+    report([
+        f"{source.name}:{node.lineno} {node.name}"
+        for source in SOURCES
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ])  # fmt: skip
+
+
+def names_in(source: Source) -> Iterator[tuple[str, int]]:
+    """Every name a file makes."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+
+
+def test_one_word_per_concept() -> None:
+    broken = []
+    for source in SOURCES:
+        for name, line in names_in(source):
+            if name == "src" and source.folder == "tensor":
+                continue  # PyTorch's name of an argument: scatter(dim, index, src)
+            if FOREIGN_WORDS & set(name.lower().split("_")):
+                broken.append(f"{source.name}:{line} {name}")
+    report(broken)
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bench", "examples", "docs"])
+def test_text_is_about_the_project(folder: str) -> None:
+    """No paths of one machine and no leftovers of work in progress."""
+    root = PACKAGE.parents[1] / folder
+    pattern = re.compile(r"/(?:home|root|Users)/\w|/work/\w|\b(?:TODO|FIXME|XXX|HACK)\b")
+    broken = []
+    for path in sorted(root.rglob("*")) if root.is_dir() else []:
+        if path.suffix not in (".py", ".md", ".txt", ".toml") or path.name == "test_house.py":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if pattern.search(line):
+                broken.append(f"{path.relative_to(root)}:{number} {line.strip()[:80]}")
+    report(broken)
