@@ -1,1 +1,1 @@
-
+"""The whole compile on one page, its cache, and how it explains itself."""

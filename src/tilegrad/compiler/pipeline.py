@@ -20,6 +20,7 @@ from ..ir.pattern import RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.verify import verify
 from .split import split_reductions
+from .thin import thin_dots
 
 Results = list[Node]
 Pass = Callable[[Sequence[Node], Results, Log], Results]
@@ -40,6 +41,7 @@ PIPELINE: list[tuple[str, Pass]] = [
     ("simplify", rules(SIMPLIFY)),
     ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
     ("simplify again", rules(SIMPLIFY)),
+    ("thin dots", thin_dots),  # after recognition, which would undo it
     ("split reductions", split_reductions),  # long sums with few results get parallel parts
 ]
 

@@ -1,1 +1,1 @@
-
+"""Facts that import nothing of ours: dtypes, targets, errors, settings."""

@@ -1,1 +1,1 @@
-
+"""Graph IR: what to compute."""

@@ -2,7 +2,8 @@
 
 Everything that makes Graph Nodes (tensor functions, derivatives, decompositions) goes through
 here. Invariant: what comes out obeys the strict rules of `ops` (equal shapes, equal dtypes);
-a mistake in shapes or axes is a user error that names the op.
+a mistake in shapes or axes is a user error that names the op. The file is long because it has
+one short function for nearly every op.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-
+"""One engine for every IR: Nodes, Blocks, patterns, rewriting, verifying, text, Symbols."""

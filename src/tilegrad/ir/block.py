@@ -83,7 +83,9 @@ def pure_block(
     given = {id(a) for a in arguments}
 
     def stop(node: Node) -> bool:
-        return id(node) in given or node.op is argument_op or (outside is not None and outside(node))
+        if id(node) in given or node.op is argument_op:
+            return True
+        return outside is not None and outside(node)
 
     nodes = [n for n in topological(results, stop) if not stop(n)]
     return Block(name, arguments, nodes, results)

@@ -64,7 +64,9 @@ class Node:
             return getattr(self.type, name)
         raise AttributeError(name)
 
-    def with_inputs(self, inputs: tuple[Node, ...], blocks: tuple[Block, ...] | None = None) -> Node:
+    def with_inputs(
+        self, inputs: tuple[Node, ...], blocks: tuple[Block, ...] | None = None
+    ) -> Node:
         """The same Op and attrs on other inputs; the location survives."""
         if inputs == self.inputs and blocks is None:
             return self

@@ -1,1 +1,1 @@
-
+"""Programs in the tile language."""

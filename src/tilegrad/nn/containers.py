@@ -117,8 +117,8 @@ class ModuleDict(Module):
 
     def __getitem__(self, key: str) -> Module:
         if key not in self._modules:
-            raise UserError("no such key", op="ModuleDict", expected=f"one of {list(self._modules)}",
-                            got=key)  # fmt: skip
+            raise UserError("no such key", op="ModuleDict", got=key,
+                            expected=f"one of {list(self._modules)}")  # fmt: skip
         return self._modules[key]  # type: ignore[no-any-return]
 
     def __setitem__(self, key: str, module: Module) -> None:

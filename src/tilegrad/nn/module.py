@@ -77,7 +77,8 @@ class Module:
         holders = self.__dict__
         if "_modules" not in holders:
             raise UserError("set before Module.__init__", op=type(self).__name__,
-                            expected="super().__init__() first", got=f"self.{name} = ...")  # fmt: skip
+                            expected="super().__init__() first",
+                            got=f"self.{name} = ...")  # fmt: skip
         if isinstance(value, Parameter):
             self._place("_parameters", name, value)
         elif isinstance(value, Module):
@@ -133,8 +134,8 @@ class Module:
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Hold a Tensor that is state but not trained; `persistent` puts it in checkpoints."""
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise DTypeError("a buffer is a Tensor", op="register_buffer", expected="Tensor or None",
-                             got=type(tensor).__name__)  # fmt: skip
+            raise DTypeError("a buffer is a Tensor", op="register_buffer",
+                             expected="Tensor or None", got=type(tensor).__name__)  # fmt: skip
         self._place("_buffers", name, tensor)
         (self._temporary.discard if persistent else self._temporary.add)(name)
 
@@ -151,7 +152,7 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the Module computes."""
-        raise UserError("no forward", op=type(self).__name__, expected="a method forward(self, ...)")
+        raise UserError("no forward", op=type(self).__name__, expected="a method forward")
 
     # ---- walking --------------------------------------------------------------------------
 
@@ -201,10 +202,12 @@ class Module:
         """All Parameters, each once."""
         return (p for _, p in self.named_parameters("", recurse))
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True,
-                         remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:  # fmt: skip
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
         """All Parameters by dotted name."""
-        return self._named("_parameters", prefix, recurse, remove_duplicate)  # type: ignore[return-value]
+        found: Any = self._named("_parameters", prefix, recurse, remove_duplicate)
+        return found  # type: ignore[no-any-return]
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """All buffers, each once."""
@@ -272,7 +275,8 @@ class Module:
                  for n, t in found.items() if t.shape != ours[n].shape]  # fmt: skip
         if wrong:
             raise ShapeError("shapes do not fit", op=f"{type(self).__name__}.load_state_dict",
-                             expected="the shapes of this Module", got="; ".join(wrong))  # fmt: skip
+                             expected="the shapes of this Module",
+                             got="; ".join(wrong))  # fmt: skip
         with no_grad():
             for name, tensor in found.items():
                 ours[name].assign(tensor)

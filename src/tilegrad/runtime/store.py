@@ -63,14 +63,14 @@ class Store:
                 data = file.read()
         except OSError:
             return None
-        payload = _payload(data)
-        if payload is None:
+        content = _content(data)
+        if content is None:
             LOG.warning("damaged cache entry dropped: %s", path)
             _remove(path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return payload
+        return content
 
     def put(self, key: str, data: bytes) -> None:
         """Keep `data` under `key`; on a full or read-only disk, warn once and go on."""
@@ -160,14 +160,14 @@ def _checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _payload(data: bytes) -> bytes | None:
+def _content(data: bytes) -> bytes | None:
     if len(data) < HEADER.size:
         return None
     magic, length, checksum = HEADER.unpack_from(data)
-    payload = data[HEADER.size :]
-    if magic != MAGIC or length != len(payload) or checksum != _checksum(payload):
+    content = data[HEADER.size :]
+    if magic != MAGIC or length != len(content) or checksum != _checksum(content):
         return None
-    return payload
+    return content
 
 
 def _remove(path: str) -> None:

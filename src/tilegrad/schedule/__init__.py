@@ -1,1 +1,1 @@
-
+"""Schedule IR: from a Graph to ordered Kernels over planned memory."""

@@ -222,7 +222,7 @@ class LoopLowering:
             if node.dtype.bits > 32 and (node.dtype.is_float or node.op in REDUCE):
                 widest = 8
             work += 4 if node.op in COSTLY else 1
-        many = 4 if work <= 12 else 2 if work <= 40 else 1
+        many = 4 if work <= (24 if self.reduces else 12) else 2 if work <= 48 else 1
         if self.order == "column" and self.reduces:
             many = 4
         lanes = max(1, self.target.vector_bytes // widest) * many
@@ -453,7 +453,8 @@ class LoopLowering:
         dtype = wide(node.inputs[0].dtype)
         if node.op is ops.argmax:
             best = self.b.constant(dtype.lowest, dtype, (self.lanes,))
-            return [best, self.b.constant((1 << 62), int64, (self.lanes,))]
+            first = 1 << 62 if self.group.columns != 0 else 0  # of nothing: index 0
+            return [best, self.b.constant(first, int64, (self.lanes,))]
         return [self.b.constant(identity(KINDS[node.op], dtype), dtype, (self.lanes,))]
 
     def feed(self, reduces: Sequence[Node], row: Size, column: Size,

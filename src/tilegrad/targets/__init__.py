@@ -1,1 +1,1 @@
-
+"""One folder for each kind of machine."""

@@ -378,14 +378,17 @@ def exp(operations: Operations, x: Value) -> Value:
 def _exponential(scope: _Scope, x: Value, factor: float) -> Value:
     """factor * e**x: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
     operations, table = scope.operations, scope.table
-    x = scope.clamp(x, table.exp_range)
+    lowest, highest = table.exp_range
+    gone = operations.less(x, scope.constant(lowest))  # underflows to 0: skip, subnormals are slow
+    x = operations.minimum(scope.constant(highest), operations.select(gone, scope.constant(0.0), x))
     bits, n = scope.nearest_integer(x, table.log2_e, 2 * table.bias)
     r = scope.multiply_add(n, scope.constant(-table.ln2[0]), x)  # exact
     r = scope.multiply_add(n, scope.constant(-table.ln2[1]), r)
     result = scope.polynomial(r, (*table.exp, 1.0, 1.0))
     if factor != 1.0:
         result = operations.multiply(result, scope.constant(factor))
-    return scope.scale_by_power(result, bits)
+    result = scope.scale_by_power(result, bits)
+    return operations.select(gone, scope.constant(0.0), result)
 
 
 def exp2(operations: Operations, x: Value) -> Value:

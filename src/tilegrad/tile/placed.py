@@ -291,6 +291,7 @@ class PlacedBuilder(BodyBuilder):
 # ---- holes ----------------------------------------------------------------------------------
 
 Filler = Callable[[PlacedBuilder, Sequence[Node], Sequence[Node]], Node]
+Replace = Callable[[PlacedBuilder, Node, tuple[Node, ...]], "Node | None"]
 
 
 def fill(
@@ -300,25 +301,41 @@ def fill(
 
     `parameters` are added to the Body's; the filler gets their Nodes as `added`.
     """
-    given = [(p.attrs["name"], p.type) for p in body.parameters]
-    b = PlacedBuilder(body.name, [*given, *parameters])  # type: ignore[list-item]
-    added = b.parameters[len(given) :]
-    mapping: dict[Node, Node] = dict(zip(body.parameters, b.parameters))
     found = 0
 
-    def copy(block: Block) -> None:
+    def replace(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         nonlocal found
+        if node.op is not ops.hole or node.attrs["name"] != name:
+            return None
+        found += 1
+        new = filler(b, inputs, b.parameters[len(body.parameters) :])
+        if new.type != node.type:
+            raise _fail("fill", f"{name} wants {node.type}, the filler gives {new.type}")
+        return new
+
+    filled = rebuild(body, replace, parameters)
+    if not found:
+        raise _fail("fill", f"the Body {body.name} has no hole {name!r}")
+    return filled
+
+
+def rebuild(
+    body: Body, replace: Replace, parameters: Sequence[tuple[str, Memory]] = ()
+) -> Body:
+    """A copy of the Body in which replace(builder, node, inputs) stands for a Node if it gives
+    another; `parameters` are added after the Body's own."""
+    given = [(p.attrs["name"], p.type) for p in body.parameters]
+    b = PlacedBuilder(body.name, [*given, *parameters])  # type: ignore[list-item]
+    mapping: dict[Node, Node] = dict(zip(body.parameters, b.parameters))
+
+    def copy(block: Block) -> None:
         for node in block.nodes:
             inputs = tuple(mapping[i] for i in node.inputs)
-            if node.op is ops.hole and node.attrs["name"] == name:
-                found += 1
-                new = filler(b, inputs, added)
-                if new.type != node.type:
-                    raise _fail("fill", f"{name} wants {node.type}, the filler gives {new.type}")
-                mapping[node] = new
-                continue
-            blocks = tuple(copy_block(inner) for inner in node.blocks)
-            mapping[node] = b.add(node.op.make(inputs, node.attrs, blocks, location=node.location))
+            new = replace(b, node, inputs)
+            if new is None:
+                blocks = tuple(copy_block(inner) for inner in node.blocks)
+                new = b.add(node.op.make(inputs, node.attrs, blocks, location=node.location))
+            mapping[node] = new
 
     def copy_block(inner: Block) -> Block:
         arguments = tuple(argument(a.attrs["name"], a.type) for a in inner.arguments)
@@ -329,6 +346,5 @@ def fill(
         return new
 
     copy(body.block)
-    if not found:
-        raise _fail("fill", f"the Body {body.name} has no hole {name!r}")
+    b.block.results = tuple(mapping[r] for r in body.block.results)
     return b.finish(body.grid, **body.notes)

@@ -1,1 +1,1 @@
-
+"""Search for better Plans by measuring them."""

@@ -1,1 +1,1 @@
-
+"""CPUs through LLVM: emit, compile, load, run on worker threads."""

@@ -377,7 +377,11 @@ class Emitter:
 
     def emit_extract(self, node: Node) -> None:
         count, index = count_of(node.type), node.attrs["index"]  # type: ignore[arg-type]
-        self.values[node] = self.values[node.inputs[0]][index * count : (index + 1) * count]
+        found = self.values[node.inputs[0]]
+        if not node.shape:  # a lane of a vector
+            self.values[node] = [self.element(found, index, node.inputs[0])]
+            return
+        self.values[node] = found[index * count : (index + 1) * count]
 
     def emit_reduce(self, node: Node) -> None:
         source = node.inputs[0].type

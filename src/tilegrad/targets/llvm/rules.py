@@ -3,7 +3,8 @@
 Values are SSA names with an LLVM type; a row gets the writer, the element DType, the lane count
 and the operands of one vector. Functions that no instruction computes (exp, tanh, ...) are
 expanded through `tile.functions`. Invariant: low-precision floats are widened before they come
-here (the lowering computes in float32), so rows see float32, float64, integers and bool.
+here (the lowering computes in float32), so rows see float32, float64, integers and bool. The
+file is long because it is one table.
 """
 
 from __future__ import annotations
@@ -314,12 +315,14 @@ def _negative(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 
 
 def _reciprocal(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    return w.value(f"fdiv {vector(scalar_type(d), lanes)} {splat_constant(1, d, lanes)}, {inputs[0]}")
+    one = splat_constant(1, d, lanes)
+    return w.value(f"fdiv {vector(scalar_type(d), lanes)} {one}, {inputs[0]}")
 
 
 def _bit_not(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     ones = True if d.kind == "bool" else -1
-    return w.value(f"xor {vector(scalar_type(d), lanes)} {inputs[0]}, {splat_constant(ones, d, lanes)}")
+    mask = splat_constant(ones, d, lanes)
+    return w.value(f"xor {vector(scalar_type(d), lanes)} {inputs[0]}, {mask}")
 
 
 def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
@@ -570,7 +573,8 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
         return w.value(f"{'fcmp une' if source.is_float else 'icmp ne'} {a} {x}, {zero}")
     if source.is_float and target.is_float:
         if source.bits == target.bits:  # bf16 <-> f16
-            return convert(w, dtypes.float32, target, lanes, convert(w, source, dtypes.float32, lanes, x))
+            wide = convert(w, source, dtypes.float32, lanes, x)
+            return convert(w, dtypes.float32, target, lanes, wide)
         if target.bits > source.bits:
             return w.value(f"fpext {a} {x} to {b}")
         if source is dtypes.float64 and target.bits == 16:
@@ -580,7 +584,8 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     if source.is_float:
         return _float_to_integer(w, source, target, lanes, x)
     if target.is_float:
-        return w.value(f"{'uitofp' if source.kind in ('uint', 'bool') else 'sitofp'} {a} {x} to {b}")
+        how = "uitofp" if source.kind in ("uint", "bool") else "sitofp"
+        return w.value(f"{how} {a} {x} to {b}")
     bits = 1 if source.kind == "bool" else source.bits
     if target.bits == bits:
         return x
@@ -597,7 +602,8 @@ def _float_to_integer(w: Writer, source: DType, target: DType, lanes: int, x: st
     a = vector(scalar_type(source), lanes)
     wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
     type_ = vector(scalar_type(wide), lanes)
-    name = f"llvm.fptosi.sat.{mangle(scalar_type(wide), lanes)}.{mangle(scalar_type(source), lanes)}"
+    kinds = f"{mangle(scalar_type(wide), lanes)}.{mangle(scalar_type(source), lanes)}"
+    name = f"llvm.fptosi.sat.{kinds}"
     whole = w.intrinsic(name, type_, (a, x))
     return convert(w, wide, target, lanes, whole)
 

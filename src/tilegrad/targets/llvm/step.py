@@ -75,7 +75,8 @@ class Executable:
         self.symbolic |= any(not isinstance(b, int) for b in self.output_bytes)
         self.owners = [self._owner(o) for o in recipe.outputs]
         self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
-        self.kept = [(n, s) for n, s in enumerate(recipe.slots) if s.kind == "output" and s.alias < 0]
+        self.kept = [(n, s) for n, s in enumerate(recipe.slots)
+                     if s.kind == "output" and s.alias < 0]  # fmt: skip
         self.hidden = [(n, s.bytes) for n, s in self.kept if n not in self.owners]
         self.aliases = [(n, self._owner(n)) for n, s in enumerate(recipe.slots) if s.alias >= 0]
         self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)

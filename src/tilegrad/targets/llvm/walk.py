@@ -5,7 +5,7 @@ Exports: `start` (publish a step and walk it as worker 0), `resume` (go on after
 pause instruction). The walker returns PAUSED to Python between entries once SLICE_NANOSECONDS
 have passed, so that signals are honoured; the other workers wait in their next barrier.
 
-One program in one language, so it stays one file though it is long.
+The file is long because it is one program in one language.
 
 Invariant: only worker 0 starts steps, and `start`/`resume` return DONE only when every worker
 has left the step. All shared words are on lines of their own and only touched by atomics while

@@ -1,0 +1,258 @@
+"""Convolution, pooling and resizing layers in one, two and three axes of space.
+
+One class per kind does the work and knows its rank; the numbered classes only name it.
+Invariant: weights have PyTorch's shapes, (out, in / groups, *window) and transposed
+(in, out / groups, *window), and its default initial values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.errors import UserError
+from ..tensor import convolution, pooling, resize
+from ..tensor.convolution import Sizes, per_axis
+from ..tensor.padding import pad
+from ..tensor.tensor import Tensor
+from . import init
+from .linear import new_parameter
+from .module import Module
+
+BORDERS = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate",
+           "circular": "circular"}  # fmt: skip
+
+
+class _Convolution(Module):
+    """What both kinds share: sizes, weight and bias."""
+
+    rank = 0
+    transposed = False
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1,
+        padding: Any = 0, dilation: Sizes = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        name, rank = type(self).__name__, self.rank
+        if in_channels % groups or out_channels % groups:
+            raise UserError("channels do not divide into groups", op=name,
+                            expected=f"multiples of {groups}",
+                            got=f"in {in_channels}, out {out_channels}")  # fmt: skip
+        if padding_mode not in BORDERS:
+            raise UserError("unknown padding_mode", op=name, expected=" or ".join(BORDERS),
+                            got=repr(padding_mode))  # fmt: skip
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = per_axis(name, "kernel_size", kernel_size, rank, 1)
+        self.stride = per_axis(name, "stride", stride, rank, 1)
+        self.dilation = per_axis(name, "dilation", dilation, rank, 1)
+        self.padding = padding if isinstance(padding, str) else (
+            per_axis(name, "padding", padding, rank, 0))  # fmt: skip
+        self.padding_mode = padding_mode
+        first, second = (in_channels, out_channels) if self.transposed else (
+            out_channels, in_channels)  # fmt: skip
+        self.weight = new_parameter(first, second // groups, *self.kernel_size, dtype=dtype)
+        self.register_parameter("bias", new_parameter(out_channels, dtype=dtype) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(init.fans(self.weight)[0])
+            init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """What differs from the defaults."""
+        text = (f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+                f"stride={self.stride}")  # fmt: skip
+        if self.padding not in ("valid", (0,) * self.rank):
+            text += f", padding={self.padding}"
+        if self.dilation != (1,) * self.rank:
+            text += f", dilation={self.dilation}"
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        if self.bias is None:
+            text += ", bias=False"
+        return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
+
+
+class _Straight(_Convolution):
+    def forward(self, x: Any) -> Tensor:
+        """(batch, in_channels, *space) -> (batch, out_channels, *space)."""
+        padding = self.padding
+        if self.padding_mode != "zeros" and padding != "valid":
+            x = pad(x, self._amounts(), BORDERS[self.padding_mode])
+            padding = 0
+        run = getattr(convolution, f"conv{self.rank}d")
+        return run(x, self.weight, self.bias, self.stride, padding, self.dilation,  # type: ignore[no-any-return]
+                   self.groups)  # fmt: skip
+
+    def _amounts(self) -> list[int]:
+        if self.padding == "same":
+            totals = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size)]
+            pairs = [(t // 2, t - t // 2) for t in totals]
+        else:
+            pairs = [(p, p) for p in self.padding]
+        return [amount for pair in reversed(pairs) for amount in pair]
+
+
+class Conv1d(_Straight):
+    """Convolution over (batch, channels, length)."""
+
+    rank = 1
+
+
+class Conv2d(_Straight):
+    """Convolution over (batch, channels, height, width)."""
+
+    rank = 2
+
+
+class Conv3d(_Straight):
+    """Convolution over (batch, channels, depth, height, width)."""
+
+    rank = 3
+
+
+class _Transposed(_Convolution):
+    transposed = True
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1,
+        padding: Sizes = 0, output_padding: Sizes = 0, groups: int = 1, bias: bool = True,
+        dilation: Sizes = 1, padding_mode: str = "zeros", dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
+                         bias, padding_mode, dtype)  # fmt: skip
+        if padding_mode != "zeros":
+            raise UserError("only zeros are padded here", op=type(self).__name__,
+                            expected="padding_mode='zeros'", got=repr(padding_mode))  # fmt: skip
+        self.output_padding = per_axis(
+            type(self).__name__, "output_padding", output_padding, self.rank, 0
+        )
+
+    def forward(self, x: Any, output_size: Any = None) -> Tensor:
+        """(batch, in_channels, *space) -> (batch, out_channels, *larger space)."""
+        extra = self.output_padding if output_size is None else self._extra(x, output_size)
+        run = getattr(convolution, f"conv_transpose{self.rank}d")
+        return run(x, self.weight, self.bias, self.stride, self.padding, extra,  # type: ignore[no-any-return]
+                   self.groups, self.dilation)  # fmt: skip
+
+    def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
+        """The output padding that gives a size."""
+        wanted = tuple(output_size)[-self.rank :]
+        found = []
+        for i, size in enumerate(wanted):
+            least = ((x.shape[x.ndim - self.rank + i] - 1) * self.stride[i] - 2 * self.padding[i]
+                     + self.dilation[i] * (self.kernel_size[i] - 1) + 1)  # fmt: skip
+            found.append(size - least)
+            if not 0 <= size - least < max(self.stride[i], self.dilation[i]):
+                raise UserError("output_size cannot be reached", op=type(self).__name__, got=size,
+                                expected=f"{least}..{least + self.stride[i] - 1}")  # fmt: skip
+        return tuple(found)
+
+
+class ConvTranspose1d(_Transposed):
+    """Transposed convolution over (batch, channels, length)."""
+
+    rank = 1
+
+
+class ConvTranspose2d(_Transposed):
+    """Transposed convolution over (batch, channels, height, width)."""
+
+    rank = 2
+
+
+class ConvTranspose3d(_Transposed):
+    """Transposed convolution over (batch, channels, depth, height, width)."""
+
+    rank = 3
+
+
+# ---- layers without weights: a function and its settings -------------------------------------
+
+
+class _Setting(Module):
+    """A function of x and settings, by name; `defaults` lists them in order."""
+
+    function: Any = None
+    defaults: dict[str, Any] = {}
+    required: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        names = (*self.required, *self.defaults)
+        given = dict(zip(names, args))
+        unknown = [n for n in kwargs if n not in names or n in given]
+        missing = [n for n in self.required if n not in given and n not in kwargs]
+        if len(args) > len(names) or unknown or missing:
+            raise UserError("bad arguments", op=type(self).__name__, expected=", ".join(names),
+                            got=f"{len(args)} by position and {list(kwargs)}")  # fmt: skip
+        for name, value in {**self.defaults, **given, **kwargs}.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Any) -> Any:
+        """The function of x."""
+        names = (*self.required, *self.defaults)
+        return type(self).function(x, **{n: getattr(self, n) for n in names})
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return ", ".join(f"{n}={getattr(self, n)}" for n in (*self.required, *self.defaults))
+
+
+def _layer(name: str, function: Any, required: str, meaning: str, **defaults: Any) -> Any:
+    return type(name, (_Setting,), {
+        "__module__": __name__, "__doc__": meaning, "function": staticmethod(function),
+        "required": tuple(required.split()), "defaults": defaults,
+    })  # fmt: skip
+
+
+_MAX: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "return_indices": False,
+                        "ceil_mode": False}  # fmt: skip
+_AVG: dict[str, Any] = {"stride": None, "padding": 0, "ceil_mode": False,
+                        "count_include_pad": True}  # fmt: skip
+_MEAN: dict[str, Any] = {**_AVG, "divisor_override": None}
+
+MaxPool1d = _layer("MaxPool1d", pooling.max_pool1d, "kernel_size", "Largest of windows.", **_MAX)
+MaxPool2d = _layer("MaxPool2d", pooling.max_pool2d, "kernel_size", "Largest of windows.", **_MAX)
+MaxPool3d = _layer("MaxPool3d", pooling.max_pool3d, "kernel_size", "Largest of windows.", **_MAX)
+AvgPool1d = _layer("AvgPool1d", pooling.avg_pool1d, "kernel_size", "Mean of windows.", **_AVG)
+AvgPool2d = _layer("AvgPool2d", pooling.avg_pool2d, "kernel_size", "Mean of windows.", **_MEAN)
+AvgPool3d = _layer("AvgPool3d", pooling.avg_pool3d, "kernel_size", "Mean of windows.", **_MEAN)
+AdaptiveAvgPool1d = _layer("AdaptiveAvgPool1d", pooling.adaptive_avg_pool1d, "output_size",
+                           "Means of so many windows.")  # fmt: skip
+AdaptiveAvgPool2d = _layer("AdaptiveAvgPool2d", pooling.adaptive_avg_pool2d, "output_size",
+                           "Means of so many windows.")  # fmt: skip
+AdaptiveAvgPool3d = _layer("AdaptiveAvgPool3d", pooling.adaptive_avg_pool3d, "output_size",
+                           "Means of so many windows.")  # fmt: skip
+AdaptiveMaxPool1d = _layer("AdaptiveMaxPool1d", pooling.adaptive_max_pool1d, "output_size",
+                           "Largest of so many windows.", return_indices=False)  # fmt: skip
+AdaptiveMaxPool2d = _layer("AdaptiveMaxPool2d", pooling.adaptive_max_pool2d, "output_size",
+                           "Largest of so many windows.", return_indices=False)  # fmt: skip
+AdaptiveMaxPool3d = _layer("AdaptiveMaxPool3d", pooling.adaptive_max_pool3d, "output_size",
+                           "Largest of so many windows.", return_indices=False)  # fmt: skip
+LPPool1d = _layer("LPPool1d", pooling.lp_pool1d, "norm_type kernel_size", "p-norms of windows.",
+                  stride=None, ceil_mode=False)  # fmt: skip
+LPPool2d = _layer("LPPool2d", pooling.lp_pool2d, "norm_type kernel_size", "p-norms of windows.",
+                  stride=None, ceil_mode=False)  # fmt: skip
+Upsample = _layer("Upsample", resize.interpolate, "", "Resized to a size or by a factor.",
+                  size=None, scale_factor=None, mode="nearest", align_corners=None,
+                  recompute_scale_factor=None)  # fmt: skip
+PixelShuffle = _layer("PixelShuffle", resize.pixel_shuffle, "upscale_factor",
+                      "Channels moved into space.")  # fmt: skip
+PixelUnshuffle = _layer("PixelUnshuffle", resize.pixel_unshuffle, "downscale_factor",
+                        "Space moved into channels.")  # fmt: skip
+Unfold = _layer("Unfold", convolution.unfold, "kernel_size", "Windows as columns.", dilation=1,
+                padding=0, stride=1)  # fmt: skip
+Fold = _layer("Fold", convolution.fold, "output_size kernel_size", "Columns added back.",
+              dilation=1, padding=0, stride=1)  # fmt: skip
+
+__all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
+           "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+           "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+           "Fold", "LPPool1d", "LPPool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
+           "PixelUnshuffle", "Unfold", "Upsample"]  # fmt: skip
