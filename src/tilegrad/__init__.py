@@ -359,7 +359,15 @@ LAZY: dict[str, str] = {
     "jacfwd": "tensor.transforms", "hessian": "tensor.transforms", "scan": "tensor.control",
     "cond": "tensor.control", "while_loop": "tensor.control", "checkpoint": "tensor.custom",
     "custom_vjp": "tensor.custom", "custom_jvp": "tensor.custom", "save": "tensor.files",
-    "load": "tensor.files", "load_metadata": "tensor.files", "explain": "compiler.explain",
+    "load": "tensor.files", "load_metadata": "tensor.files", "grad_of": "tensor.autograd",
+    "conv1d": "tensor.convolution", "conv2d": "tensor.convolution",
+    "conv3d": "tensor.convolution", "conv_transpose1d": "tensor.convolution",
+    "conv_transpose2d": "tensor.convolution", "conv_transpose3d": "tensor.convolution",
+    "layer_norm": "tensor.norm", "group_norm": "tensor.norm", "batch_norm": "tensor.norm",
+    "instance_norm": "tensor.norm", "rms_norm": "tensor.norm", "embedding": "tensor.norm",
+    "cosine_similarity": "tensor.loss", "pairwise_distance": "tensor.loss",
+    "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
+    "explain": "tensor.explain",
 }  # fmt: skip
 FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve", "chip")
 

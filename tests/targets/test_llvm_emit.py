@@ -391,6 +391,44 @@ def test_shapes() -> None:
         both(b.finish((1,)), memories)
 
 
+def test_stack_and_extract() -> None:
+    """Rows stacked into a tile, rows and lanes taken out."""
+    b = BodyBuilder("stacked", [("x", Memory((3, 8), dtypes.float32)),
+                                ("out", Memory((3, 8), dtypes.float32)),
+                                ("one", Memory((), dtypes.float32))])  # fmt: skip
+    x, out, one = b.parameters
+    rows = [b.load(x, (i, 0), (8,), (1,)) for i in (2, 0, 1)]
+    whole = b.add(ops.stack_rows(*rows))
+    b.store(out, whole, (0, 0), (0, 1))
+    row = b.add(ops.extract(whole, index=1))
+    b.store(one, b.add(ops.extract(row, index=5)), ())
+    both(b.finish((1,)), [sample(dtypes.float32, 24).reshape(3, 8), np.zeros((3, 8), np.float32),
+                          np.zeros((), np.float32)])  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64,
+                                   dtypes.uint8, dtypes.int8, dtypes.bfloat16, dtypes.float16,
+                                   dtypes.bool_], ids=str)  # fmt: skip
+def test_sort(dtype: DType) -> None:
+    """Stable, in both directions, nan on top, counts of every kind."""
+    for descending, count in itertools.product((False, True), (0, 1, 2, 7, 33, 100)):
+        b = BodyBuilder("sorted", [("keys", Memory((100,), dtype)),
+                                   ("places", Memory((100,), dtypes.int64)),
+                                   ("more", Memory((100,), dtype)),
+                                   ("other", Memory((100,), dtypes.int64))])  # fmt: skip
+        b.add(ops.sort_rows(*b.parameters, b.index(count), size=100, descending=descending))
+        body = b.finish((1,))
+        keys = np.random.default_rng(count).integers(0, 20, 100).astype(dtype.numpy)
+        if dtype.is_float:
+            keys[::9] = np.nan
+            keys[1::9] = -0.0
+        ours, theirs = ([keys.copy(), np.arange(100), keys.copy(), np.arange(100)] for _ in "ab")
+        interpret.run(body, ours)
+        run_native(body, theirs)
+        for a, c in zip(ours[:2], theirs[:2]):
+            close(c, a, 0)
+
+
 def test_broadcast_kinds() -> None:
     """Scalars, rows and columns repeated."""
     b = BodyBuilder("broadcasts", [("row", Memory((8,), dtypes.float32)),

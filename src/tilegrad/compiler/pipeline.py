@@ -14,6 +14,7 @@ from ..graph.decompose import DECOMPOSE
 from ..graph.ops import graph
 from ..graph.recognize import RECOGNIZE
 from ..graph.simplify import SIMPLIFY, STRIP
+from ..graph.strength import STRENGTH
 from ..ir.block import argument_op, pure_block
 from ..ir.node import Node
 from ..ir.pattern import RuleSet
@@ -41,6 +42,7 @@ PIPELINE: list[tuple[str, Pass]] = [
     ("simplify", rules(SIMPLIFY)),
     ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
     ("simplify again", rules(SIMPLIFY)),
+    ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
     ("thin dots", thin_dots),  # after recognition, which would undo it
     ("split reductions", split_reductions),  # long sums with few results get parallel parts
 ]

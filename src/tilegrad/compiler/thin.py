@@ -29,16 +29,21 @@ def _thin(m: Match) -> Node | None:
     if not contract[0]:
         return None
     keep = accumulator(node.inputs[0].dtype)
-    left = build.permute(build.cast(a, keep), [*batch[0], *free_a, *contract[0]])
-    right = build.permute(build.cast(b, keep), [*batch[1], *free_b, *contract[1]])
+    matrix, side = (b, 1) if rows == 1 else (a, 0)
+    inner_last = bool(contract[side]) and max(contract[side]) == len(matrix.shape) - 1
     lead = tuple(a.shape[i] for i in batch[0])
     inner = tuple(a.shape[i] for i in contract[0])
-    shape_a = (*lead, *(a.shape[i] for i in free_a), *(1 for _ in free_b), *inner)
-    shape_b = (*lead, *(1 for _ in free_a), *(b.shape[i] for i in free_b), *inner)
-    total = build.multiply(build.reshape(left, shape_a), build.reshape(right, shape_b))
-    rank = len(lead) + len(free_a) + len(free_b)
-    axes = range(rank, rank + len(inner))
-    return build.cast(build.sum_(total, tuple(axes)), node.dtype)
+    sides = []
+    for x, s, free, own in ((a, 0, free_a, 0), (b, 1, free_b, 1)):
+        sizes = tuple(x.shape[i] for i in free)
+        ones_a, ones_b = (1,) * len(free_a), (1,) * len(free_b)
+        outer = (*sizes, *ones_b) if own == 0 else (*ones_a, *sizes)
+        axes = [*batch[s], *free, *contract[s]] if inner_last else [*batch[s], *contract[s], *free]
+        shape = (*lead, *outer, *inner) if inner_last else (*lead, *inner, *outer)
+        sides.append(build.reshape(build.permute(build.cast(x, keep), axes), shape))
+    start = len(lead) + (len(free_a) + len(free_b) if inner_last else 0)
+    total = build.sum_(build.multiply(*sides), tuple(range(start, start + len(inner))))
+    return build.cast(total, node.dtype)
 
 
 THIN = RuleSet("thin", [Rule("dot_of_a_row", ops.dot, _thin)])

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resizing layers in one, two and three axes of space.
+"""Convolution layers in one, two and three axes of space.
 
 One class per kind does the work and knows its rank; the numbered classes only name it.
 Invariant: weights have PyTorch's shapes, (out, in / groups, *window) and transposed
@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from ..core.errors import UserError
-from ..tensor import convolution, pooling, resize
+from ..tensor import convolution
 from ..tensor.convolution import Sizes, per_axis
 from ..tensor.padding import pad
 from ..tensor.tensor import Tensor
@@ -172,87 +172,5 @@ class ConvTranspose3d(_Transposed):
     rank = 3
 
 
-# ---- layers without weights: a function and its settings -------------------------------------
-
-
-class _Setting(Module):
-    """A function of x and settings, by name; `defaults` lists them in order."""
-
-    function: Any = None
-    defaults: dict[str, Any] = {}
-    required: tuple[str, ...] = ()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        names = (*self.required, *self.defaults)
-        given = dict(zip(names, args))
-        unknown = [n for n in kwargs if n not in names or n in given]
-        missing = [n for n in self.required if n not in given and n not in kwargs]
-        if len(args) > len(names) or unknown or missing:
-            raise UserError("bad arguments", op=type(self).__name__, expected=", ".join(names),
-                            got=f"{len(args)} by position and {list(kwargs)}")  # fmt: skip
-        for name, value in {**self.defaults, **given, **kwargs}.items():
-            setattr(self, name, value)
-
-    def forward(self, x: Any) -> Any:
-        """The function of x."""
-        names = (*self.required, *self.defaults)
-        return type(self).function(x, **{n: getattr(self, n) for n in names})
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return ", ".join(f"{n}={getattr(self, n)}" for n in (*self.required, *self.defaults))
-
-
-def _layer(name: str, function: Any, required: str, meaning: str, **defaults: Any) -> Any:
-    return type(name, (_Setting,), {
-        "__module__": __name__, "__doc__": meaning, "function": staticmethod(function),
-        "required": tuple(required.split()), "defaults": defaults,
-    })  # fmt: skip
-
-
-_MAX: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "return_indices": False,
-                        "ceil_mode": False}  # fmt: skip
-_AVG: dict[str, Any] = {"stride": None, "padding": 0, "ceil_mode": False,
-                        "count_include_pad": True}  # fmt: skip
-_MEAN: dict[str, Any] = {**_AVG, "divisor_override": None}
-
-MaxPool1d = _layer("MaxPool1d", pooling.max_pool1d, "kernel_size", "Largest of windows.", **_MAX)
-MaxPool2d = _layer("MaxPool2d", pooling.max_pool2d, "kernel_size", "Largest of windows.", **_MAX)
-MaxPool3d = _layer("MaxPool3d", pooling.max_pool3d, "kernel_size", "Largest of windows.", **_MAX)
-AvgPool1d = _layer("AvgPool1d", pooling.avg_pool1d, "kernel_size", "Mean of windows.", **_AVG)
-AvgPool2d = _layer("AvgPool2d", pooling.avg_pool2d, "kernel_size", "Mean of windows.", **_MEAN)
-AvgPool3d = _layer("AvgPool3d", pooling.avg_pool3d, "kernel_size", "Mean of windows.", **_MEAN)
-AdaptiveAvgPool1d = _layer("AdaptiveAvgPool1d", pooling.adaptive_avg_pool1d, "output_size",
-                           "Means of so many windows.")  # fmt: skip
-AdaptiveAvgPool2d = _layer("AdaptiveAvgPool2d", pooling.adaptive_avg_pool2d, "output_size",
-                           "Means of so many windows.")  # fmt: skip
-AdaptiveAvgPool3d = _layer("AdaptiveAvgPool3d", pooling.adaptive_avg_pool3d, "output_size",
-                           "Means of so many windows.")  # fmt: skip
-AdaptiveMaxPool1d = _layer("AdaptiveMaxPool1d", pooling.adaptive_max_pool1d, "output_size",
-                           "Largest of so many windows.", return_indices=False)  # fmt: skip
-AdaptiveMaxPool2d = _layer("AdaptiveMaxPool2d", pooling.adaptive_max_pool2d, "output_size",
-                           "Largest of so many windows.", return_indices=False)  # fmt: skip
-AdaptiveMaxPool3d = _layer("AdaptiveMaxPool3d", pooling.adaptive_max_pool3d, "output_size",
-                           "Largest of so many windows.", return_indices=False)  # fmt: skip
-LPPool1d = _layer("LPPool1d", pooling.lp_pool1d, "norm_type kernel_size", "p-norms of windows.",
-                  stride=None, ceil_mode=False)  # fmt: skip
-LPPool2d = _layer("LPPool2d", pooling.lp_pool2d, "norm_type kernel_size", "p-norms of windows.",
-                  stride=None, ceil_mode=False)  # fmt: skip
-Upsample = _layer("Upsample", resize.interpolate, "", "Resized to a size or by a factor.",
-                  size=None, scale_factor=None, mode="nearest", align_corners=None,
-                  recompute_scale_factor=None)  # fmt: skip
-PixelShuffle = _layer("PixelShuffle", resize.pixel_shuffle, "upscale_factor",
-                      "Channels moved into space.")  # fmt: skip
-PixelUnshuffle = _layer("PixelUnshuffle", resize.pixel_unshuffle, "downscale_factor",
-                        "Space moved into channels.")  # fmt: skip
-Unfold = _layer("Unfold", convolution.unfold, "kernel_size", "Windows as columns.", dilation=1,
-                padding=0, stride=1)  # fmt: skip
-Fold = _layer("Fold", convolution.fold, "output_size kernel_size", "Columns added back.",
-              dilation=1, padding=0, stride=1)  # fmt: skip
-
-__all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
-           "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
-           "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-           "Fold", "LPPool1d", "LPPool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
-           "PixelUnshuffle", "Unfold", "Upsample"]  # fmt: skip
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+           "ConvTranspose3d"]  # fmt: skip

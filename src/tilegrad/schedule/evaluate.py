@@ -205,8 +205,9 @@ class Evaluator:
         if exact is not None:
             return exact
         value = self.body.cast(self.value(node, index), int64)
-        if self.mask is not None and value.shape:  # lanes out of range may hold anything
-            value = self.body.apply("where", self.mask, value, self.body.constant(0, int64))
+        last = self.body.index(combine(size, 1, -1))  # out of range is clamped: never read there
+        value = self.body.apply("minimum", value, last)
+        value = self.body.apply("maximum", value, self.body.constant(0, int64))
         atom = self.body.atom("at", value, 0, max(1, high(size) - 1))
         assert isinstance(atom, Expr)
         if value.shape:

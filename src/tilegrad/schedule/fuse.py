@@ -109,6 +109,8 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Nod
         if node.op in _READS_STORED:
             for i in node.inputs:
                 _store_below(i, values)
+        elif node.op is ops.update:  # it may be in place: what reads the state is known before
+            values.update(i for i in node.inputs[1:] if node.inputs[0] in leaves_of(i, values))
     return values
 
 

@@ -163,6 +163,8 @@ class Lowering:
                 continue
             others = [g for g in groups if g is not group and state in g.reads]
             late = [g for g in others if group.number in g.needs]
+            if state in node.inputs[1:]:
+                late = [group]  # it writes its own state
             if late or state in self.results:
                 if state in self.donated:
                     reader = late[0].values[0] if late else state

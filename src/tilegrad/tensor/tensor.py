@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..compiler.compile import executable_for
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, StateError, TraceError
@@ -445,6 +444,8 @@ def compute(wanted: Sequence[Node]) -> None:
     wanted = [n for n in wanted if n not in values]
     if not wanted:
         return
+    from ..compiler.compile import executable_for  # the compiler loads when it is first needed
+
     executable = executable_for(tuple(inputs), tuple(wanted))
     buffers = executable.run([values[n] for n in inputs])
     for node, buffer in zip(wanted, buffers):

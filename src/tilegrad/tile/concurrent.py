@@ -63,7 +63,8 @@ class Agent:
         self.role: Node | None = None
         self.depends = False  # past grid_dependency_wait
         self.unfenced: list[tuple[Storage, Array]] = []  # plain stores since fence('async')
-        self.registers: set[int] = set()  # register places written since matrix_fence
+        self.fenced = False  # past a first matrix_fence
+        self.registers: set[int] = set()  # register places touched since matrix_fence
         self.groups: dict[str, Groups] = {}
 
     @property
@@ -86,6 +87,11 @@ class Groups:
     open: list[int] = field(default_factory=list)
     groups: list[list[int]] = field(default_factory=list)
     done: int = 0  # the last op that is complete
+    known: int = 0  # the last op the role has waited for
+
+    def unknown(self) -> bool:
+        """Whether the role has not waited for all of its ops."""
+        return bool(self.open) or any(op > self.known for group in self.groups for op in group)
 
 
 class History:
@@ -187,6 +193,11 @@ class Task:
             self.waiting = next(self.steps)
         except StopIteration:
             self.done = True
+            for kind, groups in self.agent.groups.items():
+                if groups.unknown():
+                    raise RaceError(
+                        "tile.interpret", f"{self.agent.name} ends with {kind} under way"
+                    ) from None
 
 
 class Machine:
@@ -227,6 +238,9 @@ class Machine:
     def schedule(self, tasks: list[Task]) -> None:
         """Give turns until all tasks are done."""
         turn = 0
+        weights = np.ones(len(tasks))
+        if self.random is not None:  # some roles hardly get a turn
+            weights = self.random.choice([1.0, 0.03], len(tasks))
         while any(not t.done for t in tasks):
             ready = [t for t in tasks if t.can_go()]
             if not ready and not self.queues:
@@ -244,7 +258,8 @@ class Machine:
                 keys = list(self.queues)
                 self.complete(keys[int(self.random.integers(len(keys)))])
             else:
-                ready[int(self.random.integers(len(ready)))].step()
+                chances = np.array([weights[tasks.index(t)] for t in ready])
+                ready[int(self.random.choice(len(ready), p=chances / chances.sum()))].step()
 
     def complete(self, key: Any) -> None:
         """Finish the oldest work of a queue."""
@@ -302,6 +317,8 @@ class Machine:
             )
         if storage.type.use in ("constant", "value"):
             return
+        if storage.type.scope == "register":
+            agent.registers.add(id(storage))
         if agent.number not in history.readers:
             history.readers[agent.number] = np.zeros(history.writer.size, np.int32)
         history.readers[agent.number][offset] = agent.clock[agent.number]

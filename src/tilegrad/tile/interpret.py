@@ -10,8 +10,8 @@ control:
 * `gather`/`scatter`: linear offsets into the storage; equal offsets are taken in order.
 * `allocate`: a new place each time it is reached, filled with nan (0xA5 in every byte of an
   integer), so that a read before a write shows.
-* `sort`: inputs keys, values, indices, their three row offsets, then a scratch pair; stable,
-  nan above every number; `indices` get positions within the row.
+* `sort`: the first `count` elements of keys in place, places moved along; stable, nan above
+  every number. The two scratch Memories are left alone.
 * `loop`, `branch`: as written; `unroll` changes nothing.
 * `matrix_load`, `matrix_store`: a 2-D tile along the last two axes of the Memory.
 
@@ -331,16 +331,14 @@ def _allocate(self: Interpreter, frame: Frame, node: Node) -> Any:
 
 
 def _sort(self: Interpreter, frame: Frame, node: Node) -> Any:
-    keys, values, indices = (frame.values[i] for i in node.inputs[:3])
-    size, starts = node.attrs["size"], scalars(frame, node.inputs[3:6])
-    rows = [
-        self.checked(node, storage, start + np.arange(size, dtype=np.int64), None)
-        for storage, start in zip((keys, values, indices), starts)
-    ]
-    row = self.read(frame, keys, rows[0], None)
+    keys, places = (frame.values[i] for i in node.inputs[:2])
+    whole = np.arange(int(frame.values[node.inputs[4]]), dtype=np.int64)
+    where = self.checked(node, keys, whole, None)
+    row = self.read(frame, keys, where, None)
     order = stable_order(row, node.attrs["descending"])
-    self.write(frame, values, rows[1], row[order], None)
-    self.write(frame, indices, rows[2], order.astype(indices.data.dtype), None)
+    self.write(frame, keys, where, row[order], None)
+    where = self.checked(node, places, whole, None)
+    self.write(frame, places, where, self.read(frame, places, where, None)[order], None)
 
 
 def stable_order(row: Array, descending: bool) -> Array:

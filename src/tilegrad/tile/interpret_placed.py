@@ -149,7 +149,8 @@ def _matrix_async(self: Interpreter, frame: Frame, node: Node) -> None:
     for place in places:
         lead, rest = rest[: len(place.shape) - 2], rest[len(place.shape) - 2 :]
         regions.append(_whole(place, lead, node))
-        if id(place) in frame.agent.registers:
+        touched = id(place) in frame.agent.registers or not frame.agent.fenced
+        if touched and place.type.scope == "register":
             raise RaceError(
                 "tile.interpret",
                 f"{frame.agent.name} uses {place.name} in matrix_async without matrix_fence",
@@ -173,6 +174,7 @@ def _matrix_async(self: Interpreter, frame: Frame, node: Node) -> None:
 
 def _matrix_fence(self: Interpreter, frame: Frame, node: Node) -> None:
     frame.agent.registers.clear()
+    frame.agent.fenced = True
 
 
 def _commit(kind: str) -> Callable[[Interpreter, Frame, Node], None]:
@@ -195,6 +197,7 @@ def _group_wait(kind: str) -> Callable[[Interpreter, Frame, Node], Steps]:
 
         if not ready():
             yield Waiting(ready, lambda: f"its groups of {kind}, all but {pending}")
+        groups.known = max(groups.known, last)
         join(frame.agent.clock, {groups.engine.number: last})
 
     return handler

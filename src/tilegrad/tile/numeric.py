@@ -36,6 +36,10 @@ def compute(node: Node, inputs: list[Array]) -> Array:
             return elementwise(name, node.inputs[-1].dtype, inputs)
         if name in SHAPE:
             return SHAPE[name](inputs[0], **attrs)
+        if name == "stack_rows":
+            return np.stack(inputs)
+        if name == "extract":
+            return np.asarray(inputs[0][attrs["index"]])
         if name in ("reduce", "cumulative"):
             whole = name == "reduce"
             return fold(inputs[0], node.dtype, attrs["kind"], attrs["axis"], whole)

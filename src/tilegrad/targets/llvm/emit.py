@@ -27,6 +27,7 @@ from ...tile.build import Body
 from .rules import (
     Writer, convert, literal, mangle, memory_type, row_for, scalar_type, splat_constant, vector,
 )  # fmt: skip
+from .sort import sort_function
 
 Values = list[str]
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -754,6 +755,13 @@ class Emitter:
         where = self.pointer(memory, self.offset(memory, [self.values[i][0] for i in node.inputs[1:]]))
         self.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), ("i32", "0"), ("i32", "3"),
                          ("i32", "1"))  # fmt: skip
+
+    def emit_sort(self, node: Node) -> None:
+        name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
+        self.w.declared["llvm.smin.i64"] = "declare i64 @llvm.smin.i64(i64, i64)"
+        self.w.declared[name] = text  # a helper in the same module
+        pointers = ", ".join(f"ptr {self.values[i][0]}" for i in node.inputs[:4])
+        self.w.line(f"call void @{name}({pointers}, i64 {self.values[node.inputs[4]][0]})")
 
     def emit_allocate(self, node: Node) -> None:
         type_ = node.type

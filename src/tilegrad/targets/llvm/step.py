@@ -19,7 +19,7 @@ from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Recipe
 from .driver import LoadedModule
-from .table import DYNAMIC, SINGLE, VALUE_SCALAR, GRID_SCALAR, TableBuilder
+from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
 
 _arena: Buffer | None = None

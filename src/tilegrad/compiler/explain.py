@@ -1,0 +1,344 @@
+"""`explain`: every stage of one compile as text, from the traced Graph to assembly.
+
+The stages are those of `compile`: the same pipeline, the same lowering, the same emitter, run
+anew and kept. Work that only a deep level needs (LLVM, assembly) is done when it is asked for.
+Invariant: explaining a Graph runs nothing of it and leaves the caches of `compile` as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..core.dtype import DType, float32
+from ..core.errors import UserError
+from ..core.target import Target
+from ..graph import ops
+from ..ir.block import argument, pure_block
+from ..ir.node import Node, located, topological
+from ..ir.rewrite import replace
+from ..ir.symbol import Size, high, multiply
+from ..ir.text import print_block
+from ..ir.types import Array, product
+from ..schedule.lower import lower_graph
+from ..schedule.schedule import Kernel, Launch, Schedule, show
+from ..tile.build import Body
+from ..tile.text import body_text
+from .compile import host, program_text
+from .pipeline import Stage, run_pipeline
+
+# What each level shows; `all` is every section in this order.
+SECTIONS = ("summary", "graph", "passes", "final graph", "schedule", "kernels", "tile", "llvm",
+            "optimized", "assembly")  # fmt: skip
+LEVELS: dict[str, tuple[str, ...]] = {
+    "summary": ("summary", "passes", "kernels"),
+    "graph": ("summary", "graph", "passes", "final graph"),
+    "schedule": ("summary", "schedule", "kernels"),
+    "tile": ("summary", "kernels", "tile"),
+    "llvm": ("summary", "kernels", "llvm", "optimized"),
+    "assembly": ("summary", "kernels", "assembly"),
+    "all": SECTIONS,
+}
+FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
+
+
+@dataclass
+class PassReport:
+    """One pass that changed the Graph: its name, Rules that fired with counts, Nodes after."""
+
+    name: str
+    fired: dict[str, int]
+    nodes: int
+
+
+@dataclass
+class ProgramReport:
+    """One Body and what became of it, with the numbers of the Kernels it serves."""
+
+    body: Body
+    target: Target
+    kernels: list[int] = field(default_factory=list)
+
+    @cached_property
+    def name(self) -> str:
+        """The function's name in LLVM and in a profile."""
+        return program_text(self.body, self.target)[0]
+
+    @cached_property
+    def tile(self) -> str:
+        """The Tile IR."""
+        body = self.body
+        notes = {k: v for k, v in body.notes.items() if k not in ("program", "scratch")}
+        return body_text(Body(body.name, body.block, body.grid, notes))
+
+    @cached_property
+    def llvm(self) -> str:
+        """The LLVM IR that was emitted."""
+        return program_text(self.body, self.target)[2]
+
+    @cached_property
+    def optimized(self) -> str:
+        """The LLVM IR after LLVM's passes."""
+        from ..targets.llvm.driver import optimized
+
+        return optimized(self.llvm, self.target)
+
+    @cached_property
+    def assembly(self) -> str:
+        """The Target's assembly."""
+        from ..targets.llvm.driver import assembly
+
+        return assembly(self.llvm, self.target)
+
+
+@dataclass
+class KernelReport:
+    """One Kernel: its work at the Symbols' upper bounds, and the time no run can beat."""
+
+    number: int
+    name: str
+    kind: str
+    programs: list[ProgramReport]
+    flops: int
+    bytes: int
+    dtype: DType
+    peak_flops: float
+    peak_bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte moved."""
+        return self.flops / max(1, self.bytes)
+
+    @property
+    def bound(self) -> str:
+        """Which of the two limits it: 'compute' or 'memory'."""
+        balance = self.peak_flops / max(1.0, self.peak_bytes)
+        return "compute" if self.intensity > balance else "memory"
+
+    @property
+    def floor(self) -> float:
+        """Seconds at the Target's peak rates."""
+        return max(self.flops / max(1.0, self.peak_flops), self.bytes / max(1.0, self.peak_bytes))
+
+
+class Explanation:
+    """Every stage of one compile; `str` of it is the text down to its level."""
+
+    def __init__(
+        self, name: str, inputs: Sequence[Node], stages: list[Stage], schedule: Schedule,
+        target: Target, level: str, labels: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.name, self.inputs, self.target, self.level = name, tuple(inputs), target, level
+        self.stages, self.schedule_ir = stages, schedule
+        self.labels = [labels[i] if i < len(labels) else f"in{i}" for i in range(len(inputs))]
+        self.programs: list[ProgramReport] = []
+        self.kernels = self._kernels()
+
+    def __str__(self) -> str:
+        parts = []
+        for section in LEVELS[self.level]:
+            text = self.section(section).rstrip()
+            if text:
+                parts.append(f"== {section} ==\n{text}")
+        return "\n\n".join(parts) + "\n"
+
+    __repr__ = __str__
+
+    def section(self, name: str) -> str:
+        """The text of one section, whatever the level."""
+        if name not in SECTIONS:
+            raise UserError("no such section", op="explain", expected=", ".join(SECTIONS), got=name)
+        if name in ("tile", "llvm", "optimized", "assembly"):
+            mark = "//" if name == "assembly" else ";" if name != "tile" else "#"
+            return "\n".join(
+                f"{mark} {p.name} serves kernel {', '.join(map(str, p.kernels))}\n"
+                f"{getattr(p, name).strip()}\n"
+                for p in self.programs
+            )
+        texts = {
+            "summary": self._summary, "graph": lambda: self.graph, "passes": self._passes_text,
+            "final graph": lambda: self.final_graph, "schedule": lambda: self.schedule,
+            "kernels": self._kernel_table,
+        }  # fmt: skip
+        return texts[name]()
+
+    # ---- the Graph ------------------------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> str:
+        """The Graph as it was traced, with the user's lines."""
+        return self._graph_text(self.stages[0].results)
+
+    @cached_property
+    def final_graph(self) -> str:
+        """The Graph after the last pass; empty if no pass changed it."""
+        return self._graph_text(self.stages[-1].results) if self.passes else ""
+
+    @cached_property
+    def passes(self) -> list[PassReport]:
+        """Every pass that changed the Graph."""
+        return [
+            PassReport(s.name, s.fired, len(topological(s.results)))
+            for s in self.stages
+            if s.changed
+        ]
+
+    def _graph_text(self, results: Sequence[Node]) -> str:
+        named = [argument(label, n.type) for label, n in zip(self.labels, self.inputs)]
+        outputs = replace(results, dict(zip(self.inputs, named)))
+        return print_block(pure_block(self.name, tuple(named), tuple(outputs)), "graph",
+                           locations=True)  # fmt: skip
+
+    def _passes_text(self) -> str:
+        lines = [f"traced: {len(topological(self.stages[0].results))} nodes"]
+        for done in self.passes:
+            fired = ", ".join(f"{rule} x{count}" for rule, count in done.fired.items())
+            lines.append(f"{done.name}: {fired or 'no rules'} -> {done.nodes} nodes")
+        quiet = [s.name for s in self.stages[1:] if not s.changed]
+        if quiet:
+            lines.append(f"unchanged by: {', '.join(quiet)}")
+        return "\n".join(lines)
+
+    # ---- the Schedule and its Kernels -----------------------------------------------------
+
+    @cached_property
+    def schedule(self) -> str:
+        """The Schedule: Slots with their lives and places, then Kernels in order."""
+        return f"{show(self.schedule_ir)}\n{self._memory_line()}"
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all inputs."""
+        return sum(self.schedule_ir.slots[i].bytes for i in self.schedule_ir.inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the outputs that are not inputs overwritten in place."""
+        owners = {self.schedule_ir.storage(o) for o in self.schedule_ir.outputs}
+        return sum(self.schedule_ir.slots[o].bytes for o in owners - set(self.schedule_ir.inputs))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once: inputs, outputs and the arena."""
+        return self.input_bytes + self.output_bytes + self.schedule_ir.arena_bytes
+
+    def _kernels(self) -> list[KernelReport]:
+        found: dict[int, ProgramReport] = {}
+        reports = []
+        for number, kernel in enumerate(self.schedule_ir.kernels):
+            mine = []
+            for step in kernel.steps:
+                if not isinstance(step, Launch):
+                    continue
+                program = found.get(id(step.body))
+                if program is None:
+                    program = found[id(step.body)] = ProgramReport(step.body, self.target)
+                    self.programs.append(program)
+                if number not in program.kernels:
+                    program.kernels.append(number)
+                mine.append(program)
+            flops, dtype = work_of(kernel)
+            reports.append(KernelReport(
+                number, kernel.name, kernel.kind, mine, high(flops), high(kernel.bytes), dtype,
+                self.target.peak_flops(dtype), self.target.peak_bytes(),
+            ))  # fmt: skip
+        return reports
+
+    def _summary(self) -> str:
+        floor = sum(k.floor for k in self.kernels)
+        flops, moved = sum(k.flops for k in self.kernels), sum(k.bytes for k in self.kernels)
+        return "\n".join([
+            f"{self.name} for {self.target.name} ({self.target.cpu}, {self.target.cores} workers)",
+            f"{counted(self.kernels, 'kernel')} served by {counted(self.programs, 'program')}",
+            f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
+            self._memory_line(),
+        ])  # fmt: skip
+
+    def _memory_line(self) -> str:
+        return (f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "
+                f"{self.output_bytes} + arena {self.schedule_ir.arena_bytes}")  # fmt: skip
+
+    def _kernel_table(self) -> str:
+        rows = [("kernel", "launches", "FLOP", "bytes", "FLOP/byte", "bound by", "floor")]
+        for k in self.kernels:
+            rows.append((f"[{k.number}] {k.name}", str(len(k.programs)), scaled(k.flops),
+                         scaled(k.bytes), f"{k.intensity:.2f}", k.bound,
+                         seconds(k.floor)))  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
+                      for i, (cell, w) in enumerate(zip(row, widths)))
+            for row in rows
+        )  # fmt: skip
+
+
+def explain_graph(
+    inputs: Sequence[Node], outputs: Sequence[Node], *, name: str = "main",
+    donate: Sequence[int] = (), labels: Sequence[str] = (), level: str = "all",
+    target: Target | None = None,
+) -> Explanation:  # fmt: skip
+    """Every stage of compiling a Graph for `target` (this machine by default)."""
+    if level not in LEVELS:
+        raise UserError("no such level", op="explain", expected=", ".join(LEVELS), got=level)
+    target = host() if target is None else target
+    with located(outputs[0].location if outputs else None):
+        results, stages = run_pipeline(inputs, outputs)
+        schedule = lower_graph(inputs, results, target, donate)
+    return Explanation(name, inputs, stages, schedule, target, level, labels)
+
+
+# ---- work ------------------------------------------------------------------------------------
+
+
+def work_of(kernel: Kernel) -> tuple[Size, DType]:
+    """FLOPs of a Kernel, fused values included, and the dtype whose peak rate they run at."""
+    reads, stored = kernel.region
+    stop = set(reads)
+    flops: Size = 0
+    dtype: DType = float32
+    for node in topological(stored, stop=lambda n: n in stop):
+        if node in stop or not isinstance(node.type, Array):
+            continue
+        flops = flops + _flops(node)
+        if node.op is ops.dot:
+            dtype = node.inputs[0].dtype
+        elif dtype is float32 and node.dtype.is_float and node.dtype.bits == 64:
+            dtype = node.dtype
+    return flops, dtype
+
+
+def _flops(node: Node) -> Size:
+    if node.op is ops.dot:
+        depth: Any = 1
+        for axis in node.attrs["contract"][0]:
+            depth = multiply(depth, node.inputs[0].shape[axis])
+        return multiply(multiply(product(node.shape), depth), 2)
+    if node.op.group in FREE:
+        return 0
+    source = node.inputs[0] if node.op.group == "reduce" else node
+    return product(source.shape)
+
+
+def counted(things: Sequence[Any], word: str) -> str:
+    """How many, with the word in the right number: 2 kernels."""
+    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
+
+
+def scaled(value: float) -> str:
+    """A count with three digits and a prefix: 12.3 M."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if value < 1000:
+            return f"{value:.0f} " if not prefix else f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.3g} P"
+
+
+def seconds(value: float) -> str:
+    """A time with three digits and a unit: 12.3 us."""
+    for scale, unit in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
+        if value * scale < 1000:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value:.3g} s"

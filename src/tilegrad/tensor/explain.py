@@ -1,0 +1,80 @@
+"""`explain`: what the compiler makes of a function of Tensors, or of a lazy Tensor.
+
+Invariant: explaining compiles for reading only; nothing runs and no Tensor gets a value.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..compiler.explain import Explanation, explain_graph
+from ..core.errors import DTypeError, UserError
+from ..ir.node import topological
+from .container import flatten
+from .jit import Jitted, jit
+from .tensor import Tensor, values
+
+
+def explain(
+    function: Callable[..., Any] | Tensor, *args: Any, level: str = "all", **kwargs: Any
+) -> Explanation:
+    """Every stage of compiling function(*args, **kwargs); print it, or ask for its parts.
+
+    `level` is summary, graph, schedule, tile, llvm, assembly or all. A lazy Tensor in place of
+    the function explains the Graph that reading it would run.
+    """
+    if isinstance(function, Tensor):
+        return _explain_tensor(function, level)
+    if not callable(function):
+        raise DTypeError("explain needs a function or a Tensor", op="explain",
+                         got=type(function).__name__)  # fmt: skip
+    jitted = function if isinstance(function, Jitted) else _jitted(function)
+    if isinstance(jitted, types.MethodType):  # a Module, or a method of one
+        args, jitted = (jitted.__self__, *args), jitted.__func__
+    lowered = jitted.lower(*args, **kwargs)
+    if not lowered.outputs:
+        raise UserError("nothing is computed: every result is an argument or a plain value",
+                        op="explain", got=jitted.name)  # fmt: skip
+    return explain_graph(
+        lowered.inputs, lowered.outputs, donate=lowered.donate,
+        name=_identifier(jitted.name.split("<locals>.")[-1]),
+        labels=_labels(jitted, lowered.sources, args, kwargs), level=level,
+    )  # fmt: skip
+
+
+def _jitted(function: Callable[..., Any]) -> Any:
+    inner = getattr(function, "__func__", None)
+    return function if isinstance(inner, Jitted) else jit(function)
+
+
+def _explain_tensor(tensor: Tensor, level: str) -> Explanation:
+    """The Graph below a Tensor, cut where values are known."""
+    if tensor.node in values:
+        raise UserError("the Tensor has its value: there is nothing left to compile", op="explain",
+                        hint="explain a function, or the Tensor before it is read")  # fmt: skip
+    order = topological([tensor.node], stop=values.__contains__)
+    inputs = [n for n in order if n in values or n.op.name == "input"]
+    return explain_graph(inputs, [tensor.node], name="tensor", level=level)
+
+
+def _labels(
+    jitted: Jitted, sources: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Names of the inputs: paths of arguments, of state within them, or what they stand for."""
+    given = jitted._bind(args, kwargs)
+    paths = jitted._paths(flatten(jitted._without_static(given))[1])
+    labels = []
+    for number, source in enumerate(sources):
+        path = paths[source.index] if 0 <= source.index < len(paths) else f"{source.kind}{number}"
+        label = f"{path}.{source.name}" if source.name else path
+        labels.append(_identifier(f"grad_{label}" if source.kind == "grad" else label))
+    return labels
+
+
+def _identifier(text: str) -> str:
+    """The text with everything but letters, digits and _ made one _."""
+    words = "".join(c if c.isalnum() else " " for c in text).split()
+    name = "_".join(words) or "main"
+    return name if not name[0].isdigit() else f"_{name}"
