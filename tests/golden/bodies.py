@@ -236,7 +236,9 @@ def flash_attention(
     blocks_of_queries = tokens // (2 * rows)
     head, block = b.program(0, heads), b.program(1, blocks_of_queries)
     first = block * (2 * rows)
-    last = minimum(tokens // keys, ceil_divide(first + 2 * rows, keys)) if causal else tokens // keys
+    last: Size = tokens // keys
+    if causal:
+        last = minimum(last, ceil_divide(first + 2 * rows, keys))
     queries = b.allocate((2, rows, width), bfloat16, "shared")
     rings = [b.allocate((stages, keys, width), bfloat16, "shared") for _ in "kv"]
     q_full = b.barrier("q_full", 1)

@@ -41,7 +41,8 @@ def test_names() -> None:
         "seen", "scratch", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
     ]  # fmt: skip
     assert "scratch" not in model.state_dict() and "seen" in model.state_dict()
-    assert [n for n, _ in model.named_modules()] == ["", "first", "norm", "rest", "rest.0", "rest.1"]
+    names = ["", "first", "norm", "rest", "rest.0", "rest.1"]
+    assert [n for n, _ in model.named_modules()] == names
     assert [n for n, _ in model.named_children()] == ["first", "norm", "rest"]
     assert model.get_submodule("rest.1") is model.rest[1]
     assert set(model.tensors()) == {n for n, _ in model.named_parameters()} | {

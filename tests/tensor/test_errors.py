@@ -8,7 +8,7 @@ import pytest
 
 import tilegrad as tg
 
-X, I = tg.ones(2, 3), tg.arange(3)
+X, LINE = tg.ones(2, 3), tg.arange(3)
 
 
 def assign(x, key, value):
@@ -21,10 +21,12 @@ TABLE = [
      "hint: axis -1 has sizes 3 and 4"),
     (lambda: X + "a", tg.DTypeError, "add: operand is not a Tensor", "got: str", "hint:"),
     (lambda: X + [1, 2, 3], tg.DTypeError, "add: operand is not a Tensor", "got: list"),
-    (lambda: tg.tensor([True]) - tg.tensor([True]), tg.DTypeError, "subtract: bools", "hint: use a ^ b"),
+    (lambda: tg.tensor([True]) - tg.tensor([True]), tg.DTypeError,
+     "subtract: bools", "hint: use a ^ b"),
     (lambda: -tg.tensor([True]), tg.DTypeError, "neg: bools", "hint: use ~x"),
     (lambda: X & X, tg.DTypeError, "bitwise_and: has no bits", "got: float32", "hint: cast"),
-    (lambda: I ** -1, tg.DTypeError, "pow: an integer has no negative power", "int64 ** -1", "hint:"),
+    (lambda: LINE ** -1, tg.DTypeError,
+     "pow: an integer has no negative power", "int64 ** -1", "hint:"),
     (lambda: X.div(2, rounding_mode="up"), tg.UserError, "divide: unknown rounding", "got: 'up'"),
     (lambda: X.clamp(), tg.UserError, "clamp: needs a bound"),
     (lambda: X.gelu(approximate="fast"), tg.UserError, "gelu: unknown approximation"),
@@ -41,7 +43,7 @@ TABLE = [
     (lambda: X.repeat(2), tg.ShapeError, "repeat: needs a count for each axis"),
     (lambda: tg.cat([X, tg.ones(3, 2)]), tg.ShapeError, "concatenate: sizes differ off the axis"),
     (lambda: tg.cat(X), tg.DTypeError, "cat: needs a sequence of Tensors"),
-    (lambda: tg.stack([X, I]), tg.ShapeError, "stack: shapes differ"),
+    (lambda: tg.stack([X, LINE]), tg.ShapeError, "stack: shapes differ"),
     (lambda: X.split([1, 1], 1), tg.ShapeError, "split: the sizes do not make the axis"),
     (lambda: X.narrow(1, 2, 5), tg.AxisError, "narrow: reaches past the axis"),
     (lambda: X.unflatten(1, (2, 2)), tg.ShapeError, "unflatten: the sizes do not make the axis"),
@@ -51,13 +53,15 @@ TABLE = [
     (lambda: X.sum(2), tg.AxisError, "sum: axis 2 is out of range", "got: 2"),
     (lambda: X.sum((0, 0)), tg.AxisError, "sum: an axis is named twice"),
     (lambda: X.sum("a"), tg.DTypeError, "sum: axis is not an int", "got: str"),
-    (lambda: I.mean(), tg.DTypeError, "mean: needs floats", "got: int64", "hint: use x.float().mean()"),
+    (lambda: LINE.mean(), tg.DTypeError,
+     "mean: needs floats", "got: int64", "hint: use x.float().mean()"),
     (lambda: tg.zeros(0).max(), tg.ShapeError, "max: there is nothing to choose from"),
     (lambda: tg.zeros(2, 0).argmax(1), tg.ShapeError, "argmax: there is nothing to choose from"),
     (lambda: X.topk(9), tg.UserError, "topk: k is out of range", "expected: 0 <= k <= 3"),
     (lambda: X.norm("nuc"), tg.UserError, "norm: unknown norm"),
     (lambda: X @ tg.ones(2, 3), tg.ShapeError, "matmul: inner sizes differ", "(2, 3) @ (2, 3)"),
-    (lambda: X @ I, tg.DTypeError, "matmul: the dtypes do not fit", "float32 and int64", "hint: cast"),
+    (lambda: X @ LINE, tg.DTypeError,
+     "matmul: the dtypes do not fit", "float32 and int64", "hint: cast"),
     (lambda: tg.mm(X, tg.ones(3)), tg.ShapeError, "mm: needs 2 and 2 axes"),
     (lambda: tg.linear(X, tg.ones(4, 5)), tg.ShapeError, "linear: the sizes do not fit"),
     (lambda: tg.einsum("ij,jk->ik", X), tg.UserError, "einsum: the equation does not fit"),
@@ -77,10 +81,13 @@ TABLE = [
     (lambda: assign(tg.ones(2, 3), 0, tg.ones(4)), tg.ShapeError, "assign:", "(4,)"),
     (lambda: assign(tg.ones(2, requires_grad=True), 0, 1.0), tg.StateError,
      "assign: a leaf that requires a gradient cannot be changed in place", "hint: do it inside"),
-    (lambda: X.gather(0, I), tg.ShapeError, "gather: the index has another rank"),
-    (lambda: X.gather(0, tg.tensor([[7, 0, 0]]).realize()), tg.AxisError, "gather: index 7 is out of range"),
-    (lambda: X.index_add(0, I[:1], tg.ones(3)), tg.ShapeError, "index_add: the source does not fit"),
-    (lambda: X.masked_fill(X > 0, tg.ones(3)), tg.ShapeError, "masked_fill: the value is not one number"),
+    (lambda: X.gather(0, LINE), tg.ShapeError, "gather: the index has another rank"),
+    (lambda: X.gather(0, tg.tensor([[7,
+     0, 0]]).realize()), tg.AxisError, "gather: index 7 is out of range"),
+    (lambda: X.index_add(0, LINE[:1], tg.ones(3)),
+     tg.ShapeError, "index_add: the source does not fit"),
+    (lambda: X.masked_fill(X > 0, tg.ones(3)),
+     tg.ShapeError, "masked_fill: the value is not one number"),
     (lambda: tg.zeros(-1), tg.ShapeError, "zeros: a size is negative"),
     (lambda: tg.arange(0, 5, -1), tg.UserError, "arange: the step leads away"),
     (lambda: tg.arange(0, 5, 0), tg.UserError, "arange: the step is 0"),
@@ -90,7 +97,7 @@ TABLE = [
     (lambda: tg.one_hot(X), tg.DTypeError, "one_hot: classes are not integers"),
     (lambda: X.item(), tg.ShapeError, "item: needs exactly one element"),
     (lambda: iter(tg.tensor(1.0)), tg.DTypeError, "iter: a Tensor without axes"),
-    (lambda: I.requires_grad_(), tg.DTypeError, "requires_grad: only floats have gradients"),
+    (lambda: LINE.requires_grad_(), tg.DTypeError, "requires_grad: only floats have gradients"),
     (lambda: len(tg.tensor(1)), tg.DTypeError, "len: a Tensor without axes has no length"),
 ]  # fmt: skip
 
@@ -121,7 +128,7 @@ def test_masks_inside_jit():
     for text in ("the size of the result depends", "hint: use where(mask"):
         assert text in str(caught.value)
     with pytest.raises(tg.TraceError, match="minlength"):
-        tg.jit(lambda x: tg.bincount(x))(I)
+        tg.jit(lambda x: tg.bincount(x))(LINE)
 
     def fill(x):
         y = x * 1

@@ -101,7 +101,8 @@ def test_kinks_and_far_ends():
         ("asinh", lambda m, x: m.asinh(x)), ("sign", lambda m, x: m.sign(x) * x),
         ("logaddexp", lambda m, x: m.logaddexp(x, x.flip(0))),
         ("softmax", lambda m, x: m.softmax(x, 0)), ("amax", lambda m, x: m.amax(m.cat([x, x]), 0)),
-        ("max", lambda m, x: m.max(m.stack([x, x]), 0)), ("std of same", lambda m, x: (x * 0).std()),
+        ("max", lambda m, x: m.max(m.stack([x, x]), 0)),
+        ("std of same", lambda m, x: (x * 0).std()),
         ("norm of zero", lambda m, x: m.norm(x * 0)), ("maximum", lambda m, x: m.maximum(x, x * 1)),
     ], EDGES)  # fmt: skip
 
@@ -171,11 +172,13 @@ def test_reductions():
           for p in (1, 2, 3, math.inf)],
         ("nansum", lambda m, x: m.nansum(x, 1)), ("nanmean", lambda m, x: m.nanmean(x)),
         ("cumsum", lambda m, x: x.cumsum(1)), ("cumprod", lambda m, x: x.cumprod(1)),
-        ("cummax", lambda m, x: m.cummax(x, 1).values), ("cummin", lambda m, x: m.cummin(x, 0).values),
+        ("cummax", lambda m, x: m.cummax(x, 1).values),
+        ("cummin", lambda m, x: m.cummin(x, 0).values),
         ("logcumsumexp", lambda m, x: m.logcumsumexp(x, 1)),
         ("median", lambda m, x: [m.median(x), m.median(x, 1).values]),
         ("kthvalue", lambda m, x: m.kthvalue(x, 2, 1).values),
-        ("quantile", lambda m, x: m.quantile(x, 0.3, 1)), ("sort", lambda m, x: m.sort(x, 1).values),
+        ("quantile", lambda m, x: m.quantile(x, 0.3, 1)),
+        ("sort", lambda m, x: m.sort(x, 1).values),
         ("topk", lambda m, x: m.topk(x, 2, 0).values), ("trace", lambda m, x: m.trace(x)),
     ], X)  # fmt: skip
     zero = X.clone()

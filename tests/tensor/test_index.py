@@ -149,7 +149,8 @@ def test_gather_and_scatter(dtype):
         ("index_copy", lambda m, x, s, i, o: x.index_copy(0, o[0, :3], s)),
         ("index_fill", lambda m, x, s, i, o: x.index_fill(1, i[0], 3)),
         ("take", lambda m, x, s, i, o: m.take(x, i * 2)),
-        ("masked_fill", lambda m, x, s, i, o: [x.masked_fill(s > 0, 5), x.masked_fill(s[0] > 0, 1)]),
+        ("masked_fill", lambda m, x, s, i, o: [x.masked_fill(s > 0, 5),
+                                               x.masked_fill(s[0] > 0, 1)]),
         ("masked_select", lambda m, x, s, i, o: m.masked_select(x, s > 0)),
         ("masked_scatter", lambda m, x, s, i, o: x.masked_scatter(x > 0, s)),
         ("put", lambda m, x, s, i, o: [m.Tensor.put(x, o[0, :2], s[0, :2])] if m is tg else
@@ -213,5 +214,6 @@ def test_counting():
 
 def test_in_place_forms():
     x = tg.zeros(3)
-    x.scatter_add_(0, tg.tensor([0, 0, 2]), tg.ones(3)).masked_fill_(tg.tensor([False, True, False]), 9)
+    x.scatter_add_(0, tg.tensor([0, 0, 2]), tg.ones(3))
+    x.masked_fill_(tg.tensor([False, True, False]), 9)
     assert x.tolist() == [2.0, 9.0, 1.0]

@@ -78,7 +78,8 @@ def test_copies_of_leaves():
 def test_files(tmp_path):
     path = tmp_path / "x.safetensors"
     kept = {"a": tg.arange(6).reshape(2, 3), "b": tg.ones(3, dtype=tg.bfloat16) * 2,
-            "scalar": tg.tensor(2.5), "empty": tg.zeros(0, 2), "mask": tg.tensor([True, False])}  # fmt: skip
+            "scalar": tg.tensor(2.5), "empty": tg.zeros(0, 2),
+            "mask": tg.tensor([True, False])}  # fmt: skip
     tg.save(kept, path, {"made": "here"})
     found = tg.load(path)
     assert list(found) == list(kept) and tg.load_metadata(path) == {"made": "here"}
@@ -112,7 +113,8 @@ def test_damaged_files(tmp_path):
     [
         lambda m: m.tensor([[1.0, 2.5], [3, 4]]), lambda m: m.tensor([1.0, 2.0, -3.0]),
         lambda m: m.tensor([1, 20, 300]), lambda m: m.tensor([True, False]), lambda m: m.tensor(3),
-        lambda m: m.tensor(2.5), lambda m: m.tensor([1e-5, 1.0]), lambda m: m.arange(24).reshape(2, 3, 4),
+        lambda m: m.tensor(2.5), lambda m: m.tensor([1e-5, 1.0]),
+        lambda m: m.arange(24).reshape(2, 3, 4),
         lambda m: m.tensor([1.5, float("nan"), float("inf")]), lambda m: m.tensor([1e10, 1.5]),
         lambda m: m.zeros(40, 50), lambda m: m.tensor([0.1, 100.0]),
     ],

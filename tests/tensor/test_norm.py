@@ -58,7 +58,8 @@ def test_instance_norm_and_others() -> None:
         lambda x, w, b: functional.instance_norm(x, None, None, w, b), X, WEIGHT, BIAS,
     )  # fmt: skip
     compare(
-        lambda x: norm.local_response_norm(x, 3, 0.1), lambda x: functional.local_response_norm(x, 3, 0.1), X
+        lambda x: norm.local_response_norm(x, 3, 0.1),
+        lambda x: functional.local_response_norm(x, 3, 0.1), X,
     )  # fmt: skip
     compare(norm.normalize, functional.normalize, X)
     compare(

@@ -240,8 +240,9 @@ HARMLESS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def golden(name: str) -> Body:
+    """A stored Body, parsed once."""
     return stored(name)
 
 

@@ -44,7 +44,8 @@ def test_integers() -> None:
 
 def test_floats() -> None:
     """nan, infinities and signed zeros."""
-    assert str(apply("maximum", F32, [math.nan, 0.0, -0.0], [1.0, -0.0, -0.0])) == "[nan, 0.0, -0.0]"
+    most = apply("maximum", F32, [math.nan, 0.0, -0.0], [1.0, -0.0, -0.0])
+    assert str(most) == "[nan, 0.0, -0.0]"
     assert str(apply("minimum", F32, [math.nan, 0.0], [1.0, -0.0])) == "[nan, -0.0]"
     assert str(apply("sign", F32, [-0.0, math.nan, -2.0])) == "[-0.0, nan, -1.0]"
     assert apply("remainder", F32, [5.5, -5.5, 5.5], [2, 2, -2]) == [1.5, 0.5, -0.5]
@@ -78,7 +79,8 @@ def test_casts() -> None:
     assert numeric.cast(big, F32, dtypes.int32).tolist() == [2**31 - 1, -(2**31), 0, 300, -1]
     assert numeric.cast(big, F32, dtypes.int8).tolist() == [-1, 0, 0, 44, -1]
     assert numeric.cast(big, F32, I64).tolist()[:2] == [2**63 - 1, -(2**63)]
-    assert numeric.cast(np.array([0.5, np.nan, 0.0]), F64, dtypes.bool_).tolist() == [True, True, False]
+    truth = numeric.cast(np.array([0.5, np.nan, 0.0]), F64, dtypes.bool_)
+    assert truth.tolist() == [True, True, False]
     assert numeric.cast(np.array([200, -3]), I64, dtypes.int4).astype(int).tolist() == [-8, -3]
 
 
@@ -94,7 +96,8 @@ def test_index_out_of_range_names_op_and_index() -> None:
     for body_index, shape in (((3, 0), (2, 4)), ((-1, 0), (1, 4)), ((0, 2), (1, 3))):
         b = BodyBuilder("outside", [("x", Memory((4, 4), F32))])
         b.load(b.parameters[0], body_index, shape, (0, 1))
-        with pytest.raises(InternalError, match=r"load at \(-?\d, \d\) of tile .* leaves x") as caught:
+        message = r"load at \(-?\d, \d\) of tile .* leaves x"
+        with pytest.raises(InternalError, match=message) as caught:
             interpret.run(b.finish((1,)), [np.zeros((4, 4), np.float32)])
         assert str(body_index) in str(caught.value)
     b = BodyBuilder("masked", [("x", Memory((4, 4), F32))])
@@ -163,5 +166,5 @@ def test_memories_are_checked() -> None:
     b = BodyBuilder("memories", [("x", Memory((4,), F32))])
     body = b.finish((1,))
     for wrong in ([], [np.zeros(4)], [np.zeros(8, np.float32)[::2]]):
-        with pytest.raises(InternalError, match="tile.interpret"):
+        with pytest.raises(InternalError, match=r"tile\.interpret"):
             interpret.run(body, wrong)

@@ -19,7 +19,7 @@ I = ops.constant(value=0, dtype=int64, shape=())  # noqa: E741
 def test_every_op_has_a_row_in_the_interpreter() -> None:
     """No op of the dialect lacks a meaning."""
     pure = {*numeric.TABLE, *numeric.SHAPE, "where", "reduce", "cumulative", "dot", "cast",
-            "bitcast", "stack_rows", "extract"}  # fmt: skip
+            "bitcast", "stack", "stack_rows", "extract"}  # fmt: skip
     handled = {*interpret.HANDLERS, *interpret.CONTROLS, *interpret_placed.HANDLERS,
                *interpret_placed.CONTROLS, "role"}  # fmt: skip
     assert set(ops.tile.ops) == pure | handled
@@ -70,6 +70,7 @@ def test_types() -> None:
     assert ops.transpose(X, order=(1, 0)).type == Tile((8, 4), float32)
     assert ops.cast(X, dtype=int8).type == Tile((4, 8), int8)
     assert placed.barrier(name="b", count=2, stages=3).type == Barrier(2)
-    assert placed.register_tile(shape=(4,), dtype=int8).type == Memory((4,), int8, "register", "state")
+    register = placed.register_tile(shape=(4,), dtype=int8)
+    assert register.type == Memory((4,), int8, "register", "state")
     assert placed.read_place(M, I).type == Tile((8,), float32)
     assert placed.fence(kind="async").type == NOTHING

@@ -72,7 +72,8 @@ def test_deadlock_names_roles_and_barriers() -> None:
     """Bytes that never land: who waits, on what, and what is missing."""
     with pytest.raises(DeadlockError) as caught:
         run(copied(expect=20))
-    assert "consumer waits on full[0] (phase 0, 1 of 1 arrivals, 4 bytes to land)" in str(caught.value)
+    message = "consumer waits on full[0] (phase 0, 1 of 1 arrivals, 4 bytes to land)"
+    assert message in str(caught.value)
 
 
 def test_copy_outside_is_zero_and_store_is_clipped() -> None:
@@ -182,7 +183,8 @@ def test_too_many_arrivals() -> None:
 def test_dependent_launch() -> None:
     """Constants may be read before the dependency wait, other Memories may not."""
     for use, early in (("constant", True), ("value", True), ("value", False)):
-        b = PlacedBuilder("dependent", [("x", Memory((4,), float32, use=use)), ("out", Memory((4,), float32))])
+        b = PlacedBuilder("dependent", [("x", Memory((4,), float32, use=use)),
+                                        ("out", Memory((4,), float32))])  # fmt: skip
         if not early:
             b.do(placed.grid_dependency_wait)
         value = b.load(b.parameters[0], (0,), (4,), (0,))
@@ -201,7 +203,8 @@ def test_dependent_launch() -> None:
 
 def test_atomic_add() -> None:
     """Adds across programs and gives the values before."""
-    b = BodyBuilder("counter", [("count", Memory((2,), int64, use="state")), ("seen", Memory((4, 2), int64))])
+    b = BodyBuilder("counter", [("count", Memory((2,), int64, use="state")),
+                                ("seen", Memory((4, 2), int64))])  # fmt: skip
     p = b.program(0, 4)
     lanes = b.add(ops.iota(size=2, dtype=int64))
     before = b.add(placed.atomic_add(b.parameters[0], b.constant(5, int64, (2,)), lanes))
@@ -222,7 +225,8 @@ def holed() -> Body:
 
     def row(i: object, _: list[Node]) -> list[Node]:
         value = b.load(b.parameters[0], (i, 0), (4,), (1,))
-        b.store(b.parameters[1], b.hole("epilogue", Tile((4,), float32), value, b.index(i)), (i, 0), (1,))
+        result = b.hole("epilogue", Tile((4,), float32), value, b.index(i))
+        b.store(b.parameters[1], result, (i, 0), (1,))
         return []
 
     b.loop("i", 0, 8, 1, row)

@@ -26,7 +26,7 @@ from ..ir.symbol import atoms
 from ..runtime.executable import Recipe, Step, Storage
 from ..runtime.store import default_store
 from ..schedule.lower import lower_graph, tiny
-from ..schedule.schedule import Copy, Launch, Schedule
+from ..schedule.schedule import Control, Copy, Label, Launch, Schedule
 from .pipeline import run_pipeline
 
 LOG = logging.getLogger("tilegrad.compile")
@@ -62,6 +62,10 @@ def executable_for(
 ) -> Any:
     """The Executable that computes outputs from inputs (in that order); `donate` numbers the
     inputs whose Buffers it may overwrite. `run(buffers, symbols) -> buffers`."""
+    if config().eager_debug:
+        from .guard import GuardedExecutable
+
+        return GuardedExecutable(inputs, outputs)
     key = (structure(inputs, outputs), donate, config().threads)
     found = _memory.get(key)
     if found is None:
@@ -70,6 +74,16 @@ def executable_for(
             if found is None:
                 found = _memory[key] = _make(key, inputs, outputs, donate)
     return found
+
+
+def compile_for(
+    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
+) -> Any:
+    """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
+    schedule = schedule_for(inputs, outputs, target, donate)
+    recipe, texts = recipe_of(schedule, target)
+    _compile(texts, target)
+    return _bind(recipe, target)
 
 
 def _make(key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int]) -> Any:
@@ -113,6 +127,8 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
     texts: dict[str, str] = {}
     scratch = 0
     steps: list[Step] = []
+    labels: dict[int, int] = {}  # Label -> entry
+    jumps: list[tuple[Step, int]] = []
     for kernel in schedule.kernels:
         cost = _high(kernel.flops) + _high(kernel.bytes)
         for step in kernel.steps:
@@ -120,8 +136,13 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
                 steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
                                   small=_high(step.bytes) < SMALL))  # fmt: skip
                 continue
-            if not isinstance(step, Launch):
-                steps.append(step)
+            if isinstance(step, Label):
+                labels[step.number] = len(steps)
+                continue
+            if isinstance(step, Control):
+                steps.append(Step(step.kind, -1, list(step.slots), numbers=list(step.numbers)))
+                if step.label >= 0:
+                    jumps.append((steps[-1], step.label))
                 continue
             body = step.body
             if id(body) not in programs:
@@ -137,6 +158,8 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
             symbols = [s.name for s in body_symbols(body)]
             steps.append(Step("kernel", programs[id(body)], list(step.slots), grid, symbols,
                               cost < SMALL))  # fmt: skip
+    for jump, label in jumps:
+        jump.numbers.append(labels[label])
     storage = []
     for slot in schedule.slots:
         size: Any = slot.type.dtype.size
@@ -157,7 +180,7 @@ def program_text(body: Any, target: Target) -> tuple[str, str, str, int]:
     if found is None:
         from ..targets.llvm.emit import emit
 
-        text, scratch = emit(body, "KERNEL_NAME")
+        text, scratch = emit(body, "KERNEL_NAME", target)
         tag = digest(text)[:12]
         name = f"{body.name[:48]}_{tag}"
         text = text.replace("KERNEL_NAME", name)

@@ -149,6 +149,11 @@ def broadcast_to(x: Node, shape: Shape, op: str = "expand") -> Node:
 
 def promoted(op: str, *values: Value) -> list[Node]:
     """Nodes of one dtype and one shape; Python numbers follow the arrays."""
+    first = values[0]
+    if isinstance(first, Node) and all(
+        isinstance(v, Node) and v.type == first.type for v in values[1:]
+    ):
+        return list(values)  # type: ignore[arg-type]
     nodes = [v for v in values if isinstance(v, Node)]
     if not nodes:
         raise DTypeError("needs an array operand", op=op, got=values)
@@ -161,7 +166,7 @@ def promoted(op: str, *values: Value) -> list[Node]:
         if inner is not None:
             if dtype is None:
                 dtype = inner
-            elif _category(inner) > _category(dtype):
+            elif category(inner) > category(dtype):
                 dtype = promote(dtype, inner)
     assert dtype is not None
     for v in values:
@@ -180,7 +185,8 @@ def promoted(op: str, *values: Value) -> list[Node]:
     return result
 
 
-def _category(d: DType) -> int:
+def category(d: DType) -> int:
+    """bool 0, integers 1, floats 2: what promotion between kinds goes by."""
     return 0 if d.kind == "bool" else (1 if d.is_integer else 2)
 
 

@@ -1,1 +1,4 @@
+# ruff: noqa: F401
+"""Models people know, written to be read."""
 
+from .gpt2 import GPT2, GPT2Config

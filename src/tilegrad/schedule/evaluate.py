@@ -17,7 +17,9 @@ from ..core.dtype import DType, bool_, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, located
-from ..ir.symbol import Expr, Size, coefficient, combine, high, multiply, named, substitute
+from ..ir.symbol import (
+    Expr, Size, coefficient, combine, high, maximum, minimum, multiply, named, substitute,
+)  # fmt: skip
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
@@ -203,7 +205,9 @@ class Evaluator:
         """An integer value as an index Expr: exact for iotas, an atom for loaded values."""
         exact = symbolic(node, index, self.memories)
         if exact is not None:
-            return exact
+            if Condition(exact, size).holds():
+                return exact
+            return maximum(minimum(exact, combine(size, 1, -1)), 0)
         value = self.body.cast(self.value(node, index), int64)
         last = self.body.index(combine(size, 1, -1))  # out of range is clamped: never read there
         value = self.body.apply("minimum", value, last)

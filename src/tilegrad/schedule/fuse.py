@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph import ops
-from ..ir.node import Node, Op, topological, users
+from ..ir.node import Node, Op, needs, topological, users
 from ..ir.symbol import Size, floor_divide, loop_index, modulo, multiply
 from ..ir.types import product
 from .access import MOVEMENT, Index, unravel
@@ -76,7 +76,7 @@ def cost(node: Node, values: set[Node], limit: int = 64) -> int:
 def leaves_of(node: Node, values: set[Node]) -> list[Node]:
     """The values (and inputs) an expression reads."""
     found: dict[Node, None] = {}
-    stack, seen = list(node.inputs), set()
+    stack, seen = list(needs(node)), set()
     while stack:
         current = stack.pop()
         if current in seen:
@@ -106,15 +106,17 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Nod
         elif _wanted(node, readers, values):
             values.add(node)
     for node in order:
-        if node.op in _READS_STORED:
+        if node.op is ops.dot:
             for i in node.inputs:
                 _store_below(i, values)
+        elif node.op in _READS_STORED:
+            values.update(needs(node))
         elif node.op is ops.update:  # it may be in place: what reads the state is known before
             values.update(i for i in node.inputs[1:] if node.inputs[0] in leaves_of(i, values))
     return values
 
 
-_READS_STORED = {ops.dot, ops.scan, ops.cond, ops.while_loop, ops.call}
+_READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call}
 
 
 def _store_below(node: Node, values: set[Node]) -> None:

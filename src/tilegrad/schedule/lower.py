@@ -6,21 +6,22 @@ not grow with the depth of a model. Invariant: the Schedule computes the results
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.errors import InternalError, StateError
 from ..core.target import Target
 from ..graph import ops
 from ..ir.fingerprint import digest, structure
-from ..ir.node import Node, topological
+from ..ir.node import Node, needs, topological
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import Array, Tuple, bytes_bound, product
 from ..tile.build import Body
+from .control import Frame, lower_control, overwritten
 from .dot import lower_dot
 from .fuse import Fuser, Group
 from .loops import LoopLowering
-from .reuse import plan_memory
+from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
 from .schedule import Copy, Kernel, Launch, Schedule, Slot
 from .update import lower_update
@@ -34,35 +35,55 @@ class Lowering:
         donated: Sequence[int] = (), bodies: dict[Any, Any] | None = None,
     ) -> None:  # fmt: skip
         self.arguments, self.results, self.target = list(arguments), list(results), target
+        self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
+        self.strict = set(self.donated)  # a copy of these would break a promise
         self.bodies: dict[Any, Any] = {} if bodies is None else bodies
-        self.slots: list[Slot] = []
+        self.frame = Frame()
+        self.slots, self.kernels = self.frame.slots, self.frame.kernels
+        self.depth = 0
         self.slot_of: dict[Node, int] = {}
-        self.kernels: list[Kernel] = []
+        self.targets: dict[Node, Callable[[], int]] | None = None  # where a Block's results go
 
     def run(self) -> Schedule:
         """The Schedule."""
-        self.fuser = Fuser(self.arguments, self.results)
-        groups = self.fuser.run()
-        self.order_updates(groups)
-        groups = self.fuser.in_order()
         for a in self.arguments:
             self.slot_of[a] = self.new_slot(a.type, "input")
-        wanted = {r: None for r in self.results}
-        for group in groups:
-            self.lower(group, wanted)
+        self.lower_all()
         outputs = [self.output_slot(r) for r in self.results]
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
-        self.set_lives(schedule)
+        set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         plan_memory(schedule)
         return schedule
+
+    def lower_all(self) -> None:
+        """Fuse, and add the Kernels of every group."""
+        self.fuser = Fuser(self.arguments, self.results)
+        groups = self.fuser.run()
+        self.order_updates(groups)
+        for group in self.fuser.in_order():
+            self.lower(group)
+
+    def nested(self, arguments: Sequence[Node], results: Sequence[Node]) -> Lowering:
+        """A Lowering of a Block, into the same list of Kernels and over the same Slots."""
+        inner = Lowering(arguments, results, self.target, (), self.bodies)
+        inner.frame, inner.slots, inner.kernels = self.frame, self.slots, self.kernels
+        inner.depth, inner.targets = self.depth + 1, {}
+        return inner
 
     def new_slot(self, type_: Any, kind: str, name: str = "") -> int:
         """A new Slot."""
         slot = Slot(len(self.slots), type_, kind, name)
         self.slots.append(slot)
         return slot.number
+
+    def place(self, node: Node) -> int:
+        """The Slot a value is written to."""
+        if self.targets is None:
+            return self.new_slot(node.type, "output" if node in self.wanted else "scratch")
+        found = self.targets.pop(node, None)
+        return self.new_slot(node.type, "scratch") if found is None else found()
 
     def output_slot(self, node: Node) -> int:
         """The Slot a result is read from."""
@@ -83,12 +104,15 @@ class Lowering:
         order = topological(group.stored or group.values, stop)
         return [n for n in order if stop(n)]
 
-    def lower(self, group: Group, wanted: dict[Node, None]) -> None:
+    def lower(self, group: Group) -> None:
         """Add the Kernel of a group."""
+        if group.kind == "control":
+            lower_control(self, group)
+            return
         reads = self.reads_of(group)
         for v in group.stored:
-            if not isinstance(v.type, Tuple):
-                self.slot_of[v] = self.new_slot(v.type, "output" if v in wanted else "scratch")
+            if not isinstance(v.type, Tuple) and not self.shares_slot(v):
+                self.slot_of[v] = self.place(v)
         if group.kind == "update":
             self.lower_state(group, reads)
             return
@@ -129,7 +153,7 @@ class Lowering:
         """Put a group's launches into the Schedule."""
         stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
         name = bodies[0][0].name if bodies else f"{group.kind}_empty"
-        kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)))
+        kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)), depth=self.depth)
         kernel.flops, kernel.bytes = work(group, reads, stored)
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
@@ -151,36 +175,35 @@ class Lowering:
     # ---- state ----------------------------------------------------------------------------
 
     def order_updates(self, groups: Sequence[Group]) -> None:
-        """Let readers of a state run before it is updated in place, where that is possible."""
-        self.in_place: set[Node] = set()
-        by_number = {g.number: g for g in groups}
+        """Let readers of a state run before it is overwritten, where that is possible."""
+        self.in_place: set[tuple[Node, int]] = set()
         for group in groups:
-            if group.kind != "update":
-                continue
-            node = group.values[0]
-            state = node.inputs[0]
-            if not self.may_overwrite(state):
-                continue
-            others = [g for g in groups if g is not group and state in g.reads]
-            late = [g for g in others if group.number in g.needs]
-            if state in node.inputs[1:]:
-                late = [group]  # it writes its own state
-            if late or state in self.results:
-                if state in self.donated:
-                    reader = late[0].values[0] if late else state
-                    raise StateError(
-                        "a donated state is read after it is updated: it would be copied",
-                        op="update", expected="no other reader after the update",
-                        got=f"{reader.op.name} at {reader.location}",
-                        hint="read the state before updating it, or use the updated one",
-                    )  # fmt: skip
-                continue
-            self.in_place.add(node)
-            for g in others:
-                group.needs |= {g.number} | g.needs
-            for g in by_number.values():
-                if group.number in g.needs:
-                    g.needs |= group.needs
+            for number, state, promised in overwritten(group):
+                if not self.may_overwrite(state):
+                    continue
+                others = [g for g in groups if g is not group and state in g.reads]
+                late = [g for g in others if group.number in g.needs]
+                if needs(group.values[0]).count(state) > 1:
+                    late = [group]  # it reads what it would overwrite
+                if late or state in self.wanted:
+                    if state in self.strict and promised:
+                        raise self.refuse(late[0].values[0] if late else state)
+                    continue
+                self.in_place.add((group.values[0], number))
+                for g in others:
+                    group.needs |= {g.number} | g.needs
+                for g in groups:
+                    if group.number in g.needs:
+                        g.needs |= group.needs
+
+    def refuse(self, reader: Node) -> StateError:
+        """A donated state would have to be copied."""
+        return StateError(
+            "a donated state is read after it is updated: it would be copied",
+            op="update", expected="no other reader after the update",
+            got=f"{reader.op.name} at {reader.location}",
+            hint="read the state before updating it, or use the updated one",
+        )  # fmt: skip
 
     def may_overwrite(self, state: Node) -> bool:
         """Whether the storage of a state may be taken over."""
@@ -188,13 +211,29 @@ class Lowering:
             return state in self.donated
         return state in self.fuser.values and state in self.fuser.group_of
 
+    def shares_slot(self, node: Node) -> bool:
+        """Whether an update in place has the very Slot of its state: control may move it."""
+        state = node.inputs[0] if node.op is ops.update else node
+        if (node, 0) not in self.in_place or state not in self.slot_of:
+            return False
+        moved = self.slot_of[state] in self.frame.moved
+        if not self.depth and moved and node in self.wanted:
+            self.in_place.discard((node, 0))  # an output has a place of its own
+            return False
+        if self.depth or moved:
+            self.slot_of[node] = self.slot_of[state]
+            return True
+        return False
+
     def lower_state(self, group: Group, reads: list[Node]) -> None:
         """update: in place, or on a copy."""
         node = group.values[0]
         slot = self.slots[self.slot_of[node]]
         state = node.inputs[0]
         steps: list[Any] = []
-        if node in self.in_place:
+        if slot.number == self.slot_of.get(state):
+            pass
+        elif (node, 0) in self.in_place and state in self.slot_of:
             if slot.kind == "output" and self.slots[self.slot_of[state]].kind == "scratch":
                 source = self.slots[self.slot_of[state]]
                 source.kind = "output" if source.alias is None else source.kind
@@ -208,32 +247,11 @@ class Lowering:
             steps.append(Launch(fill, (*(self.slot_of[r] for r in fill_reads), slot.number)))
         if body is not None:
             steps.append(Launch(body, (*(self.slot_of[r] for r in body_reads), slot.number)))
-        kernel = Kernel(body.name if body else "update", "update", (tuple(reads), (node,)), steps)
+        kernel = Kernel(body.name if body else "update", "update", (tuple(reads), (node,)), steps,
+                        depth=self.depth)  # fmt: skip
         kernel.flops, kernel.bytes = work(group, [r for r in reads if r is not state], [])
         kernel.notes["group"] = group
         self.kernels.append(kernel)
-
-    # ---- lives ----------------------------------------------------------------------------
-
-    def set_lives(self, schedule: Schedule) -> None:
-        """First and last Kernel at which each Slot is touched (aliases count for the owner)."""
-        last = len(schedule.kernels)
-        touched: dict[int, list[int]] = {}
-        for number, kernel in enumerate(schedule.kernels):
-            for step in kernel.steps:
-                slots = step.slots if isinstance(step, Launch) else _slots_of(step)
-                for slot in slots:
-                    touched.setdefault(schedule.storage(slot), []).append(number)
-        for out in schedule.outputs:
-            touched.setdefault(schedule.storage(out), []).append(last)
-        for slot, numbers in touched.items():
-            schedule.slots[slot].first, schedule.slots[slot].last = min(numbers), max(numbers)
-
-
-def _slots_of(step: Any) -> tuple[int, ...]:
-    if isinstance(step, Copy):
-        return (step.source, step.target)
-    return tuple(step.slots)
 
 
 def _title(group: Group) -> str:
@@ -262,7 +280,7 @@ def work(group: Group, reads: Sequence[Node], stored: Sequence[Node]) -> tuple[S
 
 def tiny(schedule: Schedule) -> bool:
     """Whether waking workers would cost more than it saves."""
-    cost = sum(high(k.flops) + high(k.bytes) for k in schedule.kernels)
+    cost = sum((high(k.flops) + high(k.bytes)) * k.times for k in schedule.kernels)
     return cost < 400_000
 
 

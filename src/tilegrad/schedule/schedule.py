@@ -1,9 +1,10 @@
 """Schedule IR: Kernels in order, over Slots of planned storage.
 
 A Kernel is a Region (the Graph Nodes it computes) with its launches; a launch is a Body and the
-Slots its parameters stand for. Control (scan, while_loop, cond) holds Schedules of its own.
-Invariant: a Slot is written before it is read, and two Slots share bytes of the arena only if
-their lives do not meet.
+Slots its parameters stand for. Control (scan, while_loop, cond) is Kernels of jumps between
+Labels, counters and moved Slots around the Kernels of its Blocks, all in one list. Invariant: a
+Slot is written before it is read, and two Slots share bytes of the arena only if their lives do
+not meet.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Slot:
 
     number: int
     type: Array
-    kind: str  # 'input', 'output' or 'scratch'
+    kind: str  # 'input', 'output', 'scratch', or 'view' into its alias, set by control
     name: str = ""
     alias: int | None = None  # the Slot whose storage this one takes over
     offset: int | None = None  # in the arena, for scratch
@@ -54,16 +55,40 @@ class Copy:
 
 
 @dataclass
+class Label:
+    """A place that jumps go to."""
+
+    number: int
+
+
+@dataclass
+class Control:
+    """One control step, by kind:
+
+    jump (label); jump_unless (label, slots: a bool); set_counter, add_counter (numbers: counter,
+    value); jump_counter_less (label, numbers: counter, bound); set_slot (slots: slot, base,
+    numbers: counter or -1, stride, offset, in bytes); swap_slots (slots: two).
+    """
+
+    kind: str
+    slots: tuple[int, ...] = ()
+    numbers: tuple[Size, ...] = ()
+    label: int = -1
+
+
+@dataclass
 class Kernel:
     """A Region with its launches; `key` is equal for Kernels that share Programs."""
 
     name: str
     kind: str
     region: tuple[tuple[Node, ...], tuple[Node, ...]]  # what it reads, what it stores
-    steps: list[Any] = field(default_factory=list)  # Launch, Copy or control records
+    steps: list[Any] = field(default_factory=list)  # Launch, Copy, Control or Label
     key: str = ""
     flops: Size = 0
     bytes: Size = 0
+    depth: int = 0  # Blocks around it
+    times: int = 1  # about how often loops run it
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,6 +109,13 @@ class Schedule:
         return number
 
 
+def slots_of(step: Any) -> tuple[int, ...]:
+    """The Slots a step touches."""
+    if isinstance(step, Copy):
+        return (step.source, step.target)
+    return () if isinstance(step, Label) else tuple(step.slots)
+
+
 def show(schedule: Schedule) -> str:
     """The Schedule as text for people."""
     lines = [f"schedule: {len(schedule.kernels)} kernels, arena {schedule.arena_bytes} bytes"]
@@ -92,12 +124,13 @@ def show(schedule: Schedule) -> str:
             f"arena+{slot.offset}" if slot.offset is not None else slot.kind)  # fmt: skip
         lines.append(f"  %{slot.number}: {slot.type} {place}, kernels {slot.first}..{slot.last}")
     for number, kernel in enumerate(schedule.kernels):
-        lines.append(f"  [{number}] {kernel.name} ({kernel.kind}): flops {kernel.flops}, "
+        inner = "  " * kernel.depth
+        lines.append(f"  {inner}[{number}] {kernel.name} ({kernel.kind}): flops {kernel.flops}, "
                      f"bytes {kernel.bytes}")  # fmt: skip
         for step in kernel.steps:
             if isinstance(step, Launch):
                 slots = ", ".join(f"%{s}" for s in step.slots)
-                lines.append(f"        {step.body.name}({slots}) grid {step.body.grid}")
+                lines.append(f"        {inner}{step.body.name}({slots}) grid {step.body.grid}")
             else:
-                lines.append(f"        {step}")
+                lines.append(f"        {inner}{step}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import (
     activation,
+    compare,
     convert,
     creation,
     cumulative,
@@ -34,23 +35,10 @@ class _Callable(ModuleType):
         return creation.tensor(data, **options)
 
 
-def _later(name: str) -> Any:
-    """A method that loads the derivatives when it is first called."""
-
-    def run(self: Tensor, *args: Any, **options: Any) -> Any:
-        from . import autograd
-
-        return getattr(autograd, name)(self, *args, **options)
-
-    return run
-
-
-for _name in ("backward", "requires_grad_", "zero_grad"):
-    setattr(Tensor, _name, _later(_name))
 sys.modules[__name__].__class__ = _Callable
 
 __all__ = [
-    "Tensor", "activation", "convert", "creation", "cumulative", "einsum",
+    "Tensor", "activation", "compare", "convert", "creation", "cumulative", "einsum",
     "elementwise", "grad_mode", "index", "interop", "is_symbolic", "maths", "matmul", "movement",
     "no_grad", "padding", "random", "realize", "reduce", "select", "sort",
 ]  # fmt: skip

@@ -85,6 +85,21 @@ def clone(self: Tensor) -> Tensor:
     return wrap(operand(self), self)
 
 
+def _later(name: str) -> Any:
+    """A method that loads the derivatives when it is first called."""
+
+    def run(self: Tensor, *args: Any, **options: Any) -> Any:
+        from . import autograd
+
+        return getattr(autograd, name)(self, *args, **options)
+
+    return run
+
+
+for _name in ("backward", "requires_grad_", "zero_grad"):
+    setattr(Tensor, _name, _later(_name))
+
+
 @method()
 def is_floating_point(self: Tensor) -> bool:
     """Whether the elements are floats."""

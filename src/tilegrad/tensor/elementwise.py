@@ -1,4 +1,4 @@
-"""Elementwise functions of several operands: arithmetic, comparison, logic and bits.
+"""Elementwise arithmetic of several operands.
 
 Invariant: promotion, rounding and the dtype of results are PyTorch's, Python numbers and
 Tensors without axes included. Branches are chosen with `where`, on the side that has PyTorch's
@@ -7,18 +7,27 @@ derivative. Names of Python's operators attach themselves here too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..core import dtype as dtypes
-from ..core.dtype import DType, promote_scalar
+from ..core.dtype import promote_scalar
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
-from ..ir.node import Node, Op
-from ..ir.symbol import Expr
+from ..ir.node import Node
+from .compare import (
+    bitwise_and,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    isinf,
+    isnan,
+    logical_and,
+    lt,
+    ne,
+    signbit,
+)  # fmt: skip
 from .maths import (
     abs_,
     cast,
@@ -31,61 +40,8 @@ from .maths import (
     sqrt,
     trunc,
 )  # fmt: skip
-from .tensor import Tensor, call, in_place, lift, method, operand, wrap
-
-# ---- operands -------------------------------------------------------------------------------
-
-
-def checked(op: str, *values: Any) -> None:
-    """Refuse operands that are neither Tensors, arrays nor numbers."""
-    for value in values:
-        if isinstance(value, (Tensor, bool, int, float, np.ndarray, np.generic, Expr)):
-            continue
-        if type(value).__module__ == "torch":
-            continue
-        raise DTypeError("operand is not a Tensor or a number", op=op,
-                         expected="Tensor, array, bool, int or float",
-                         got=type(value).__name__,
-                         hint="tilegrad.tensor(...) makes a Tensor of a list")  # fmt: skip
-
-
-def binary(op: Op, a: Any, b: Any, name: str = "") -> Tensor:
-    """An op of two operands as a Tensor."""
-    left, right, dtype = paired(name or op.name, a, b)
-    result = op(left, right)
-    return wrap(build.cast(result, dtype) if op.group == "binary" else result, a, b)
-
-
-def paired(op: str, a: Any, b: Any) -> tuple[Node, Node, DType]:
-    """Two operands promoted and broadcast, and the dtype to give back.
-
-    A Python float that a low precision does not hold exactly stays exact: the op is done in
-    float32, as in PyTorch.
-    """
-    checked(op, a, b)
-    left, right = operand(a), operand(b)
-    nodes = build.promoted(op, left, right)
-    dtype = nodes[0].dtype
-    for value in (left, right):
-        if isinstance(value, float) and dtype.is_float and dtype.bits < 32:
-            if float(dtype.numpy.type(value)) != value:
-                wide = [build.cast(v, dtypes.float32) if isinstance(v, Node) else v
-                        for v in (left, right)]  # fmt: skip
-                nodes = build.promoted(op, *wide)
-    return nodes[0], nodes[1], dtype
-
-
-def common(op: str, *values: Any) -> tuple[list[Tensor], DType]:
-    """Operands promoted and broadcast together, at least float32, and the dtype to give back."""
-    checked(op, *values)
-    given = [operand(v) for v in values]
-    dtype = build.promoted(op, *given)[0].dtype
-    if not dtype.is_float:
-        dtype = dtypes.float32
-    wide = dtypes.float32 if dtype.bits < 32 else dtype
-    nodes = [build.cast(g, wide) if isinstance(g, Node) else g for g in given]
-    return [wrap(n, v) for n, v in zip(build.promoted(op, *nodes), values)], dtype
-
+from .operands import binary, checked, common, paired
+from .tensor import Tensor, in_place, lift, method, operand, wrap
 
 # ---- arithmetic -----------------------------------------------------------------------------
 
@@ -320,187 +276,10 @@ def copysign(a: Any, b: Any) -> Tensor:
     return where(signbit(direction), -size, size)
 
 
-# ---- comparison -----------------------------------------------------------------------------
-
-
-@method("eq", "__eq__")
-def eq(a: Any, b: Any) -> Any:
-    """a == b, element by element."""
-    return False if b is None or isinstance(b, str) else binary(ops.equal, a, b)
-
-
-@method("ne", "not_equal", "__ne__")
-def ne(a: Any, b: Any) -> Any:
-    """a != b, element by element."""
-    return True if b is None or isinstance(b, str) else binary(ops.not_equal, a, b)
-
-
-@method("lt", "less", "__lt__")
-def lt(a: Any, b: Any) -> Tensor:
-    """a < b."""
-    return binary(ops.less, a, b)
-
-
-@method("le", "less_equal", "__le__")
-def le(a: Any, b: Any) -> Tensor:
-    """a <= b."""
-    return binary(ops.less_equal, a, b)
-
-
-@method("gt", "greater", "__gt__")
-def gt(a: Any, b: Any) -> Tensor:
-    """a > b."""
-    return binary(ops.less, b, a, "greater")
-
-
-@method("ge", "greater_equal", "__ge__")
-def ge(a: Any, b: Any) -> Tensor:
-    """a >= b."""
-    return binary(ops.less_equal, b, a, "greater_equal")
-
-
-@method()
-def isnan(x: Any) -> Tensor:
-    """Where x is nan."""
-    tensor = lift(x)
-    return ne(tensor, tensor)  # type: ignore[no-any-return]
-
-
-@method()
-def isinf(x: Any) -> Tensor:
-    """Where x is infinite."""
-    tensor = lift(x)
-    if not tensor.dtype.is_float:
-        return wrap(build.full(tensor.shape, False, dtypes.bool_))
-    return eq(abs_(tensor), math.inf)  # type: ignore[no-any-return]
-
-
-@method()
-def isfinite(x: Any) -> Tensor:
-    """Where x is neither nan nor infinite."""
-    tensor = lift(x)
-    if not tensor.dtype.is_float:
-        return wrap(build.full(tensor.shape, True, dtypes.bool_))
-    return lt(abs_(tensor), math.inf)
-
-
-@method()
-def signbit(x: Any) -> Tensor:
-    """Where the sign is minus (-0.0 too)."""
-    tensor = lift(x)
-    if not tensor.dtype.is_float:
-        return lt(tensor, 0)
-    whole = {8: dtypes.int8, 16: dtypes.int16, 32: dtypes.int32, 64: dtypes.int64}
-    return lt(wrap(ops.bitcast(tensor.node, dtype=whole[tensor.dtype.bits])), 0)
-
-
-@method()
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
-            equal_nan: bool = False) -> Tensor:  # fmt: skip
-    """Where |a - b| <= atol + rtol * |b|."""
-    x, y = lift(a), lift(b)
-    close = eq(x, y) | (isfinite(x) & isfinite(y) & le(abs_(x - y), atol + rtol * abs_(y)))
-    return close | (isnan(x) & isnan(y)) if equal_nan else close  # type: ignore[no-any-return]
-
-
-@method()
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
-             equal_nan: bool = False) -> bool:  # fmt: skip
-    """Whether all elements are close."""
-    return bool(isclose(a, b, rtol, atol, equal_nan).all())
-
-
-@method()
-def equal(a: Any, b: Any) -> bool:
-    """Whether both have one shape and equal elements."""
-    x, y = lift(a), lift(b)
-    return x.shape == y.shape and bool(eq(x, y).all())
-
-
-# ---- logic and bits -------------------------------------------------------------------------
-
-
-def _truth(x: Any) -> Tensor:
-    return cast(lift(x), dtypes.bool_)
-
-
-@method()
-def logical_not(x: Any) -> Tensor:
-    """Where x is zero."""
-    return call(ops.bit_not, _truth(x))
-
-
-@method()
-def logical_and(a: Any, b: Any) -> Tensor:
-    """Where both are nonzero."""
-    return binary(ops.bit_and, _truth(a), _truth(b))
-
-
-@method()
-def logical_or(a: Any, b: Any) -> Tensor:
-    """Where one is nonzero."""
-    return binary(ops.bit_or, _truth(a), _truth(b))
-
-
-@method()
-def logical_xor(a: Any, b: Any) -> Tensor:
-    """Where exactly one is nonzero."""
-    return binary(ops.bit_xor, _truth(a), _truth(b))
-
-
-def _bits(op: Op, name: str, a: Any, b: Any) -> Tensor:
-    checked(name, a, b)
-    left, right = build.promoted(name, operand(a), operand(b))
-    if left.dtype.is_float or (name.endswith("shift") and left.dtype.kind == "bool"):
-        raise DTypeError("has no bits to work on", op=name, expected="integers or bools",
-                         got=left.dtype, hint="cast with .int() or .bool()")  # fmt: skip
-    return wrap(op(left, right))
-
-
-@method("bitwise_and", "__and__")
-def bitwise_and(a: Any, b: Any) -> Tensor:
-    """a & b."""
-    return _bits(ops.bit_and, "bitwise_and", a, b)
-
-
-@method("bitwise_or", "__or__")
-def bitwise_or(a: Any, b: Any) -> Tensor:
-    """a | b."""
-    return _bits(ops.bit_or, "bitwise_or", a, b)
-
-
-@method("bitwise_xor", "__xor__")
-def bitwise_xor(a: Any, b: Any) -> Tensor:
-    """a ^ b."""
-    return _bits(ops.bit_xor, "bitwise_xor", a, b)
-
-
-@method("bitwise_left_shift", "__lshift__")
-def bitwise_left_shift(a: Any, b: Any) -> Tensor:
-    """a << b."""
-    return _bits(ops.shift_left, "bitwise_left_shift", a, b)
-
-
-@method("bitwise_right_shift", "__rshift__")
-def bitwise_right_shift(a: Any, b: Any) -> Tensor:
-    """a >> b; the sign stays."""
-    return _bits(ops.shift_right, "bitwise_right_shift", a, b)
-
-
-@method("bitwise_not", "__invert__")
-def bitwise_not(x: Any) -> Tensor:
-    """~x."""
-    tensor = lift(x)
-    _bits(ops.bit_and, "bitwise_not", tensor, tensor)
-    return wrap(ops.bit_not(tensor.node))
-
-
 # ---- Python's operators ---------------------------------------------------------------------
 
 in_place("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "clamp", "lerp",
-         "addcmul", "addcdiv", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
-         "bitwise_left_shift", "bitwise_right_shift", "logical_not", "maximum",
-         "minimum")  # fmt: skip
+         "addcmul", "addcdiv", "maximum", "minimum")  # fmt: skip
 
 
 def _reflected(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

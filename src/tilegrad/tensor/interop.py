@@ -264,10 +264,27 @@ def _hash(self: Tensor) -> int:
     return id(self)
 
 
-@method()
+@method("dim", "ndimension")
 def dim(self: Tensor) -> int:
     """Number of axes."""
     return self.ndim
+
+
+@method()
+def nelement(self: Tensor) -> Any:
+    """Number of elements."""
+    return self.numel()
+
+
+@method()
+def is_contiguous(self: Tensor) -> bool:
+    """True: values are kept in row-major order."""
+    return True
+
+
+Tensor.nbytes = property(lambda self: self.numel() * self.dtype.size)  # type: ignore[attr-defined]
+Tensor.itemsize = property(lambda self: self.dtype.size)  # type: ignore[attr-defined]
+Tensor.data = property(Tensor.detach)  # type: ignore[attr-defined]
 
 
 def is_tensor(value: Any) -> bool:

@@ -321,7 +321,7 @@ def _rebinding(name: str) -> Callable[..., Tensor]:
 
     def run(self: Tensor, *args: Any, **options: Any) -> Tensor:
         result = function(self, *args, **options)
-        if kind_rank(result.dtype) > kind_rank(self.dtype):
+        if build.category(result.dtype) > build.category(self.dtype):
             raise DTypeError("the result does not fit in place", op=name + "_",
                              expected=self.dtype, got=result.dtype,
                              hint=f"use {name}() and keep its result")  # fmt: skip
@@ -330,11 +330,6 @@ def _rebinding(name: str) -> Callable[..., Tensor]:
     run.__name__ = name + "_"
     run.__doc__ = f"`{name}`, kept in this Tensor."
     return run
-
-
-def kind_rank(dtype: DType) -> int:
-    """bool 0, integers 1, floats 2: what promotion between kinds goes by."""
-    return 0 if dtype.kind == "bool" else (1 if dtype.is_integer else 2)
 
 
 # ---- data in --------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-
+"""Tile IR: how a kernel computes, at the portable and at the placed level."""

@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.dtype import DType, bool_, int64
+from ..core.dtype import DType, bool_, float32, float64, int64
 from ..core.errors import InternalError
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high, low, named
 from ..ir.types import Memory, Tile
 from . import ops
+
+
+def widens(narrow: DType, wide: DType) -> bool:
+    """Whether every value of a float dtype is one of a wider float dtype."""
+    return narrow.is_float and wide in (float32, float64) and narrow.bits < wide.bits
 
 
 @dataclass
@@ -143,7 +148,11 @@ class BodyBuilder:
 
     def cast(self, x: Node, dtype: DType) -> Node:
         """x converted."""
-        return x if x.dtype is dtype else self.add(ops.cast(x, dtype=dtype))
+        if x.dtype is dtype:
+            return x
+        if x.op is ops.cast and x.inputs[0].dtype is dtype and widens(dtype, x.dtype):
+            return x.inputs[0]  # there and back again
+        return self.add(ops.cast(x, dtype=dtype))
 
     def logical_and(self, a: Node | None, b: Node | None) -> Node | None:
         """Both masks; None is true."""

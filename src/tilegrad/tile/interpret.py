@@ -375,6 +375,10 @@ def _matrix_store(self: Interpreter, frame: Frame, node: Node) -> Any:
     self.write(frame, storage, offset, value, None)
 
 
+def _prefetch(self: Interpreter, frame: Frame, node: Node) -> Any:
+    return None  # it changes nothing, and may lie past the end
+
+
 def _hole(self: Interpreter, frame: Frame, node: Node) -> Any:
     raise InternalError("tile.interpret", f"the hole {node.attrs['name']!r} is not filled")
 
@@ -382,8 +386,9 @@ def _hole(self: Interpreter, frame: Frame, node: Node) -> Any:
 HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "program": _program, "symbol": _symbol, "constant": _constant, "iota": _iota, "get": _get,
     "load": _load, "store": _store, "gather": _gather, "scatter": _scatter,
-    "allocate": _allocate, "sort": _sort, "hole": _hole, "matrix_zero": _matrix_zero,
-    "matrix_load": _matrix_load, "matrix_dot": _matrix_dot, "matrix_store": _matrix_store,
+    "allocate": _allocate, "sort": _sort, "hole": _hole, "prefetch": _prefetch,
+    "matrix_zero": _matrix_zero, "matrix_load": _matrix_load,
+    "matrix_dot": _matrix_dot, "matrix_store": _matrix_store,
 }  # fmt: skip
 
 

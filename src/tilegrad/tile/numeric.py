@@ -3,8 +3,9 @@
 Exact semantics: integers wrap; bool adds by or, subtracts by xor, multiplies by and; floats
 narrower than 32 bits are computed in float32 and rounded once at the end; elementary functions
 are the true value rounded, to which a target may be a few ulp off. Integers divided by zero
-give 0, and so do their remainders (masked lanes hold 0, and must not trap). Shifts by the width or more (or by a negative amount) give 0, or copies of the
-sign. Invariant: no function changes its inputs.
+give 0, and so do their remainders (masked lanes hold 0, and must not trap). Shifts by the width
+or more (or by a negative amount) give 0, or copies of the sign. Invariant: no function changes
+its inputs.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def compute(node: Node, inputs: list[Array]) -> Array:
             return elementwise(name, node.inputs[-1].dtype, inputs)
         if name in SHAPE:
             return SHAPE[name](inputs[0], **attrs)
-        if name == "stack_rows":
-            return np.stack(inputs)
+        if name in ("stack", "stack_rows"):
+            return np.stack(inputs).reshape(node.shape)
         if name == "extract":
             return np.asarray(inputs[0][attrs["index"]])
         if name in ("reduce", "cumulative"):

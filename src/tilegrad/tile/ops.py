@@ -46,7 +46,8 @@ iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("siz
 # ---- elementwise ----------------------------------------------------------------------------
 
 UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "log", "log2",
-         "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "floor",
+         "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf",
+         "erf_inverse", "floor",
          "ceil", "round", "trunc", "bit_not", "sign")  # fmt: skip
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
           "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
@@ -179,7 +180,7 @@ load = Op(tile, "load", _load, attrs=("shape", "axes", "masked"), effect=True, g
 def _store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], masked: bool) -> Type:
     rank = len(_memory(memory).shape)
     if len(inputs) != rank + int(masked) or value.dtype is not memory.dtype:
-        raise _fail("store", f"{len(inputs)} indices for rank {rank}, {value.type} to {memory.type}")
+        raise _fail("store", f"{len(inputs)} indices, rank {rank}, {value.type} to {memory.type}")
     return NOTHING
 
 
@@ -230,7 +231,8 @@ def _loop(*inputs: Node, step: int, unroll: int, blocks: tuple[Block, ...]) -> T
 loop = Op(tile, "loop", _loop, attrs=("step", "unroll"), effect=True, group="control",
           meaning="inputs: lower, upper, carried...; Block(index, carried...) -> carried; runs "
           "for index = lower, lower+step, ... < upper")  # fmt: skip
-branch = Op(tile, "branch", lambda condition, *, blocks: Tuple(tuple(r.type for r in blocks[0].results)),
+branch = Op(tile, "branch",
+            lambda condition, *, blocks: Tuple(tuple(r.type for r in blocks[0].results)),
             effect=True, group="control",
             meaning="two Blocks() -> results; the first runs where the scalar holds")  # fmt: skip
 

@@ -86,7 +86,8 @@ arrive = Op(tile, "arrive", _on_barrier("arrive", 1), effect=True, group="barrie
 expect = Op(tile, "expect", _on_barrier("expect", 1), attrs=("bytes",), effect=True,
             group="barrier", meaning="one arrival that also announces bytes to land")  # fmt: skip
 wait = Op(tile, "wait", _on_barrier("wait", 2), effect=True, group="barrier",
-          meaning="inputs barrier, stage, parity: until the phase of this parity is over")  # fmt: skip
+          meaning="inputs barrier, stage, parity: until the phase of this parity is "
+          "over")  # fmt: skip
 named_sync = Op(tile, "named_sync", lambda *, number, threads: NOTHING,
                 attrs=("number", "threads"), effect=True, group="barrier",
                 meaning="arrive with this role's threads at a numbered barrier and wait until "
@@ -106,7 +107,8 @@ def _boxed(op: str, place: Memory, memory: Memory, shape: tuple[int, ...], axes:
            scalars: int) -> Type:  # fmt: skip
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
         raise _fail(op, f"a box of {shape} over axes {axes} does not fit the place {place}")
-    if place.dtype is not memory.dtype or scalars != len(memory.shape) + len(place.shape) - len(shape):
+    wanted = len(memory.shape) + len(place.shape) - len(shape)
+    if place.dtype is not memory.dtype or scalars != wanted:
         raise _fail(op, f"{scalars} indices, from {memory} with {place}")
     return NOTHING
 
@@ -167,7 +169,8 @@ matrix_fence = Op(tile, "matrix_fence", lambda: NOTHING, effect=True, group="mat
 matrix_commit = Op(tile, "matrix_commit", lambda: NOTHING, effect=True, group="matrix_async",
                    meaning="close this role's group of matrix_async")  # fmt: skip
 matrix_wait = Op(tile, "matrix_wait", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
-                 group="matrix_async", meaning="until at most `pending` groups are under way")  # fmt: skip
+                 group="matrix_async",
+                 meaning="until at most `pending` groups are under way")  # fmt: skip
 
 # ---- places ---------------------------------------------------------------------------------
 
@@ -206,7 +209,8 @@ grid_dependency_wait = Op(tile, "grid_dependency_wait", lambda: NOTHING, effect=
                           meaning="until the launches this one depends on are done: comes before "
                           "any read that is not of a constant, and any global write")  # fmt: skip
 grid_launch_dependents = Op(tile, "grid_launch_dependents", lambda: NOTHING, effect=True,
-                            group="grid", meaning="launches that depend on this may start")  # fmt: skip
+                            group="grid",
+                            meaning="launches that depend on this may start")  # fmt: skip
 
 
 class PlacedBuilder(BodyBuilder):
@@ -264,7 +268,9 @@ class PlacedBuilder(BodyBuilder):
         self.add(matrix_async(accumulator, a, b, accumulate, *[self.index(i) for i in at],
                               transpose_a=transpose_a, transpose_b=transpose_b))  # fmt: skip
 
-    def register_tile(self, shape: tuple[int, ...], dtype: DType, fill: float | None = None) -> Node:
+    def register_tile(
+        self, shape: tuple[int, ...], dtype: DType, fill: float | None = None
+    ) -> Node:
         """A place in registers, filled if asked."""
         place = self.add(register_tile(shape=shape, dtype=dtype))
         if fill is not None:

@@ -5,13 +5,16 @@
     name(%a: global<N,8>float32 constant) {
       ...
 
-Invariant: body_text(parse_body(text)) == text for every text that body_text wrote.
+A note that has no text, or a long one (what a later stage left there), is left out. Invariant:
+body_text(parse_body(text)) == text for every text that body_text wrote.
 """
 
 from __future__ import annotations
 
-from ..core.errors import UserError
-from ..ir.literal import read_symbolic, write, write_symbolic
+from typing import Any
+
+from ..core.errors import InternalError, UserError
+from ..ir.literal import Names, read_symbolic, write, write_symbolic
 from ..ir.text import parse_block, print_block
 from . import placed  # noqa: F401  (defines the ops of the placed level)
 from .build import Body
@@ -21,9 +24,16 @@ HEAD = "tilegrad-body 1 "
 
 def body_text(body: Body, *, locations: bool = False) -> str:
     """The text of a Body."""
-    notes = tuple(sorted(body.notes.items()))
+    notes = tuple(note for note in sorted(body.notes.items()) if _has_text(note[1]))
     line = write_symbolic(lambda names: f"{write(body.grid, names)} {write(notes, names)}")
     return f"{HEAD}{line}\n{print_block(body.block, 'tile', locations=locations)}"
+
+
+def _has_text(value: Any) -> bool:
+    try:
+        return len(write(value, Names())) <= 100
+    except InternalError:
+        return False
 
 
 def parse_body(text: str) -> Body:

@@ -1,1 +1,7 @@
+# ruff: noqa: F401
+"""Training: optimizers, learning rates, clipping, a loop."""
 
+from . import rate
+from .clip import clip_grad_norm_, clip_grad_value_
+from .loop import History, make_step, train
+from .optimizer import SGD, Adam, AdamW, Optimizer

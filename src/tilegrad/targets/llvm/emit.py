@@ -19,6 +19,7 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
+from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, atoms
@@ -31,7 +32,6 @@ from .sort import sort_function
 
 Values = list[str]
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-FOLDS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def lanes_of(type_: Tile) -> int:
@@ -82,17 +82,18 @@ def body_symbols(body: Body) -> list[Expr]:
     return sorted(found, key=lambda e: e.name)
 
 
-def emit(body: Body, name: str | None = None) -> tuple[str, int]:
+def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
     """The LLVM IR of a Body and the scratch bytes it needs."""
-    return Emitter(body).run(name or body.name)
+    native = frozenset() if target is None else target.feature_set
+    return Emitter(body, native).run(name or body.name)
 
 
 class Emitter:
     """Emits one Body."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, native: frozenset[str] = frozenset()) -> None:
         self.body = body
-        self.w = Writer()
+        self.w = Writer(native)
         self.values: dict[Node, Values] = {}
         self.symbols: dict[Expr, str] = {}
         self.scratch = 0
@@ -159,9 +160,9 @@ class Emitter:
             return self.symbols[value]
         if value.kind == "sum":
             total = str(value.constant)
-            for product, factor in value.terms:
+            for product, factor in sorted(value.terms, key=repr):  # the same in every process
                 term = str(factor)
-                for atom in product:
+                for atom in sorted(product, key=repr):
                     term = w.value(f"mul i64 {term}, {self.size(atom)}")
                 total = w.value(f"add i64 {total}, {term}")
             return total
@@ -374,7 +375,13 @@ class Emitter:
     def emit_stack(self, node: Node) -> None:
         self.values[node] = [x for i in node.inputs for x in self.values[i]]
 
-    emit_stack_rows = emit_stack
+    def emit_stack_rows(self, node: Node) -> None:
+        found = [x for i in node.inputs for x in self.values[i]]
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
+            element = scalar_type(node.dtype)
+            found = [self.pack(found[i : i + lanes], element) for i in range(0, len(found), lanes)]
+        self.values[node] = found
 
     def emit_extract(self, node: Node) -> None:
         count, index = count_of(node.type), node.attrs["index"]  # type: ignore[arg-type]
@@ -392,17 +399,17 @@ class Emitter:
         if axis == len(source.shape) - 1:
             found = self.join_pieces(found, kind, dtype, source)
             found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
-            if len(source.shape) > 1:
-                lanes = source.shape[-2]
+            lanes = lanes_of(node.type)  # type: ignore[arg-type]
+            if lanes > 1:
                 found = [
-                    self.pack(found[i : i + lanes], scalar_type(dtype)) if lanes > 1 else found[i]
+                    self.pack(found[i : i + lanes], scalar_type(dtype))
                     for i in range(0, len(found), lanes)
                 ]
             self.values[node] = found
             return
-        lead, size, rest = (math.prod(source.shape[:axis]), source.shape[axis],
-                            math.prod(source.shape[axis + 1 : -1]))  # fmt: skip
-        row, lanes = row_for(FOLDS[kind]), source.shape[-1]
+        lead, size = math.prod(source.shape[:axis]), source.shape[axis]
+        rest = math.prod(source.shape[axis + 1 : -1]) * pieces_of(source)
+        row, lanes = row_for(COMBINE[kind]), lanes_of(source)
         result = []
         for i in range(lead):
             for j in range(rest):
@@ -417,18 +424,23 @@ class Emitter:
         type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
         assert isinstance(type_, Tile)
         axis, found = node.attrs["axis"], list(self.values[node.inputs[0]])
-        row, lanes, element = row_for(FOLDS[kind]), lanes_of(type_), scalar_type(dtype)
+        row, lanes, element = row_for(COMBINE[kind]), lanes_of(type_), scalar_type(dtype)
+        pieces = pieces_of(type_)
         if axis < len(type_.shape) - 1:
-            stride = math.prod(type_.shape[axis + 1 : -1])
+            stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
             for i in range(len(found)):
                 if i // stride % type_.shape[axis]:
                     found[i] = row(self.w, dtype, lanes, [found[i - stride], found[i]])
-        elif lanes > 1:
-            for i, whole in enumerate(found):
-                parts = [self.lane(whole, element, lanes, n) for n in range(lanes)]
-                for n in range(1, lanes):
-                    parts[n] = row(self.w, dtype, 1, [parts[n - 1], parts[n]])
-                found[i] = self.pack(parts, element)
+            self.values[node] = found
+            return
+        for first in range(0, len(found), pieces):
+            line = found[first : first + pieces]
+            parts = [self.lane(x, element, lanes, n) for x in line for n in range(lanes)]
+            for n in range(1, len(parts)):
+                parts[n] = row(self.w, dtype, 1, [parts[n - 1], parts[n]])
+            for i in range(pieces):
+                own = parts[i * lanes : (i + 1) * lanes]
+                found[first + i] = self.pack(own, element) if lanes > 1 else own[0]
         self.values[node] = found
 
     def join_pieces(self, found: Values, kind: str, dtype: DType, source: Tile) -> Values:

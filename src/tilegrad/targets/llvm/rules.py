@@ -20,7 +20,7 @@ from ...tile import functions
 
 SCALARS = {
     "bool": "i1", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32",
-    "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "half", "bfloat16": "bfloat",
+    "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "i16", "bfloat16": "i16",
     "float32": "float", "float64": "double", "float8_e4m3": "i8", "float8_e5m2": "i8",
     "int4": "i4",
 }  # fmt: skip
@@ -58,12 +58,7 @@ def literal(value: Any, dtype: DType) -> str:
         if dtype is dtypes.float32:
             rounded = float(dtypes.float32.numpy.type(value))
             return "0x" + struct.pack(">d", rounded).hex().upper()
-        bits = dtype.numpy.type(value).view("uint16" if dtype.bits == 16 else "uint8")
-        if dtype is dtypes.bfloat16:
-            return f"0xR{int(bits):04X}"
-        if dtype is dtypes.float16:
-            return f"0xH{int(bits):04X}"
-        return str(int(bits))
+        return str(int(dtype.numpy.type(value).view("uint16" if dtype.bits == 16 else "uint8")))
     return str(int(value))
 
 
@@ -79,7 +74,8 @@ def splat_constant(value: Any, dtype: DType, lanes: int) -> str:
 class Writer:
     """Lines of one function, fresh names, and the intrinsics it declares."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: frozenset[str] = frozenset()) -> None:
+        self.native = native  # features of the Target, for conversions that may need a library
         self.lines: list[str] = []
         self.declared: dict[str, str] = {}
         self.count = 0
@@ -559,6 +555,9 @@ for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan
     ROWS[_name] = _function(_name)
 
 
+HALF = frozenset({"f16c", "avx512f", "neon", "fullfp16"})  # any of these converts float16
+
+
 def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     """Convert one vector between dtypes."""
     if source is target:
@@ -566,21 +565,17 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     if source.is_float and source.bits == 8:
         return convert(w, dtypes.float32, target, lanes, _from_float8(w, source, lanes, x))
     if target.is_float and target.bits == 8:
-        return _to_float8(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
+        return _to_narrow(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
     a, b = vector(scalar_type(source), lanes), vector(scalar_type(target), lanes)
     if target.kind == "bool":
         zero = splat_constant(0, source, lanes)
         return w.value(f"{'fcmp une' if source.is_float else 'icmp ne'} {a} {x}, {zero}")
+    if source.is_float and source.bits == 16:
+        return convert(w, dtypes.float32, target, lanes, _from_narrow(w, source, lanes, x))
+    if target.is_float and target.bits == 16:
+        return _to_16(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
     if source.is_float and target.is_float:
-        if source.bits == target.bits:  # bf16 <-> f16
-            wide = convert(w, source, dtypes.float32, lanes, x)
-            return convert(w, dtypes.float32, target, lanes, wide)
-        if target.bits > source.bits:
-            return w.value(f"fpext {a} {x} to {b}")
-        if source is dtypes.float64 and target.bits == 16:
-            x = w.value(f"fptrunc {a} {x} to {vector('float', lanes)}")
-            a = vector("float", lanes)
-        return w.value(f"fptrunc {a} {x} to {b}")
+        return w.value(f"{'fpext' if target.bits > source.bits else 'fptrunc'} {a} {x} to {b}")
     if source.is_float:
         return _float_to_integer(w, source, target, lanes, x)
     if target.is_float:
@@ -596,9 +591,6 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
 
 def _float_to_integer(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     """Truncate through a wide signed integer, so that out-of-range values wrap as in C."""
-    if source.bits == 16:
-        x = convert(w, source, dtypes.float32, lanes, x)
-        source = dtypes.float32
     a = vector(scalar_type(source), lanes)
     wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
     type_ = vector(scalar_type(wide), lanes)
@@ -635,18 +627,73 @@ def _from_float8(w: Writer, source: DType, lanes: int, x: str) -> str:
     return w.value(f"select {vector('i1', lanes)} {is_nan}, {f} {nan}, {f} {scaled}")
 
 
-def _to_float8(w: Writer, target: DType, lanes: int, x: str) -> str:
-    """Round float32 to fp8, half to even, with the rule of ml_dtypes (overflow: e5m2 inf,
-    e4m3 nan)."""
-    mantissa, bias, top = (2, 15, 0x7C) if target is dtypes.float8_e5m2 else (3, 7, 0x7F)
+NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a nan
+    "float8_e5m2": (2, 15, 0x7C, 0x7F),
+    "float8_e4m3": (3, 7, 0x7F, 0x7F),
+    "float16": (10, 15, 0x7C00, 0x7E00),
+    "bfloat16": (7, 127, 0x7F80, 0x7FC0),
+}
+
+
+def _from_narrow(w: Writer, source: DType, lanes: int, x: str) -> str:
+    """Widen a 16-bit float to float32."""
+    short, f = vector("i16", lanes), vector("float", lanes)
+    if source is dtypes.bfloat16:
+        i = vector("i32", lanes)
+        bits = w.value(f"zext {short} {x} to {i}")
+        bits = w.value(f"shl {i} {bits}, {'16' if lanes == 1 else 'splat (i32 16)'}")
+        return w.value(f"bitcast {i} {bits} to {f}")
+    if not w.native & HALF:
+        return _from_half(w, lanes, x)
+    half = w.value(f"bitcast {short} {x} to {vector('half', lanes)}")
+    return w.value(f"fpext {vector('half', lanes)} {half} to {f}")
+
+
+def _to_16(w: Writer, target: DType, lanes: int, x: str) -> str:
+    """Round float32 to a 16-bit float, by an instruction where the Target has one."""
+    native = "avx512bf16" in w.native if target is dtypes.bfloat16 else bool(w.native & HALF)
+    if not native:
+        return _to_narrow(w, target, lanes, x)
+    kind = vector("bfloat" if target is dtypes.bfloat16 else "half", lanes)
+    narrow = w.value(f"fptrunc {vector('float', lanes)} {x} to {kind}")
+    return w.value(f"bitcast {kind} {narrow} to {vector('i16', lanes)}")
+
+
+def _from_half(w: Writer, lanes: int, x: str) -> str:
+    """Widen float16 with integer operations: the exponent is moved by a product."""
+    i, f, m = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
+
+    def c(value: int) -> str:
+        return str(value) if lanes == 1 else f"splat (i32 {value})"
+
+    bits = w.value(f"zext {vector('i16', lanes)} {x} to {i}")
+    sign = w.value(f"and {i} {bits}, {c(0x8000)}")
+    sign = w.value(f"shl {i} {sign}, {c(16)}")
+    body = w.value(f"and {i} {bits}, {c(0x7FFF)}")
+    shifted = w.value(f"shl {i} {body}, {c(13)}")
+    as_float = w.value(f"bitcast {i} {shifted} to {f}")
+    scaled = w.value(f"fmul {f} {as_float}, {splat_constant(2.0**112, dtypes.float32, lanes)}")
+    number = w.value(f"bitcast {f} {scaled} to {i}")
+    special = w.value(f"icmp uge {i} {body}, {c(0x7C00)}")
+    beyond = w.value(f"or {i} {shifted}, {c(0x7F800000)}")
+    chosen = w.value(f"select {m} {special}, {i} {beyond}, {i} {number}")
+    full = w.value(f"or {i} {chosen}, {sign}")
+    return w.value(f"bitcast {i} {full} to {f}")
+
+
+def _to_narrow(w: Writer, target: DType, lanes: int, x: str) -> str:
+    """Round float32 to a narrower float, half to even, with the rule of ml_dtypes (past the
+    largest: infinity, or nan where there is none)."""
+    mantissa, bias, top, nan = NARROW[target.name]
+    highest = (1 << (target.bits - 1)) - 1
     i, m = vector("i32", lanes), vector("i1", lanes)
 
     def c(value: int) -> str:
         return str(value) if lanes == 1 else f"splat (i32 {value})"
 
     bits = w.value(f"bitcast {vector('float', lanes)} {x} to {i}")
-    sign = w.value(f"lshr {i} {bits}, {c(24)}")
-    sign = w.value(f"and {i} {sign}, {c(128)}")
+    sign = w.value(f"lshr {i} {bits}, {c(32 - target.bits)}")
+    sign = w.value(f"and {i} {sign}, {c(highest + 1)}")
     magnitude = w.value(f"and {i} {bits}, {c(0x7FFFFFFF)}")
     # normal: add half an ulp (to even), shift, rebias
     drop = 23 - mantissa
@@ -666,12 +713,13 @@ def _to_float8(w: Writer, target: DType, lanes: int, x: str) -> str:
     small = w.value(f"sub {i} {small}, {c(magic << 23)}")
     is_small = w.value(f"icmp ult {i} {magnitude}, {c((127 - bias + 1) << 23)}")
     value = w.value(f"select {m} {is_small}, {i} {small}, {i} {normal}")
-    over = w.value(f"icmp ugt {i} {value}, {c(top - (0 if target is dtypes.float8_e5m2 else 1))}")
+    over = w.value(f"icmp uge {i} {value}, {c(top)}")
     big = w.value(f"select {m} {over}, {i} {c(top)}, {i} {value}")
     is_nan = w.value(f"icmp ugt {i} {magnitude}, {c(0x7F800000)}")
-    big = w.value(f"select {m} {is_nan}, {i} {c(0x7F)}, {i} {big}")
+    big = w.value(f"select {m} {is_nan}, {i} {c(nan)}, {i} {big}")
     full = w.value(f"or {i} {big}, {sign}")
-    return w.value(f"trunc {i} {full} to {vector('i8', lanes)}")
+    short = vector(f"i{target.bits}", lanes)
+    return w.value(f"trunc {i} {full} to {short}")
 
 
 def row_for(name: str) -> Row:

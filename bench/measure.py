@@ -1,0 +1,131 @@
+"""How every bench measures: ours and one named peer interleaved in one process.
+
+A round times both sides, alternating which goes first; the result is the median of the rounds'
+ratios (peer time / our time, so above 1 is faster than the peer). Before each case NumPy's
+1024 x 1024 matmul is timed: under 80% of what the quiet machine gives, the case is void.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+QUIET_GFLOPS = 300.0  # NumPy 1024 x 1024 float32 on 2 threads of the reference machine
+VALID_SHARE = 0.8
+RESULTS = Path(__file__).resolve().parent / "results"
+Run = Callable[[], Any]
+
+
+def reuse_memory() -> None:
+    """Keep freed memory in the process, so that a peer without a pool reuses its outputs too."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no mapping of its own for a large block
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: give nothing back
+
+
+def calibrate(repeats: int = 5) -> float:
+    """GFLOP/s of NumPy's 1024 x 1024 float32 matmul, best of `repeats`."""
+    random = np.random.default_rng(0)
+    a = random.standard_normal((1024, 1024), np.float32)
+    b, out = a.T.copy(), np.empty_like(a)
+    np.matmul(a, b, out=out)
+    best = min(_timed(lambda: np.matmul(a, b, out=out), 1) for _ in range(repeats))
+    return 2 * 1024**3 / best / 1e9
+
+
+def _timed(run: Run, count: int) -> float:
+    """Seconds of one of `count` calls; each includes its own synchronisation."""
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
+
+
+def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.05) -> dict[str, Any]:
+    """Times of both sides by round, the median ratio and its spread."""
+    counts = [_repeats(run, least) for run in (ours, theirs)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for side in ((0, 1) if number % 2 == 0 else (1, 0)):
+            run = (ours, theirs)[side]
+            time.sleep(0.01)  # let the other side's threads stop spinning
+            run()
+            times[side].append(_timed(run, counts[side]))
+    ratios = sorted(b / a for a, b in zip(*times))
+    return {
+        "ratio": statistics.median(ratios), "ratio_low": ratios[0], "ratio_high": ratios[-1],
+        "ours_seconds": statistics.median(times[0]), "peer_seconds": statistics.median(times[1]),
+        "rounds": rounds,
+    }  # fmt: skip
+
+
+def _repeats(run: Run, least: float) -> int:
+    """How many calls take about `least` seconds; warms up on the way."""
+    run()
+    once = min(_timed(run, 1) for _ in range(3))
+    return max(1, min(10_000, math.ceil(least / max(once, 1e-9))))
+
+
+def geometric_mean(values: list[float]) -> float:
+    """The mean that ratios want."""
+    return math.exp(sum(math.log(v) for v in values) / len(values)) if values else math.nan
+
+
+def facts(**more: Any) -> dict[str, Any]:
+    """Date, machine, versions and commit, for the head of a result file."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)),
+                    "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {"python": platform.python_version(), **{
+            name: _version(name) for name in ("tilegrad", "numpy", "torch", "llvmlite")}},
+        "commit": commit(), **more,
+    }  # fmt: skip
+
+
+def commit() -> str:
+    """The commit measured, with '+' if files differ from it."""
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], capture_output=True, text=True, check=False,
+                               cwd=Path(__file__).parent)  # fmt: skip
+        return found.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+
+def save(kind: str, record: dict[str, Any]) -> Path:
+    """Write a result file bench/results/<kind>-<date>.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{kind}-{record['date'][:10]}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()

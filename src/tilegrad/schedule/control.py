@@ -1,0 +1,345 @@
+"""Lower control: scan, while_loop and cond as jumps around the Kernels of their Blocks.
+
+A Block is lowered by a nested Lowering whose Kernels go into the same list and whose Slots are
+in the same plan. A carry has two Slots that change places after each step, unless the Block
+updates it in place; slices of inputs and stacked outputs are Slots pointed into the whole array,
+so nothing is copied. Invariant: all copies of a step come before its swaps, and a Slot that
+control moves is named by one number wherever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..core.dtype import bool_
+from ..core.errors import InternalError
+from ..graph import ops
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import Size, combine, high, multiply
+from ..ir.types import Array, product
+from .fuse import Group
+from .schedule import Control, Copy, Kernel, Label, Launch, Slot
+
+if TYPE_CHECKING:
+    from .lower import Lowering
+
+COUNTERS = 64
+GUESS = 16  # steps of a loop whose length is not known
+
+
+@dataclass
+class Frame:
+    """What the Lowerings of a Graph and of its Blocks share."""
+
+    slots: list[Slot] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    loops: list[tuple[int, int]] = field(default_factory=list)  # Kernel numbers, inner first
+    pairs: list[tuple[int, int]] = field(default_factory=list)  # Slots that are swapped
+    always: set[int] = field(default_factory=set)  # Slots that jumps read: they are not reused
+    moved: set[int] = field(default_factory=set)  # Slots whose pointers change
+    swapped: set[int] = field(default_factory=set)  # those that change places with another
+    labels: int = 0
+    counters: int = 0  # in use by the loops we are inside of
+
+    def label(self) -> int:
+        """A new Label's number."""
+        self.labels += 1
+        return self.labels - 1
+
+    def counter(self) -> int:
+        """A free counter."""
+        if self.counters == COUNTERS:
+            raise InternalError("schedule.control", f"loops need more than {COUNTERS} counters")
+        self.counters += 1
+        return self.counters - 1
+
+
+def overwritten(group: Group) -> list[tuple[int, Node, bool]]:
+    """(number, state, promised) of what a group may overwrite; promised: a copy is an error."""
+    node = group.values[0] if group.values else None
+    if group.kind == "update" and node is not None:
+        return [(0, node.inputs[0], True)]
+    if group.kind == "control" and node is not None and node.op is not ops.cond:
+        body = node.blocks[-1]
+        carries = node.attrs["carries"]
+        return [(i, node.inputs[i], _updates(body, i)) for i in range(carries)]
+    return []
+
+
+def _updates(body: Block, number: int) -> bool:
+    """Whether a carry is a chain of updates of itself."""
+    node = body.results[number]
+    found = node.op is ops.update
+    while node.op is ops.update:
+        node = node.inputs[0]
+    return found and node is body.arguments[number]
+
+
+def lower_control(outer: Lowering, group: Group) -> None:
+    """Add the Kernels of a control group."""
+    node = group.values[0]
+    wanted = {v.attrs["index"]: v for v in group.stored if v.op is ops.get}
+    lowering = ControlLowering(outer, node, wanted)
+    if node.op is ops.cond:
+        lowering.lower_cond()
+    elif node.op is ops.scan:
+        lowering.lower_scan()
+    else:
+        lowering.lower_while()
+
+
+class ControlLowering:
+    """Lowers one control Node."""
+
+    def __init__(self, outer: Lowering, node: Node, wanted: dict[int, Node]) -> None:
+        self.outer, self.node, self.wanted = outer, node, wanted
+        self.frame = outer.frame
+        self.carries: list[int] = []
+
+    # ---- pieces ---------------------------------------------------------------------------
+
+    def add(self, name: str, steps: list[Any], depth: int = 0) -> int:
+        """A Kernel of control steps; gives its number."""
+        region = (tuple(self.node.inputs), tuple(self.wanted.values()))
+        name = f"{self.node.op.name}_{name}"
+        depth += self.outer.depth
+        self.frame.kernels.append(Kernel(name, "control", region, steps, name, depth=depth))
+        return len(self.frame.kernels) - 1
+
+    def slot(self, node: Node) -> int:
+        """Where an input is stored."""
+        found = self.outer.slot_of.get(node)
+        if found is None:
+            raise InternalError("schedule.control", f"{node!r} was never stored")
+        return found
+
+    def copy(self, source: int, target: int) -> Copy:
+        """A copy of all of a Slot."""
+        type_ = self.frame.slots[target].type
+        return Copy(source, target, multiply(product(type_.shape), type_.dtype.size))
+
+    def body(self, block: Block, slots: Sequence[int], targets: dict[int, Any],
+             may_overwrite: Sequence[int] = ()) -> list[int]:  # fmt: skip
+        """Add the Kernels of a Block; targets: result number -> function that gives its Slot.
+
+        Gives the Slots where the results with a number in targets are found.
+        """
+        captured = block.captures()
+        numbers = sorted(targets)
+        results = list(dict.fromkeys(block.results[i] for i in numbers))
+        inner = self.outer.nested([*block.arguments, *captured], results)
+        inner.slot_of = dict(zip(block.arguments, slots))
+        inner.slot_of.update({c: self.slot(c) for c in captured})
+        assert inner.targets is not None
+        for i in reversed(numbers):
+            inner.targets[block.results[i]] = targets[i]
+        inner.donated = {block.arguments[i] for i in may_overwrite}
+        inner.strict = {block.arguments[i] for i in may_overwrite
+                        if self.node.inputs[i] in self.outer.strict and _updates(block, i)}  # fmt: skip
+        inner.lower_all()
+        return [inner.slot_of[block.results[i]] for i in numbers]
+
+    # ---- carries --------------------------------------------------------------------------
+
+    def start_carries(self) -> list[Any]:
+        """Slots of the carries, holding their first values; gives the steps for that."""
+        self.steps: list[Any] = []
+        steps = self.steps
+        for i in range(self.node.attrs["carries"]):
+            first = self.node.inputs[i]
+            current = self.outer.new_slot(first.type, "scratch")
+            if (self.node, i) in self.outer.in_place:
+                self.frame.slots[current].alias = self.slot(first)
+                steps.append(Control("set_slot", (current, self.slot(first)), (-1, 0, 0)))
+            else:
+                steps.append(self.copy(self.slot(first), current))
+            self.carries.append(current)
+            self.frame.moved.add(current)
+        self.following: dict[int, int] = {}
+        return steps
+
+    def next_slot(self, number: int) -> int:
+        """The Slot of a carry's next value."""
+        if number not in self.following:
+            type_ = self.node.inputs[number].type
+            slot = self.following[number] = self.outer.new_slot(type_, "scratch")
+            self.frame.moved.add(slot)
+            if (self.node, number) in self.outer.in_place and self.outer.depth:
+                home = self.outer.new_slot(type_, "scratch")  # the loop may be entered again
+                self.frame.slots[slot].kind, self.frame.slots[slot].alias = "view", home
+                self.steps.append(Control("set_slot", (slot, home), (-1, 0, 0)))
+        return self.following[number]
+
+    def carry_targets(self) -> dict[int, Any]:
+        """Where the Block writes the next carries."""
+        return {i: (lambda i=i: self.next_slot(i)) for i in range(self.node.attrs["carries"])}
+
+    def turn(self, found: Sequence[int]) -> list[Any]:
+        """Steps that make the next carries the current ones: copies, then swaps."""
+        copies, swaps = [], []
+        for i, slot in enumerate(found):
+            if slot == self.carries[i]:
+                continue  # unchanged, or updated in place
+            own = self.next_slot(i)
+            if slot != own:
+                copies.append(self.copy(slot, own))
+            swaps.append(Control("swap_slots", (self.carries[i], own)))
+            self.frame.pairs.append((self.carries[i], own))
+            self.frame.swapped |= {self.carries[i], own}
+        return copies + swaps
+
+    def end_carries(self) -> list[Any]:
+        """Say where the last carries are; outputs whose Slots were swapped are copied."""
+        steps: list[Any] = []
+        for i, current in enumerate(self.carries):
+            node = self.wanted.get(i)
+            if node is None:
+                continue
+            self.outer.slot_of[node] = current
+            if self.outer.targets is not None or node not in self.outer.wanted:
+                continue
+            chain = self._aliases(current)
+            if self.frame.swapped.isdisjoint(chain):
+                self.frame.moved.discard(current)
+                owner = self.frame.slots[chain[-1]]
+                owner.kind = "output" if owner.kind == "scratch" else owner.kind
+            else:
+                out = self.outer.new_slot(node.type, "output")
+                steps.append(self.copy(current, out))
+                self.outer.slot_of[node] = out
+        return steps
+
+    def _aliases(self, number: int) -> list[int]:
+        found = [number]
+        while (alias := self.frame.slots[found[-1]].alias) is not None:
+            found.append(alias)
+        return found
+
+    # ---- the three ------------------------------------------------------------------------
+
+    def lower_scan(self) -> None:
+        """for counter in range(length): point views, run the Block, turn the carries."""
+        node, frame = self.node, self.frame
+        count, length = node.attrs["carries"], node.attrs["length"]
+        held = frame.counters
+        counter = frame.counter()
+        top, test = frame.label(), frame.label()
+        start = self.start_carries()
+        views = Views(self, counter, length, node.attrs["reverse"])
+        sliced = ops.scan_slices(node)
+        slots = list(self.carries)
+        for i in range(count, count + sliced):
+            slots.append(views.point(node.blocks[0].arguments[i], self.slot(node.inputs[i])))
+        slots += [self.slot(i) for i in node.inputs[count + sliced :]]
+        targets, stacked = self.carry_targets(), {}
+        for i, result in enumerate(node.blocks[0].results[count:], count):
+            if i in self.wanted:
+                whole = self.outer.place(self.wanted[i])
+                self.outer.slot_of[self.wanted[i]] = whole
+                stacked[i] = views.point(result, whole)
+                targets[i] = lambda i=i: stacked[i]
+        start += [*views.start, Control("set_counter", (), (counter, 0)),
+                  Control("jump", label=test)]  # fmt: skip
+        self.add("start", start)
+        first = self.add("step", [Label(top), *views.steps], 1)
+        found = self.body(node.blocks[0], slots, targets, range(count))
+        end: list[Any] = []
+        for i, slot in zip(sorted(targets)[count:], found[count:]):
+            if slot != stacked[i]:
+                end.append(self.copy(slot, stacked[i]))
+        end += self.turn(found[:count])
+        end += [*views.advance, Control("add_counter", (), (counter, 1)), Label(test),
+                Control("jump_counter_less", (), (counter, length), top)]  # fmt: skip
+        self.close_loop(first, self.add("next", end, 1), high(length))
+        frame.counters = held
+
+    def lower_while(self) -> None:
+        """while condition(carries): carries = body(carries)."""
+        node, frame = self.node, self.frame
+        top, done = frame.label(), frame.label()
+        self.add("start", self.start_carries())
+        shared = [self.slot(i) for i in node.inputs[node.attrs["carries"] :]]
+        first = self.add("step", [Label(top)], 1)
+        holds = self.outer.new_slot(Array((), bool_), "scratch")
+        test, body = node.blocks
+        (holds,) = self.body(test, [*self.carries, *shared], {0: lambda: holds})
+        frame.always.add(holds)
+        self.add("test", [Control("jump_unless", (holds,), label=done)], 1)
+        before = len(frame.kernels)
+        found = self.body(body, [*self.carries, *shared], self.carry_targets(),
+                          range(node.attrs["carries"]))  # fmt: skip
+        end = self.turn(found)
+        if not any(isinstance(s, (Launch, Copy)) for k in frame.kernels[before:] for s in k.steps):
+            if not any(isinstance(s, Copy) for s in end):  # all have read the test before it changes
+                barrier = self.outer.new_slot(Array((), bool_), "scratch")
+                end.insert(0, self.copy(holds, barrier))
+        end += [Control("jump", label=top), Label(done)]
+        self.close_loop(first, self.add("next", end, 1), GUESS)
+
+    def close_loop(self, first: int, last: int, times: int) -> None:
+        """Note which Kernels the loop is, and what follows it."""
+        self.frame.loops.append((first, last))
+        for kernel in self.frame.kernels[first : last + 1]:
+            kernel.times *= max(1, times)
+        steps = self.end_carries()
+        if steps:
+            self.add("end", steps)
+
+    def lower_cond(self) -> None:
+        """One of two Blocks, both writing the same Slots."""
+        node, frame, outer = self.node, self.frame, self.outer
+        otherwise, done = frame.label(), frame.label()
+        condition = self.slot(node.inputs[0])
+        frame.always.add(condition)
+        results = {i: outer.place(n) for i, n in self.wanted.items()}
+        for i, n in self.wanted.items():
+            outer.slot_of[n] = results[i]
+        shared = [self.slot(i) for i in node.inputs[1:]]
+        targets = {i: (lambda s=s: s) for i, s in results.items()}
+        self.add("test", [Control("jump_unless", (condition,), label=otherwise)])
+        ends = ([Control("jump", label=done), Label(otherwise)], [Label(done)])
+        for block, end in zip(node.blocks, ends):
+            found = self.body(block, shared, targets)
+            copies = [self.copy(slot, results[i]) for i, slot in zip(sorted(targets), found)
+                      if slot != results[i]]  # fmt: skip
+            self.add(block.name, [*copies, *end])
+
+
+class Views:
+    """Slots that point at one step's part of whole arrays."""
+
+    def __init__(self, control: ControlLowering, counter: int, length: Size, reverse: bool) -> None:
+        self.control, self.counter, self.length, self.reverse = control, counter, length, reverse
+        self.start: list[Any] = []  # before the loop
+        self.steps: list[Any] = []  # at the start of each step
+        self.advance: list[Any] = []  # at its end
+        self.places: dict[Size, int] = {}  # bytes of a part -> counter of the place, in bytes
+
+    def point(self, part: Node, whole: int) -> int:
+        """A Slot that is part number `counter` of a whole Slot."""
+        outer = self.control.outer
+        slot = outer.new_slot(part.type, "view")
+        outer.slots[slot].alias = whole
+        self.control.frame.moved.add(slot)
+        stride = multiply(product(part.shape), part.dtype.size)
+        if isinstance(stride, int) and not self.reverse:
+            numbers: tuple[Size, ...] = (self.counter, stride, 0)
+        elif isinstance(stride, int) and isinstance(self.length, int):
+            numbers = (self.counter, -stride, stride * (self.length - 1))
+        else:
+            numbers = (self.place(stride), 1, 0)
+        self.steps.append(Control("set_slot", (slot, whole), numbers))
+        return slot
+
+    def place(self, stride: Size) -> int:
+        """A counter that holds the place of the part in bytes, where that is not known now."""
+        if stride not in self.places:
+            counter = self.places[stride] = self.control.frame.counter()
+            last = multiply(combine(self.length, 1, -1), stride)
+            self.start.append(Control("set_counter", (), (counter, last if self.reverse else 0)))
+            move = multiply(stride, -1 if self.reverse else 1)
+            self.advance.append(Control("add_counter", (), (counter, move)))
+        return self.places[stride]

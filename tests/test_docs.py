@@ -1,0 +1,86 @@
+"""The code in README.md and docs runs, and prints what the pages say it prints.
+
+A ```python block is run; a ```text block right after it is what it printed, compared exactly. A
+block in another language after it (```llvm, ```asm) is real output too, but depends on the
+machine and is not compared. `python tests/test_docs.py` writes all of them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [p for p in PAGES if "```python" in p.read_text()]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+
+def run_page(path: Path) -> list[tuple[re.Match[str], str]]:
+    """Run a page's code in order; each block of output with what was printed."""
+    text = path.read_text()
+    name = path.relative_to(ROOT).as_posix()
+    space: dict[str, object] = {"__name__": "page"}
+    found: list[tuple[re.Match[str], str]] = []
+    printed, end = None, 0
+    for block in FENCE.finditer(text):
+        language, code = block.groups()
+        if language == "python":
+            lines_above = text[: block.start()].count("\n") + 1
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile("\n" * lines_above + code, name, "exec"), space)
+            printed = output.getvalue()
+        elif printed is not None and not text[end : block.start()].strip():
+            found.append((block, printed))
+            printed = None
+        end = block.end()
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_page(path: Path) -> None:
+    for block, printed in run_page(path):
+        if block[1] == "text":
+            assert printed.rstrip() == block[2].rstrip(), "write anew: python tests/test_docs.py"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 80
+    found = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120,
+                           cwd=tempfile.gettempdir(), check=False)  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip()
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in LINK.findall(path.read_text()):
+            if not (path.parent / target).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken, broken
+
+
+def refresh(path: Path) -> None:
+    """Write a page's blocks of output anew."""
+    text = path.read_text()
+    for block, printed in reversed(run_page(path)):
+        body = printed.rstrip() + "\n"
+        text = text[: block.start(2)] + body + text[block.end(2) :]
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        refresh(page)

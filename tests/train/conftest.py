@@ -1,0 +1,6 @@
+"""Tests here use the torch comparison of tests/tensor."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tensor"))
