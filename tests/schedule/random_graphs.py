@@ -15,7 +15,7 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 
-UNARY = (ops.negative, ops.absolute, ops.tanh, ops.sin, ops.sign, ops.floor, ops.erf, ops.exp)
+UNARY = (ops.negative, ops.absolute, ops.tanh, ops.sin, ops.erf, ops.exp)
 BINARY = (ops.add, ops.subtract, ops.multiply, ops.maximum, ops.minimum)
 REDUCE = (ops.sum_, ops.max_, ops.min_, ops.prod)
 FLOATS = (dtypes.float32, dtypes.float32, dtypes.float32, dtypes.float64)
@@ -30,6 +30,7 @@ class Maker:
         self.inputs: list[Node] = []
         self.arrays: list[np.ndarray] = []
         self.values: list[Node] = []
+        self.nest = 0  # loops we are inside of
 
     # ---- choices --------------------------------------------------------------------------
 
@@ -257,10 +258,101 @@ class Maker:
         values, places = build.items(node)
         return values if self.rng.random() < 0.6 else build.cast(places, self.dtype)
 
+    # ---- control --------------------------------------------------------------------------
+
+    def inner(self, values: list[Node], like: Node) -> Node:
+        """A few ops on some values inside a Block, shaped as `like`."""
+        x = self.pick(values)
+        for _ in range(1 + self.below(3)):
+            y = self.pick([*values, build.constant(self.pick((1, 2)), self.dtype)])
+            if self.rng.random() < 0.2:
+                y = build.sum_(y)
+            if self.rng.random() < 0.2:
+                y = build.unary(ops.negative, y)
+            x = self.squash(build.binary(self.pick(BINARY), x, y))
+        if self.dtype.is_float:
+            x = build.unary(ops.tanh, x)
+        x = x if x.shape == like.shape else build.sum_(x)
+        return build.broadcast_to(x, like.shape)
+
+    def changed(self, carry: Node, values: list[Node]) -> Node:
+        """What becomes of a carry in a step."""
+        kind = self.rng.random()
+        if kind < 0.15:
+            return self.pick([v for v in values if v.shape == carry.shape])
+        if kind < 0.35 and carry.shape:
+            row = build.sum_(carry, 0) if self.below(2) else build.max_(carry, 0)
+            index = build.constant(self.below(carry.shape[0]), dtypes.int64)  # type: ignore[arg-type]
+            return build.update(carry, row, [index], [0], self.pick(("set", "max")))
+        return self.inner([v for v in values if v.shape in (carry.shape, ())], carry)
+
+    def loop_values(self) -> list[Node]:
+        """Carries of one shape, few elements."""
+        x = self.value()
+        if math.prod(x.shape) > 300:  # type: ignore[arg-type]
+            x = self.input((3, 5))
+        return [x, *(self.input(x.shape) for _ in range(self.below(3)))]  # type: ignore[arg-type]
+
+    def step_scan(self) -> Node:
+        carries, length = self.loop_values(), self.pick((0, 1, 2, 3, 5, 9, 12))
+        slices = [self.input((length, *carries[0].shape)) for _ in range(self.below(3))]  # type: ignore[arg-type]
+        shared = [v for v in self.values[-2:] if v.shape == carries[0].shape]
+
+        def body(carried: list[Node], sliced: list[Node]) -> tuple[list[Node], list[Node]]:
+            values = [*carried, *sliced, *shared]
+            if self.nest < 2 and self.rng.random() < 0.25:
+                values.append(self.inside(values, carried[0]))
+            new = [self.changed(c, values) for c in carried]
+            known = [*values, *new]
+            outputs = [self.pick(known), self.inner(known, carried[0])][: self.below(3)]
+            return new, outputs
+
+        self.nest += 1
+        last, stacked = build.scan(body, carries, slices, length, bool(self.below(2)))
+        self.nest -= 1
+        self.values += [v for v in [*last, *stacked] if math.prod(v.shape) < 5000]  # type: ignore[arg-type]
+        return self.pick([*last, *stacked])
+
+    def inside(self, values: list[Node], like: Node) -> Node:
+        """Control within a Block."""
+        values = [v for v in values if v.shape == like.shape]
+        if self.below(2):
+            test = build.less(build.sum_(self.pick(values)), build.constant(0, self.dtype))
+            return build.cond(test, lambda: [self.inner(values, like)],
+                              lambda: [self.pick(values)])[0]  # fmt: skip
+        self.nest += 1
+        last, _ = build.scan(lambda c, s: ([self.changed(c[0], [*c, *values])], []),
+                             [self.pick(values)], [], self.pick((1, 3, 10)))  # fmt: skip
+        self.nest -= 1
+        return last[0]
+
+    def step_cond(self) -> Node:
+        x = self.value()
+        values = [v for v in self.values if v.shape in (x.shape, ())][-4:]
+        test = build.less(build.sum_(self.pick(values)), build.constant(self.below(3), self.dtype))
+        made = build.cond(test, lambda: [self.inner(values, x), self.pick([x])],
+                          lambda: [self.pick([x]), self.inner(values, x)])  # fmt: skip
+        self.values.append(made[0])
+        return made[1]
+
+    def step_while(self) -> Node:
+        carries, limit = self.loop_values(), self.below(12)
+        shared = [v for v in self.values[-2:] if v.shape == carries[0].shape]
+        start = build.constant(0, dtypes.int32)
+
+        def body(carried: list[Node]) -> list[Node]:
+            values = [*carried[1:], *shared]
+            return [build.add(carried[0], 1), *(self.changed(c, values) for c in carried[1:])]
+
+        found = build.while_loop(lambda c: build.less(c[0], limit), body, [start, *carries])
+        self.values += found[2:]
+        return found[1]
+
 
 STEPS = ("unary", "binary", "binary", "binary", "where", "permute", "reshape", "pad", "slice",
          "flip", "expand", "windows", "concatenate", "reduce", "reduce", "reduce", "argmax",
          "cumulative", "softmax", "dot", "dot", "gather", "update", "cast")  # fmt: skip
+CONTROL = (*STEPS, *("scan", "cond", "while", "sort") * 3)
 
 
 def random_graph(

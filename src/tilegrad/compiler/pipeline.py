@@ -22,6 +22,7 @@ from ..ir.rewrite import Log, rewrite
 from ..ir.verify import verify
 from .split import split_reductions
 from .thin import thin_dots
+from .unroll import unroll_scans
 
 Results = list[Node]
 Pass = Callable[[Sequence[Node], Results, Log], Results]
@@ -39,6 +40,7 @@ def rules(rule_set: RuleSet) -> Pass:
 PIPELINE: list[tuple[str, Pass]] = [
     ("strip", rules(STRIP)),  # derivatives are done: stop_gradient is identity now
     ("inline", rules(DECOMPOSE)),  # custom functions and ops no target has
+    ("unroll", unroll_scans),  # short scans of known length; inner ones first
     ("simplify", rules(SIMPLIFY)),
     ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
     ("simplify again", rules(SIMPLIFY)),

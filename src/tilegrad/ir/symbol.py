@@ -348,9 +348,11 @@ def _split(a: Expr, b: int) -> tuple[int, Size, Size] | None:
 
 @remember
 def floor_divide(a: Size, b: Size) -> Size:
-    """a // b for b > 0."""
-    if low(b) <= 0:
-        raise InternalError("symbol", f"division by {b}, which may not be positive")
+    """a // b for b > 0; where b may be 0 nothing is there to index, and the result is 0."""
+    if low(b) < 0:
+        raise InternalError("symbol", f"division by {b}, which may be negative")
+    if isinstance(b, int) and b == 0:
+        return 0
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if b == 1:
@@ -391,7 +393,7 @@ def floor_divide(a: Size, b: Size) -> Size:
 
 
 def _quotient_bounds(a: Size, b: Size) -> tuple[int, int]:
-    x, y, p, q = low(a), high(a), low(b), high(b)
+    x, y, p, q = low(a), high(a), max(1, low(b)), max(1, high(b))
     corners = (x // p, x // q, y // p, y // q)
     return min(corners), max(corners)
 
@@ -402,9 +404,11 @@ def _id(value: Size) -> Any:
 
 @remember
 def modulo(a: Size, b: Size) -> Size:
-    """a % b for b > 0, in 0 .. b-1."""
-    if low(b) <= 0:
-        raise InternalError("symbol", f"modulo by {b}, which may not be positive")
+    """a % b for b > 0, in 0 .. b-1; where b may be 0 nothing is there to index."""
+    if low(b) < 0:
+        raise InternalError("symbol", f"modulo by {b}, which may be negative")
+    if isinstance(b, int) and b == 0:
+        return 0
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if b == 1 or (isinstance(a, Expr) and a is b):
@@ -549,9 +553,9 @@ def evaluate(value: Size, bindings: Mapping[str, int]) -> int:
         return total
     a, b = (evaluate(x, bindings) for x in value.args)
     if value.kind == "div":
-        return a // b
+        return a // b if b else 0
     if value.kind == "mod":
-        return a % b
+        return a % b if b else 0
     return min(a, b) if value.kind == "min" else max(a, b)
 
 

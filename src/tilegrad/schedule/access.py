@@ -56,6 +56,8 @@ def unravel(linear: Size, shape: Sequence[Size]) -> Index:
 def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
     """Align runs of axes with equal sizes, so that only what really mixes is divided."""
     source, target = node.inputs[0].shape, node.shape
+    if product(source) == 0:
+        return (0,) * len(source), []  # nothing is ever read
     found: list[Size] = []
     i = j = 0
     while i < len(source) or j < len(target):

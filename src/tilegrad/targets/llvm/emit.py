@@ -168,6 +168,9 @@ class Emitter:
             return total
         a, b = (self.size(x) for x in value.args)
         if value.kind in ("div", "mod"):
+            if not isinstance(value.args[1], int) and value.args[1].low < 1:
+                none = w.value(f"icmp eq i64 {b}, 0")
+                b = w.value(f"select i1 {none}, i64 1, i64 {b}")
             return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
         test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
         return w.value(f"select i1 {test}, i64 {a}, i64 {b}")

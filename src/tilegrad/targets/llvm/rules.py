@@ -567,11 +567,11 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     if target.is_float and target.bits == 8:
         return _to_narrow(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
     a, b = vector(scalar_type(source), lanes), vector(scalar_type(target), lanes)
+    if source.is_float and source.bits == 16:
+        return convert(w, dtypes.float32, target, lanes, _from_narrow(w, source, lanes, x))
     if target.kind == "bool":
         zero = splat_constant(0, source, lanes)
         return w.value(f"{'fcmp une' if source.is_float else 'icmp ne'} {a} {x}, {zero}")
-    if source.is_float and source.bits == 16:
-        return convert(w, dtypes.float32, target, lanes, _from_narrow(w, source, lanes, x))
     if target.is_float and target.bits == 16:
         return _to_16(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
     if source.is_float and target.is_float:

@@ -1,0 +1,130 @@
+"""What this machine has, what is missing, and whether a kernel compiles and runs.
+
+Invariant: examining changes nothing but the cache of compiled programs, and never fails for a
+missing optional part.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib import metadata, util
+from typing import Any
+
+import numpy as np
+
+from ..core.config import config
+from ..core.errors import TilegradError
+
+# extra -> modules it brings, what it is for
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "cuda": (("cuda.bindings",), "NVIDIA GPUs"),
+    "onnx": (("onnx",), "ONNX models"),
+    "serve": (("aiohttp", "prometheus_client"), "the HTTP server"),
+    "plot": (("matplotlib",), "plots"),
+    "peers": (("torch",), "comparison with PyTorch"),
+    "test": (("pytest", "hypothesis"), "running the tests"),
+}
+SETS = ("avx2", "avx512f", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
+        "neon", "sve")  # fmt: skip
+
+
+def examine(console: Any) -> bool:
+    """Print all findings; whether the self-test passed."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (*machine_lines(), ("cache", cache_line())):
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)
+    console.print()
+    extras = Table("extra", "for", "state", box=None, pad_edge=False)
+    for name, (modules, meaning) in EXTRAS.items():
+        missing = [m for m in modules if not has_module(m)]
+        state = "here" if not missing else f'missing: pip install "tilegrad\\[{name}]"'
+        extras.add_row(name, meaning, state)
+    console.print(extras)
+    console.print()
+    good, line = self_test()
+    console.print(f"[bold]self-test[/bold] {line}")
+    return good
+
+
+def machine_lines() -> list[tuple[str, str]]:
+    """(name, value) facts of the machine and of the installation."""
+    found = [("python", f"{platform.python_version()} on {platform.system()} "
+              f"{platform.machine()}")]  # fmt: skip
+    packages = ("tilegrad", "numpy", "ml_dtypes", "llvmlite")
+    found.append(("packages", ", ".join(f"{p} {_version_of(p)}" for p in packages)))
+    try:
+        from ..targets.llvm.target import host_target
+
+        target = host_target()
+        words = {w[1:] for w in str(getattr(target, "features", "")).split(",") if w[:1] == "+"}
+        sets = [s for s in SETS if s in words]
+        found.append(("cpu", f"{getattr(target, 'cpu', '?')}: {', '.join(sets) or 'base set only'}"))
+    except TilegradError as error:
+        found.append(("cpu", f"could not be examined: {error}"))
+    found.append(("threads", f"{config().threads} (TILEGRAD_THREADS changes it)"))
+    found.append(("memory", _memory_line()))
+    return found
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _memory_line() -> str:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        whole, free = (page * os.sysconf(n) for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{whole / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
+
+
+def cache_line() -> str:
+    """Where the cache of compiled programs is, and how full."""
+    from ..runtime.store import default_store
+
+    folder = config().cache_folder
+    if not folder:
+        return "off (TILEGRAD_CACHE is empty)"
+    size, cap = default_store().size(), config().cache_bytes
+    return f"{folder}: {size / 2**20:.1f} of at most {cap / 2**20:.0f} MiB"
+
+
+def has_module(name: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def self_test() -> tuple[bool, str]:
+    """Compile and run (a * b + c).sum() and a matmul; (passed, what to print)."""
+    from ..tensor.jit import jit
+    from ..tensor.tensor import Tensor
+
+    random = np.random.default_rng(0)
+    a, b, c = (random.standard_normal((64, 64)).astype(np.float32) for _ in range(3))
+    start = time.perf_counter()
+    try:
+        run = jit(lambda a, b, c: ((a * b + c).sum(), a @ b))
+        total, product = run(Tensor(a), Tensor(b), Tensor(c))
+        seconds = time.perf_counter() - start
+        right = np.isclose(float(total), (a * b + c).sum(), rtol=1e-3, atol=1e-2)
+        right = right and np.allclose(product.numpy(), a @ b, atol=1e-3)
+    except TilegradError as error:
+        return False, f"failed: {error}"
+    if not right:
+        return False, "failed: the numbers are wrong (please report this)"
+    return True, f"passed: two kernels compiled and ran in {seconds:.2f} s"
+
+
+__all__ = ["examine", "has_module", "machine_lines", "self_test"]

@@ -1,0 +1,92 @@
+"""The command `tilegrad`: demo, doctor, cache, version.
+
+Invariant: typer and rich are imported by this folder only (and where a progress bar is shown);
+a tilegrad error ends a command with its message and status 1, without a traceback.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..core.errors import TilegradError
+
+app = typer.Typer(help="Tensor programs compiled to tiles and to machine code.",
+                  no_args_is_help=True, add_completion=False)  # fmt: skip
+cache_app = typer.Typer(help="The folder of compiled programs.", invoke_without_command=True)
+app.add_typer(cache_app, name="cache")
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long to train.")] = 60.0,
+    steps: Annotated[int | None, typer.Option(help="How many steps instead.")] = None,
+    seed: Annotated[int, typer.Option(help="Where the random numbers start.")] = 0,
+) -> None:
+    """Train a small character-level GPT on Shakespeare and print what it writes."""
+    from ..train.demo import run_demo
+
+    run_demo(steps, seconds, seed, _console())
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has, what is missing and how to get it; run a self-test."""
+    from .doctor import examine
+
+    if not examine(_console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Show versions."""
+    typer.echo(f"tilegrad {__version__} (Python {platform.python_version()})")
+
+
+@cache_app.callback()
+def cache_default(context: typer.Context) -> None:
+    """Show the cache, if nothing else is asked for."""
+    if context.invoked_subcommand is None:
+        cache_show()
+
+
+@cache_app.command("show")
+def cache_show() -> None:
+    """Show where the cache is and how full."""
+    from .doctor import cache_line
+
+    typer.echo(cache_line())
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Delete all compiled programs."""
+    from ..runtime.store import default_store
+
+    store = default_store()
+    size = store.size()
+    store.clear()
+    typer.echo(f"freed {size / 2**20:.1f} MiB")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except TilegradError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+__all__ = ["app", "main"]
