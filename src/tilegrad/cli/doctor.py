@@ -61,9 +61,9 @@ def machine_lines() -> list[tuple[str, str]]:
         from ..targets.llvm.target import host_target
 
         target = host_target()
-        words = {w[1:] for w in str(getattr(target, "features", "")).split(",") if w[:1] == "+"}
+        words = {w[1:] for w in target.features.split(",") if w[:1] == "+"}
         sets = [s for s in SETS if s in words]
-        found.append(("cpu", f"{getattr(target, 'cpu', '?')}: {', '.join(sets) or 'base set only'}"))
+        found.append(("cpu", f"{target.cpu}: {', '.join(sets) or 'base set only'}"))
     except TilegradError as error:
         found.append(("cpu", f"could not be examined: {error}"))
     found.append(("threads", f"{config().threads} (TILEGRAD_THREADS changes it)"))

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from .. import nn
 from ..core.errors import ShapeError, UserError
 from ..nn.functional import cross_entropy, gelu, scaled_dot_product_attention, softmax
 from ..nn.module import Keys
-from ..tensor.creation import arange, zeros
+from ..tensor.creation import arange
 from ..tensor.jit import jit
 from ..tensor.maths import pick
-from ..tensor.movement import cat
 from ..tensor.random import Generator
 from ..tensor.tensor import Tensor, lift, no_grad
 
@@ -172,16 +173,20 @@ class GPT2(nn.Module):
         the last token stands.
         """
         _check_sampling(temperature, top_k, self.config.vocab_size)
-        known = lift(tokens).long()
-        width = self.config.n_positions
+        given = lift(tokens).long().numpy()  # (B, T); sizes that grow stay out of the Graph
+        if given.ndim != 2 or not given.shape[1]:
+            raise ShapeError("needs at least one token in each row", op="generate",
+                             expected="(batch, tokens)", got=given.shape)  # fmt: skip
+        width, first = self.config.n_positions, given.shape[1]
+        known = np.concatenate([given, np.zeros((len(given), count), np.int64)], 1)
         step = _sampler(temperature, top_k, generator)
         with no_grad():
-            for _ in range(count):
-                seen = known[:, -width:]
-                filled = int(seen.shape[1])
-                window = cat([seen, zeros(seen.shape[0], width - filled, dtype="int64")], 1)
-                known = cat([known, step(self, window, filled - 1)], 1).realize()
-        return known
+            for end in range(first, first + count):
+                seen = known[:, max(0, end - width) : end]
+                window = np.zeros((len(known), width), np.int64)
+                window[:, : seen.shape[1]] = seen
+                known[:, end] = step(self, lift(window), seen.shape[1] - 1).numpy()[:, 0]
+        return lift(known)
 
     # ---- checkpoints ----------------------------------------------------------------------
 

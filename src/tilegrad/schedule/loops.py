@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtype import DType, int64
+from ..core.dtype import DType, float32, int64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
@@ -260,6 +260,8 @@ class LoopLowering:
             grid = self.column_body()
         elif self.reduces:
             grid = self.row_body()
+        elif turned := self.turned_reads():
+            grid = self.turned_body(turned)
         else:
             grid = self.flat_body()
         return self.b.finish(grid, lanes=self.lanes, inner=inner)
@@ -303,11 +305,7 @@ class LoopLowering:
         stored = self.group.stored
 
         def body(lane: Size, _: list[Node]) -> Sequence[Node]:
-            for v in stored:
-                index = self.index_at(v, row, lane)
-                x = self.e.value(v, index)
-                self.e.bind(v, index, x)
-                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+            self.write_all(row, lane)
             return ()
 
         lane = named("loop", "lane", 0, max(1, high(inner) - 1))
@@ -321,6 +319,102 @@ class LoopLowering:
                 stop = minimum(combine(start, block, 1), inner)
                 self.lane_loop(start, stop, body, size=inner)
         return (multiply(rows, blocks),)
+
+    # ---- turned: reads that run across the rows -------------------------------------------
+
+    def turned_reads(self) -> list[tuple[Node, Index]]:
+        """Reads that jump along the lanes but are contiguous along rows: worth turning."""
+        side, inner, rows = self.target.lanes(float32), self.inner, self.shape.rows
+        if not isinstance(inner, int) or not isinstance(rows, int) or side < 4:
+            return []
+        if inner < side or rows % side or inner * rows < 1 << 12:
+            return []
+        lane = named("loop", "lane", 0, max(1, inner - 1))
+        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+        row = combine(multiply(block, side), turn, 1)
+        found: dict[tuple[Node, Index], None] = {}
+        for v in self.group.stored:
+            for node, index in self.stored_reads([(v, self.index_at(v, row, lane))]):
+                offset = ravel_strides(index, row_major(node.shape))
+                if coefficient(offset, lane) in (0, 1):
+                    continue
+                if coefficient(offset, turn) != 1 or coefficient(offset, lane) is None:
+                    return []
+                found[(node, index)] = None
+        return list(found)
+
+    def stored_reads(self, stack: list[tuple[Node, Index]]) -> list[tuple[Node, Index]]:
+        """Every unconditional read of stored memory below some values; [] if any is not."""
+        found, seen, first = [], set(), {v for v, _ in stack}
+        while stack:
+            key = stack.pop()
+            node, index = key
+            if key in seen:
+                continue
+            seen.add(key)
+            if node in self.inputs:
+                found.append(key)
+            elif node in self.all_values and node not in first and node not in self.members:
+                continue
+            elif node.op in MOVEMENT:
+                below, _ = MOVEMENT[node.op](node, index)
+                stack.append((node.inputs[0], below))
+            elif node.op.group in ("unary", "binary", "compare", "ternary"):
+                stack.extend((i, index) for i in node.inputs)
+        return found
+
+    def turned_body(self, reads: list[tuple[Node, Index]]) -> tuple[Size, ...]:
+        """Square tiles: read along rows, turned in registers, computed and written along lanes."""
+        side, inner, rows = self.target.lanes(float32), self.inner, self.shape.rows
+        assert isinstance(inner, int) and isinstance(rows, int)
+        self.lanes = side
+        b, e = self.b, self.e
+        p = b.program(0, rows // side)
+        lane = named("loop", "lane", 0, max(1, inner - 1))
+        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+
+        def place(index: Index, at_lane: Size, at_turn: Size) -> Index:
+            mapping = {lane: at_lane, turn: at_turn}
+            if isinstance(block, Expr):
+                mapping[block] = p
+            return tuple(substitute(i, mapping) for i in index)
+
+        def square(base: Size, _: list[Node]) -> Sequence[Node]:
+            lines: list[list[Node]] = []
+            for node, index in reads:
+                rows_ = []
+                for k in range(side):
+                    at = place(index, combine(base, k, 1), 0)
+                    offset = ravel_strides(at, row_major(node.shape))
+                    rows_.append(b.load(self.inputs[node], (offset,), (side,), (0,)))
+                turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
+                lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
+            for k in range(side):
+                row = combine(multiply(p, side), k, 1)
+                with e.vector(base, side, inner, True) as own:
+                    for (node, index), line in zip(reads, lines):
+                        e.bind(node, place(index, own, k), b.cast(line[k], wide(node.dtype)))
+                    self.write_all(row, own)
+            return ()
+
+        def rest(at: Size, _: list[Node]) -> Sequence[Node]:
+            row = combine(multiply(p, side), at, 1)
+            with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
+                self.write_all(row, own)
+            return ()
+
+        b.loop("i", 0, inner // side * side, side, square)
+        if inner % side:
+            b.loop("turn", 0, side, 1, rest)
+        return (rows // side,)
+
+    def write_all(self, row: Size, lane: Size) -> None:
+        """Evaluate and store every wanted value at (row, lane)."""
+        for v in self.group.stored:
+            index = self.index_at(v, row, lane)
+            x = self.e.value(v, index)
+            self.e.bind(v, index, x)
+            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
 
     # ---- rows -----------------------------------------------------------------------------
 
