@@ -55,6 +55,11 @@ class Maker:
         recent = self.values[-4:]
         return self.pick(recent if self.rng.random() < 0.7 else self.values)
 
+    def exact(self) -> Node:
+        """A value without rounding, for ops that jump: an input, or any value of integers."""
+        given = [v for v in self.inputs if v.dtype is self.dtype]
+        return self.pick(given) if self.dtype.is_float else self.value()
+
     def input(self, shape: tuple[int, ...]) -> Node:
         """A new input."""
         node = build.input_(shape, self.dtype)
@@ -183,7 +188,7 @@ class Maker:
         return found
 
     def step_argmax(self) -> Node:
-        x = self.value()
+        x = self.exact()
         if not x.shape:
             return self.step_unary()
         return build.cast(ops.argmax(x, axis=self.below(len(x.shape))), self.dtype)
@@ -246,12 +251,12 @@ class Maker:
     def step_cast(self) -> Node:
         middle = self.pick((dtypes.int32, dtypes.bfloat16, dtypes.float16, dtypes.int8))
         x = self.value()
-        if self.dtype.is_float and middle.is_integer:
-            x = build.multiply(x, 3)
+        if self.dtype.is_float:  # rounding jumps
+            x = build.multiply(self.exact(), 3)
         return build.cast(build.cast(x, middle), self.dtype)
 
     def step_sort(self) -> Node:
-        x = self.value()
+        x = self.exact()
         if not x.shape:
             return self.step_unary()
         node = ops.sort(x, axis=self.below(len(x.shape)), descending=bool(self.below(2)))
@@ -280,7 +285,7 @@ class Maker:
         kind = self.rng.random()
         if kind < 0.15:
             return self.pick([v for v in values if v.shape == carry.shape])
-        if kind < 0.35 and carry.shape:
+        if kind < 0.35 and carry.shape and carry.shape[0]:
             row = build.sum_(carry, 0) if self.below(2) else build.max_(carry, 0)
             index = build.constant(self.below(carry.shape[0]), dtypes.int64)  # type: ignore[arg-type]
             return build.update(carry, row, [index], [0], self.pick(("set", "max")))
@@ -329,7 +334,7 @@ class Maker:
     def step_cond(self) -> Node:
         x = self.value()
         values = [v for v in self.values if v.shape in (x.shape, ())][-4:]
-        test = build.less(build.sum_(self.pick(values)), build.constant(self.below(3), self.dtype))
+        test = build.less(build.sum_(self.exact()), build.constant(self.below(3), self.dtype))
         made = build.cond(test, lambda: [self.inner(values, x), self.pick([x])],
                           lambda: [self.pick([x]), self.inner(values, x)])  # fmt: skip
         self.values.append(made[0])

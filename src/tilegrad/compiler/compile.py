@@ -20,8 +20,10 @@ from typing import Any
 
 from ..core.config import config
 from ..core.target import Target
+from ..graph import build, ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, located
+from ..ir.rewrite import replace
 from ..ir.symbol import atoms
 from ..runtime.executable import Recipe, Step, Storage
 from ..runtime.store import default_store
@@ -113,9 +115,17 @@ def schedule_for(
 ) -> Schedule:
     """The Schedule of a Graph: all passes, then lowering."""
     with located(outputs[0].location if outputs else None):
+        inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs)
         bodies = _bodies.setdefault(target.key, {})
         return lower_graph(inputs, results, target, donate, bodies)
+
+
+def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """The Graph with plain inputs for arguments: no pass may look into, or rewrite, a value
+    that is given."""
+    fresh = [n if n.op is ops.input_ else build.input_(n.shape, n.dtype) for n in inputs]
+    return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
 def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:

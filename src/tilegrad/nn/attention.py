@@ -145,11 +145,11 @@ class TransformerEncoderLayer(Module):
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
         self.activation = _activation(activation)
 
-    def forward(self, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None,
+    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
                 is_causal: bool = False) -> Tensor:  # fmt: skip
         """The tokens after one layer."""
-        x = lift(src)
-        masks = (src_mask, src_key_padding_mask, is_causal)
+        x = lift(x)
+        masks = (mask, key_padding_mask, is_causal)
         if self.norm_first:
             x = x + self._attend(self.norm1(x), *masks)
             return x + self._feed(self.norm2(x))  # type: ignore[no-any-return]
@@ -184,12 +184,12 @@ class TransformerEncoder(Module):
         self.num_layers = num_layers
         self.norm = norm
 
-    def forward(self, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
+    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
                 is_causal: bool = False) -> Any:  # fmt: skip
         """The tokens after all layers."""
         for layer in self.layers:
-            src = layer(src, mask, src_key_padding_mask, is_causal)
-        return src if self.norm is None else self.norm(src)
+            x = layer(x, mask, key_padding_mask, is_causal)
+        return x if self.norm is None else self.norm(x)
 
 
 __all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]

@@ -21,8 +21,8 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
-    Expr, Size, ceil_divide, coefficient, combine, floor_divide, high, loop_index, minimum,
-    modulo, multiply,
+    Expr, Size, ceil_divide, coefficient, combine, floor_divide, high, loop_index, low, maximum,
+    minimum, modulo, multiply,
 )  # fmt: skip
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
@@ -214,7 +214,8 @@ class DotLowering:
                 self.rows(plan, at_batch, at, count, row, stop, column, live)
             return ()
 
-        b.loop("k_block", 0, k, plan.block_k, part)
+        end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
+        b.loop("k_block", 0, end, plan.block_k, part)
         return (multiply(batch, multiply(blocks_m, blocks_n)),)
 
     def columns(self, plan: Plan, start: Size) -> Any:

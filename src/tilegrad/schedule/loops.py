@@ -149,7 +149,7 @@ class LoopLowering:
         if not self.reduces:
             row, column = outer, lane
         elif self.order == "row":
-            row, column = loop_index("row", self.group.rows or 1), along
+            row, column = loop_index("row", 1 if self.group.rows is None else self.group.rows), along
         else:
             row, column = along, loop_index("column", self.group.columns)
         for value, is_reduce in self.expressions():

@@ -95,7 +95,7 @@ def stop_flag() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: Any) -> None:
         if event.is_set():
-            raise KeyboardInterrupt
+            signal.default_int_handler(number, frame)
         event.set()
 
     before = signal.signal(signal.SIGINT, handle)
