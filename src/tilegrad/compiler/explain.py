@@ -26,7 +26,7 @@ from ..schedule.lower import lower_graph
 from ..schedule.schedule import Kernel, Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
-from .compile import host, program_text
+from .compile import cut, host, program_text
 from .pipeline import Stage, run_pipeline
 
 # What each level shows; `all` is every section in this order.
@@ -248,11 +248,12 @@ class Explanation:
         return reports
 
     def _summary(self) -> str:
+        launched = [k for k in self.kernels if k.programs]  # others are jumps and copies
         floor = sum(k.floor for k in self.kernels)
         flops, moved = sum(k.flops for k in self.kernels), sum(k.bytes for k in self.kernels)
         return "\n".join([
             f"{self.name} for {self.target.name} ({self.target.cpu}, {self.target.cores} workers)",
-            f"{counted(self.kernels, 'kernel')} served by {counted(self.programs, 'program')}",
+            f"{counted(launched, 'kernel')} served by {counted(self.programs, 'program')}",
             f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
             self._memory_line(),
         ])  # fmt: skip
@@ -285,6 +286,7 @@ def explain_graph(
         raise UserError("no such level", op="explain", expected=", ".join(LEVELS), got=level)
     target = host() if target is None else target
     with located(outputs[0].location if outputs else None):
+        inputs, outputs = cut(inputs, outputs)
         results, stages = run_pipeline(inputs, outputs)
         schedule = lower_graph(inputs, results, target, donate)
     return Explanation(name, inputs, stages, schedule, target, level, labels)

@@ -12,7 +12,6 @@ Invariant: the order of a sum over k depends on the Plan alone, never on workers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -29,31 +28,11 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import Index, unravel
 from .evaluate import Evaluator, ravel_strides, wide
+from . import plan as plans
 from .fuse import Group
+from .plan import Plan
 
-SCRATCH_B = 5 << 18  # bytes of packed b a program may hold: most of a 2 MiB L2
-BLOCK_K = 512
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Tunable choices of a matmul Kernel: the register tile is mr x (across * lanes)."""
-
-    mr: int
-    across: int
-    lanes: int
-    block_m: int
-    block_n: int
-    block_k: int
-    unit: str = ""  # a matrix unit of the Target, or vectors
-    unroll: int = 4
-    ahead: int = 16  # rows of packed b to prefetch
-
-    @property
-    def nr(self) -> int:
-        """Columns of the register tile."""
-        return self.across * self.lanes
 
 
 class Problem:
@@ -126,36 +105,11 @@ class DotLowering:
         self.accumulator = wide(dtypes.accumulator(group.values[0].inputs[0].dtype))
 
     def plan(self) -> Plan:
-        """Register tile and blocks from the Target's facts."""
+        """The cheapest Plan for these sizes."""
         batch, m, k, n = (high(s) for s in self.problem.sizes)
-        lanes = self.target.lanes(self.accumulator)
-        wide_file = self.target.vector_registers >= 32
-        mr, across = (9, 3) if wide_file else (4, 3)
-        if n <= 2 * lanes or (n % (3 * lanes) and n % (4 * lanes) == 0 and n <= 4 * lanes):
-            mr, across = ((14, 2) if n <= 2 * lanes else (6, 4)) if wide_file else (6, 2)
-        if n <= lanes:
-            mr, across = (24, 1) if wide_file else (12, 1)
-        mr = balanced(m, mr)
-        nr = across * lanes
-        parts = max(1, -(-k // BLOCK_K)) if k > 2 * BLOCK_K else 1
-        block_k = -(-(-(-k // parts)) // 16) * 16 if parts > 1 else max(1, k)
-        block_n, block_m = self.blocks(batch, m, n, mr, nr, block_k)
-        return Plan(mr, across, lanes, block_m, block_n, block_k)
-
-    def blocks(self, batch: int, m: int, n: int, mr: int, nr: int, block_k: int
-               ) -> tuple[int, int]:  # fmt: skip
-        """Columns and rows of a program: as many as the cache holds, shared among workers."""
-        workers = max(1, self.target.cores)
-        fit = max(nr, SCRATCH_B // (block_k * self.accumulator.size) // nr * nr)
-        block_n = min(fit, -(-n // nr) * nr)
-        block_m = max(1, m)
-        if batch >= 2 * workers or workers == 1:
-            return block_n, block_m
-        if m >= 2 * n or n <= workers * nr:
-            return block_n, max(mr, -(-m // (workers * mr)) * mr)
-        count = -(-n // block_n)
-        count = -(-count // workers) * workers  # an even share for every worker
-        return min(block_n, max(nr, -(-n // (count * nr)) * nr)), block_m
+        turned = self.problem.b.op is ops.permute
+        sizes = plans.Problem(batch, m, k, n, turned)
+        return plans.choose_plan(sizes, self.target, self.accumulator)
 
     # ---- the Body -------------------------------------------------------------------------
 
@@ -444,14 +398,6 @@ class DotLowering:
 def power_of_two(size: int) -> int:
     """The least power of two that is not smaller."""
     return 1 << max(0, size - 1).bit_length()
-
-
-def balanced(m: int, most: int) -> int:
-    """Rows of a register tile so that the last panel wastes little."""
-    if m <= most:
-        return max(1, m)
-    best = min(range(max(1, most - 3), most + 1), key=lambda r: (-(-m // r) * r * (1 + 0.06 * (most - r)), -r))
-    return best
 
 
 def lower_dot(

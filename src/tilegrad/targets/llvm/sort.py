@@ -3,7 +3,8 @@
 A stable bottom-up merge sort: insertion sort of runs of RUN keys, then merges of neighbouring
 runs between the two pairs of arrays, each place moving with its key. Invariant: a key goes
 before an earlier one only if it is strictly smaller (larger, if descending), where nan is the
-largest and -0.0 equals 0.0; so equal keys keep their order.
+largest and -0.0 equals 0.0; so equal keys keep their order. `_insertion` and `_merges` are long
+because each is the text of one loop nest.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""Plans of matmul Kernels, ranked by a cost model.
+
+A Plan fixes the register tile and the blocks a program computes. The model counts what a
+worker does: multiply-adds of whole register tiles (waste at the edges included), elements
+packed, and how evenly the programs fall on the workers. Invariant: a Plan depends on sizes,
+dtypes and the Target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..core.dtype import DType
+from ..core.target import Target
+
+SCRATCH_B = 5 << 18  # bytes of packed b a program may hold: most of a 2 MiB L2
+BLOCK_K = 512
+
+# Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
+WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
+NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
+# Seconds, relative to one multiply-add of one lane in a full register tile.
+PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tunable choices of a matmul Kernel: the register tile is mr x (across * lanes)."""
+
+    mr: int
+    across: int
+    lanes: int
+    block_m: int
+    block_n: int
+    block_k: int
+    unit: str = ""  # a matrix unit of the Target, or vectors
+    unroll: int = 4
+    ahead: int = 16  # rows of packed b to prefetch
+
+    @property
+    def nr(self) -> int:
+        """Columns of the register tile."""
+        return self.across * self.lanes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on: sizes, and whether b is packed by turning squares."""
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    turned: bool = False
+
+
+def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
+    """The cheapest Plan."""
+    return min(candidates(problem, target, accumulator),
+               key=lambda plan: cost(plan, problem, target, accumulator))  # fmt: skip
+
+
+def block_of_k(k: int) -> int:
+    """How much of k is packed at a time: all of it, or parts of nearly equal size."""
+    if k <= 2 * BLOCK_K:
+        return max(1, k)
+    parts = -(-k // BLOCK_K)
+    return -(-(-(-k // parts)) // 16) * 16
+
+
+def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:
+    """Plans worth a look: every register tile, a few ways to cut m and n."""
+    lanes = target.lanes(accumulator)
+    tiles = WIDE_TILES if target.vector_registers >= 32 else NARROW_TILES
+    block_k = block_of_k(problem.k)
+    workers = max(1, target.cores)
+    m, n = max(1, problem.m), max(1, problem.n)
+    for mr, across in tiles:
+        nr = across * lanes
+        rows = balanced(m, mr)
+        fit = max(nr, SCRATCH_B // (block_k * accumulator.size) // nr * nr)
+        least = -(-n // fit)
+        for count in {least, -(-least // workers) * workers, 2 * workers * -(-least // workers)}:
+            block_n = max(nr, -(-n // (count * nr)) * nr)
+            for cuts in {1, workers, 2 * workers}:
+                block_m = max(rows, -(-m // (cuts * rows)) * rows)
+                yield Plan(rows, across, lanes, min(block_m, m) if cuts == 1 else block_m,
+                           min(block_n, fit), block_k)  # fmt: skip
+
+
+def balanced(m: int, most: int) -> int:
+    """Rows of a register tile so that the last panel wastes little."""
+    if m <= most:
+        return max(1, m)
+    options = range(max(1, most - 3), most + 1)
+    return min(options, key=lambda r: (-(-m // r) * r * (1 + 0.06 * (most - r)), -r))
+
+
+def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> float:
+    """Relative time of the slowest worker."""
+    workers = max(1, target.cores)
+    m, n, k = max(1, problem.m), max(1, problem.n), max(1, problem.k)
+    columns = _parts(n, plan.block_n)
+    rows = _parts(m, plan.block_m)
+    works = [_program(plan, problem, r, c) for r in rows for c in columns]
+    if len(works) * problem.batch > 4096:
+        return sum(works) * problem.batch / workers
+    loads = [0.0] * workers
+    for _ in range(problem.batch):
+        for work in works:  # workers draw programs in order
+            at = loads.index(min(loads))
+            loads[at] += work
+    return max(loads) + 0.0 * k
+
+
+def _parts(size: int, block: int) -> list[int]:
+    return [min(block, size - start) for start in range(0, size, block)]
+
+
+def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
+    """Work of one program."""
+    tiles = WIDE_TILES | NARROW_TILES
+    known = tiles.get((plan.mr, plan.across))
+    if known is None:  # a shorter tile does less per load of b
+        known = 1.0 + 0.25 * max(0.0, 1.0 - plan.mr * plan.across / 24)
+    k = max(1, problem.k)
+    panels, strips = -(-columns // plan.nr), -(-rows // plan.mr)
+    multiply = panels * plan.nr * strips * plan.mr * k * known
+    pack_b = k * panels * plan.nr * (PACK_B_TURNED if problem.turned else PACK_B)
+    pack_a = k * strips * plan.mr * PACK_A
+    finish = panels * plan.nr * strips * plan.mr * FINISH
+    return float(multiply + pack_b + pack_a + finish)
