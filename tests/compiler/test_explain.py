@@ -124,3 +124,24 @@ def test_mistakes_are_named():
 def test_numbers_for_people():
     assert [scaled(n) for n in (0, 999, 12_345, 5e9)] == ["0 ", "999 ", "12.3 k", "5 G"]
     assert [seconds(t) for t in (8e-7, 1.5e-3, 2.0)] == ["800 ns", "1.5 ms", "2 s"]
+
+
+def test_loops_count_one_step():
+    def repeat(x, weights):
+        return tilegrad.scan(lambda h, w: (tilegrad.tanh(h @ w), h.sum()), x, weights)
+
+    found = tilegrad.explain(repeat, tilegrad.rand(16, 16), tilegrad.rand(100, 16, 16))
+    assert "counts the work of one step" in str(found)
+    assert sum(k.flops for k in found.kernels) < 100 * 2 * 16**3
+
+
+def test_symbolic_sizes_count_their_upper_bounds():
+    jitted = tilegrad.jit(lambda x: x + 1, dynamic={"x": {0: ("N", 1, 64)}})
+    found = tilegrad.explain(jitted, tilegrad.rand(5, 8))
+    assert "symbols N in 1..64" in found.graph
+    assert found.kernels[0].flops == 64 * 8 and found.output_bytes == 64 * 8 * 4
+
+
+def test_a_given_value_is_not_looked_into():
+    product = (tilegrad.rand(4, 4) @ tilegrad.rand(4, 4)).realize()
+    assert "dot" not in tilegrad.explain((product + 1).sum(), level="graph").graph

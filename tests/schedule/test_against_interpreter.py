@@ -8,7 +8,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-
 from judge import check, compare, run
 from random_graphs import CONTROL, STEPS, random_graph
 
@@ -18,7 +17,8 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.symbol import evaluate, symbol
 
 LOW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+WHOLE = (ml_dtypes.int4, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64,
+         np.uint64)  # fmt: skip
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -66,6 +66,13 @@ def test_random_integers(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(200, 245))
 def test_random_control(seed: int) -> None:
     check_random(seed, CONTROL, (None, None, dtypes.int32)[seed % 3], 5)
+
+
+@pytest.mark.parametrize("seed", range(400, 424))
+def test_random_narrow(seed: int) -> None:
+    kinds = (*CONTROL, "dot", "dot", "dot")
+    narrow = (dtypes.uint8, dtypes.int8, dtypes.bfloat16, dtypes.float16)
+    check_random(seed, kinds, narrow[seed % 4], 3)
 
 
 # ---- reductions -----------------------------------------------------------------------------
@@ -183,8 +190,8 @@ def test_dtypes(dtype) -> None:
 @pytest.mark.parametrize("source", [*LOW, np.int8, np.uint8, np.int64, np.float64, np.bool_],
                          ids=lambda d: np.dtype(d).name)  # fmt: skip
 def test_casts(source) -> None:
-    targets = [dtypes.BY_NUMPY[np.dtype(d)]
-               for d in (*LOW, np.int8, np.uint8, np.int64, np.float32, np.float64, np.bool_)]  # fmt: skip
+    wanted = (*LOW, np.int8, np.uint8, np.int64, np.float32, np.float64, np.bool_)
+    targets = [dtypes.BY_NUMPY[np.dtype(d)] for d in wanted]
     check(lambda x: [build.cast(x, t) for t in targets], numbers(source, 300))
 
 
@@ -201,6 +208,15 @@ def test_every_float8(name: str) -> None:
     (got,) = check(back, values)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(got, values.astype(dtype.numpy).astype(np.float32))
+
+
+def test_unsigned_wraps() -> None:
+    def several(x, y):
+        total = build.add(x, y)
+        turned = build.unary(ops.absolute, build.negative(total))
+        return [turned, build.subtract(turned, total), build.unary(ops.sign, turned)]
+
+    check(several, numbers(np.uint8, 40) + np.uint8(200), numbers(np.uint8, 40, seed=1))
 
 
 def test_random_bits() -> None:
@@ -308,8 +324,11 @@ def test_sort_lengths(count: int, descending: bool) -> None:
     x[rng(1).random(count) < 0.2] = np.nan
     for value, seed in ((-0.0, 2), (0.0, 3), (np.inf, 4), (-np.inf, 5)):
         x[rng(seed).random(count) < 0.1] = value
-    check(lambda *xs: [v for x in xs for v in build.items(ops.sort(x, axis=0, descending=descending))],
-          x, whole(count, low=-9, high=9))  # fmt: skip
+
+    def both(*xs):
+        return [v for x in xs for v in build.items(ops.sort(x, axis=0, descending=descending))]
+
+    check(both, x, whole(count, low=-9, high=9))
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -154,13 +154,17 @@ def test_short_scans_are_unrolled() -> None:
 
 # ---- while_loop and cond --------------------------------------------------------------------
 
+
+
+def counted(n, x):
+    return build.while_loop(
+        lambda c: build.less(c[0], 10),
+        lambda c: [build.add(c[0], 1), build.multiply(c[1], 1.5)], [n, x])  # fmt: skip
+
+
 LOOPS = {
-    "counted": (lambda n, x: build.while_loop(
-        lambda c: build.less(c[0], 10),
-        lambda c: [build.add(c[0], 1), build.multiply(c[1], 1.5)], [n, x]), np.int64(0), floats(5)),
-    "never": (lambda n, x: build.while_loop(
-        lambda c: build.less(c[0], 10),
-        lambda c: [build.add(c[0], 1), build.multiply(c[1], 1.5)], [n, x]), np.int64(50), floats(5)),
+    "counted": (counted, np.int64(0), floats(5)),
+    "never": (counted, np.int64(50), floats(5)),
     "by value": (lambda x: build.while_loop(
         lambda c: build.less(build.sum_(c[0]), 100.0),
         lambda c: [build.multiply(c[0], 1.5)], [x]), np.abs(floats(5))),
@@ -185,8 +189,9 @@ def test_cond(first: bool, second: bool) -> None:
     def several(p, q, x):
         plain = build.cond(p, lambda: [build.add(x, 1.0), x],
                            lambda: [build.multiply(x, 3.0), build.negative(x)])  # fmt: skip
-        nested = build.cond(p, lambda: build.cond(q, lambda: [build.add(x, 1.0)], lambda: [x]),
-                            lambda: build.cond(q, lambda: [x], lambda: [build.add(x, 4.0)]))  # fmt: skip
+        yes = lambda: build.cond(q, lambda: [build.add(x, 1.0)], lambda: [x])  # noqa: E731
+        no = lambda: build.cond(q, lambda: [x], lambda: [build.add(x, 4.0)])  # noqa: E731
+        nested = build.cond(p, yes, no)
         return [*plain, build.sum_(build.multiply(nested[0], x))]
 
     check(several, np.array(first), np.array(second), floats(5))

@@ -498,3 +498,25 @@ def test_random_offsets_advance_by_what_was_drawn():
     assert a != b and g.offset == 4
     g.manual_seed(3)
     assert (rand(4, generator=g) + rand(4, generator=g)).tolist() == a
+
+
+def test_default_numbers_stay_numbers():
+    @jit
+    def f(x, scale=2.0, times=3):
+        assert isinstance(scale, float) and isinstance(times, int)
+        return sum([x * scale for _ in range(times)], x * 0)
+
+    assert f(tensor(1, 2)).tolist() == [6.0, 12.0]
+
+
+def test_equal_constants_may_be_donated_together():
+    from tilegrad import zeros
+
+    @jit(donate="state")
+    def f(state, x):
+        return {"m": state["m"] + x, "v": state["v"] + 2 * x}
+
+    state = {"m": zeros(2), "v": zeros(2)}
+    state = f(state, tensor(1, 2))
+    state = f(state, tensor(1, 2))
+    assert state["m"].tolist() == [2.0, 4.0] and state["v"].tolist() == [4.0, 8.0]

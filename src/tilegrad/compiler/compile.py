@@ -24,15 +24,14 @@ from ..graph import build, ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, located
 from ..ir.rewrite import replace
-from ..ir.symbol import atoms
-from ..runtime.executable import Recipe, Step, Storage
+from ..runtime.executable import Recipe
 from ..runtime.store import default_store
-from ..schedule.lower import lower_graph, tiny
-from ..schedule.schedule import Control, Copy, Label, Launch, Schedule
+from ..schedule.lower import lower_graph
+from ..schedule.schedule import Schedule
+from .flatten import program_text, recipe_of
 from .pipeline import run_pipeline
 
 LOG = logging.getLogger("tilegrad.compile")
-SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 _memory: dict[Any, Any] = {}
 _lock = threading.RLock()
@@ -128,76 +127,6 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
     return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
-def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
-    """A Schedule as plain data, and the LLVM text of each object it needs by key."""
-    from ..targets.llvm.emit import body_symbols
-
-    programs: dict[int, int] = {}
-    table: list[tuple[str, str]] = []
-    texts: dict[str, str] = {}
-    scratch = 0
-    steps: list[Step] = []
-    labels: dict[int, int] = {}  # Label -> entry
-    jumps: list[tuple[Step, int]] = []
-    for kernel in schedule.kernels:
-        cost = _high(kernel.flops) + _high(kernel.bytes)
-        for step in kernel.steps:
-            if isinstance(step, Copy):
-                steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
-                                  small=_high(step.bytes) < SMALL))  # fmt: skip
-                continue
-            if isinstance(step, Label):
-                labels[step.number] = len(steps)
-                continue
-            if isinstance(step, Control):
-                steps.append(Step(step.kind, -1, list(step.slots), numbers=list(step.numbers)))
-                if step.label >= 0:
-                    jumps.append((steps[-1], step.label))
-                continue
-            body = step.body
-            if id(body) not in programs:
-                name, key, text, need = program_text(body, target)
-                programs[id(body)] = len(table)
-                table.append((name, key))
-                texts[key] = text
-                body.notes["scratch"] = need
-            scratch = max(scratch, body.notes["scratch"])
-            grid: Any = 1
-            for g in body.grid:
-                grid = grid * g
-            symbols = [s.name for s in body_symbols(body)]
-            steps.append(Step("kernel", programs[id(body)], list(step.slots), grid, symbols,
-                              cost < SMALL))  # fmt: skip
-    for jump, label in jumps:
-        jump.numbers.append(labels[label])
-    storage = []
-    for slot in schedule.slots:
-        size: Any = slot.type.dtype.size
-        for s in slot.type.shape:
-            size = size * s
-        storage.append(Storage(slot.kind, size, slot.offset or 0,
-                               -1 if slot.alias is None else slot.alias))  # fmt: skip
-    return Recipe(table, storage, steps, schedule.inputs, schedule.outputs, schedule.arena_bytes,
-                  scratch, tiny(schedule)), texts  # fmt: skip
-
-
-_texts: dict[int, Any] = {}
-
-
-def program_text(body: Any, target: Target) -> tuple[str, str, str, int]:
-    """(function name, key, LLVM text, scratch bytes) of a Body, emitted once."""
-    found = body.notes.get("program")
-    if found is None:
-        from ..targets.llvm.emit import emit
-
-        text, scratch = emit(body, "KERNEL_NAME", target)
-        tag = digest(text)[:12]
-        name = f"{body.name[:48]}_{tag}"
-        text = text.replace("KERNEL_NAME", name)
-        found = body.notes["program"] = (name, digest(text, target.key), text, scratch)
-    return found  # type: ignore[no-any-return]
-
-
 def _compile(texts: dict[str, str], target: Target) -> None:
     """Object code of every text, in parallel."""
     from ..targets.llvm.driver import compile_text, load
@@ -232,16 +161,10 @@ def _bind(recipe: Recipe, target: Target) -> Any:
     return Executable(recipe, _modules)
 
 
-def _high(size: Any) -> int:
-    from ..ir.symbol import high
-
-    return high(size)
-
-
 def clear_memory() -> None:
     """Forget Executables and Bodies (not object code on disk)."""
     _memory.clear()
     _bodies.clear()
 
 
-__all__ = ["atoms", "executable_for", "schedule_for"]
+__all__ = ["executable_for", "program_text", "recipe_of", "schedule_for"]

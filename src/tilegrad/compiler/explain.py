@@ -264,16 +264,19 @@ class Explanation:
 
     def _kernel_table(self) -> str:
         rows = [("kernel", "launches", "FLOP", "bytes", "FLOP/byte", "bound by", "floor")]
-        for k in self.kernels:
+        for k in (k for k in self.kernels if k.programs):
             rows.append((f"[{k.number}] {k.name}", str(len(k.programs)), scaled(k.flops),
                          scaled(k.bytes), f"{k.intensity:.2f}", k.bound,
                          seconds(k.floor)))  # fmt: skip
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
+        lines = [
             "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
                       for i, (cell, w) in enumerate(zip(row, widths)))
             for row in rows
-        )  # fmt: skip
+        ]  # fmt: skip
+        if any(k.kind == "control" for k in self.kernels):
+            lines.append("a kernel inside a loop counts the work of one step")
+        return "\n".join(lines)
 
 
 def explain_graph(

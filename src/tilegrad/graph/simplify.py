@@ -149,7 +149,8 @@ POWER = [
     Rule("power_minus_one", x**-1, lambda m: ops.reciprocal(m.x), is_float),
     Rule("power_half", x**0.5, lambda m: ops.square_root(m.x), is_float),
     Rule("absolute_absolute", of(ops.absolute, of(ops.absolute, x, name="y")), lambda m: m.y),
-    Rule("absolute_negative", of(ops.absolute, -x), lambda m: ops.absolute(m.x)),
+    Rule("absolute_negative", of(ops.absolute, -x), lambda m: ops.absolute(m.x),
+         lambda m: m.x.dtype.kind != "uint"),
 ]
 
 # ---- comparisons, extremes, bits, where -----------------------------------------------------

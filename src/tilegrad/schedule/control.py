@@ -17,7 +17,7 @@ from ..core.dtype import bool_
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.block import Block
-from ..ir.node import Node
+from ..ir.node import Node, needs
 from ..ir.symbol import Size, combine, high, multiply
 from ..ir.types import Array, product
 from .fuse import Group
@@ -103,7 +103,9 @@ class ControlLowering:
 
     def add(self, name: str, steps: list[Any], depth: int = 0) -> int:
         """A Kernel of control steps; gives its number."""
-        region = (tuple(self.node.inputs), tuple(self.wanted.values()))
+        region: Any = (needs(self.node), tuple(self.wanted.values()))
+        if name not in ("start", "test"):
+            region = ((), ())
         name = f"{self.node.op.name}_{name}"
         depth += self.outer.depth
         self.frame.kernels.append(Kernel(name, "control", region, steps, name, depth=depth))
@@ -137,8 +139,8 @@ class ControlLowering:
         for i in reversed(numbers):
             inner.targets[block.results[i]] = targets[i]
         inner.donated = {block.arguments[i] for i in may_overwrite}
-        inner.strict = {block.arguments[i] for i in may_overwrite
-                        if self.node.inputs[i] in self.outer.strict and _updates(block, i)}  # fmt: skip
+        promised = [i for i in may_overwrite if self.node.inputs[i] in self.outer.strict]
+        inner.strict = {block.arguments[i] for i in promised if _updates(block, i)}
         inner.lower_all()
         return [inner.slot_of[block.results[i]] for i in numbers]
 
@@ -165,12 +167,13 @@ class ControlLowering:
         """The Slot of a carry's next value."""
         if number not in self.following:
             type_ = self.node.inputs[number].type
-            slot = self.following[number] = self.outer.new_slot(type_, "scratch")
-            self.frame.moved.add(slot)
+            slot = home = self.outer.new_slot(type_, "scratch")
             if (self.node, number) in self.outer.in_place and self.outer.depth:
-                home = self.outer.new_slot(type_, "scratch")  # the loop may be entered again
-                self.frame.slots[slot].kind, self.frame.slots[slot].alias = "view", home
+                slot = self.outer.new_slot(type_, "view")  # the loop may be entered again
+                self.frame.slots[slot].alias = home
                 self.steps.append(Control("set_slot", (slot, home), (-1, 0, 0)))
+            self.following[number] = slot
+            self.frame.moved.add(slot)
         return self.following[number]
 
     def carry_targets(self) -> dict[int, Any]:
@@ -267,15 +270,15 @@ class ControlLowering:
         test, body = node.blocks
         (holds,) = self.body(test, [*self.carries, *shared], {0: lambda: holds})
         frame.always.add(holds)
-        self.add("test", [Control("jump_unless", (holds,), label=done)], 1)
+        self.add("unless", [Control("jump_unless", (holds,), label=done)], 1)
         before = len(frame.kernels)
         found = self.body(body, [*self.carries, *shared], self.carry_targets(),
                           range(node.attrs["carries"]))  # fmt: skip
         end = self.turn(found)
-        if not any(isinstance(s, (Launch, Copy)) for k in frame.kernels[before:] for s in k.steps):
-            if not any(isinstance(s, Copy) for s in end):  # all have read the test before it changes
-                barrier = self.outer.new_slot(Array((), bool_), "scratch")
-                end.insert(0, self.copy(holds, barrier))
+        steps = [*end, *(s for k in frame.kernels[before:] for s in k.steps)]
+        if not any(isinstance(s, (Launch, Copy)) for s in steps):  # no worker may run ahead of
+            barrier = self.outer.new_slot(Array((), bool_), "scratch")  # one that still tests
+            end.insert(0, self.copy(holds, barrier))
         end += [Control("jump", label=top), Label(done)]
         self.close_loop(first, self.add("next", end, 1), GUESS)
 
@@ -300,7 +303,7 @@ class ControlLowering:
         shared = [self.slot(i) for i in node.inputs[1:]]
         targets = {i: (lambda s=s: s) for i, s in results.items()}
         self.add("test", [Control("jump_unless", (condition,), label=otherwise)])
-        ends = ([Control("jump", label=done), Label(otherwise)], [Label(done)])
+        ends: list[list[Any]] = [[Control("jump", label=done), Label(otherwise)], [Label(done)]]
         for block, end in zip(node.blocks, ends):
             found = self.body(block, shared, targets)
             copies = [self.copy(slot, results[i]) for i, slot in zip(sorted(targets), found)

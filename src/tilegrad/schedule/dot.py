@@ -21,13 +21,13 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
     Expr, Size, ceil_divide, coefficient, combine, floor_divide, high, loop_index, low, maximum,
-    minimum, modulo, multiply,
+    minimum, modulo, multiply, named, substitute,
 )  # fmt: skip
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import Index, unravel
-from .evaluate import Evaluator, ravel_strides, wide
+from .evaluate import Evaluator, ravel_strides, stored_reads, wide
 from . import plan as plans
 from .fuse import Group
 from .plan import Plan
@@ -288,6 +288,7 @@ class DotLowering:
 
             def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
                 start = combine(column, multiply(j, plan.nr), 1)
+                self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
                     acc = self.micro(plan, batch, at, count, places, start, j)
                     b.store(self.strip, acc, (0, 0), (0, 1))
@@ -374,12 +375,32 @@ class DotLowering:
         e = self.e
         dot = self.group.values[0]
         linear = self.linear(batch, row, lane)
-        rounded = self.b.cast(acc, dot.dtype) if dot.dtype.bits >= 32 else acc
+        rounded = self.b.cast(acc, wide(dot.dtype))
         for shape in {dot.shape: None, **{v.shape: None for v in self.stored}}:
             e.bind(dot, self.index_of(dot, shape, batch, row, lane, linear), rounded)
         for v in self.stored:
             at = self.index_of(v, v.shape, batch, row, lane, linear)
             e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))
+
+    def prefetch_rows(self, plan: Plan, batch: Size, places: list[Size], start: Size) -> None:
+        """Ask for what the epilogue will read and write while the register tile is computed."""
+        b = self.b
+        _, m, _, n = self.problem.sizes
+        row = named("loop", "far_row", 0, max(1, high(m) - 1))
+        lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
+        linear = self.linear(batch, row, lane)
+        starts = [(v, self.index_of(v, v.shape, batch, row, lane, linear)) for v in self.stored]
+        found = [(self.outputs[v], ravel_strides(i, row_major(v.shape))) for v, i in starts]
+        for node, index in stored_reads(starts, self.e.memories):
+            found.append((self.e.memories[node], ravel_strides(index, row_major(node.shape))))
+        for memory, offset in found:
+            if coefficient(offset, lane) != 1 or coefficient(offset, row) in (0, None):
+                continue
+            line = 64 // memory.dtype.size
+            for place in places:
+                for column in range(0, plan.nr, line):
+                    at = substitute(offset, {row: place, lane: combine(start, column, 1)})
+                    b.add(tile_ops.prefetch(memory, b.index(at)))
 
     def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
                  linear: Size) -> Index:  # fmt: skip

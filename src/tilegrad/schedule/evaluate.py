@@ -18,7 +18,16 @@ from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, located
 from ..ir.symbol import (
-    Expr, Size, coefficient, combine, high, maximum, minimum, multiply, named, substitute,
+    Expr,
+    Size,
+    coefficient,
+    combine,
+    high,
+    maximum,
+    minimum,
+    multiply,
+    named,
+    substitute,
 )  # fmt: skip
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
@@ -257,7 +266,7 @@ class Evaluator:
             if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
                 mask = self._any(self.mask)
             return b.load(memory, (offset,), mask=mask)
-        if varying == [self.lane]:
+        if self.lane is not None and varying == [self.lane]:
             step = coefficient(offset, self.lane)
             if step == 1:
                 start = substitute(offset, {self.lane: self.base})
@@ -284,8 +293,9 @@ class Evaluator:
             b.store(memory, value, (offset,))
             return
         value = b.broadcast(value, (self.lanes,))
-        if varying == [self.lane] and coefficient(offset, self.lane) == 1:
-            start = substitute(offset, {self.lane: self.base})
+        lane = self.lane
+        if lane is not None and varying == [lane] and coefficient(offset, lane) == 1:
+            start = substitute(offset, {lane: self.base})
             b.store(memory, value, (start,), (0,), self.mask)
             return
         b.scatter(memory, value, b.index(offset), self.mask)
@@ -330,6 +340,27 @@ def ravel_strides(index: Index, strides: Sequence[Size]) -> Size:
     for i, s in zip(index, strides):
         total = combine(total, multiply(i, s), 1)
     return total
+
+
+def stored_reads(stack: list[tuple[Node, Index]], stored: Any) -> list[tuple[Node, Index]]:
+    """The reads of stored memory below some values, where that is plain to see."""
+    found: list[tuple[Node, Index]] = []
+    seen: set[tuple[Node, Index]] = set()
+    stack = list(stack)
+    while stack:
+        key = stack.pop()
+        node, index = key
+        if key in seen:
+            continue
+        seen.add(key)
+        if node in stored:
+            found.append(key)
+        elif node.op in MOVEMENT:
+            below, _ = MOVEMENT[node.op](node, index)
+            stack.append((node.inputs[0], below))
+        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+            stack.extend((i, index) for i in node.inputs)
+    return found
 
 
 def symbolic(node: Node, index: Index, stored: Any) -> Size | None:

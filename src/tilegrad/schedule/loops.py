@@ -28,7 +28,7 @@ from ..ir.types import Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import MOVEMENT, Index, unravel
-from .evaluate import Evaluator, ravel_strides, symbolic, wide
+from .evaluate import Evaluator, ravel_strides, stored_reads, symbolic, wide
 from .fuse import COSTLY, REDUCE, Group, leaves_of, own_index
 
 STASH_BYTES = 256 << 10
@@ -146,11 +146,12 @@ class LoopLowering:
         outer = loop_index("outer", floor_divide(extent, inner))
         along = combine(multiply(outer, inner), lane, 1)
         self.shape = self._shape(inner)
-        if not self.reduces:
-            row, column = outer, lane
-        elif self.order == "row":
-            row, column = loop_index("row", 1 if self.group.rows is None else self.group.rows), along
-        else:
+        row: Size = outer
+        column: Size = lane
+        if self.reduces and self.order == "row":
+            assert self.group.rows is not None
+            row, column = loop_index("row", self.group.rows), along
+        elif self.reduces:
             row, column = along, loop_index("column", self.group.columns)
         for value, is_reduce in self.expressions():
             if is_reduce:
@@ -334,7 +335,7 @@ class LoopLowering:
         row = combine(multiply(block, side), turn, 1)
         found: dict[tuple[Node, Index], None] = {}
         for v in self.group.stored:
-            for node, index in self.stored_reads([(v, self.index_at(v, row, lane))]):
+            for node, index in stored_reads([(v, self.index_at(v, row, lane))], self.inputs):
                 offset = ravel_strides(index, row_major(node.shape))
                 if coefficient(offset, lane) in (0, 1):
                     continue
@@ -342,26 +343,6 @@ class LoopLowering:
                     return []
                 found[(node, index)] = None
         return list(found)
-
-    def stored_reads(self, stack: list[tuple[Node, Index]]) -> list[tuple[Node, Index]]:
-        """Every unconditional read of stored memory below some values; [] if any is not."""
-        found, seen, first = [], set(), {v for v, _ in stack}
-        while stack:
-            key = stack.pop()
-            node, index = key
-            if key in seen:
-                continue
-            seen.add(key)
-            if node in self.inputs:
-                found.append(key)
-            elif node in self.all_values and node not in first and node not in self.members:
-                continue
-            elif node.op in MOVEMENT:
-                below, _ = MOVEMENT[node.op](node, index)
-                stack.append((node.inputs[0], below))
-            elif node.op.group in ("unary", "binary", "compare", "ternary"):
-                stack.extend((i, index) for i in node.inputs)
-        return found
 
     def turned_body(self, reads: list[tuple[Node, Index]]) -> tuple[Size, ...]:
         """Square tiles: read along rows, turned in registers, computed and written along lanes."""
@@ -513,7 +494,8 @@ class LoopLowering:
 
             def body(_: Size, carried: list[Node]) -> Sequence[Node]:
                 for key in load:
-                    e.bind(*self._moved(key, outer_atom, outer), e._load(self.stash[key], column))
+                    node, index = self._moved(key, outer_atom, outer)
+                    e.bind(node, index, e._load(self.stash[key], column))
                 new = self.feed(reduces, row, column, carried)
                 for v in writes:
                     index = self.index_at(v, row, column)

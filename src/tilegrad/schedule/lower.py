@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.config import config
 from ..core.errors import InternalError, StateError
 from ..core.target import Target
 from ..graph import ops
@@ -17,6 +18,7 @@ from ..ir.node import Node, needs, topological
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import Array, Tuple, bytes_bound, product
 from ..tile.build import Body
+from .check import check_schedule
 from .control import Frame, lower_control, overwritten
 from .dot import lower_dot
 from .fuse import Fuser, Group
@@ -55,6 +57,8 @@ class Lowering:
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
         set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         plan_memory(schedule)
+        if config().verify:
+            check_schedule(schedule)
         return schedule
 
     def lower_all(self) -> None:

@@ -190,9 +190,10 @@ class MatrixLowering(DotLowering):
             self.pack_rows(plan, batch, places)
 
             def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
+                start = combine(column, multiply(j, plan.nr), 1)
+                self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
                     self.matrix_micro(j)
-                    start = combine(column, multiply(j, plan.nr), 1)
                     self.finish(plan, batch, 0, i, stop, start)
                 return ()
 

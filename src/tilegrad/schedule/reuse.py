@@ -41,8 +41,8 @@ def set_lives(
                 meets = first <= loop[1] and loop[0] <= end
                 if meets and not (loop[0] <= first and end <= loop[1]):
                     _widen(lives, slot, loop)
-    for slot in schedule.slots:
-        slot.first, slot.last = lives.get(slot.number, (0, -1))
+    for found_slot in schedule.slots:
+        found_slot.first, found_slot.last = lives.get(found_slot.number, (0, -1))
 
 
 def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
@@ -78,7 +78,6 @@ def lower_bound(schedule: Schedule) -> int:
     """Bytes alive at once at the busiest Kernel: no plan can need less."""
     peak = 0
     for number in range(len(schedule.kernels)):
-        alive = sum(s.bytes for s in schedule.slots
-                    if s.kind == "scratch" and s.alias is None and s.first <= number <= s.last)  # fmt: skip
-        peak = max(peak, alive)
+        living = [s for s in schedule.slots if s.first <= number <= s.last]
+        peak = max(peak, sum(s.bytes for s in living if s.kind == "scratch" and s.alias is None))
     return peak

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.node import Node
-from ..ir.symbol import Size
-from ..ir.types import Array, bytes_bound
+from ..ir.symbol import Size, high
+from ..ir.types import Array, product
 from ..tile.build import Body
 
 
@@ -33,8 +33,8 @@ class Slot:
 
     @property
     def bytes(self) -> int:
-        """Bytes at the Symbols' upper bounds."""
-        return bytes_bound(self.type)
+        """Bytes at the Symbols' upper bounds; int4 has a byte an element."""
+        return high(product(self.type.shape)) * self.type.dtype.size
 
 
 @dataclass

@@ -99,10 +99,8 @@ class UpdateLowering:
             moving = [f for f in found if f is not None and coefficient(f, p) not in (0,)]
             if len(moving) != 1 or coefficient(moving[0], p) is None:
                 return False
-        for f in found:
-            if sum(1 for p in used if coefficient(f, p) != 0) > 1:  # type: ignore[arg-type]
-                return False
-        return True
+        return all(len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
+                   for f in found)  # fmt: skip
 
     def body(self, lead: Size, rest: Size, any_order: bool) -> tuple[Size, ...]:
         """Grid over blocks of the rest (and over the indices, where order is free)."""

@@ -32,6 +32,21 @@ NUMBERS = (int, float)
 Names = Sequence["int | str"] | int | str
 
 
+class Default:
+    """A number nobody passed: the default of a parameter, which stays what it is in a trace."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Default) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash((Default, self.number))
+
+
 class Jitted:
     """A function that `jit` made; call it as the function it wraps."""
 
@@ -362,14 +377,19 @@ class Jitted:
         except TypeError as error:
             raise DTypeError(str(error), op=f"jit {self.name}",
                              expected=f"({', '.join(self.names)})") from None  # fmt: skip
+        given = set(bound.arguments)
         bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.names)
+        values = ((n in given, bound.arguments[n]) for n in self.names)
+        return tuple(v if there or v.__class__ not in (int, float) else Default(v)
+                     for there, v in values)  # fmt: skip
 
     def _call(self, values: Sequence[Any]) -> Any:
         """Call the function with one value per parameter."""
         positional: list[Any] = []
         keyword: dict[str, Any] = {}
         for parameter, value in zip(self.parameters, values):
+            if value.__class__ is Default:
+                value = value.number
             if parameter.kind is parameter.VAR_POSITIONAL:
                 positional += value
             elif parameter.kind is parameter.VAR_KEYWORD:

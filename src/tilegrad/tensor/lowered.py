@@ -237,25 +237,36 @@ class Lowered:
     def _is_given(self, source: Source) -> bool:
         return source.kind in ("leaf", "state") and source.index in self.given
 
+    def _passed_twice(self, source: Source, leaves: Sequence[Any]) -> bool:
+        """Whether the very Tensor of a donated argument is another argument too."""
+        if source.kind != "leaf":
+            return True
+        return sum(leaf is leaves[source.index] for leaf in leaves) > 1
+
     def _end_given(
         self, leaves: Sequence[Any], buffers: list[Buffer], result: list[Buffer]
     ) -> None:
         where = user_location()
         ended: dict[int, int] = {}
+        kept: set[int] = set()
         for p, (source, buffer) in enumerate(zip(self.sources, buffers)):
             if self._is_given(source):
                 if buffers.count(buffer) > 1:
-                    raise StateError(
-                        "a donated Buffer is passed twice", op=f"jit {self.name}",
-                        expected="no other argument that shares it", hint="pass a clone()",
-                    )  # fmt: skip
+                    if self._passed_twice(source, leaves):
+                        raise StateError(
+                            "a donated Buffer is passed twice", op=f"jit {self.name}",
+                            expected="no other argument that shares it", hint="pass a clone()",
+                        )  # fmt: skip
+                    result[p] = copy_of(buffer)  # equal constants share one Buffer
+                    kept.add(source.index)
+                    continue
                 ended[p] = source.index
         for p in ended:
             buffer = result[p] if result[p].writable else copy_of(result[p])
             result[p] = buffer.donate(where)
             if buffer is not buffers[p]:
                 buffers[p].donate(where)
-        for i in self.given - set(ended.values()):  # not needed by the Graph, yet given
+        for i in self.given - set(ended.values()) - kept:  # not needed by the Graph, yet given
             if isinstance(leaves[i], Tensor):
                 leaves[i].buffer().donate(where)
 

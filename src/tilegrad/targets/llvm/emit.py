@@ -555,15 +555,19 @@ class Emitter:
 
     def from_memory(self, x: str, dtype: DType, lanes: int) -> str:
         """A loaded vector as it is held in registers."""
-        if dtype.kind != "bool":
+        if memory_type(dtype) == scalar_type(dtype):
             return x
+        if dtype.kind != "bool":  # int4
+            return self.w.value(f"trunc {vector('i8', lanes)} {x} to {vector('i4', lanes)}")
         return self.w.value(f"icmp ne {vector('i8', lanes)} {x}, {splat_constant(0, dtypes.int8, lanes)}")
 
     def to_memory(self, x: str, dtype: DType, lanes: int) -> str:
         """A vector as it is stored."""
-        if dtype.kind != "bool":
+        own = scalar_type(dtype)
+        if memory_type(dtype) == own:
             return x
-        return self.w.value(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
+        wider = "zext" if dtype.kind == "bool" else "sext"
+        return self.w.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
 
     def masks(self, node: Node, mask: Node | None, count: int, lanes: int) -> list[str | None]:
         """One mask operand per vector."""
@@ -781,7 +785,7 @@ class Emitter:
     def emit_allocate(self, node: Node) -> None:
         type_ = node.type
         assert isinstance(type_, Memory)
-        size = type_.dtype.storage_bytes(math.prod(type_.shape))  # type: ignore[arg-type]
+        size = type_.dtype.size * math.prod(type_.shape)  # type: ignore[arg-type]
         self.values[node] = [self.w.value(f"getelementptr i8, ptr %scratch, i64 {self.scratch}")]
         self.scratch += (size + 63) // 64 * 64
 

@@ -33,8 +33,8 @@ def scalar_type(dtype: DType) -> str:
 
 
 def memory_type(dtype: DType) -> str:
-    """The LLVM type of one element in memory (a bool is a byte)."""
-    return "i8" if dtype.kind == "bool" else SCALARS[dtype.name]
+    """The LLVM type of one element in memory (a bool and an int4 have a byte each)."""
+    return "i8" if dtype.kind == "bool" or dtype.bits < 8 else SCALARS[dtype.name]
 
 
 def vector(element: str, lanes: int) -> str:

@@ -20,14 +20,12 @@ def _precedes(dtype: DType, descending: bool, element: str, b: str, a: str, name
     if not dtype.is_float:
         sign = "s" if dtype.kind == "int" else "u"
         return f"  %{name} = icmp {sign}{'gt' if descending else 'lt'} {element} {b}, {a}"
-    nan, number = (b, a) if descending else (a, b)
+    number = a if descending else b  # a nan there goes after, or stays where it is
     return "\n".join(
         [
-            f"  %{name}.lt = fcmp {'ogt' if descending else 'olt'} {element} {b}, {a}",
-            f"  %{name}.nan = fcmp uno {element} {nan}, {nan}",
-            f"  %{name}.num = fcmp ord {element} {number}, {number}",
-            f"  %{name}.far = and i1 %{name}.nan, %{name}.num",
-            f"  %{name} = or i1 %{name}.lt, %{name}.far",
+            f"  %{name}.far = fcmp {'ugt' if descending else 'ult'} {element} {b}, {a}",
+            f"  %{name}.number = fcmp ord {element} {number}, {number}",
+            f"  %{name} = and i1 %{name}.far, %{name}.number",
         ]
     )
 
@@ -141,7 +139,13 @@ step:
   %right.key = load {element}, ptr %j.key
 {precedes}
   %chosen = select i1 %take, i64 %j, i64 %i
-{_move(element, "m", "%chosen", "%k")}
+  %key.chosen = select i1 %take, {element} %right.key, {element} %left.key
+  %key.to = getelementptr {element}, ptr %to.keys, i64 %k
+  store {element} %key.chosen, ptr %key.to
+  %place.from = getelementptr i64, ptr %from.places, i64 %chosen
+  %place.chosen = load i64, ptr %place.from
+  %place.to = getelementptr i64, ptr %to.places, i64 %k
+  store i64 %place.chosen, ptr %place.to
   %take.wide = zext i1 %take to i64
   %j.next = add i64 %j, %take.wide
   %left.wide = xor i64 %take.wide, 1

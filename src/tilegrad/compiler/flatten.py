@@ -1,0 +1,100 @@
+"""Flatten a Schedule to a Recipe: one list of steps, Labels turned into entry numbers.
+
+Each Body is emitted once, however many launches share it. Invariant: the same Schedule gives
+the same Recipe and the same LLVM text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.target import Target
+from ..ir.fingerprint import digest
+from ..ir.symbol import high, multiply
+from ..ir.types import product
+from ..runtime.executable import Recipe, Step, Storage
+from ..schedule.lower import tiny
+from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
+from ..tile.build import Body
+
+SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
+
+
+def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
+    """A Schedule as plain data, and the LLVM text of each object it needs by key."""
+    flat = Flattener(target)
+    for kernel in schedule.kernels:
+        for step in kernel.steps:
+            flat.add(step, kernel)
+    for jump, label in flat.jumps:
+        jump.numbers.append(flat.labels[label])
+    storage = [storage_of(slot) for slot in schedule.slots]
+    recipe = Recipe(flat.table, storage, flat.steps, schedule.inputs, schedule.outputs,
+                    schedule.arena_bytes, flat.scratch, tiny(schedule))  # fmt: skip
+    return recipe, flat.texts
+
+
+def storage_of(slot: Slot) -> Storage:
+    """A Slot as plain data."""
+    size = multiply(product(slot.type.shape), slot.type.dtype.size)
+    alias = -1 if slot.alias is None else slot.alias
+    return Storage(slot.kind, size, slot.offset or 0, alias)
+
+
+class Flattener:
+    """Steps, Programs and texts gathered so far."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.programs: dict[int, int] = {}  # Body -> its place in the table
+        self.table: list[tuple[str, str]] = []
+        self.texts: dict[str, str] = {}
+        self.scratch = 0
+        self.steps: list[Step] = []
+        self.labels: dict[int, int] = {}  # Label -> entry
+        self.jumps: list[tuple[Step, int]] = []
+
+    def add(self, step: Any, kernel: Kernel) -> None:
+        """Append one step of a Kernel."""
+        if isinstance(step, Launch):
+            self.launch(step, kernel)
+        elif isinstance(step, Copy):
+            self.steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
+                                   small=high(step.bytes) < SMALL))  # fmt: skip
+        elif isinstance(step, Label):
+            self.labels[step.number] = len(self.steps)
+        elif isinstance(step, Control):
+            self.steps.append(Step(step.kind, -1, list(step.slots), numbers=list(step.numbers)))
+            if step.label >= 0:
+                self.jumps.append((self.steps[-1], step.label))
+
+    def launch(self, step: Launch, kernel: Kernel) -> None:
+        """Append a kernel entry, its Program emitted if it is new."""
+        from ..targets.llvm.emit import body_symbols
+
+        body = step.body
+        if id(body) not in self.programs:
+            name, key, text, need = program_text(body, self.target)
+            self.programs[id(body)] = len(self.table)
+            self.table.append((name, key))
+            self.texts[key] = text
+            body.notes["scratch"] = need
+        self.scratch = max(self.scratch, body.notes["scratch"])
+        symbols = [s.name for s in body_symbols(body)]
+        small = high(kernel.flops) + high(kernel.bytes) < SMALL
+        self.steps.append(Step("kernel", self.programs[id(body)], list(step.slots),
+                               product(body.grid), symbols, small))  # fmt: skip
+
+
+def program_text(body: Body, target: Target) -> tuple[str, str, str, int]:
+    """(function name, key, LLVM text, scratch bytes) of a Body, emitted once."""
+    found = body.notes.get("program")
+    if found is None:
+        from ..targets.llvm.emit import emit
+
+        text, scratch = emit(body, "KERNEL_NAME", target)
+        tag = digest(text)[:12]
+        name = f"{body.name[:48]}_{tag}"
+        text = text.replace("KERNEL_NAME", name)
+        found = body.notes["program"] = (name, digest(text, target.key), text, scratch)
+    return found  # type: ignore[no-any-return]

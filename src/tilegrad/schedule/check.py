@@ -1,0 +1,101 @@
+"""The verifier of Schedules: every Slot is written before it is read, lives do not collide.
+
+Kernels are read in their order; a jump back reads nothing that was not written on the way there.
+Invariant: a Schedule that passes has no step that reads bytes nobody wrote, no two living
+scratch Slots on the same bytes, and no jump without its Label.
+"""
+
+from __future__ import annotations
+
+from ..core.errors import InternalError
+from ..ir.types import product
+from .schedule import Control, Copy, Label, Launch, Schedule, Slot, slots_of
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raise InternalError where a Schedule breaks its promises."""
+    _check_order(schedule)
+    _check_lives(schedule)
+    _check_arena(schedule)
+    _check_jumps(schedule)
+
+
+def _fail(message: str) -> InternalError:
+    return InternalError("schedule.check", message)
+
+
+def reads_writes(step: object) -> tuple[list[int], list[int]]:
+    """The Slots whose bytes a step reads, and those it writes."""
+    if isinstance(step, Copy):
+        return [step.source], [step.target]
+    if isinstance(step, Control):
+        return list(step.slots) if step.kind == "jump_unless" else [], []
+    if not isinstance(step, Launch):
+        return [], []
+    reads, writes = [], []
+    for number, parameter in zip(step.slots, step.body.parameters):
+        use = parameter.type.use  # type: ignore[union-attr]
+        if use in ("result", "state"):
+            writes.append(number)
+        else:
+            reads.append(number)
+    return reads, writes
+
+
+def _check_order(schedule: Schedule) -> None:
+    written = {schedule.storage(i) for i in schedule.inputs}
+    for number, kernel in enumerate(schedule.kernels):
+        for step in kernel.steps:
+            if isinstance(step, Launch) and len(step.slots) != len(step.body.parameters):
+                raise _fail(f"kernel {number} {kernel.name}: {step.body.name} has "
+                            f"{len(step.body.parameters)} parameters")  # fmt: skip
+            if isinstance(step, Control) and step.kind == "swap_slots":
+                written.update(schedule.storage(s) for s in step.slots)
+            reads, writes = reads_writes(step)
+            for slot in reads:
+                if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
+                    raise _fail(f"kernel {number} {kernel.name} reads Slot %{slot} before it is "
+                                "written")  # fmt: skip
+            written.update(schedule.storage(s) for s in writes)
+    for slot in schedule.outputs:
+        if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
+            raise _fail(f"the output Slot %{slot} is never written")
+
+
+def _empty(slot: Slot) -> bool:
+    return product(slot.type.shape) == 0
+
+
+def _check_lives(schedule: Schedule) -> None:
+    for number, kernel in enumerate(schedule.kernels):
+        for step in kernel.steps:
+            for touched in slots_of(step):
+                owner = schedule.slots[schedule.storage(touched)]
+                if not owner.first <= number <= owner.last:
+                    raise _fail(f"kernel {number} {kernel.name} touches Slot %{touched}, which "
+                                f"lives in kernels {owner.first}..{owner.last}")  # fmt: skip
+
+
+def _check_arena(schedule: Schedule) -> None:
+    placed = [s for s in schedule.slots if s.kind == "scratch" and s.offset is not None]
+    placed.sort(key=lambda s: s.offset or 0)
+    for i, a in enumerate(placed):
+        assert a.offset is not None
+        if a.offset + a.bytes > schedule.arena_bytes:
+            raise _fail(f"Slot %{a.number} ends after the arena of {schedule.arena_bytes} bytes")
+        for b in placed[i + 1 :]:
+            assert b.offset is not None
+            if b.offset >= a.offset + a.bytes:
+                break
+            if a.first <= b.last and b.first <= a.last and b.bytes:
+                raise _fail(f"Slots %{a.number} and %{b.number} share bytes while both live")
+
+
+def _check_jumps(schedule: Schedule) -> None:
+    steps = [s for k in schedule.kernels for s in k.steps]
+    labels = [s.number for s in steps if isinstance(s, Label)]
+    if len(set(labels)) != len(labels):
+        raise _fail("a Label is there twice")
+    for step in steps:
+        if isinstance(step, Control) and step.kind.startswith("jump") and step.label not in labels:
+            raise _fail(f"{step} has no Label to go to")
