@@ -31,7 +31,7 @@ from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
 from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
 
 LOG = logging.getLogger("tilegrad.workers")
-IDLE_SECONDS = 40e-6  # how long a worker spins for the next step before it sleeps
+IDLE_SECONDS = 2e-3  # how long a worker spins for the next step before it sleeps
 BARRIER_SECONDS = 100e-6
 CROWDED_SECONDS = 1e-6  # the same where there are more workers than cores
 SCRATCH_BYTES = 256 << 10
