@@ -125,7 +125,7 @@ def child(size: dict[str, int], explain: bool) -> dict[str, Any]:
 
 def spawn(kind: str, size: dict[str, int], cache: str) -> dict[str, Any]:
     """Run `child` in a fresh process with a cache folder."""
-    environment = {**os.environ, "TILEGRAD_CACHE": cache}
+    environment = {**bytecode_kept(), "TILEGRAD_CACHE": cache}
     command = [sys.executable, __file__, "--child", kind, json.dumps(size)]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -133,16 +133,23 @@ def spawn(kind: str, size: dict[str, int], cache: str) -> dict[str, Any]:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+def bytecode_kept() -> dict[str, str]:
+    """The environment, with Python free to keep its bytecode: imports are timed warm."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def import_times(count: int = 10) -> dict[str, float]:
     """Best of `count` fresh imports: all of it, and our own modules alone."""
     whole, own = [], []
+    environment = bytecode_kept()
     script = "import time; t = time.perf_counter(); import tilegrad; print(time.perf_counter() - t)"
     for _ in range(count):
         found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
-                               check=True)  # fmt: skip
+                               check=True, env=environment)  # fmt: skip
         whole.append(float(found.stdout))
         found = subprocess.run([sys.executable, "-X", "importtime", "-c", "import tilegrad"],
-                               capture_output=True, text=True, check=True)  # fmt: skip
+                               capture_output=True, text=True, check=True,
+                               env=environment)  # fmt: skip
         rows = [line.split("|") for line in found.stderr.splitlines() if line.count("|") == 2]
         own.append(sum(int(r[0].split(":")[1]) for r in rows
                        if r[2].strip().split(".")[0] == "tilegrad") / 1e6)  # fmt: skip

@@ -607,7 +607,8 @@ class LoopLowering:
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
         if high(inner) >= 2 * self.lanes:
-            block = min(block, max(self.lanes, -(-high(inner) // 4 // self.lanes) * self.lanes))
+            share = -(-high(inner) // (2 * max(2, self.target.cores)) // self.lanes) * self.lanes
+            block = min(block, max(self.lanes, share))
         blocks = ceil_divide(inner, block)
         p = self.b.program(0, multiply(outer_size, blocks))
         outer = floor_divide(p, blocks)
@@ -676,6 +677,8 @@ class LoopLowering:
                     values = [self.peek(m, place) for v in reduces for m in self.places[v]]
                     for k in range(count):
                         values = self.feed(reduces, row, combine(column, k, 1), values)
+                        if count > 1:
+                            self.ask_ahead(reduces, row, combine(column, count + k, 1))
                     memories = [m for v in reduces for m in self.places[v]]
                     for memory, x in zip(memories, values):
                         self.poke(memory, x, place)
@@ -689,6 +692,19 @@ class LoopLowering:
         self.b.loop("column", 0, whole, many, walk(many))
         if modulo(columns, many) != 0:
             self.b.loop("rest", whole, columns, 1, walk(1))
+
+    def ask_ahead(self, reduces: Sequence[Node], row: Size, column: Size) -> None:
+        """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""
+        e, b = self.e, self.b
+        assert e.lane is not None
+        starts = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
+        for node, index in stored_reads(starts, self.inputs):
+            offset = ravel_strides(index, row_major(node.shape))
+            if coefficient(offset, e.lane) != 1:
+                continue
+            for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
+                at = substitute(offset, {e.lane: combine(e.base, part, 1)})
+                b.add(tile_ops.prefetch(self.inputs[node], b.index(at)))
 
     def column_results(self, stages: int) -> None:
         """Write results and what follows from them."""
