@@ -33,7 +33,7 @@ FOREIGN_WORDS = {
 HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 LONG_SAYS_WHY = re.compile(r"long because|why (?:the file|it) is long")
 # Methods that are rows of a table, one op each: the docstring of their class speaks for all.
-ROWS = re.compile(r"Operations\.\w+|Emitter\.emit_\w+")
+ROWS = re.compile(r"Operations\.\w+|\w*Emitter\.emit_\w+")
 PRAGMA = re.compile(r"\s*#\s*(?:fmt|type|noqa|ruff)\b.*")
 # What Python's own protocols ask a method to raise.
 PROTOCOL = {

@@ -14,7 +14,7 @@ from tilegrad.targets.llvm.target import host_target
 
 
 def graphs():
-    """Softmax, a reduction by columns, matmuls with an epilogue, a gather: name, inputs, outputs."""
+    """Softmax, a reduction by columns, matmuls, a gather: name, inputs, outputs."""
     x = build.input_((13, 37), dtypes.float32)
     top = build.max_(x, 1, True)
     e = ops.exp(build.subtract(x, top))

@@ -97,9 +97,7 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Nod
     for node in order:
         if node in values:
             continue
-        if node.op not in INLINE and node.op is not ops.get:
-            values.add(node)
-        elif node.op is ops.get:
+        if (node.op not in INLINE and node.op is not ops.get) or node.op is ops.get:
             values.add(node)
         elif node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
             continue
@@ -123,7 +121,7 @@ def _store_below(node: Node, values: set[Node]) -> None:
     """A dot reads stored values through movement only."""
     while node not in values and node.op in MOVEMENT and node.op is not ops.pad:
         node = node.inputs[0]
-    if node.op is ops.pad and node.inputs[0].op in MOVEMENT or node.op is ops.pad:
+    if (node.op is ops.pad and node.inputs[0].op in MOVEMENT) or node.op is ops.pad:
         _store_below(node.inputs[0], values)
         return
     values.add(node)
@@ -350,7 +348,9 @@ class Fuser:
             stack += step
         return True
 
-    def _below(self, node: Node, index: Index, inside: set[Node]) -> list[tuple[Node, Index]] | None:
+    def _below(
+        self, node: Node, index: Index, inside: set[Node]
+    ) -> list[tuple[Node, Index]] | None:
         """Inputs of an inlined Node and where they are read; None where that is unknown."""
         if node.op in MOVEMENT:
             below, conditions = MOVEMENT[node.op](node, index)

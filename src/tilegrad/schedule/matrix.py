@@ -16,8 +16,10 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, combine, high, loop_index, minimum, modulo, multiply
 from ..tile import ops as tile_ops
 from .access import Condition, Index
-from .dot import DotLowering, Plan, stride_of
+from .dot import DotLowering
 from .fuse import Group
+from .plan import Plan
+from .problem import stride_of
 
 SCRATCH = 1 << 20
 TILE = 16
@@ -53,7 +55,8 @@ class MatrixLowering(DotLowering):
             if m >= 2 * n or n <= workers * side:
                 block_m = max(side, -(-m // (workers * side)) * side)
             else:
-                count = -(-(-(-n // block_n)) // workers) * workers
+                blocks = -(-n // block_n)
+                count = -(-blocks // workers) * workers
                 block_n = min(block_n, max(side, -(-n // (count * side)) * side))
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
 
@@ -151,7 +154,8 @@ class MatrixLowering(DotLowering):
                 with self.e.vector(base, self.unit.k, self.problem.sizes[2], True) as lane:
                     value = self.e.value(x, self.problem.index_b(batch, lane, n))
                     rows.append(b.cast(value, self.input))
-            pairs = b.add(tile_ops.reshape(b.add(tile_ops.stack_rows(*rows)), shape=(TILE, TILE, 2)))
+            stacked = b.add(tile_ops.stack_rows(*rows))
+            pairs = b.add(tile_ops.reshape(stacked, shape=(TILE, TILE, 2)))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
             value = b.add(tile_ops.reshape(turned, shape=(TILE, 2 * TILE)))
             b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))

@@ -69,7 +69,8 @@ def block_of_k(k: int) -> int:
     if k <= 2 * BLOCK_K:
         return max(1, k)
     parts = -(-k // BLOCK_K)
-    return -(-(-(-k // parts)) // 16) * 16
+    part = -(-k // parts)
+    return -(-part // 16) * 16
 
 
 def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:

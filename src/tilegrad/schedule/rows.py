@@ -21,7 +21,7 @@ from ..tile.build import Body, BodyBuilder
 from .access import Index, unravel
 from .evaluate import Evaluator, ravel_strides, wide
 from .fuse import Group
-from .loops import COMBINE, identity
+from .space import COMBINE, identity
 
 
 class AxisLowering:

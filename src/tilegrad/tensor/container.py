@@ -294,3 +294,18 @@ def broadcast_prefix(prefix: Any, value: Any, op: str) -> list[Any]:
     for part, item in zip(my_items, items):
         found += broadcast_prefix(part, item, op)
     return found
+
+
+class Default:
+    """A number nobody passed: the default of a parameter, which stays what it is in a trace."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Default) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash((Default, self.number))

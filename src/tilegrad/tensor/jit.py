@@ -23,28 +23,13 @@ import numpy as np
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..ir.symbol import Expr, symbol
 from .annotation import annotations_of, check_call
-from .container import Structure, flatten, is_stateful
+from .container import Default, Structure, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .tensor import Tensor, from_data, mode, wrap
 
 LOG = logging.getLogger("tilegrad.jit")
 NUMBERS = (int, float)
 Names = Sequence["int | str"] | int | str
-
-
-class Default:
-    """A number nobody passed: the default of a parameter, which stays what it is in a trace."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: float) -> None:
-        self.number = number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Default) and self.number == other.number
-
-    def __hash__(self) -> int:
-        return hash((Default, self.number))
 
 
 class Jitted:

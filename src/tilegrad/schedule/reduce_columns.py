@@ -1,0 +1,155 @@
+"""Reductions by columns: a block of neighbouring results a program.
+
+The reduced axis is walked a few elements at a time with accumulators in scratch memory, so
+memory is read in order. Invariant: a result's sum is added in one fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.dtype import int64
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import (
+    Size,
+    ceil_divide,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    minimum,
+    modulo,
+    multiply,
+    substitute,
+)  # fmt: skip
+from ..ir.types import row_major
+from ..tile import ops as tile_ops
+from .access import unravel
+from .evaluate import ravel_strides, stored_reads, wide
+from .reduce_rows import RowLoops
+from .space import reduce_index
+
+COLUMN_BLOCK = 1024  # results of a column program
+
+
+class ColumnLoops(RowLoops):
+    """Lowers groups whose reductions run over leading axes."""
+
+    def column_body(self) -> tuple[Size, ...]:
+        """A block of neighbouring results a program."""
+        rows, inner = self.group.rows, self.inner
+        assert rows is not None
+        outer_size = floor_divide(rows, inner)
+        block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
+        if high(inner) >= 2 * self.lanes:
+            share = -(-high(inner) // (2 * max(2, self.target.cores)) // self.lanes) * self.lanes
+            block = min(block, max(self.lanes, share))
+        blocks = ceil_divide(inner, block)
+        p = self.b.program(0, multiply(outer_size, blocks))
+        outer = floor_divide(p, blocks)
+        start = multiply(modulo(p, blocks), block)
+        stop = minimum(combine(start, block, 1), inner)
+        self.outer_row, self.start, self.stop = outer, start, stop
+        self.places = {v: self.accumulators(v, block) for v in self.reduces}
+        stages = max(self.levels[v] for v in self.reduces)
+        for stage in range(1, stages + 1):
+            self.column_stage([v for v in self.reduces if self.levels[v] == stage], stage)
+        self.column_results(stages)
+        return (multiply(outer_size, blocks),)
+
+    def accumulators(self, node: Node, block: int) -> list[Node]:
+        """Scratch for the running results of a reduction."""
+        size = -(-block // self.lanes) * self.lanes
+        places = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
+        if node.op is ops.argmax:
+            places.append(self.b.allocate((size,), int64, "l1"))
+        return places
+
+    def over_block(self, body: Callable[[Size, Size], None]) -> None:
+        """body(row, place in the block) for each vector of results."""
+
+        def run(lane: Size, _: list[Node]) -> Sequence[Node]:
+            row = combine(multiply(self.outer_row, self.inner), lane, 1)
+            body(row, combine(lane, self.start, -1))
+            return ()
+
+        self.lane_loop(self.start, self.stop, run, size=self.inner)
+
+    def peek(self, memory: Node, place: Size) -> Node:
+        """Running results; the scratch is a whole number of vectors, so no mask is needed."""
+        start = substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
+        return self.b.load(memory, (start,), (self.lanes,), (0,))
+
+    def poke(self, memory: Node, value: Node, place: Size) -> None:
+        """Put running results back."""
+        start = substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
+        self.b.store(memory, self.b.broadcast(value, (self.lanes,)), (start,), (0,))
+
+    def known_results(self, stage: int, row: Size, place: Size) -> None:
+        """Bind the reductions of earlier stages at this place."""
+        for v in self.reduces:
+            if self.levels[v] < stage:
+                index = unravel(row, v.shape)
+                self.e.bind(v, index, self.peek(self.places[v][-1], place))
+
+    def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
+        """Walk the reduced elements, a few at a time, over the block."""
+
+        def clear(row: Size, place: Size) -> None:
+            for v in reduces:
+                for memory, x in zip(self.places[v], self.start_values(v)):
+                    self.poke(memory, x, place)
+
+        self.over_block(clear)
+        columns = self.group.columns
+        many = 8 if high(columns) >= 64 else 1
+        whole = multiply(floor_divide(columns, many), many)
+
+        def walk(count: int) -> Callable[[Size, list[Node]], Sequence[Node]]:
+            def at(column: Size, _: list[Node]) -> Sequence[Node]:
+                def body(row: Size, place: Size) -> None:
+                    self.known_results(stage, row, place)
+                    values = [self.peek(m, place) for v in reduces for m in self.places[v]]
+                    for k in range(count):
+                        values = self.feed(reduces, row, combine(column, k, 1), values)
+                        if count > 1:
+                            self.ask_ahead(reduces, row, combine(column, count + k, 1))
+                    memories = [m for v in reduces for m in self.places[v]]
+                    for memory, x in zip(memories, values):
+                        self.poke(memory, x, place)
+
+                with self.e.scope():
+                    self.over_block(body)
+                return ()
+
+            return at
+
+        self.b.loop("column", 0, whole, many, walk(many))
+        if modulo(columns, many) != 0:
+            self.b.loop("rest", whole, columns, 1, walk(1))
+
+    def ask_ahead(self, reduces: Sequence[Node], row: Size, column: Size) -> None:
+        """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""
+        e, b = self.e, self.b
+        assert e.lane is not None
+        starts = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
+        for node, index in stored_reads(starts, self.inputs):
+            offset = ravel_strides(index, row_major(node.shape))
+            if coefficient(offset, e.lane) != 1:
+                continue
+            for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
+                at = substitute(offset, {e.lane: combine(e.base, part, 1)})
+                b.add(tile_ops.prefetch(self.inputs[node], b.index(at)))
+
+    def column_results(self, stages: int) -> None:
+        """Write results and what follows from them."""
+
+        def body(row: Size, place: Size) -> None:
+            self.known_results(stages + 1, row, place)
+            for v in self.group.stored:
+                index = unravel(row, v.shape)
+                x = self.e.value(v, index)
+                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+
+        self.over_block(body)

@@ -1,0 +1,280 @@
+"""The space a group of elementwise values and reductions is computed over.
+
+Which axis the vectors run along, how many lanes they have, and loops over them. What every
+lowering of loops stands on. Invariant: the vector axis is one along which every read is linear,
+where there is such an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.dtype import DType
+from ..core.errors import InternalError
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    loop_index,
+    modulo,
+    multiply,
+    named,
+)  # fmt: skip
+from ..ir.types import Memory, product, row_major
+from ..tile.build import BodyBuilder
+from .access import MOVEMENT, Index, unravel
+from .evaluate import Evaluator, ravel_strides, symbolic
+from .fuse import COSTLY, REDUCE, Group, leaves_of, own_index
+
+KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
+COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def identity(kind: str, dtype: DType) -> Any:
+    """The value that changes nothing under a reduction."""
+    if kind == "sum":
+        return False if dtype.kind == "bool" else (-0.0 if dtype.is_float else 0)
+    if kind == "prod":
+        return True if dtype.kind == "bool" else 1
+    return dtype.lowest if kind == "max" else dtype.highest
+
+
+def reduce_index(node: Node, row: Size, column: Size) -> Index:
+    """Where a reduction reads its input for result number `row`, reduced element `column`."""
+    x = node.inputs[0]
+    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    kept = [a for a in range(len(x.shape)) if a not in axes]
+    found: list[Size] = [0] * len(x.shape)
+    for a, i in zip(kept, unravel(row, [x.shape[a] for a in kept])):
+        found[a] = i
+    for a, i in zip(axes, unravel(column, [x.shape[a] for a in axes])):
+        found[a] = i
+    return tuple(found)
+
+
+class LoopSpace:
+    """A group, its Body under construction, and the shape of its work."""
+
+    b: BodyBuilder
+    e: Evaluator
+    inputs: dict[Node, Node]
+    outputs: dict[Node, Node]
+    shape: Group
+    inner: Size
+    lanes: int
+
+    def __init__(self, group: Group, values: set[Node], target: Target, name: str) -> None:
+        self.group, self.all_values, self.target, self.name = group, values, target, name
+        self.members = set(group.values)
+        self.reads = sorted(group.reads, key=lambda n: n.serial)
+        self.reduces = [v for v in group.values if v.op in REDUCE]
+        self.order = group.order
+        if group.kind == "mixed":
+            node = group.values[0]
+            last = len(node.inputs[0].shape) - 1
+            axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+            self.order = "row" if last in axes else "column"
+        self.levels = self._levels()
+
+    # ---- shape of the work ----------------------------------------------------------------
+
+    def _levels(self) -> dict[Node, int]:
+        """For each value, how many reductions of the group must come before it is known."""
+        found: dict[Node, int] = {}
+        for v in self.group.values:
+            inside = [u for u in leaves_of(v, self.all_values) if u in self.members]
+            level = max((found[u] for u in inside), default=0)
+            found[v] = level + 1 if v in self.reduces else level
+        return found
+
+    def is_row_level(self, node: Node) -> bool:
+        """Whether a value has one element per row of a group with reductions."""
+        rows = self.group.rows
+        return bool(self.reduces) and (
+            node in self.reduces or (product(node.shape) == rows and rows != self.group.total)
+        )
+
+    def index_at(self, node: Node, row: Size, column: Size) -> Index:
+        """The element of a value at (row, column)."""
+        found = own_index(node, row, column, self.shape)
+        if found is None:
+            raise InternalError("schedule.loops", f"{node!r} has no place in {self.group}")
+        return found
+
+    def expressions(self) -> list[tuple[Node, bool]]:
+        """What loops evaluate: (value, is it a reduction)."""
+        return [(v, v in self.reduces) for v in self.group.values
+                if v in self.reduces or v in self.group.stored]  # fmt: skip
+
+    def pick_inner(self) -> Size:
+        """How many neighbouring elements the vector axis has: as many as stay linear."""
+        group = self.group
+        if not self.reduces:
+            extent, shapes = group.total, [v.shape for v in group.values]
+        elif self.order == "row":
+            extent = group.columns
+            shapes = [self._reduced(v) for v in self.reduces]
+        else:
+            assert group.rows is not None
+            extent = group.rows
+            shapes = [v.shape for v in self.reduces]
+        candidates: dict[Size, None] = {extent: None}
+        for shape in shapes:
+            size: Size = 1
+            for s in reversed(shape):
+                size = multiply(size, s)
+                if size != 1:
+                    candidates[size] = None
+        exact = [c for c in candidates if isinstance(c, int)]
+        ordered: list[Size] = [c for c in candidates if not isinstance(c, int)]
+        ordered = [extent] + [c for c in ordered if c is not extent] + sorted(exact, reverse=True)
+        for inner in ordered:
+            if modulo(extent, inner) == 0 and self._linear(extent, inner):
+                return inner
+        smallest = [c for c in exact if c > 1 and modulo(extent, c) == 0]
+        return min(smallest, default=extent)
+
+    def _reduced(self, node: Node) -> tuple[Size, ...]:
+        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+        return tuple(node.inputs[0].shape[a] for a in axes)
+
+    def _linear(self, extent: Size, inner: Size) -> bool:
+        """Whether every stored value is read linearly along an inner axis of this size."""
+        if inner == 1 or inner == 0:
+            return True
+        lane = named("loop", "lane", 0, max(1, high(inner) - 1))
+        outer = loop_index("outer", floor_divide(extent, inner))
+        along = combine(multiply(outer, inner), lane, 1)
+        self.shape = self._shape(inner)
+        row: Size = outer
+        column: Size = lane
+        if self.reduces and self.order == "row":
+            assert self.group.rows is not None
+            row, column = loop_index("row", self.group.rows), along
+        elif self.reduces:
+            row, column = along, loop_index("column", self.group.columns)
+        for value, is_reduce in self.expressions():
+            if is_reduce:
+                start = [(value.inputs[0], reduce_index(value, row, column))]
+            else:
+                if self.is_row_level(value) and self.order == "row":
+                    continue
+                start = [(value, self.index_at(value, row, column))]
+            if not self._reads_linear(start, lane):
+                return False
+        return True
+
+    def _shape(self, inner: Size) -> Group:
+        """The group with rows filled in for elementwise work cut at `inner`."""
+        g = self.group
+        if self.reduces:
+            return g
+        return Group(g.kind, g.values, g.total, floor_divide(g.total, inner), "row", g.number)
+
+    def _reads_linear(self, stack: list[tuple[Node, Any]], lane: Expr) -> bool:
+        seen: set[Any] = set()
+        first = True
+        while stack:
+            node, index = stack.pop()
+            if (node, index) in seen:
+                continue
+            seen.add((node, index))
+            if node in self.all_values and not (first and node in self.members):
+                first = False
+                if node in self.members:
+                    continue
+                offset = ravel_strides(index, row_major(node.shape))
+                if coefficient(offset, lane) is None:
+                    return False
+                continue
+            first = False
+            if node.op in MOVEMENT:
+                below, _ = MOVEMENT[node.op](node, index)
+                stack.append((node.inputs[0], below))
+            elif node.op is ops.concatenate:
+                stack.extend((i, index) for i in node.inputs)
+            elif node.op is ops.gather:
+                self._gather_reads(node, index, lane, stack)
+            elif node.op is not ops.random_bits:
+                stack.extend((i, index) for i in node.inputs)
+        return True
+
+    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> None:
+        """Follow a gather: through its source where its indices do not vary along the lane."""
+        rank = len(node.inputs[1].shape)
+        if any(lane in atoms(i) for i in index[:rank]):
+            return  # a true gather, whatever the inner size
+        x, axes = node.inputs[0], node.attrs["axes"]
+        rest, full = iter(index[rank:]), []
+        for a in range(len(x.shape)):
+            if a in axes:
+                k = axes.index(a)
+                exact = symbolic(node.inputs[1 + k], index[:rank], self.all_values)
+                full.append(0 if exact is None else exact)
+            else:
+                full.append(next(rest))
+        stack.append((x, tuple(full)))
+
+    def pick_lanes(self, inner: Size) -> int:
+        """Vector lanes: a few registers' worth, fewer where much is computed."""
+        widest = 4
+        work = 0
+        for node in self._inlined():
+            if node.dtype.bits > 32 and (node.dtype.is_float or node.op in REDUCE):
+                widest = 8
+            work += 4 if node.op in COSTLY else 1
+        many = 4 if work <= (24 if self.reduces else 12) else 2 if work <= 48 else 1
+        if self.order == "column" and self.reduces:
+            many = 4
+        lanes = max(1, self.target.vector_bytes // widest) * many
+        size = high(inner)
+        while lanes > 1 and lanes >= 2 * size:
+            lanes //= 2
+        return lanes
+
+    def _inlined(self) -> list[Node]:
+        found: dict[Node, None] = {}
+        stack = list(self.group.values)
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found[node] = None
+            stack.extend(i for i in node.inputs if i not in self.all_values)
+        return list(found)
+
+    def _memory(self, node: Node, use: str) -> Memory:
+        return Memory((product(node.shape),), node.dtype, "global", use)
+
+    def lane_loop(
+        self, start: Size, stop: Size, body: Callable[[Size, list[Node]], Sequence[Node]],
+        carried: Sequence[Node] = (), size: Size | None = None, unroll: int = 1,
+    ) -> list[Node]:  # fmt: skip
+        """Vectors over [start, stop): whole ones, then one that is masked."""
+        size = stop if size is None else size
+        b, e, lanes = self.b, self.e, self.lanes
+        span = combine(stop, start, -1)
+        whole = multiply(floor_divide(span, lanes), lanes)
+        middle = combine(start, whole, 1)
+
+        def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
+            def run(base: Size, values: list[Node]) -> Sequence[Node]:
+                with e.vector(base, lanes, stop if not is_whole else size, is_whole) as lane:
+                    return body(lane, values)
+
+            return run
+
+        values = b.loop("i", start, middle, lanes, step(True), carried, unroll)
+        if modulo(span, lanes) == 0:
+            return values
+        if isinstance(span, int) and isinstance(middle, int):
+            return list(step(False)(middle, values))
+        return b.loop("tail", middle, stop, lanes, step(False), values)

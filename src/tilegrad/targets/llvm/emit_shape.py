@@ -1,0 +1,381 @@
+"""Emit tiles as LLVM vectors: how a tile is held, and ops that change its shape or reduce it.
+
+A tile of shape (..., lanes) is a list of LLVM vectors, one per leading index; a last axis that
+is no power of two is cut into pieces, since LLVM scalarises vectors of odd widths. Invariant:
+the vectors of a tile stand in row-major order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...core.dtype import DType
+from ...ir.node import Node
+from ...ir.symbol import Expr, Size
+from ...ir.types import Tile
+from ...tile.build import Body
+from .rules import Writer, convert, literal, mangle, row_for, scalar_type, vector
+
+Values = list[str]
+COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def lanes_of(type_: Tile) -> int:
+    """Lanes of one vector of the tile: the last axis, or its largest power-of-two factor."""
+    if not type_.shape:
+        return 1
+    size = type_.shape[-1]
+    return size & -size
+
+
+def pieces_of(type_: Tile) -> int:
+    """Vectors along the last axis (LLVM scalarises vectors of odd widths)."""
+    return type_.shape[-1] // lanes_of(type_) if type_.shape else 1
+
+
+def count_of(type_: Tile) -> int:
+    """Vectors of the tile."""
+    return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
+
+
+def split_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with its last axis split into (pieces, lanes)."""
+    if not shape:
+        return (1, 1)
+    lanes = shape[-1] & -shape[-1]
+    return (*shape[:-1], shape[-1] // lanes, lanes)
+
+def in_matrix_unit(node: Node) -> bool:
+    """Whether a value lives in a register of a matrix unit."""
+    while node.op.name == "get":
+        node = node.inputs[0].blocks[0].results[node.attrs["index"]]
+    return node.op.group == "matrix"
+
+
+def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of a row-major number."""
+    index = []
+    for size in reversed(shape):
+        index.append(number % size)
+        number //= size
+    return tuple(reversed(index))
+
+
+def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """The row-major number of an index."""
+    number = 0
+    for position, size in zip(index, shape):
+        number = number * size + position
+    return number
+
+
+
+class ShapeEmitter:
+    """The state of an emitter, sizes, and ops on the shape of tiles."""
+
+    def __init__(self, body: Body, native: frozenset[str] = frozenset()) -> None:
+        self.body = body
+        self.w = Writer(native)
+        self.values: dict[Node, Values] = {}
+        self.symbols: dict[Expr, str] = {}
+        self.scratch = 0
+    def size(self, value: Size) -> str:
+        """An Expr over Symbols as an i64."""
+        w = self.w
+        if isinstance(value, int):
+            return str(value)
+        if value in self.symbols:
+            return self.symbols[value]
+        if value.kind == "sum":
+            total = str(value.constant)
+            for product, factor in sorted(value.terms, key=repr):  # the same in every process
+                term = str(factor)
+                for atom in sorted(product, key=repr):
+                    term = w.value(f"mul i64 {term}, {self.size(atom)}")
+                total = w.value(f"add i64 {total}, {term}")
+            return total
+        a, b = (self.size(x) for x in value.args)
+        if value.kind in ("div", "mod"):
+            if not isinstance(value.args[1], int) and value.args[1].low < 1:
+                none = w.value(f"icmp eq i64 {b}, 0")
+                b = w.value(f"select i1 {none}, i64 1, i64 {b}")
+            return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
+        test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
+        return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+    # ---- shape ----------------------------------------------------------------------------
+
+    def splat(self, x: str, element: str, lanes: int) -> str:
+        """A scalar in every lane."""
+        if lanes == 1:
+            return x
+        if not x.startswith("%"):
+            return f"splat ({element} {x})"
+        type_ = vector(element, lanes)
+        one = self.w.value(f"insertelement {type_} poison, {element} {x}, i64 0")
+        return self.w.value(
+            f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    def emit_broadcast(self, node: Node) -> None:
+        source, target = node.inputs[0].type, node.type
+        assert isinstance(source, Tile) and isinstance(target, Tile)
+        found, element = self.values[node.inputs[0]], scalar_type(node.dtype)
+        own, wanted = split_shape(source.shape), split_shape(target.shape)
+        if not source.shape or source.shape[-1] == 1:
+            own = (*own[:-2], 1, 1)
+            found = [self.splat(x, element, wanted[-1]) for x in found]
+        own = (1,) * (len(wanted) - len(own)) + own
+        result: Values = []
+        for number in range(count_of(target)):
+            index = unravel(number, wanted[:-1])
+            place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
+            result.append(found[ravel(place, own[:-1])])
+        self.values[node] = result
+
+    def flat(self, node: Node) -> tuple[str, int]:
+        """All elements of a tile in one vector, row-major."""
+        type_ = node.type
+        assert isinstance(type_, Tile)
+        lanes, element, parts = lanes_of(type_), scalar_type(node.dtype), self.values[node]
+        if lanes == 1 and len(parts) > 1:
+            return self.pack(parts, element), len(parts)
+        while len(parts) > 1:
+            if len(parts) % 2:
+                parts = [*parts, "poison"]
+            mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+            v = vector(element, lanes)
+            parts = [
+                self.w.value(f"shufflevector {v} {a}, {v} {b}, <{2 * lanes} x i32> <{mask}>")
+                for a, b in zip(parts[::2], parts[1::2])
+            ]
+            lanes *= 2
+        return parts[0], lanes
+
+    def pack(self, parts: Values, element: str) -> str:
+        """Scalars into one vector."""
+        type_, whole = vector(element, len(parts)), "poison"
+        for i, part in enumerate(parts):
+            whole = self.w.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
+        return whole
+
+    def rearrange(self, node: Node, order: list[int]) -> None:
+        """The tile whose element i (row-major) is the input's element order[i]."""
+        target = node.type
+        assert isinstance(target, Tile)
+        source, width = self.flat(node.inputs[0])
+        element, lanes = scalar_type(node.dtype), lanes_of(target)
+        if width == 1:
+            self.values[node] = [source]
+            return
+        v, result = vector(element, width), []
+        for start in range(0, len(order), lanes):
+            part = order[start : start + lanes]
+            if lanes == 1:
+                result.append(self.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
+                continue
+            mask = ", ".join(f"i32 {i}" for i in part)
+            result.append(
+                self.w.value(f"shufflevector {v} {source}, {v} poison, <{lanes} x i32> <{mask}>")
+            )
+        self.values[node] = result
+
+    def emit_reshape(self, node: Node) -> None:
+        self.rearrange(node, list(range(math.prod(node.shape))))
+
+    def emit_transpose(self, node: Node) -> None:
+        source, order = node.inputs[0].shape, node.attrs["order"]
+        if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
+            self.values[node] = self.turn(self.values[node.inputs[0]], scalar_type(node.dtype))
+            return
+        if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
+            self.turn_groups(node)
+            return
+        places = []
+        for number in range(math.prod(node.shape)):
+            index = unravel(number, node.shape)
+            own = [0] * len(order)
+            for axis, position in zip(order, index):
+                own[axis] = position
+            places.append(ravel(tuple(own), source))
+        self.rearrange(node, places)
+
+    def turn_groups(self, node: Node) -> None:
+        """Transpose a square of 32-bit groups of narrower elements."""
+        source, size = node.inputs[0], node.shape[0]
+        wide = vector("i32", size)
+        count = 32 // node.dtype.bits
+        narrow = vector(scalar_type(node.dtype), size * count)
+        flat, width = self.flat(source)
+        v = vector(scalar_type(node.dtype), width)
+        rows = []
+        for start in range(0, width, size * count):
+            mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
+            row = self.w.value(
+                f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>")
+            rows.append(self.w.value(f"bitcast {narrow} {row} to {wide}"))
+        turned = [self.w.value(f"bitcast {wide} {r} to {narrow}") for r in self.turn(rows, "i32")]
+        lanes, result = node.shape[-1], []
+        for row in turned:
+            for start in range(0, size * count, lanes):
+                mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
+                result.append(self.w.value(
+                    f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"))
+        self.values[node] = result
+
+    def turn(self, rows: Values, element: str) -> Values:
+        """Transpose a square by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""
+        rows, size, block = list(rows), len(rows), 1
+        v = vector(element, size)
+        while block < size:
+            first = ", ".join(f"i32 {size + n - block if n & block else n}" for n in range(size))
+            second = ", ".join(f"i32 {size + n if n & block else n + block}" for n in range(size))
+            for i in range(size):
+                if i & block:
+                    continue
+                a, b = rows[i], rows[i | block]
+                rows[i], rows[i | block] = (
+                    self.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
+                    for mask in (first, second)
+                )
+            block *= 2
+        return rows
+
+    def emit_stack(self, node: Node) -> None:
+        self.values[node] = [x for i in node.inputs for x in self.values[i]]
+
+    def emit_stack_rows(self, node: Node) -> None:
+        found = [x for i in node.inputs for x in self.values[i]]
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
+            element = scalar_type(node.dtype)
+            found = [self.pack(found[i : i + lanes], element) for i in range(0, len(found), lanes)]
+        self.values[node] = found
+
+    def emit_extract(self, node: Node) -> None:
+        count, index = count_of(node.type), node.attrs["index"]  # type: ignore[arg-type]
+        found = self.values[node.inputs[0]]
+        if not node.shape:  # a lane of a vector
+            self.values[node] = [self.element(found, index, node.inputs[0])]
+            return
+        self.values[node] = found[index * count : (index + 1) * count]
+
+    def emit_reduce(self, node: Node) -> None:
+        source = node.inputs[0].type
+        assert isinstance(source, Tile)
+        axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
+        found = self.values[node.inputs[0]]
+        if axis == len(source.shape) - 1:
+            found = self.join_pieces(found, kind, dtype, source)
+            found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
+            lanes = lanes_of(node.type)  # type: ignore[arg-type]
+            if lanes > 1:
+                found = [
+                    self.pack(found[i : i + lanes], scalar_type(dtype))
+                    for i in range(0, len(found), lanes)
+                ]
+            self.values[node] = found
+            return
+        lead, size = math.prod(source.shape[:axis]), source.shape[axis]
+        rest = math.prod(source.shape[axis + 1 : -1]) * pieces_of(source)
+        row, lanes = row_for(COMBINE[kind]), lanes_of(source)
+        result = []
+        for i in range(lead):
+            for j in range(rest):
+                total = found[(i * size) * rest + j]
+                for k in range(1, size):
+                    total = row(self.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
+                result.append(total)
+        self.values[node] = result
+
+    def emit_cumulative(self, node: Node) -> None:
+        """Running reduction: by vectors along a leading axis, lane by lane along the last."""
+        type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
+        assert isinstance(type_, Tile)
+        axis, found = node.attrs["axis"], list(self.values[node.inputs[0]])
+        row, lanes, element = row_for(COMBINE[kind]), lanes_of(type_), scalar_type(dtype)
+        pieces = pieces_of(type_)
+        if axis < len(type_.shape) - 1:
+            stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
+            for i in range(len(found)):
+                if i // stride % type_.shape[axis]:
+                    found[i] = row(self.w, dtype, lanes, [found[i - stride], found[i]])
+            self.values[node] = found
+            return
+        for first in range(0, len(found), pieces):
+            line = found[first : first + pieces]
+            parts = [self.lane(x, element, lanes, n) for x in line for n in range(lanes)]
+            for n in range(1, len(parts)):
+                parts[n] = row(self.w, dtype, 1, [parts[n - 1], parts[n]])
+            for i in range(pieces):
+                own = parts[i * lanes : (i + 1) * lanes]
+                found[first + i] = self.pack(own, element) if lanes > 1 else own[0]
+        self.values[node] = found
+
+    def join_pieces(self, found: Values, kind: str, dtype: DType, source: Tile) -> Values:
+        """One vector per line, its pieces combined."""
+        pieces, lanes, row = pieces_of(source), lanes_of(source), row_for(COMBINE[kind])
+        result = []
+        for start in range(0, len(found), pieces):
+            total = found[start]
+            for x in found[start + 1 : start + pieces]:
+                total = row(self.w, dtype, lanes, [total, x])
+            result.append(total)
+        return result
+
+    def across(self, x: str, kind: str, dtype: DType, lanes: int) -> str:
+        """Reduce the lanes of one vector."""
+        if lanes == 1:
+            return x
+        element = scalar_type(dtype)
+        v, m = vector(element, lanes), mangle(element, lanes)
+        if dtype.is_float and kind in ("sum", "prod"):
+            name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
+            full = f"llvm.vector.reduce.{name}.{m}"
+            self.w.declared[full] = f"declare {element} @{full}({element}, {v})"
+            return self.w.value(
+                f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
+            )
+        names = {
+            "float": {"max": "fmaximum", "min": "fminimum"},
+            "int": {"sum": "add", "prod": "mul", "max": "smax", "min": "smin"},
+            "uint": {"sum": "add", "prod": "mul", "max": "umax", "min": "umin"},
+            "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
+        }
+        name = names[dtype.kind][kind]
+        return self.w.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
+
+    def emit_dot(self, node: Node) -> None:
+        """Outer products: a row of accumulators per row of a, by fused multiply-add."""
+        a, b, c = node.inputs
+        (m, k), dtype = a.shape, node.dtype
+        element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)  # type: ignore[arg-type]
+        v = vector(element, n)
+        left, right, total = self.values[a], self.values[b], list(self.values[c])
+        for p in range(k):
+            own = right[p * pieces : (p + 1) * pieces]
+            line = [convert(self.w, b.dtype, dtype, n, x) for x in own]
+            for i in range(m):
+                one = self.element(left, i * k + p, a)
+                one = self.splat(convert(self.w, a.dtype, dtype, 1, one), element, n)
+                for q, x in enumerate(line):
+                    at = i * pieces + q
+                    total[at] = self.multiply_add(v, dtype, one, x, total[at])
+        self.values[node] = total
+
+    def element(self, parts: Values, number: int, node: Node) -> str:
+        """One element of a tile, by its row-major number."""
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        if lanes == 1:
+            return parts[number]
+        v = vector(scalar_type(node.dtype), lanes)
+        return self.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
+
+    def multiply_add(self, v: str, dtype: DType, a: str, b: str, c: str) -> str:
+        """a * b + c of vectors."""
+        if dtype.is_float:
+            lanes = int(v[1:].split(" ")[0]) if v.startswith("<") else 1
+            name = f"llvm.fma.{mangle(scalar_type(dtype), lanes)}"
+            return self.w.intrinsic(name, v, (v, a), (v, b), (v, c))
+        product = self.w.value(f"mul {v} {a}, {b}")
+        return self.w.value(f"add {v} {product}, {c}")
+
