@@ -62,8 +62,7 @@ class DotLowering:
         """The cheapest Plan for these sizes."""
         batch, m, k, n = (high(s) for s in self.problem.sizes)
         turned = self.problem.b.op is ops.permute
-        fixed = all(isinstance(s, int) for s in self.problem.sizes)
-        sizes = plans.Problem(batch, m, k, n, turned, fixed)
+        sizes = plans.Problem(batch, m, k, n, turned)
         return plans.choose_plan(sizes, self.target, self.accumulator)
 
     # ---- the Body -------------------------------------------------------------------------
@@ -75,26 +74,18 @@ class DotLowering:
         inputs = [(f"in{i}", Memory((product(r.shape),), r.dtype))
                   for i, r in enumerate(self.reads)]  # fmt: skip
         self.parts = ceil_divide(self.problem.sizes[2], plan.block_k)
-        bodies = []
-        if plan.shared:
-            bodies.append((self.pack_body(plan, inputs), [*reads, ("scratch", self.packed(plan))]))
         roles = [*reads, *(("store", i) for i in range(len(self.stored)))]
         parameters = inputs + [
             (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
             for i, v in enumerate(self.stored)
         ]
         partial = self.partial_sums(parameters, roles)
-        if plan.shared:
-            shape = self.packed(plan).shape
-            parameters.append(("packed", Memory(shape, self.accumulator)))
-            roles.append(("scratch", self.packed(plan)))
         self.b = BodyBuilder(self.name, parameters)
         self.partial = None if partial is None else self.b.parameters[partial]
         self.e = Evaluator(self.b, dict(zip(self.reads, self.b.parameters)))
         self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
         grid = self.body(plan)
-        bodies.append((self.b.finish(grid, plan=plan), roles))
-        return bodies
+        return [(self.b.finish(grid, plan=plan), roles)]
 
     def partial_sums(self, parameters: list[Any], roles: list[tuple[str, Any]]) -> int | None:
         """Where sums over a part of k are kept: the result itself, or scratch."""
@@ -109,30 +100,6 @@ class DotLowering:
         roles.append(("scratch", Array(dot.shape, self.accumulator)))
         return len(parameters) - 1
 
-    def packed(self, plan: Plan) -> Array:
-        """All of b, packed: one entry per panel of each block of k of each batch."""
-        batch, _, _, n = self.problem.sizes
-        count = multiply(multiply(batch, self.parts), ceil_divide(n, plan.nr))
-        return Array((count, plan.block_k, plan.nr), self.accumulator)
-
-    def pack_body(self, plan: Plan, inputs: list[Any]) -> Body:
-        """A launch of its own that packs b, a panel a program."""
-        k, n = self.problem.sizes[2:]
-        parameters = [*inputs, ("packed", Memory(self.packed(plan).shape, self.accumulator,
-                                                 "global", "result"))]  # fmt: skip
-        self.b = b = BodyBuilder(f"pack_{self.name}"[:56], parameters)
-        self.e = Evaluator(b, dict(zip(self.reads, b.parameters)))
-        self.packed_b = b.parameters[-1]
-        panels = ceil_divide(n, plan.nr)
-        count = self.packed(plan).shape[0]
-        p = b.program(0, count)
-        batch = floor_divide(p, multiply(self.parts, panels))
-        at = multiply(modulo(floor_divide(p, panels), self.parts), plan.block_k)
-        column = multiply(modulo(p, panels), plan.nr)
-        self.base = p
-        self.pack_b(plan, batch, at, minimum(combine(k, at, -1), plan.block_k), column, 1)
-        return b.finish((count,), plan=plan)
-
     def body(self, plan: Plan) -> tuple[Size, ...]:
         """One program: for each block of k, pack b, then every row panel."""
         b = self.b
@@ -141,15 +108,10 @@ class DotLowering:
         p = b.program(0, multiply(batch, multiply(blocks_m, blocks_n)))
         at_batch = floor_divide(p, multiply(blocks_m, blocks_n))
         rest = modulo(p, multiply(blocks_m, blocks_n))
-        if plan.shared:  # neighbours in time share columns: packed b stays in the cache
-            row = multiply(modulo(rest, blocks_m), plan.block_m)
-            column = multiply(floor_divide(rest, blocks_m), plan.block_n)
-            self.packed_b = b.parameters[-1]
-        else:
-            row = multiply(floor_divide(rest, blocks_n), plan.block_m)
-            column = multiply(modulo(rest, blocks_n), plan.block_n)
-            shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
-            self.packed_b = b.allocate(shape, self.accumulator, "l2")
+        row = multiply(floor_divide(rest, blocks_n), plan.block_m)
+        column = multiply(modulo(rest, blocks_n), plan.block_n)
+        shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
+        self.packed_b = b.allocate(shape, self.accumulator, "l2")
         self.turned_a = self.is_turned(at_batch)
         strip = (plan.mr, plan.block_k + PAD)
         if self.turned_a:
@@ -162,23 +124,13 @@ class DotLowering:
         def part(at: Size, _: list[Node]) -> Sequence[Node]:
             count = minimum(combine(k, at, -1), plan.block_k)
             with self.e.scope():
-                self.base = self.first_panel(plan, at_batch, at, column)
-                if not plan.shared:
-                    self.pack_b(plan, at_batch, at, count, column, live)
+                self.pack_b(plan, at_batch, at, count, column, live)
                 self.rows(plan, at_batch, at, count, row, stop, column, live)
             return ()
 
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         b.loop("k_block", 0, end, plan.block_k, part)
         return (multiply(batch, multiply(blocks_m, blocks_n)),)
-
-    def first_panel(self, plan: Plan, batch: Size, at: Size, column: Size) -> Size:
-        """The number of a program's first panel in packed b."""
-        if not plan.shared:
-            return 0
-        block = combine(multiply(batch, self.parts), floor_divide(at, plan.block_k), 1)
-        panels = ceil_divide(self.problem.sizes[3], plan.nr)
-        return combine(multiply(block, panels), floor_divide(column, plan.nr), 1)
 
     def columns(self, plan: Plan, start: Size) -> Any:
         """A vector over the columns of a panel, masked past the end of n."""
@@ -209,7 +161,7 @@ class DotLowering:
                 with self.columns(plan, start) as lane:
                     value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
                     value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
-                    b.store(self.packed_b, value, (combine(self.base, j, 1), i, 0), (2,))
+                    b.store(self.packed_b, value, (j, i, 0), (2,))
                 return ()
 
             b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
@@ -233,7 +185,7 @@ class DotLowering:
                         rows.append(b.cast(x, self.accumulator))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
                 b.store(self.packed_b, b.add(tile_ops.reshape(turned, shape=(1, lanes, lanes))),
-                        (combine(self.base, j, 1), i, piece * lanes), (0, 1, 2))  # fmt: skip
+                        (j, i, piece * lanes), (0, 1, 2))  # fmt: skip
             return ()
 
         b.loop("k", 0, count, lanes, square, bounds=(0, plan.block_k - 1))
@@ -331,16 +283,15 @@ class DotLowering:
               start: Size, j: Size) -> Node:  # fmt: skip
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
         b = self.b
-        panel = combine(self.base, j, 1)
 
         def step(i: Size, carried: list[Node]) -> Sequence[Node]:
             if self.turned_a:
                 left = b.load(self.packed_a, (i, 0), (plan.mr, 1), (1, 0))
             else:
                 left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
-            line = b.load(self.packed_b, (panel, i, 0), (1, plan.nr), (1, 2))
+            line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
             for column in range(0, plan.nr, max(1, 64 // self.accumulator.size)):
-                ahead = (panel, combine(i, plan.ahead, 1), column)
+                ahead = (j, combine(i, plan.ahead, 1), column)
                 b.add(tile_ops.prefetch(self.packed_b, *(b.index(x) for x in ahead)))
             return [b.add(tile_ops.dot(left, line, carried[0]))]
 

@@ -22,7 +22,6 @@ WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
-LAUNCH, UNEVEN = 2e5, 0.03
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Plan:
     block_n: int
     block_k: int
     unit: str = ""  # a matrix unit of the Target, or vectors
-    shared: bool = False  # b is packed by a launch of its own, once for all programs
     unroll: int = 4
     ahead: int = 16  # rows of packed b to prefetch
 
@@ -55,7 +53,6 @@ class Problem:
     k: int
     n: int
     turned: bool = False
-    fixed: bool = True  # no size is symbolic
 
 
 def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
@@ -91,12 +88,6 @@ def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator
                 block_m = max(rows, -(-m // (cuts * rows)) * rows)
                 yield Plan(rows, across, lanes, min(block_m, m) if cuts == 1 else block_m,
                            min(block_n, fit), block_k)  # fmt: skip
-        if problem.fixed and m > 4 * mr and problem.batch < 2 * workers:
-            for programs in (4 * workers, 8 * workers):
-                cuts = max(1, programs // (least * problem.batch))
-                block_m = max(rows, -(-m // (cuts * rows)) * rows)
-                block_n = min(fit, max(nr, -(-n // (least * nr)) * nr))
-                yield Plan(rows, across, lanes, block_m, block_n, block_k, shared=True)
 
 
 def balanced(m: int, most: int) -> int:
@@ -110,24 +101,18 @@ def balanced(m: int, most: int) -> int:
 def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> float:
     """Relative time of the slowest worker."""
     workers = max(1, target.cores)
-    m, n, k = max(1, problem.m), max(1, problem.n), max(1, problem.k)
+    m, n = max(1, problem.m), max(1, problem.n)
     columns = _parts(n, plan.block_n)
     rows = _parts(m, plan.block_m)
     works = [_program(plan, problem, r, c) for r in rows for c in columns]
-    extra = 0.0
-    if plan.shared:
-        price = PACK_B_TURNED if problem.turned else PACK_B
-        extra = problem.batch * k * n * price / workers + LAUNCH
-    elif len(works) * problem.batch < 4 * workers and workers > 1:
-        extra = UNEVEN * sum(works) / workers  # a worker that is held up holds up all
     if len(works) * problem.batch > 4096:
-        return sum(works) * problem.batch / workers + extra
+        return sum(works) * problem.batch / workers
     loads = [0.0] * workers
     for _ in range(problem.batch):
         for work in works:  # workers draw programs in order
             at = loads.index(min(loads))
             loads[at] += work
-    return max(loads) + extra
+    return max(loads)
 
 
 def _parts(size: int, block: int) -> list[int]:
@@ -144,7 +129,6 @@ def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
     panels, strips = -(-columns // plan.nr), -(-rows // plan.mr)
     multiply = panels * plan.nr * strips * plan.mr * k * known
     pack_b = k * panels * plan.nr * (PACK_B_TURNED if problem.turned else PACK_B)
-    pack_b *= not plan.shared
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH
     return float(multiply + pack_b + pack_a + finish)

@@ -26,6 +26,7 @@ import numpy as np
 from ...core.config import config, usable_cores
 from ...core.errors import InternalError, StateError
 from ...core.target import NEON, SSE2
+from ...runtime.buffer import HUGE_PAGE, Buffer
 from .driver import LoadedModule, compile_text, load
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
 from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
@@ -156,7 +157,11 @@ class Team:
                 thread.join(1.0)
 
     def _give(self, worker: int, field: str, bytes: int) -> None:
-        memory = _aligned(bytes)
+        if field == "scratch":  # whole huge pages: packed tiles then spread evenly over the cache
+            memory = Buffer.allocate(-(-bytes // HUGE_PAGE) * HUGE_PAGE, "scratch").array(
+                (bytes,), np.uint8)  # fmt: skip
+        else:
+            memory = _aligned(bytes)
         self._kept[worker, field] = memory
         at = worker * STATE_BYTES + STATE[field]
         self.states[at : at + 8].view(np.uint64)[0] = memory.ctypes.data
