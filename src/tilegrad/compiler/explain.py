@@ -12,18 +12,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..core.dtype import DType, float32
+from ..core.dtype import DType
 from ..core.errors import UserError
 from ..core.target import Target
-from ..graph import ops
 from ..ir.block import argument, pure_block
 from ..ir.node import Node, located, topological
 from ..ir.rewrite import replace
-from ..ir.symbol import Size, high, multiply
+from ..ir.symbol import high
 from ..ir.text import print_block
-from ..ir.types import Array, product
+from ..schedule.cost import work_of
 from ..schedule.lower import lower_graph
-from ..schedule.schedule import Kernel, Launch, Schedule, show
+from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
 from .compile import cut, host, program_text
@@ -41,7 +40,6 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "assembly": ("summary", "kernels", "assembly"),
     "all": SECTIONS,
 }
-FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
 
 
 @dataclass
@@ -240,7 +238,7 @@ class Explanation:
                 if number not in program.kernels:
                     program.kernels.append(number)
                 mine.append(program)
-            flops, dtype = work_of(kernel)
+            flops, dtype = work_of(*kernel.region)
             reports.append(KernelReport(
                 number, kernel.name, kernel.kind, mine, high(flops), high(kernel.bytes), dtype,
                 self.target.peak_flops(dtype), self.target.peak_bytes(),
@@ -293,38 +291,6 @@ def explain_graph(
         results, stages = run_pipeline(inputs, outputs)
         schedule = lower_graph(inputs, results, target, donate)
     return Explanation(name, inputs, stages, schedule, target, level, labels)
-
-
-# ---- work ------------------------------------------------------------------------------------
-
-
-def work_of(kernel: Kernel) -> tuple[Size, DType]:
-    """FLOPs of a Kernel, fused values included, and the dtype whose peak rate they run at."""
-    reads, stored = kernel.region
-    stop = set(reads)
-    flops: Size = 0
-    dtype: DType = float32
-    for node in topological(stored, stop=lambda n: n in stop):
-        if node in stop or not isinstance(node.type, Array):
-            continue
-        flops = flops + _flops(node)
-        if node.op is ops.dot:
-            dtype = node.inputs[0].dtype
-        elif dtype is float32 and node.dtype.is_float and node.dtype.bits == 64:
-            dtype = node.dtype
-    return flops, dtype
-
-
-def _flops(node: Node) -> Size:
-    if node.op is ops.dot:
-        depth: Any = 1
-        for axis in node.attrs["contract"][0]:
-            depth = multiply(depth, node.inputs[0].shape[axis])
-        return multiply(multiply(product(node.shape), depth), 2)
-    if node.op.group in FREE:
-        return 0
-    source = node.inputs[0] if node.op.group == "reduce" else node
-    return product(source.shape)
 
 
 def counted(things: Sequence[Any], word: str) -> str:

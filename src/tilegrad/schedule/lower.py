@@ -15,13 +15,15 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, needs, topological
-from ..ir.symbol import Size, high, multiply
-from ..ir.types import Array, Tuple, bytes_bound, product
-from ..tile.build import Body
+from ..ir.symbol import high, multiply
+from ..ir.types import Tuple, bytes_bound, product
+from ..tile.build import Body, prune
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
+from .cost import bytes_moved, work_of
 from .dot import lower_dot
 from .fuse import Fuser, Group
+from .in_place import take_over
 from .loops import LoopLowering
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
@@ -56,6 +58,8 @@ class Lowering:
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
         set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
+        if take_over(schedule, self.frame.loops, self.fuser.values):
+            set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         plan_memory(schedule)
         if config().verify:
             check_schedule(schedule)
@@ -124,6 +128,8 @@ class Lowering:
         found = self.bodies.get(key)
         if found is None:
             found = self.bodies[key] = self.lower_bodies(group, reads, digest(key)[:8])
+            for body, _ in found:
+                prune(body.block, set())
         self.add_kernel(group, reads, key, found)
 
     def key(self, group: Group, reads: Sequence[Node]) -> Any:
@@ -158,7 +164,8 @@ class Lowering:
         stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
         name = bodies[0][0].name if bodies else f"{group.kind}_empty"
         kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)), depth=self.depth)
-        kernel.flops, kernel.bytes = work(group, reads, stored)
+        kernel.flops = work_of(reads, stored)[0]
+        kernel.bytes = bytes_moved([*reads, *stored])
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
@@ -253,7 +260,8 @@ class Lowering:
             steps.append(Launch(body, (*(self.slot_of[r] for r in body_reads), slot.number)))
         kernel = Kernel(body.name if body else "update", "update", (tuple(reads), (node,)), steps,
                         depth=self.depth)  # fmt: skip
-        kernel.flops, kernel.bytes = work(group, [r for r in reads if r is not state], [])
+        kernel.flops = product(node.inputs[1].shape)
+        kernel.bytes = bytes_moved([r for r in reads if r is not state])
         kernel.notes["group"] = group
         self.kernels.append(kernel)
 
@@ -261,25 +269,6 @@ class Lowering:
 def _title(group: Group) -> str:
     names = [v.op.name for v in group.values]
     return "_".join(dict.fromkeys(names[:4]))
-
-
-def work(group: Group, reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, Size]:
-    """FLOPs and bytes a Kernel moves at least."""
-    moved: Size = 0
-    for n in (*reads, *stored):
-        if isinstance(n.type, Array):
-            moved = moved + product(n.shape) * n.dtype.size
-    flops: Size = 0
-    for v in group.values:
-        if v.op is ops.dot:
-            k: Size = 1
-            for axis in v.attrs["contract"][0]:
-                k = multiply(k, v.inputs[0].shape[axis])
-            flops = flops + product(v.shape) * k * 2
-        elif isinstance(v.type, Array):
-            source = v.inputs[0] if v.op.group == "reduce" else v
-            flops = flops + product(source.shape)
-    return flops, moved
 
 
 def tiny(schedule: Schedule) -> bool:

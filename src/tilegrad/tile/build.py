@@ -19,6 +19,20 @@ from ..ir.types import Memory, Tile
 from . import ops
 
 
+def prune(block: Block, used: set[int]) -> None:
+    """Drop pure Nodes that nothing reads, innermost Blocks included."""
+    used.update(id(r) for r in block.results)
+    kept = []
+    for node in reversed(block.nodes):
+        if not (node.op.effect or node.blocks or id(node) in used):
+            continue
+        for inner in node.blocks:
+            prune(inner, used)
+        used.update(id(i) for i in node.inputs)
+        kept.append(node)
+    block.nodes[:] = reversed(kept)
+
+
 def widens(narrow: DType, wide: DType) -> bool:
     """Whether every value of a float dtype is one of a wider float dtype."""
     return narrow.is_float and wide in (float32, float64) and narrow.bits < wide.bits

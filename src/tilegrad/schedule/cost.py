@@ -1,0 +1,54 @@
+"""What a Kernel costs: FLOPs with everything fused counted, and the bytes it moves at least.
+
+Invariant: counts come from shapes alone, so they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.dtype import DType, float32
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..ir.symbol import Size, multiply
+from ..ir.types import Array, product
+
+FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
+
+
+def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]:
+    """FLOPs of a Kernel, fused values included, and the dtype whose peak rate they run at."""
+    stop = set(reads)
+    flops: Size = 0
+    dtype: DType = float32
+    for node in topological(stored, stop=stop.__contains__):
+        if node in stop or not isinstance(node.type, Array):
+            continue
+        flops = flops + _flops(node)
+        if node.op is ops.dot:
+            dtype = node.inputs[0].dtype
+        elif dtype is float32 and node.dtype.is_float and node.dtype.bits == 64:
+            dtype = node.dtype
+    return flops, dtype
+
+
+def _flops(node: Node) -> Size:
+    if node.op is ops.dot:
+        depth: Any = 1
+        for axis in node.attrs["contract"][0]:
+            depth = multiply(depth, node.inputs[0].shape[axis])
+        return multiply(multiply(product(node.shape), depth), 2)
+    if node.op.group in FREE:
+        return 0
+    source = node.inputs[0] if node.op.group == "reduce" else node
+    return product(source.shape)
+
+
+def bytes_moved(nodes: Sequence[Node]) -> Size:
+    """Bytes of arrays read or written once."""
+    moved: Size = 0
+    for n in nodes:
+        if isinstance(n.type, Array):
+            moved = moved + product(n.shape) * n.dtype.size
+    return moved

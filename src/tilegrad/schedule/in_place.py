@@ -1,0 +1,79 @@
+"""In place: an elementwise result takes over the storage of an input that dies there.
+
+Only flat Kernels do this, where each element of the input is read exactly where its element of
+the result is written, and the result is the last the Kernel stores. Invariant: nobody reads the
+input after it was overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import loop_index
+from .access import MOVEMENT, Index, ravel, unravel
+from .fuse import Group, leaves_of
+from .schedule import Kernel, Launch, Schedule, Slot
+
+
+def take_over(schedule: Schedule, loops: Sequence[tuple[int, int]], values: set[Node]) -> int:
+    """Alias results to dying inputs; how many did. Lives must be set, and set anew after."""
+    count = 0
+    for number, kernel in enumerate(schedule.kernels):
+        if any(first <= number <= last for first, last in loops):
+            continue
+        count += _kernel(schedule, number, kernel, values)
+    return count
+
+
+def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:
+    group = kernel.notes.get("group")
+    if not isinstance(group, Group) or group.kind != "loops" or group.rows is not None:
+        return 0
+    if len(kernel.steps) != 1 or not isinstance(kernel.steps[0], Launch):
+        return 0
+    reads, stored = kernel.region
+    slots = kernel.steps[0].slots
+    result = schedule.slots[slots[-1]]
+    if not stored or result.kind != "scratch" or result.alias is not None:
+        return 0
+    for read, at in zip(reads, slots):
+        owner = schedule.slots[schedule.storage(at)]
+        if _may_take(result, owner, number) and at_own_element(group, read, values):
+            result.alias = owner.number
+            owner.last = max(owner.last, result.last)
+            return 1
+    return 0
+
+
+def _may_take(result: Slot, owner: Slot, number: int) -> bool:
+    same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
+    return owner.kind == "scratch" and owner.first < number == owner.last and same
+
+
+def at_own_element(group: Group, read: Node, values: set[Node]) -> bool:
+    """Whether a group reads a value only at the element it is writing."""
+    column = loop_index("column", group.total)
+    inside = set(group.values)
+    stack: list[tuple[Node, Index]] = [(v, unravel(column, v.shape)) for v in group.stored]
+    seen: set[tuple[Node, Index]] = set()
+    while stack:
+        key = stack.pop()
+        node, index = key
+        if key in seen:
+            continue
+        seen.add(key)
+        if node is read:
+            if ravel(index, node.shape) != column:
+                return False
+        elif node in values and node not in inside:
+            continue
+        elif node.op in MOVEMENT:
+            stack.append((node.inputs[0], MOVEMENT[node.op](node, index)[0]))
+        elif node.op in (ops.gather, ops.concatenate):
+            if read in leaves_of(node, values):
+                return False
+        else:
+            stack.extend((i, index) for i in node.inputs)
+    return True
