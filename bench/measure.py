@@ -55,7 +55,7 @@ def _timed(run: Run, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.05) -> dict[str, Any]:
+def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.25) -> dict[str, Any]:
     """Times of both sides by round, the median ratio and its spread."""
     counts = [_repeats(run, least) for run in (ours, theirs)]
     times: tuple[list[float], list[float]] = ([], [])

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ..core.dtype import DType
 from ..core.target import Target
 
-SCRATCH_B = 5 << 18  # bytes of packed b a program may hold: most of a 2 MiB L2
+SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
 BLOCK_K = 512
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
-WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
+WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.04, (14, 2): 1.05, (24, 1): 1.25}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
@@ -63,7 +63,7 @@ def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
 
 def block_of_k(k: int) -> int:
     """How much of k is packed at a time: all of it, or parts of nearly equal size."""
-    if k <= 2 * BLOCK_K:
+    if 2 * k <= 3 * BLOCK_K:
         return max(1, k)
     parts = -(-k // BLOCK_K)
     part = -(-k // parts)

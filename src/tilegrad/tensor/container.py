@@ -309,3 +309,13 @@ class Default:
 
     def __hash__(self) -> int:
         return hash((Default, self.number))
+
+
+def differences(before: list[tuple[str, str]], now: list[tuple[str, str]]) -> list[str]:
+    """How two descriptions of arguments differ, in words."""
+    known = dict(before)
+    found = []
+    for what, text in now:
+        if known.get(what) != text:
+            found.append(f"{what} changed from {known.get(what, 'nothing')} to {text}")
+    return found

@@ -23,7 +23,7 @@ import numpy as np
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..ir.symbol import Expr, symbol
 from .annotation import annotations_of, check_call
-from .container import Default, Structure, flatten, is_stateful
+from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .tensor import Tensor, from_data, mode, wrap
 
@@ -320,7 +320,7 @@ class Jitted:
         if not self._described:
             LOG.debug("jit %s: first trace", self.name)
         else:
-            nearest = min((_differences(before, now) for before in self._described), key=len)
+            nearest = min((differences(before, now) for before in self._described), key=len)
             LOG.info("jit %s: trace %d at %s: %s", self.name, self.traces + 1, user_location(),
                      "; ".join(nearest) or "a gradient or a setting differs")  # fmt: skip
         self._described.append(now)
@@ -435,15 +435,6 @@ def _describe_leaf(leaf: Any) -> str:
     if leaf.__class__ in NUMBERS:
         return leaf.__class__.__name__
     return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)
-
-
-def _differences(before: list[tuple[str, str]], now: list[tuple[str, str]]) -> list[str]:
-    known = dict(before)
-    found = []
-    for what, text in now:
-        if known.get(what) != text:
-            found.append(f"{what} changed from {known.get(what, 'nothing')} to {text}")
-    return found
 
 
 def _dynamic_axes(
