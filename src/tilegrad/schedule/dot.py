@@ -290,7 +290,8 @@ class DotLowering:
             else:
                 left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
-            for column in range(0, plan.nr, max(1, 64 // self.accumulator.size)):
+            lines = range(0, plan.nr, max(1, 64 // self.accumulator.size))
+            for column in lines if plan.ahead else ():
                 ahead = (j, combine(i, plan.ahead, 1), column)
                 b.add(tile_ops.prefetch(self.packed_b, *(b.index(x) for x in ahead)))
             return [b.add(tile_ops.dot(left, line, carried[0]))]

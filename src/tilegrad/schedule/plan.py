@@ -16,12 +16,15 @@ from ..core.target import Target
 
 SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
 BLOCK_K = 512
+ROWS = 640  # rows of a program whose unfinished sums stay in the cache
+NEAR = 1100 << 10  # bytes of them that do
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
-WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.04, (14, 2): 1.05, (24, 1): 1.25}
+WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.0, (14, 2): 1.05, (24, 1): 1.25}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
+KEEP_NEAR, KEEP_FAR = 8.0, 40.0  # an unfinished sum, kept and taken up again
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Plan:
     block_k: int
     unit: str = ""  # a matrix unit of the Target, or vectors
     unroll: int = 4
-    ahead: int = 16  # rows of packed b to prefetch
+    ahead: int = 0  # rows of packed b to prefetch; hardware does it where scratch is contiguous
 
     @property
     def nr(self) -> int:
@@ -84,7 +87,7 @@ def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator
         least = -(-n // fit)
         for count in {least, -(-least // workers) * workers, 2 * workers * -(-least // workers)}:
             block_n = max(nr, -(-n // (count * nr)) * nr)
-            for cuts in {1, workers, 2 * workers}:
+            for cuts in {1, workers, 2 * workers, max(1, m // ROWS)}:
                 block_m = max(rows, -(-m // (cuts * rows)) * rows)
                 yield Plan(rows, across, lanes, min(block_m, m) if cuts == 1 else block_m,
                            min(block_n, fit), block_k)  # fmt: skip
@@ -131,4 +134,6 @@ def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
     pack_b = k * panels * plan.nr * (PACK_B_TURNED if problem.turned else PACK_B)
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH
+    kept = KEEP_NEAR if rows * columns * 4 <= NEAR else KEEP_FAR
+    finish += panels * plan.nr * strips * plan.mr * (-(-k // plan.block_k) - 1) * kept
     return float(multiply + pack_b + pack_a + finish)
