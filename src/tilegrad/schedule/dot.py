@@ -151,23 +151,26 @@ class DotLowering:
         turned = (along_n not in (0, 1) and along_k == 1 and even and modulo(n, plan.nr) == 0
                   and plan.lanes & (plan.lanes - 1) == 0 and plan.lanes > 1)  # fmt: skip
 
-        def panel(j: Size, _: list[Node]) -> Sequence[Node]:
-            start = combine(column, multiply(j, plan.nr), 1)
-            if turned:
-                self.pack_turned(plan, batch, at, count, start, j)
-                return ()
+        def square(j: Size, _: list[Node]) -> Sequence[Node]:
+            self.pack_turned(plan, batch, at, count, combine(column, multiply(j, plan.nr), 1), j)
+            return ()
 
-            def line(i: Size, _: list[Node]) -> Sequence[Node]:
-                with self.columns(plan, start) as lane:
+        def line(i: Size, _: list[Node]) -> Sequence[Node]:
+            def panel(j: Size, _: list[Node]) -> Sequence[Node]:
+                with self.columns(plan, combine(column, multiply(j, plan.nr), 1)) as lane:
                     value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
                     value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
                     b.store(self.packed_b, value, (j, i, 0), (2,))
                 return ()
 
-            b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
+            with self.e.scope():
+                b.loop("panel", 0, live, 1, panel)
             return ()
 
-        b.loop("panel", 0, live, 1, panel)
+        if turned:
+            b.loop("panel", 0, live, 1, square)
+        else:  # k outside: memory is read in the order it lies
+            b.loop("k", 0, count, 1, line, bounds=(0, plan.block_k - 1))
 
     def pack_turned(self, plan: Plan, batch: Size, at: Size, count: Size, start: Size,
                     j: Size) -> None:  # fmt: skip
