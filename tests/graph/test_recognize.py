@@ -213,7 +213,6 @@ def test_random_dots(seed):
     agree(before, settle(before), close=1e-4)
 
 
-@pytest.mark.xfail(reason="interpret cannot give a dot of two vectors (reshape of no sizes)")
 def test_dot_of_two_vectors():
     before = [build.matmul(build.reshape(f(4), (1, 4)), build.reshape(f(4), (4, 1)))]
     agree(before, settle(before), close=1e-4)

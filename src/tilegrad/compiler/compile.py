@@ -161,10 +161,4 @@ def _bind(recipe: Recipe, target: Target) -> Any:
     return Executable(recipe, _modules)
 
 
-def clear_memory() -> None:
-    """Forget Executables and Bodies (not object code on disk)."""
-    _memory.clear()
-    _bodies.clear()
-
-
 __all__ = ["executable_for", "program_text", "recipe_of", "schedule_for"]

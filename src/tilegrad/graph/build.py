@@ -14,7 +14,7 @@ from typing import Any, Union
 import numpy as np
 
 from ..core import dtype as dtypes
-from ..core.dtype import DType, accumulator, promote, promote_scalar
+from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import AxisError, DTypeError, ShapeError
 from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, Op, next_serial, topological
@@ -474,11 +474,6 @@ def matmul(a: Node, b: Node) -> Node:
     a, b = broadcast_to(a, lead + a.shape[-2:]), broadcast_to(b, lead + b.shape[-2:])
     axes = tuple(range(len(lead)))
     return dot(a, b, (axes, axes), ((len(lead) + 1,), (len(lead),)))
-
-
-def accumulate_dtype(dtype: DType) -> DType:
-    """Where sums over the dtype are kept."""
-    return accumulator(dtype)
 
 
 # ---- indexing -------------------------------------------------------------------------------

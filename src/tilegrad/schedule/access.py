@@ -132,23 +132,6 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
 }
 
 
-def source_of(node: Node) -> Node:
-    """The value below a chain of single-input movement ops."""
-    while node.op in MOVEMENT:
-        node = node.inputs[0]
-    return node
-
-
-def is_movement(node: Node) -> bool:
-    """Whether the Node only moves one value."""
-    return node.op in MOVEMENT
-
-
-def element_count(node: Node) -> Size:
-    """Number of elements of a Graph value."""
-    return product(node.shape)
-
-
 def depends(value: Size, inner: Sequence[Expr]) -> bool:
     """Whether an index mentions any of the atoms."""
     from ..ir.symbol import atoms

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core import dtype as dtypes
-from ..core.dtype import DType, bool_, int64, uint32
+from ..core.dtype import DType, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, located
@@ -386,6 +386,3 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
     if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
         return symbolic(node.inputs[0], index, stored)
     return None
-
-
-__all__ = ["Evaluator", "bool_", "symbolic", "wide"]

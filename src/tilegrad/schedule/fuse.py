@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph import ops
-from ..ir.node import Node, Op, needs, topological, users
-from ..ir.symbol import Size, floor_divide, loop_index, modulo, multiply
+from ..ir.node import Node, needs, topological, users
+from ..ir.symbol import Size, floor_divide, loop_index, multiply
 from ..ir.types import product
 from .access import MOVEMENT, Index, unravel
 from .evaluate import DIRECT
@@ -405,21 +405,3 @@ class Fuser:
                 result.append(g)
             waiting = [g for g in waiting if g.number not in done]
         return result
-
-
-def element_linear(row: Size, column: Size, group: Group) -> Size:
-    """The row-major element number of (row, column) for a value of the group's full size."""
-    if group.rows is None:
-        return column
-    if group.order == "row":
-        return row * group.columns + column
-    return column * group.rows + row
-
-
-def split_linear(linear: Size, group: Group) -> tuple[Size, Size]:
-    """(row, column) of an element number."""
-    columns = group.columns
-    return floor_divide(linear, columns), modulo(linear, columns)
-
-
-Ops = Op

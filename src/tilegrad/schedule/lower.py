@@ -16,7 +16,7 @@ from ..graph import ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
-from ..ir.types import Tuple, bytes_bound, product
+from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
@@ -283,6 +283,3 @@ def lower_graph(
 ) -> Schedule:  # fmt: skip
     """The Schedule of a Graph."""
     return Lowering(arguments, results, target, donated, bodies).run()
-
-
-__all__ = ["Schedule", "bytes_bound", "lower_graph", "tiny"]

@@ -72,12 +72,3 @@ def plan_memory(schedule: Schedule) -> int:
         top = max(top, offset + slot.bytes)
     schedule.arena_bytes = -(-top // LINE) * LINE
     return schedule.arena_bytes
-
-
-def lower_bound(schedule: Schedule) -> int:
-    """Bytes alive at once at the busiest Kernel: no plan can need less."""
-    peak = 0
-    for number in range(len(schedule.kernels)):
-        living = [s for s in schedule.slots if s.first <= number <= s.last]
-        peak = max(peak, sum(s.bytes for s in living if s.kind == "scratch" and s.alias is None))
-    return peak

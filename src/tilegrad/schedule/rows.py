@@ -14,7 +14,7 @@ from ..core.dtype import int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, floor_divide, high, modulo, multiply
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, modulo, multiply
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
@@ -121,6 +121,3 @@ def lower_sort(
     b.loop("k", 0, low.size, 1, give)
     body = b.finish((multiply(low.outer, low.inner),))
     return [(body, roles + [("store", i) for i in range(len(stored))])]
-
-
-__all__ = ["combine", "lower_cumulative", "lower_sort"]

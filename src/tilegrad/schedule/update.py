@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.target import Target
-from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, combine, high, minimum, modulo, multiply
 from ..ir.types import Memory, product, row_major
@@ -193,6 +192,3 @@ class UpdateLowering:
             old = self.b.cast(old, x.dtype)
             x = self.b.apply(name[self.mode], old, x)
         self.e.store(self.memory, x, offset)
-
-
-__all__ = ["lower_update", "ops"]

@@ -9,13 +9,10 @@ the same language. Invariant: an index stays within the Memory's shape unless a 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..core.dtype import DType, bool_, int64
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Dialect, Node, Op
-from ..ir.symbol import Expr
 from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
 
 tile = Dialect("tile")
@@ -270,8 +267,3 @@ matrix_dot = Op(tile, "matrix_dot", lambda acc, a, b, *, unit: _tile(acc), attrs
                 meaning="acc + a @ b; b holds groups of k packed along its rows")  # fmt: skip
 matrix_store = Op(tile, "matrix_store", lambda memory, value, *index, unit: NOTHING,
                   attrs=("unit",), effect=True, group="matrix")  # fmt: skip
-
-
-def is_index(value: Any) -> bool:
-    """Whether a value is an int or an Expr (not yet a Node)."""
-    return isinstance(value, (int, Expr))

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
@@ -189,8 +187,3 @@ class Executable:
                 self.scalar_values[i] = symbols[value]
             elif not isinstance(value, int):
                 self.scalar_values[i] = evaluate(value, symbols)
-
-
-def table_bytes(executable: Executable) -> int:
-    """Bytes of the step table, for reports."""
-    return int(np.asarray(executable.table).nbytes)
