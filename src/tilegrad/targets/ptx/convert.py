@@ -1,0 +1,196 @@
+"""Elements in registers: their kinds, constants of them, and conversions between DTypes.
+
+An integer narrower than its register is kept extended (by its sign or by zeros), a float of 8
+bits is its raw byte, a bool is a predicate. Casts mean what `tile.numeric.cast` says: floats
+narrower than 32 bits go through float32; floats become integers by truncation that saturates at
+int32 or int64, nan gives 0, and then they wrap. Invariant: every register given back is extended
+as its DType asks. Conversions from and to 8-bit floats need sm_89 or later.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from ...core import dtype as dtypes
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from .write import Writer
+
+# The type letter and bits by which an instruction names an operand of the DType.
+TYPES = {
+    "int4": "s16", "int8": "s16", "uint8": "u16", "int16": "s16", "uint16": "u16",
+    "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "float8_e4m3": "b16",
+    "float8_e5m2": "b16", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+    "float64": "f64", "bool": "pred",
+}  # fmt: skip
+# The first magnitude that rounds past the largest 8-bit float, and the comparison that finds it:
+# halfway goes to the even neighbour, which is 448 (e4m3) but infinity (e5m2).
+PAST = {"float8_e4m3": ("setp.gt.f32", 464.0), "float8_e5m2": ("setp.ge.f32", 61440.0)}
+PAIRS = {"float8_e4m3": "e4m3x2", "float8_e5m2": "e5m2x2"}
+
+
+def kind_of(dtype: DType) -> str:
+    """The kind of register that holds one element."""
+    if dtype.kind == "bool":
+        return "pred"
+    return f"b{max(16, dtype.bits)}"
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """One constant element as an operand; a float of 16 or 8 bits is the integer of its bits."""
+    if dtype.kind == "bool":
+        return "1" if value else "0"
+    if dtype is dtypes.float64:
+        return "0d" + struct.pack(">d", float(value)).hex().upper()
+    if not dtype.is_float:
+        return str(_held(int(value), dtype))
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(value).astype(np.float32)
+        if dtype is dtypes.float32:
+            return "0f" + struct.pack(">I", int(rounded.view(np.uint32))).hex().upper()
+        bits = rounded.astype(dtype.numpy).view(f"u{dtype.size}")
+    return f"0x{int(bits):04X}"
+
+
+def _held(value: int, dtype: DType) -> int:
+    """The integer a DType keeps of a value."""
+    low = value & ((1 << dtype.bits) - 1)
+    return low - (1 << dtype.bits) if dtype.kind == "int" and low >> (dtype.bits - 1) else low
+
+
+def constant(w: Writer, value: Any, dtype: DType) -> str:
+    """A register that holds a constant."""
+    kind = kind_of(dtype)
+    if kind == "pred":
+        return w.value("pred", "setp.eq.s32" if value else "setp.ne.s32", "0", "0")
+    return w.value(kind, f"mov.{kind}", literal(value, dtype))
+
+
+def wrap(w: Writer, dtype: DType, x: str) -> str:
+    """An integer in its register, extended again after arithmetic in 16 bits."""
+    if dtype is dtypes.int8:
+        return w.value("b16", "cvt.s16.s8", x)
+    if dtype is dtypes.uint8:
+        return w.value("b16", "and.b16", x, "255")
+    if dtype is dtypes.int4:
+        return w.value("b16", "shr.s16", w.value("b16", "shl.b16", x, "12"), "12")
+    return x
+
+
+def unsigned(w: Writer, dtype: DType, x: str) -> str:
+    """An integer in its register, extended by zeros."""
+    return w.value("b16", "and.b16", x, "255") if dtype is dtypes.int8 else x
+
+
+def convert(w: Writer, source: DType, target: DType, x: str) -> str:
+    """One element converted, as `tile.cast` does."""
+    if source is target:
+        return x
+    if source.is_float and source.bits < 32:
+        return convert(w, dtypes.float32, target, widen(w, source, x))
+    if target.is_float and target.bits < 32:
+        return narrow(w, target, convert(w, source, dtypes.float32, x))
+    if target.kind == "bool":
+        form = "setp.neu" if source.is_float else "setp.ne"
+        return w.value("pred", f"{form}.{TYPES[source.name]}", x, literal(0, source))
+    kind = kind_of(target)
+    if source.kind == "bool":
+        return w.value(kind, f"selp.{kind}", _bits(1, target), _bits(0, target), x)
+    if source.is_float and target.is_float:
+        if target is dtypes.float64:
+            return w.value("b64", "cvt.f64.f32", x)
+        return w.value("b32", "cvt.rn.f32.f64", x)
+    if source.is_float:
+        return _to_integer(w, source, target, x)
+    if target.is_float:
+        return w.value(kind, f"cvt.rn.{TYPES[target.name]}.{TYPES[source.name]}", x)
+    return _between_integers(w, source, target, x)
+
+
+def _bits(value: int, dtype: DType) -> str:
+    """A constant operand of an instruction on untyped bits."""
+    if not dtype.is_float:
+        return str(value)
+    return str(int(np.asarray(value, dtype.numpy).view(f"u{dtype.size}")))
+
+
+def _between_integers(w: Writer, source: DType, target: DType, x: str) -> str:
+    """An integer widened by its own sign, or cut."""
+    before, after = max(16, source.bits), max(16, target.bits)
+    if after > before:
+        letter = TYPES[source.name][0]
+        return w.value(f"b{after}", f"cvt.{letter}{after}.{TYPES[source.name]}", x)
+    if after < before:
+        x = w.value(f"b{after}", f"cvt.u{after}.u{before}", x)
+    elif target.bits == after or (source.bits < target.bits and source.kind == target.kind):
+        return x  # all bits of the register are kept
+    return wrap(w, target, x)
+
+
+def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
+    """Truncated and saturated by the instruction; a nan is 0 by itself only from f32 to s32."""
+    wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
+    kind = kind_of(wide)
+    whole = w.value(kind, f"cvt.rzi.{TYPES[wide.name]}.{TYPES[source.name]}", x)
+    if source is dtypes.float64 or wide is dtypes.int64:
+        is_nan = w.value("pred", f"setp.nan.{TYPES[source.name]}", x, x)
+        whole = w.value(kind, f"selp.{kind}", "0", whole, is_nan)
+    return _between_integers(w, wide, target, whole) if wide is not target else whole
+
+
+def widen(w: Writer, source: DType, x: str) -> str:
+    """A float narrower than 32 bits as a float32, exactly."""
+    if source is dtypes.bfloat16:
+        return w.value("b32", "shl.b32", w.value("b32", "cvt.u32.u16", x), "16")
+    if source is dtypes.float8_e5m2:
+        x = w.value("b16", "shl.b16", x, "8")
+    elif source is dtypes.float8_e4m3:
+        both = w.value("b32", "cvt.rn.f16x2.e4m3x2", x)
+        x = w.value("b16", "cvt.u16.u32", both)
+    return w.value("b32", "cvt.f32.f16", x)
+
+
+def narrow(w: Writer, target: DType, x: str) -> str:
+    """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
+    if target.bits == 16:
+        return w.value("b16", f"cvt.rn.{TYPES[target.name]}.f32", x)
+    zero = literal(0, dtypes.float32)
+    held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
+    return _past(w, target, held, x, 1)
+
+
+def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
+    """The instruction stops at the largest value: one step on where x rounds past it."""
+    form, limit = PAST[target.name]
+    magnitude = w.value("b32", "abs.f32", x)
+    over = w.value("pred", form, magnitude, literal(limit, dtypes.float32))
+    beyond = w.value("b16", "add.u16", held, str(step))
+    return w.value("b16", "selp.b16", beyond, held, over)
+
+
+def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
+    """Two neighbouring elements in one register, packed, where an instruction does both."""
+    if source is not dtypes.float32 or not target.is_float or target.bits > 16:
+        return None
+    if target.bits == 16:
+        return w.value("b32", f"cvt.rn.{TYPES[target.name]}x2.f32", high, low)
+    held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+    return _past(w, target, _past(w, target, held, low, 1), high, 256)
+
+
+def bitcast(w: Writer, source: DType, target: DType, x: str) -> str:
+    """The same bits as another DType of the same width."""
+    if source is target:
+        return x
+    if source.bits != target.bits or dtypes.int4 in (source, target):
+        raise InternalError("ptx.convert", f"{source} and {target} differ in width")
+    if target.kind == "bool":
+        return w.value("pred", "setp.ne.s16", x, "0")
+    if source.kind == "bool":
+        return w.value("b16", "selp.b16", "1", "0", x)
+    if target is dtypes.int8:
+        return wrap(w, target, x)
+    return unsigned(w, source, x)

@@ -1,0 +1,649 @@
+"""How each elementwise Tile op becomes PTX: one table, one row per op.
+
+A row gets the writer, the DType of the operands and a register each, and gives the register of
+the result (a predicate for comparisons). What they compute is what `tile.numeric` says; floats
+narrower than 32 bits are widened, computed in float32 and rounded. Functions that no instruction
+computes are expanded through `tile.functions`; exp, exp2 and tanh of float32 rest on the fast
+ex2.approx, within the ulps stated in the tests. Invariant: every float instruction names its
+rounding, so that ptxas never contracts a product and a sum. The file is long because it is one
+table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ...core import dtype as dtypes
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from ...tile import functions
+from .convert import (
+    TYPES,
+    bitcast,
+    constant,
+    convert,
+    convert_pair,
+    kind_of,
+    literal,
+    narrow,
+    unsigned,
+    widen,
+    wrap,
+)
+from .write import Writer
+
+__all__ = [
+    "apply", "bitcast", "combine", "constant", "convert", "convert_pair", "kind_of", "literal",
+]  # fmt: skip
+
+Row = Callable[..., str]
+F32, F64 = dtypes.float32, dtypes.float64
+
+
+def apply(w: Writer, name: str, dtype: DType, *inputs: str) -> str:
+    """One elementwise op on one element; `dtype` is that of the operands (of `where`: a, b)."""
+    row = ROWS.get(name)
+    if row is None:
+        raise InternalError("ptx.rules", f"no row for {name}")
+    direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
+    if dtype.is_float and dtype.bits < 32 and not direct:
+        result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
+        return result if name in COMPARES else narrow(w, dtype, result)
+    if dtype is dtypes.int4:
+        result = row(w, dtypes.int8, *inputs)
+        return result if name in COMPARES | KEEPS else wrap(w, dtype, result)
+    return row(w, dtype, *inputs)
+
+
+def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
+    """Two elements of a reduction ('sum', 'prod', 'max' or 'min') made one."""
+    names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+    if kind not in names:
+        raise InternalError("ptx.rules", f"no reduction {kind!r}")
+    return apply(w, names[kind], dtype, a, b)
+
+
+# ---- small parts ----------------------------------------------------------------------------
+
+
+def _refuse(name: str, d: DType) -> InternalError:
+    return InternalError("ptx.rules", f"{name} has no meaning for {d}")
+
+
+def _value(w: Writer, d: DType, form: str, *operands: str) -> str:
+    """An instruction typed by the DType, and the integer it gives extended."""
+    return wrap(w, d, w.value(kind_of(d), f"{form}.{TYPES[d.name]}", *operands))
+
+
+def _test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
+    return w.value("pred", f"setp.{form}.{TYPES[d.name]}", a, b)
+
+
+def _select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
+    kind = kind_of(d)
+    return w.value(kind, f"selp.{kind if not d.is_float else TYPES[d.name]}", a, b, mask)
+
+
+def _logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
+    return w.value(kind_of(d), f"{form}.{kind_of(d)}", *inputs)
+
+
+# ---- functions over one register ------------------------------------------------------------
+
+
+class Value:
+    """A register or a literal with its DType, over which `tile.functions` compute."""
+
+    __slots__ = ("dtype", "text")
+
+    def __init__(self, text: str, dtype: DType) -> None:
+        self.text, self.dtype = text, dtype
+
+
+INTEGER = {32: dtypes.int32, 64: dtypes.int64}
+FLOAT = {32: F32, 64: F64}
+
+
+class Operations:
+    """The array operations `tile.functions` is written over, as PTX instructions."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+
+    def _do(self, form: str, *inputs: Value, dtype: DType | None = None) -> Value:
+        d = dtype or inputs[0].dtype
+        full = f"{form}.{TYPES[inputs[0].dtype.name]}"
+        return Value(self.writer.value(kind_of(d), full, *(i.text for i in inputs)), d)
+
+    def _bits(self, form: str, *inputs: Value) -> Value:
+        d = inputs[0].dtype
+        return Value(_logic(self.writer, form, d, *(i.text for i in inputs)), d)
+
+    def dtype(self, x: Value) -> str:
+        return x.dtype.name
+
+    def constant(self, value: float, like: Value) -> Value:
+        return Value(literal(value, like.dtype), like.dtype)
+
+    int_constant = constant
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._do("add.rn", a, b)
+
+    def subtract(self, a: Value, b: Value) -> Value:
+        return self._do("sub.rn", a, b)
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        return self._do("mul.rn", a, b)
+
+    def divide(self, a: Value, b: Value) -> Value:
+        return self._do("div.rn", a, b)
+
+    def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
+        return self._do("fma.rn", a, b, c)
+
+    def negative(self, x: Value) -> Value:
+        return self._do("neg", x)
+
+    def absolute(self, x: Value) -> Value:
+        return self._do("abs", x)
+
+    def square_root(self, x: Value) -> Value:
+        return self._do("sqrt.rn", x)
+
+    def round_even(self, x: Value) -> Value:
+        return self._do(f"cvt.rni.{TYPES[x.dtype.name]}", x)
+
+    def floor(self, x: Value) -> Value:
+        return self._do(f"cvt.rmi.{TYPES[x.dtype.name]}", x)
+
+    def minimum(self, a: Value, b: Value) -> Value:
+        if a.dtype is F32:
+            return self._do("min.NaN", a, b)
+        return self.select(self.less(a, b), a, b)
+
+    def maximum(self, a: Value, b: Value) -> Value:
+        if a.dtype is F32:
+            return self._do("max.NaN", a, b)
+        return self.select(self.less(b, a), a, b)
+
+    def less(self, a: Value, b: Value) -> Value:
+        return self._do("setp.lt", a, b, dtype=dtypes.bool_)
+
+    def less_equal(self, a: Value, b: Value) -> Value:
+        return self._do("setp.le", a, b, dtype=dtypes.bool_)
+
+    def equal(self, a: Value, b: Value) -> Value:
+        return self._do("setp.eq", a, b, dtype=dtypes.bool_)
+
+    def select(self, mask: Value, a: Value, b: Value) -> Value:
+        return Value(_select(self.writer, a.dtype, mask.text, a.text, b.text), a.dtype)
+
+    def logical_and(self, a: Value, b: Value) -> Value:
+        return self._bits("and", a, b)
+
+    def logical_or(self, a: Value, b: Value) -> Value:
+        return self._bits("or", a, b)
+
+    def logical_not(self, a: Value) -> Value:
+        return self._bits("not", a)
+
+    def bitcast_int(self, x: Value) -> Value:
+        return Value(x.text, INTEGER[x.dtype.bits])
+
+    def bitcast_float(self, x: Value) -> Value:
+        return Value(x.text, FLOAT[x.dtype.bits])
+
+    def to_int(self, x: Value) -> Value:
+        target = INTEGER[x.dtype.bits]
+        return self._do(f"cvt.rzi.{TYPES[target.name]}", x, dtype=target)
+
+    def to_float(self, x: Value) -> Value:
+        target = FLOAT[x.dtype.bits]
+        return self._do(f"cvt.rn.{TYPES[target.name]}", x, dtype=target)
+
+    def int_add(self, a: Value, b: Value) -> Value:
+        return self._do("add", a, b)
+
+    def int_subtract(self, a: Value, b: Value) -> Value:
+        return self._do("sub", a, b)
+
+    def int_and(self, a: Value, b: Value) -> Value:
+        return self._bits("and", a, b)
+
+    def int_or(self, a: Value, b: Value) -> Value:
+        return self._bits("or", a, b)
+
+    def int_xor(self, a: Value, b: Value) -> Value:
+        return self._bits("xor", a, b)
+
+    def int_shift_left(self, a: Value, n: int) -> Value:
+        return self._bits("shl", a, Value(str(n), dtypes.int32))
+
+    def int_shift_right(self, a: Value, n: int) -> Value:
+        return self._do("shr", a, Value(str(n), dtypes.int32))
+
+    def int_equal(self, a: Value, b: Value) -> Value:
+        return self._do("setp.eq", a, b, dtype=dtypes.bool_)
+
+    def int_less(self, a: Value, b: Value) -> Value:
+        return self._do("setp.lt", a, b, dtype=dtypes.bool_)
+
+
+def _function(name: str) -> Row:
+    """A row that expands `tile.functions.<name>`."""
+
+    def row(w: Writer, d: DType, *inputs: str) -> str:
+        if not d.is_float:
+            raise _refuse(name, d)
+        operations: Any = Operations(w)
+        result: Value = getattr(functions, name)(operations, *[Value(i, d) for i in inputs])
+        return result.text
+
+    return row
+
+
+LOG2_E, LN2, LN2_LOW = 1.4426950408889634, 0.693147182464599609375, -1.9046542e-09
+EXP_HIGHEST = 88.722839  # the first float32 whose exponential is past the largest
+
+
+def _exp(w: Writer, d: DType, x: str) -> str:
+    """e**x = 2**t * (1 + r) where t = x * log2(e) is rounded and r = x - t * ln(2) is its error.
+
+    Above the clamp 2**t is infinite and r, at its constant, positive: no nan arises.
+    """
+    if d is not F32:
+        return _function("exp")(w, d, x)
+    x = w.value("b32", "max.NaN.f32", x, literal(-104.0, F32))
+    x = w.value("b32", "min.NaN.f32", x, literal(EXP_HIGHEST, F32))
+    t = w.value("b32", "mul.rn.f32", x, literal(LOG2_E, F32))
+    rest = w.value("b32", "fma.rn.f32", t, literal(-LN2, F32), x)
+    rest = w.value("b32", "fma.rn.f32", t, literal(-LN2_LOW, F32), rest)
+    power = w.value("b32", "ex2.approx.f32", t)
+    return w.value("b32", "fma.rn.f32", power, rest, power)
+
+
+def _exp2(w: Writer, d: DType, x: str) -> str:
+    return w.value("b32", "ex2.approx.f32", x) if d is F32 else _function("exp2")(w, d, x)
+
+
+TANH_SPLIT = 0.55
+TANH_NEAR = (0.01643758, -0.052671812, 0.13320725, -0.33332947)  # of x**2: tanh(x) / x - 1
+
+
+def _tanh(w: Writer, d: DType, x: str) -> str:
+    """A polynomial near zero, then 1 - 2 / (e**(2|x|) + 1)."""
+    if d is not F32:
+        return _function("tanh")(w, d, x)
+    square = w.value("b32", "mul.rn.f32", x, x)
+    bend = literal(TANH_NEAR[0], F32)
+    for coefficient in TANH_NEAR[1:]:
+        bend = w.value("b32", "fma.rn.f32", bend, square, literal(coefficient, F32))
+    near = w.value("b32", "fma.rn.f32", w.value("b32", "mul.rn.f32", square, bend), x, x)
+    a = w.value("b32", "abs.f32", x)
+    grown = w.value("b32", "mul.rn.f32", a, literal(2 * LOG2_E, F32))
+    grown = w.value("b32", "ex2.approx.ftz.f32", grown)
+    grown = w.value("b32", "add.rn.f32", grown, literal(1.0, F32))
+    inverse = w.value("b32", "rcp.approx.ftz.f32", grown)
+    far = w.value("b32", "fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
+    sign = w.value("b32", "and.b32", x, "-2147483648")
+    far = w.value("b32", "or.b32", far, sign)
+    return _select(w, F32, _test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
+
+
+# ---- arithmetic -----------------------------------------------------------------------------
+
+
+def _arithmetic(name: str, form: str, boolean: str = "", integer: str = "") -> Row:
+    """A row that is one instruction: `form.rn` of floats, `integer` of integers."""
+
+    def row(w: Writer, d: DType, *inputs: str) -> str:
+        if d.is_float:
+            return _value(w, d, f"{form}.rn", *inputs)
+        if d.kind != "bool":
+            return _value(w, d, integer or form, *inputs)
+        if not boolean:
+            raise _refuse(name, d)
+        return _logic(w, boolean, d, *inputs)
+
+    return row
+
+
+def _floats_only(name: str, form: str) -> Row:
+    def row(w: Writer, d: DType, x: str) -> str:
+        if not d.is_float:
+            raise _refuse(name, d)
+        return _value(w, d, form, x)
+
+    return row
+
+
+def _rounding(direction: str) -> Row:
+    """To a whole number; integers are whole already."""
+
+    def row(w: Writer, d: DType, x: str) -> str:
+        return _value(w, d, f"cvt.{direction}.{TYPES[d.name]}", x) if d.is_float else x
+
+    return row
+
+
+def _negative(w: Writer, d: DType, x: str) -> str:
+    if d.is_float and d.bits < 32:
+        return w.value("b16", "xor.b16", x, str(1 << (d.bits - 1)))
+    if d.is_float or d.kind == "int":
+        return _value(w, d, "neg", x)
+    return x if d.kind == "bool" else _value(w, d, "sub", "0", x)
+
+
+def _absolute(w: Writer, d: DType, x: str) -> str:
+    if d.is_float and d.bits < 32:
+        return w.value("b16", "and.b16", x, str((1 << (d.bits - 1)) - 1))
+    return _value(w, d, "abs", x) if d.kind in ("float", "int") else x
+
+
+def _sign(w: Writer, d: DType, x: str) -> str:
+    """1, -1, or x itself: nan and signed zeros stay."""
+    if d.kind == "bool":
+        return x
+    if d.kind == "uint":
+        return w.value(kind_of(d), f"min.{TYPES[d.name]}", x, "1")
+    zero, one, minus = (literal(v, d) for v in (0, 1, -1))
+    if d.kind == "int":
+        low = w.value(kind_of(d), f"min.{TYPES[d.name]}", x, one)
+        return w.value(kind_of(d), f"max.{TYPES[d.name]}", low, minus)
+    low = _select(w, d, _test(w, d, "lt", x, zero), minus, x)
+    return _select(w, d, _test(w, d, "gt", x, zero), one, low)
+
+
+def _extreme(form: str) -> Row:
+    """Maximum or minimum; nan if either is, and 0 is above -0."""
+
+    def row(w: Writer, d: DType, a: str, b: str) -> str:
+        if d.kind == "bool":
+            return _logic(w, "or" if form == "max" else "and", d, a, b)
+        if not d.is_float:
+            return w.value(kind_of(d), f"{form}.{TYPES[d.name]}", a, b)
+        if d is not F64:
+            return _value(w, d, f"{form}.NaN", a, b)
+        found = _value(w, d, form, a, b)
+        return _select(w, d, _test(w, d, "nan", a, b), literal(math.nan, d), found)
+
+    return row
+
+
+def _bitwise(name: str) -> Row:
+    def row(w: Writer, d: DType, *inputs: str) -> str:
+        if d.is_float:
+            raise _refuse(name, d)
+        return _logic(w, name.removeprefix("bit_"), d, *inputs)  # both extended alike
+
+    return row
+
+
+def _bit_not(w: Writer, d: DType, x: str) -> str:
+    result = _bitwise("bit_not")(w, d, x)
+    return wrap(w, d, result) if d.kind == "uint" else result
+
+
+def _shift(name: str) -> Row:
+    """PTX clamps the amount, a u32, at the width, so only wide amounts need care."""
+
+    def row(w: Writer, d: DType, x: str, amount: str) -> str:
+        if not d.is_integer:
+            raise _refuse(name, d)
+        if d.bits == 64:
+            amount = w.value("b64", "min.u64", amount, "64")
+            amount = w.value("b32", "cvt.u32.u64", amount)
+        elif d.bits < 32:
+            amount = w.value("b32", "cvt.u32.u16", amount)
+        if name == "shift_right":
+            return w.value(kind_of(d), f"shr.{TYPES[d.name]}", x, amount)
+        return wrap(w, d, _logic(w, "shl", d, x, amount))
+
+    return row
+
+
+def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
+    """The upper half of the unsigned product."""
+    if not d.is_integer:
+        raise _refuse("multiply_high", d)
+    if d.bits >= 16:
+        return w.value(kind_of(d), f"mul.hi.u{d.bits}", a, b)
+    product = w.value("b16", "mul.lo.u16", unsigned(w, d, a), unsigned(w, d, b))
+    return wrap(w, d, w.value("b16", "shr.u16", product, "8"))
+
+
+def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
+    if d.kind == "bool":
+        return _logic(w, "or", d, _logic(w, "and", d, a, b), c)
+    return _value(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
+
+
+def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
+    if d.kind != "bool":
+        return w.value(kind_of(d), f"selp.{kind_of(d)}", a, b, mask)
+    chosen, other = _logic(w, "and", d, mask, a), _logic(w, "not", d, mask)
+    return _logic(w, "or", d, chosen, _logic(w, "and", d, other, b))
+
+
+def _compare(name: str) -> Row:
+    form = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le"}[name]
+
+    def row(w: Writer, d: DType, a: str, b: str) -> str:
+        if d.kind != "bool":
+            return _test(w, d, "neu" if d.is_float and form == "ne" else form, a, b)
+        if form in ("eq", "ne"):
+            differ = _logic(w, "xor", d, a, b)
+            return differ if form == "ne" else _logic(w, "not", d, differ)
+        return _logic(w, "and" if form == "lt" else "or", d, _logic(w, "not", d, a), b)
+
+    return row
+
+
+# ---- division -------------------------------------------------------------------------------
+
+
+def _divide(w: Writer, d: DType, a: str, b: str) -> str:
+    """Division; of integers truncated, and 0 by 0."""
+    if d.is_float:
+        return _value(w, d, "div.rn", a, b)
+    quotient, _, _ = _quotient(w, d, a, b, "divide")
+    return wrap(w, d, quotient) if d.kind == "int" else quotient
+
+
+def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str, str]:
+    """The truncated quotient (0 of a zero divisor, -a of -1); that by a safe divisor, and it."""
+    if not d.is_integer:
+        raise _refuse(name, d)
+    kind, bits = kind_of(d), max(16, d.bits)
+    special, safe = _safe(w, d, b)
+    raw = w.value(kind, f"div.{TYPES[d.name]}", a, safe)
+    product = "0"
+    if d.kind == "int":
+        product = w.value(kind, f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
+    return w.value(kind, f"selp.{kind}", product, raw, special), raw, safe
+
+
+def _safe(w: Writer, d: DType, b: str) -> tuple[str, str]:
+    """Whether a divisor is 0 (or -1, by which the lowest overflows), and 1 in its place."""
+    kind, bits = kind_of(d), max(16, d.bits)
+    if d.kind == "uint":
+        special = _test(w, d, "eq", b, "0")
+    else:
+        above = w.value(kind, f"add.s{bits}", b, "1")
+        special = w.value("pred", f"setp.le.u{bits}", above, "1")
+    return special, w.value(kind, f"selp.{kind}", "1", b, special)
+
+
+def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
+    """Whether a non-zero remainder has another sign than the divisor."""
+    differ = _test(w, d, "lt", _logic(w, "xor", d, remainder, divisor), "0")
+    return w.value("pred", "and.pred", differ, _test(w, d, "ne", remainder, "0"))
+
+
+def _floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
+    if d.is_float:
+        return _rounding("rmi")(w, d, _value(w, d, "div.rn", a, b))
+    quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
+    if d.kind == "uint":
+        return quotient
+    kind, letter = kind_of(d), TYPES[d.name]
+    back = w.value(kind, f"mul.lo.{letter}", raw, safe)
+    rest = w.value(kind, f"sub.{letter}", a, back)
+    less = w.value(kind, f"sub.{letter}", quotient, "1")
+    return wrap(w, d, _select(w, d, _crossed(w, d, rest, safe), less, quotient))
+
+
+def _remainder(w: Writer, d: DType, a: str, b: str) -> str:
+    """With the sign of the divisor; 0 of a zero divisor."""
+    if d.is_float:
+        return _float_remainder(w, d, a, b)
+    if not d.is_integer:
+        raise _refuse("remainder", d)
+    _, safe = _safe(w, d, b)
+    rest = w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, safe)
+    if d.kind == "uint":
+        return rest
+    more = w.value(kind_of(d), f"add.{TYPES[d.name]}", rest, safe)
+    return _select(w, d, _crossed(w, d, rest, safe), more, rest)
+
+
+def _unsigned_division(name: str, form: str) -> Row:
+    """Of operands seen as unsigned; a zero divisor gives 0."""
+
+    def row(w: Writer, d: DType, a: str, b: str) -> str:
+        if not d.is_integer:
+            raise _refuse(name, d)
+        kind, letter = kind_of(d), f"u{max(16, d.bits)}"
+        a, b = unsigned(w, d, a), unsigned(w, d, b)
+        bad = w.value("pred", f"setp.eq.{letter}", b, "0")
+        safe = w.value(kind, f"selp.{kind}", "1", b, bad)
+        result = w.value(kind, f"{form}.{letter}", a, safe)
+        if form == "div":  # a remainder by 1 is 0 already
+            result = w.value(kind, f"selp.{kind}", "0", result, bad)
+        return wrap(w, d, result) if d.kind == "int" else result
+
+    return row
+
+
+def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
+    """fmod, then moved to the sign of the divisor."""
+    zero = literal(0, d)
+    x, y = (convert(w, d, F64, v) for v in (a, b))
+    rest = convert(w, F64, d, _modulo(w, x, y, d is F64))
+    rest = w.value(kind_of(d), f"copysign.{TYPES[d.name]}", a, rest)
+    low = w.value("pred", "xor.pred", _test(w, d, "lt", rest, zero), _test(w, d, "lt", b, zero))
+    low = w.value("pred", "and.pred", low, _test(w, d, "neu", rest, zero))
+    return _select(w, d, low, _value(w, d, "add.rn", rest, b), rest)
+
+
+def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
+    """|x| modulo |y| in float64, 53 bits of the quotient a turn.
+
+    A quotient rounded towards zero leaves a remainder that is exact. Where the exponents may lie
+    `far` apart a multiple of y by a power of two is divided by first, so that no quotient
+    overflows: r stays below 2**583 of the divisor that is chosen.
+    """
+    r, step, head, end = w.new("b64"), w.new("b64"), w.label("modulo"), w.label("modulo_end")
+    w.put("abs.f64", r, x)
+    y = w.value("b64", "abs.f64", y)
+    steps = [y]
+    if far:
+        steps.append(w.value("b64", "mul.rn.f64", y, literal(2.0**500, F64)))
+        steps.append(w.value("b64", "mul.rn.f64", steps[1], literal(2.0**583, F64)))
+    w.put("bra", end, guard=_test(w, F64, "lt", r, y))
+    w.place(head)
+    w.put("mov.b64", step, y)
+    for larger in steps[1:]:
+        w.put("selp.f64", step, larger, step, _test(w, F64, "ge", r, larger))
+    quotient = w.value("b64", "div.rz.f64", r, step)
+    quotient = w.value("b64", "cvt.rzi.f64.f64", quotient)
+    quotient = w.value("b64", "neg.f64", quotient)
+    w.put("fma.rn.f64", r, quotient, step, r)
+    w.put("bra", head, guard=_test(w, F64, "ge", r, y))
+    w.place(end)
+    return r
+
+
+def _power(w: Writer, d: DType, a: str, b: str) -> str:
+    """Integers by squaring; the product wraps, a negative exponent gives 0 (or 1 or -1)."""
+    if d.is_float:
+        return _function("power")(w, d, a, b)
+    if not d.is_integer:
+        raise _refuse("power", d)
+    kind, letter = kind_of(d), TYPES[d.name]
+    rest, base, result = w.new(kind), w.new(kind), w.new(kind)
+    if d.kind == "int":
+        w.put(f"max.{letter}", rest, b, "0")
+    else:
+        w.put(f"mov.{kind}", rest, b)
+    w.put(f"mov.{kind}", base, a)
+    w.put(f"mov.{kind}", result, "1")
+    head, end = w.label("power"), w.label("power_end")
+    w.place(head)
+    w.put("bra", end, guard=_test(w, d, "eq", rest, "0"))
+    odd = _test(w, d, "ne", _logic(w, "and", d, rest, "1"), "0")
+    w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
+    w.put(f"mul.lo.{letter}", base, base, base)
+    w.put(f"shr.u{kind[1:]}", rest, rest, "1")
+    w.put("bra", head)
+    w.place(end)
+    if d.kind == "uint":
+        return wrap(w, d, result)
+    odd = _test(w, d, "ne", _logic(w, "and", d, b, "1"), "0")
+    unit = _select(w, d, odd, "-1", "1")
+    small = _select(w, d, _test(w, d, "eq", a, "-1"), unit, "0")
+    small = _select(w, d, _test(w, d, "eq", a, "1"), "1", small)
+    return _select(w, d, _test(w, d, "lt", b, "0"), small, wrap(w, d, result))
+
+
+ROWS: dict[str, Row] = {
+    "negative": _negative,
+    "absolute": _absolute,
+    "square_root": _floats_only("square_root", "sqrt.rn"),
+    "reciprocal": _floats_only("reciprocal", "rcp.rn"),
+    "sign": _sign,
+    "floor": _rounding("rmi"),
+    "ceil": _rounding("rpi"),
+    "round": _rounding("rni"),
+    "trunc": _rounding("rzi"),
+    "bit_not": _bit_not,
+    "add": _arithmetic("add", "add", boolean="or"),
+    "subtract": _arithmetic("subtract", "sub", boolean="xor"),
+    "multiply": _arithmetic("multiply", "mul", boolean="and", integer="mul.lo"),
+    "divide": _divide,
+    "floor_divide": _floor_divide,
+    "remainder": _remainder,
+    "unsigned_divide": _unsigned_division("unsigned_divide", "div"),
+    "unsigned_remainder": _unsigned_division("unsigned_remainder", "rem"),
+    "power": _power,
+    "maximum": _extreme("max"),
+    "minimum": _extreme("min"),
+    "bit_and": _bitwise("bit_and"),
+    "bit_or": _bitwise("bit_or"),
+    "bit_xor": _bitwise("bit_xor"),
+    "shift_left": _shift("shift_left"),
+    "shift_right": _shift("shift_right"),
+    "multiply_high": _multiply_high,
+    "equal": _compare("equal"),
+    "not_equal": _compare("not_equal"),
+    "less": _compare("less"),
+    "less_equal": _compare("less_equal"),
+    "where": _where,
+    "multiply_add": _multiply_add,
+    "exp": _exp,
+    "exp2": _exp2,
+    "tanh": _tanh,
+}
+for _name in ("log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+              "erf", "erf_inverse"):  # fmt: skip
+    ROWS[_name] = _function(_name)
+COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
+EXTREMES = frozenset({"maximum", "minimum"})
+# Rows that treat a narrow float as its bits.
+ON_BITS = frozenset({"where", "negative", "absolute"})
+# Rows that give one of their operands, 0, 1 or -1: what was extended stays so.
+KEEPS = frozenset({"where", "maximum", "minimum", "sign", "floor", "ceil", "round", "trunc",
+                   "bit_and", "bit_or", "bit_xor", "bit_not", "shift_right"})  # fmt: skip
