@@ -5,7 +5,8 @@ order, each a choice `a|b`, named `NAME=a|b` where the signature asks for it, le
 when it ends in `?`; `$name` stands for the words of SETS. A signature lists the operands:
 
     T, s32     a source of the type that part T chose, or of that type: register or immediate
-    =T         a destination register; `=T|pred` a pair such as %r1|%p1, `_` for what is dropped
+    %T         a special register such as %tid.x
+    =T         a register, written or only read; `=T|pred` a pair such as %r1|%p1, or _|%p1
     +T         a register at least as wide as T;  2T  one twice as wide;  !pred  may be negated
     #          an integer;  name  a label;  [space]  an address;  [map]  [map, {coordinates}]
     {4*b32}    so many registers in braces; {V*T} as many as word V says, bare where V is left out
@@ -35,7 +36,8 @@ SETS = {
     "memory": "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64",
     "order": "eq|ne|lt|le|gt|ge",
     "float_order": "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan",
-    "space": "global|shared::cta|shared::cluster|shared|local",
+    "space": "global|shared::cta|shared::cluster|shared",
+    "sem": "relaxed|acquire|release|acq_rel",
     "evict": "L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate",
     "fetch": "L2::64B|L2::128B|L2::256B",
     "scope": "cta|cluster|gpu|sys",
@@ -55,7 +57,7 @@ add|sub T=$int : =T T T
 add|sub sat s32 : =s32 s32 s32
 add|sub cc T=u32|s32|u64|s64 : =T T T
 addc|subc cc? T=u32|s32|u64|s64 : =T T T
-mul|mad24|mul24 lo|hi T=u32|s32 : =T T T
+mul|mul24 lo|hi T=u32|s32 : =T T T
 mul lo|hi T=u16|s16|u64|s64 : =T T T
 mul wide T=u16|s16|u32|s32 : =2T T T
 mad lo|hi T=$int : =T T T T
@@ -128,7 +130,7 @@ setp $order|lo|ls|hi|hs T=u16|u32|u64 : =pred T T / =pred|pred T T
 setp eq|ne T=$bits : =pred T T / =pred|pred T T
 setp $float_order ftz? f32 : =pred f32 f32 / =pred|pred f32 f32
 setp $float_order f64 : =pred f64 f64 / =pred|pred f64 f64
-setp $float_order ftz? f16 : =pred f16 f16 / =pred|pred f16 f16
+setp $float_order ftz? f16 : =pred f16 f16
 setp $float_order ftz? f16x2 : =pred|pred f16x2 f16x2
 setp $order and|or|xor T=s16|s32|s64 : =pred T T !pred / =pred|pred T T !pred
 setp $order|lo|ls|hi|hs and|or|xor T=u16|u32|u64 : =pred T T !pred / =pred|pred T T !pred
@@ -139,14 +141,22 @@ set $order D=u32|s32|f32 T=s16|s32|s64|u16|u32|u64 : =D T T
 set $float_order ftz? D=u32|s32|f32 T=f32 : =D T T
 set $float_order D=u32|s32|f32 T=f64 : =D T T
 == 7.8 sm_90
-setp $float_order bf16 : =pred bf16 bf16 / =pred|pred bf16 bf16
+setp $float_order bf16 : =pred bf16 bf16
 setp $float_order bf16x2 : =pred|pred bf16x2 bf16x2
 
 == 7.0 sm_80 conversion and moves
-cvt sat? D=$int8 S=$int8 : =+D +S
+cvt D=$int8 S=$int8 : =+D +S
+cvt sat D=u8 S=s8|u16|s16|u32|s32|u64|s64 : =+D +S
+cvt sat D=s8 S=u8|u16|s16|u32|s32|u64|s64 : =+D +S
+cvt sat D=u16 S=s8|s16|u32|s32|u64|s64 : =+D +S
+cvt sat D=s16 S=u16|u32|s32|u64|s64 : =+D +S
+cvt sat D=u32 S=s8|s16|s32|u64|s64 : =+D +S
+cvt sat D=s32 S=u32|u64|s64 : =+D +S
+cvt sat D=u64 S=s8|s16|s32|s64 : =+D +S
+cvt sat D=s64 S=u64 : =+D +S
 cvt $round sat? D=f16|f32|f64 S=$int8 : =D +S
-cvt $toint ftz? sat? D=$int8 S=f16|f32 : =+D S
-cvt $toint sat? D=$int8 S=f64 : =+D S
+cvt $toint ftz? sat? D=$int8 S=f32 : =+D S
+cvt $toint sat? D=$int8 S=f16|f64 : =+D S
 cvt $round ftz? sat? f32 f64 : =f32 f64
 cvt $round ftz? sat? f16 f32 : =f16 f32
 cvt $round sat? f16 f64 : =f16 f64
@@ -158,20 +168,23 @@ cvt $toint? sat? T=f64.f64|f16.f16 : =T T
 cvt rn|rz relu? bf16 f32 : =bf16 f32
 cvt rn|rz relu? T=f16x2|bf16x2 f32 : =T f32 f32
 cvt rna tf32 f32 : =b32 f32
-mov T=pred|$any : =T T / =T special
+cvt pack sat u8|s8 s32 b32 : =b32 s32 s32 b32
+cvt pack sat u16|s16 s32 : =b32 s32 s32
+mov T=pred|$any : =T T
+mov T=pred|b32|u32|s32|b64|u64|s64 : =T %T
 mov T=b32|u32|s32|b64|u64|s64 : =T name
-mov b32 : =b32 {2*b16} / ={2*b16} b32
-mov b64 : =b64 {2*b32} / ={2*b32} b64 / =b64 {4*b16} / ={4*b16} b64
-cvta to? global|shared|local|const|param T=u64 : =T T
-cvta global|shared|local|const|param T=u64 : =T name
-isspacep global|shared|local|const|param|shared::cta|shared::cluster : =pred u64
+mov b32 : =b32 f32 / =b32 {2*b16} / ={2*b16} b32
+mov b64 : =b64 f64 / =b64 {2*b32} / ={2*b32} b64 / =b64 {4*b16} / ={4*b16} b64
+cvta to? global|shared|local|const u64 : =u64 u64
+cvta shared u64 : =u64 name
+isspacep global|shared|local|const|shared::cta|shared::cluster : =pred u64
 == 7.1 sm_80
 cvt f32 bf16 : =f32 bf16
 == 7.8 sm_90
 cvt rn|rz relu? tf32 f32 : =b32 f32
-cvt $round D=bf16 S=$int8|f64 : =D +S
+cvt $round D=bf16 S=$int|f64 : =D S
 cvt $round bf16 f16 : =bf16 f16
-cvt $toint D=$int8 S=bf16 : =+D S
+cvt $toint D=$int S=bf16 : =D S
 cvt f64 bf16 : =f64 bf16
 cvt $round f16 bf16 : =f16 bf16
 cvt rn satfinite relu? T=e4m3x2|e5m2x2 f32 : =T f32 f32
@@ -182,7 +195,8 @@ getctarank A=shared::cluster? T=u32|u64 : =u32 T
 
 == 7.0 sm_80 control
 bra uni? : name
-ret|exit uni? :
+ret uni? :
+exit :
 trap|brkpt :
 nanosleep u32 : u32
 
@@ -193,34 +207,37 @@ ld global nc $evict? H=L2::cache_hint? $fetch? V=v2|v4? T=$memory : =V*+T [globa
 ld volatile SPACE=$space? V=v2|v4? T=$memory : =V*+T [SPACE]
 ld relaxed|acquire $scope SPACE=$space? $evict? H=L2::cache_hint? $fetch? V=v2|v4? T=$memory : \
 =V*+T [SPACE] H:b64
-ld SPACE=global ca|cg|cs|lu|cv nc? V=v2|v4? T=$memory : =V*+T [SPACE]
+ld SPACE=global lu|cv V=v2|v4? T=$memory : =V*+T [SPACE]
+ld SPACE=global ca|cg|cs nc? V=v2|v4? T=$memory : =V*+T [SPACE]
 st weak? SPACE=$space? $evict? H=L2::cache_hint? V=v2|v4? T=$memory : [SPACE] V*+T H:b64
 st volatile SPACE=$space? V=v2|v4? T=$memory : [SPACE] V*+T
 st relaxed|release $scope SPACE=$space? $evict? H=L2::cache_hint? V=v2|v4? T=$memory : \
 [SPACE] V*+T H:b64
 st SPACE=global wb|cg|cs|wt V=v2|v4? T=$memory : [SPACE] V*+T
+ld local V=v2|v4? T=$memory : =V*+T [local]
+st local V=v2|v4? T=$memory : [local] V*+T
 prefetch SPACE=global|local L1|L2 : [SPACE]
 prefetch global L2::evict_last|L2::evict_normal : [global]
 createpolicy fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged \
 L2::evict_first|L2::evict_unchanged? b64 : =b64 f32?
 == 8.1 sm_90
 st async weak? shared::cluster $bytes V=v2|v4? T=b32|u32|s32|f32|b64|u64|s64|f64 : \
-[shared] V*+T [shared]
+[shared] V*T [shared]
 == 8.0 sm_90
-prefetch param|const? tensormap : [global] / [param]
+prefetch tensormap : [global]
+prefetch SPACE=param|const tensormap : [SPACE]
 
 == 7.4 sm_80 atomics
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? and|or|xor|exch H=L2::cache_hint? \
+atom $sem? $scope? SPACE=$space? and|or|xor|exch H=L2::cache_hint? \
 T=b32|b64 : =T [SPACE] T H:b64
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? cas H=L2::cache_hint? T=$bits : \
-=T [SPACE] T T H:b64
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? add H=L2::cache_hint? \
+atom $sem? $scope? SPACE=$space? cas T=$bits : =T [SPACE] T T
+atom $sem? $scope? SPACE=$space? add H=L2::cache_hint? \
 T=u32|s32|u64|f32|f64 : =T [SPACE] T H:b64
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? inc|dec H=L2::cache_hint? u32 : \
+atom $sem? $scope? SPACE=$space? inc|dec H=L2::cache_hint? u32 : \
 =u32 [SPACE] u32 H:b64
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? min|max H=L2::cache_hint? \
+atom $sem? $scope? SPACE=$space? min|max H=L2::cache_hint? \
 T=u32|s32|u64|s64 : =T [SPACE] T H:b64
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
+atom $sem? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
 T=f16|f16x2 : =T [SPACE] T H:b64
 red relaxed|release? $scope? SPACE=$space? and|or|xor H=L2::cache_hint? T=b32|b64 : \
 [SPACE] T H:b64
@@ -232,14 +249,14 @@ red relaxed|release? $scope? SPACE=$space? min|max H=L2::cache_hint? T=u32|s32|u
 red relaxed|release? $scope? SPACE=$space? add noftz H=L2::cache_hint? T=f16|f16x2 : \
 [SPACE] T H:b64
 == 7.8 sm_90
-atom relaxed|acquire|release|acq_rel? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
+atom $sem? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
 T=bf16|bf16x2 : =T [SPACE] T H:b64
 red relaxed|release? $scope? SPACE=$space? add noftz H=L2::cache_hint? T=bf16|bf16x2 : \
 [SPACE] T H:b64
 == 8.1 sm_90
-atom relaxed|acquire|release|acq_rel? $scope? global add H=L2::cache_hint? V=v2|v4 f32 : \
+atom $sem? $scope? global add H=L2::cache_hint? V=v2|v4 f32 : \
 =V*f32 [global] V*f32 H:b64
-atom relaxed|acquire|release|acq_rel? $scope? global add|min|max noftz H=L2::cache_hint? V=v2|v4 \
+atom $sem? $scope? global add|min|max noftz H=L2::cache_hint? V=v2|v4 \
 T=f16|bf16|f16x2|bf16x2 : =V*T [global] V*T H:b64
 red relaxed|release? $scope? global add H=L2::cache_hint? V=v2|v4 f32 : [global] V*f32 H:b64
 red relaxed|release? $scope? global add|min|max noftz H=L2::cache_hint? V=v2|v4 \
@@ -248,7 +265,6 @@ T=f16|bf16|f16x2|bf16x2 : [global] V*T H:b64
 == 7.0 sm_80 order and barriers
 membar cta|gl|sys :
 fence sc|acq_rel $scope :
-fence proxy alias :
 bar sync : u32 u32?
 bar arrive : u32 u32
 bar red popc u32 : =u32 u32 !pred / =u32 u32 u32 !pred
@@ -264,57 +280,65 @@ match all sync T=b32|b64 : =b32 T u32 / =b32|pred T u32
 redux sync add|min|max T=u32|s32 : =T T u32
 redux sync and|or|xor b32 : =b32 b32 u32
 activemask b32 : =b32
+== 7.5 sm_80
+fence proxy alias :
 == 8.0 sm_90
 elect sync : =b32|pred u32
 fence proxy async :
 fence proxy async global|shared::cta|shared::cluster :
 fence mbarrier_init release cluster :
+barrier cluster arrive release|relaxed aligned? :
+barrier cluster wait acquire aligned? :
 == 8.3 sm_90
 fence proxy tensormap::generic release $scope :
 fence proxy tensormap::generic acquire $scope : [global] #
 == 7.8 sm_90
-barrier cluster arrive release|relaxed? aligned? :
-barrier cluster wait acquire? aligned? :
+barrier cluster arrive|wait aligned? :
 griddepcontrol wait|launch_dependents :
 
 == 7.8 sm_80 matrices
-ldmatrix sync aligned m8n8 V=x1|x2|x4 trans? $cta? b16 : ={V*b32} [shared]
+ldmatrix sync aligned m8n8 V=x1|x2|x4 trans? SPACE=$cta? b16 : ={V*b32} [SPACE]
 mma sync aligned m16n8k16 row col f32.f16.f16.f32|f32.bf16.bf16.f32 : \
-={4*b32} {4*b32} {2*b32} {4*b32}
-mma sync aligned m16n8k16 row col f16.f16.f16.f16 : ={2*b32} {4*b32} {2*b32} {2*b32}
+={4*b32} {4*=b32} {2*=b32} {4*=b32}
+mma sync aligned m16n8k16 row col f16.f16.f16.f16 : ={2*b32} {4*=b32} {2*=b32} {2*=b32}
 mma sync aligned m16n8k8 row col f32.f16.f16.f32|f32.bf16.bf16.f32 : \
-={4*b32} {2*b32} {1*b32} {4*b32}
-mma sync aligned m16n8k8 row col f16.f16.f16.f16 : ={2*b32} {2*b32} {1*b32} {2*b32}
-mma sync aligned m16n8k8 row col f32.tf32.tf32.f32 : ={4*b32} {4*b32} {2*b32} {4*b32}
-mma sync aligned m16n8k4 row col f32.tf32.tf32.f32 : ={4*b32} {2*b32} {1*b32} {4*b32}
+={4*b32} {2*=b32} {1*=b32} {4*=b32}
+mma sync aligned m16n8k8 row col f16.f16.f16.f16 : ={2*b32} {2*=b32} {1*=b32} {2*=b32}
+mma sync aligned m16n8k8 row col f32.tf32.tf32.f32 : ={4*b32} {4*=b32} {2*=b32} {4*=b32}
+mma sync aligned m16n8k4 row col f32.tf32.tf32.f32 : ={4*b32} {2*=b32} {1*=b32} {4*=b32}
 mma sync aligned m16n8k16 row col satfinite? s32 s8|u8 s8|u8 s32 : \
-={4*b32} {2*b32} {1*b32} {4*b32}
+={4*b32} {2*=b32} {1*=b32} {4*=b32}
 mma sync aligned m16n8k32 row col satfinite? s32 s8|u8 s8|u8 s32 : \
-={4*b32} {4*b32} {2*b32} {4*b32}
-mma sync aligned m8n8k4 row col f64.f64.f64.f64 : ={2*b64} {1*b64} {1*b64} {2*b64}
+={4*b32} {4*=b32} {2*=b32} {4*=b32}
+mma sync aligned m8n8k4 row col f64.f64.f64.f64 : ={2*b64} {1*=b64} {1*=b64} {2*=b64}
+movmatrix sync aligned m8n8 trans b16 : =b32 =b32
 == 7.8 sm_90
-stmatrix sync aligned m8n8 V=x1|x2|x4 trans? $cta? b16 : [shared] {V*b32}
+stmatrix sync aligned m8n8 V=x1|x2|x4 trans? SPACE=$cta? b16 : [SPACE] {V*=b32}
 == 8.4 sm_90
 mma sync aligned m16n8k32 row col f32 e4m3|e5m2 e4m3|e5m2 f32 : \
-={4*b32} {4*b32} {2*b32} {4*b32}
+={4*b32} {4*=b32} {2*=b32} {4*=b32}
 == 8.0 sm_90a
 setmaxnreg inc|dec sync aligned u32 : #
 wgmma fence|commit_group sync aligned :
 wgmma wait_group sync aligned : #
 wgmma mma_async sync aligned S=$wide16 D=f32.f16.f16|f32.bf16.bf16|f16.f16.f16 : \
-={S*D} b64 b64 pred # # # # / ={S*D} {4*b32} b64 pred # # #
+={S*D} =b64 =b64 pred # # # # / ={S*D} {4*=b32} =b64 pred # # #
 wgmma mma_async sync aligned S=$wide8 D=f32.tf32.tf32 : \
-={S*D} b64 b64 pred # # / ={S*D} {4*b32} b64 pred # #
+={S*D} =b64 =b64 pred # # / ={S*D} {4*=b32} =b64 pred # #
 wgmma mma_async sync aligned S=$wide32 D=f32|f16 e4m3|e5m2 e4m3|e5m2 : \
-={S*D} b64 b64 pred # # / ={S*D} {4*b32} b64 pred # #
-wgmma mma_async sync aligned S=$wide_int D=s32 s8|u8 s8|u8 satfinite? : \
-={S*D} b64 b64 pred / ={S*D} {4*b32} b64 pred
+={S*D} =b64 =b64 pred # # / ={S*D} {4*=b32} =b64 pred # #
+wgmma mma_async sync aligned S=$wide_int D=s32.s8.s8|s32.u8.u8 satfinite? : \
+={S*D} =b64 =b64 pred / ={S*D} {4*=b32} =b64 pred
+== 8.4 sm_90a
+wgmma mma_async sync aligned S=$wide_int D=s32.s8.u8|s32.u8.s8 satfinite? : \
+={S*D} =b64 =b64 pred / ={S*D} {4*=b32} =b64 pred
 
 == 7.4 sm_80 copies that run on their own
-cp async ca|cg $cta global H=L2::cache_hint? $fetch? : [shared] [global] # u32? H:b64
+cp async ca|cg $cta global H=L2::cache_hint? $fetch? : \
+[shared] [global] # H:b64 / [shared] [global] # u32 H:b64
 cp async commit_group|wait_all :
 cp async wait_group : #
-cp async mbarrier arrive noinc? $cta? b64 : [shared]
+cp async mbarrier arrive noinc? SPACE=$cta? b64 : [SPACE]
 == 8.0 sm_90
 cp async bulk shared::cluster global $bytes M=multicast::cluster? H=L2::cache_hint? : \
 [shared] [global] u32 [shared] M:u16 H:b64
@@ -325,10 +349,16 @@ cp async bulk commit_group :
 cp async bulk wait_group read? : #
 cp async bulk tensor N=$dim shared::cluster global tile? $bytes M=multicast::cluster? \
 H=L2::cache_hint? : [shared] [map] [shared] M:u16 H:b64
+== 8.6 sm_90
+cp async bulk shared::cta global $bytes H=L2::cache_hint? : [shared] [global] u32 [shared] H:b64
+cp async bulk tensor N=$dim shared::cta global tile? $bytes H=L2::cache_hint? : \
+[shared] [map] [shared] H:b64
+== 8.0 sm_90
 cp async bulk tensor N=$dim global shared::cta tile? bulk_group H=L2::cache_hint? : \
 [map] [shared] H:b64
 cp async bulk prefetch tensor N=$dim L2 global tile? H=L2::cache_hint? : [map] H:b64
-cp reduce async bulk shared::cluster shared::cta $bytes and|or|xor|add|inc|dec|min|max u32 : \
+cp reduce async bulk shared::cluster shared::cta $bytes \
+and.b32|or.b32|xor.b32|add.u32|add.s32|add.u64|inc.u32|dec.u32|min.u32|min.s32|max.u32|max.s32 : \
 [shared] [shared] u32 [shared]
 cp reduce async bulk global shared::cta bulk_group H=L2::cache_hint? add \
 u32|s32|u64|f32|f64|noftz.f16|noftz.bf16 : [global] [shared] u32 H:b64
@@ -340,25 +370,34 @@ cp reduce async bulk tensor N=$dim global shared::cta add|min|max|inc|dec|and|or
 bulk_group H=L2::cache_hint? : [map] [shared] H:b64
 
 == 7.0 sm_80 barriers in shared memory
-mbarrier init $cta? b64 : [shared] u32
-mbarrier inval $cta? b64 : [shared]
-mbarrier arrive|arrive_drop $cta? b64 : =b64 [shared]
-mbarrier arrive|arrive_drop noComplete $cta? b64 : =b64 [shared] u32
-mbarrier test_wait $cta? b64 : =pred [shared] b64
+mbarrier init SPACE=$cta? b64 : [SPACE] u32
+mbarrier inval SPACE=$cta? b64 : [SPACE]
+mbarrier test_wait SPACE=$cta? b64 : =pred [SPACE] b64
 mbarrier pending_count b64 : =u32 b64
 == 7.1 sm_80
-mbarrier test_wait parity $cta? b64 : =pred [shared] u32
+mbarrier arrive|arrive_drop SPACE=$cta? b64 : =b64 [SPACE] / _ [SPACE]
+mbarrier arrive|arrive_drop noComplete SPACE=$cta? b64 : =b64 [SPACE] u32 / _ [SPACE] u32
+mbarrier test_wait parity SPACE=$cta? b64 : =pred [SPACE] u32
 == 8.0 sm_90
-mbarrier arrive|arrive_drop release? cta|cluster? $cta? b64 : =b64 [shared] u32?
-mbarrier arrive|arrive_drop release? cta|cluster? shared::cluster b64 : _ [shared] u32?
-mbarrier arrive|arrive_drop expect_tx release? cta|cluster? $cta? b64 : =b64 [shared] u32
-mbarrier arrive|arrive_drop expect_tx release? cta|cluster? shared::cluster b64 : _ [shared] u32
-mbarrier expect_tx|complete_tx relaxed? cta|cluster? $where? b64 : [shared] u32
-mbarrier test_wait acquire? cta|cluster? $cta? b64 : =pred [shared] b64
-mbarrier test_wait parity acquire? cta|cluster? $cta? b64 : =pred [shared] u32
-mbarrier try_wait acquire? cta|cluster? $cta? b64 : =pred [shared] b64 u32?
-mbarrier try_wait parity acquire? cta|cluster? $cta? b64 : =pred [shared] u32 u32?
+mbarrier arrive|arrive_drop release.cta|release.cluster SPACE=$cta? b64 : \
+=b64 [SPACE] u32? / _ [SPACE] u32?
+mbarrier arrive|arrive_drop expect_tx release.cta|release.cluster? SPACE=$cta? b64 : \
+=b64 [SPACE] u32 / _ [SPACE] u32
+mbarrier arrive|arrive_drop release.cta|release.cluster? shared::cluster b64 : _ [shared] u32?
+mbarrier arrive|arrive_drop expect_tx release.cta|release.cluster? shared::cluster b64 : \
+_ [shared] u32
+mbarrier expect_tx|complete_tx relaxed.cta|relaxed.cluster? SPACE=$where? b64 : [SPACE] u32
+mbarrier test_wait acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] b64
+mbarrier test_wait parity acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] u32
+mbarrier try_wait acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] b64 u32?
+mbarrier try_wait parity acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] u32 u32?
 """
+
+# Combinations of words that no instruction has, though each stands in a row.
+REFUSED = re.compile(
+    r".*\.v4\.[busf]64"  # 32 bytes in one access
+    r"|.*\.shared.*\.L[12]::.*"  # hints are for global memory
+)
 
 # What a word or a special register needs beyond its row.
 NEEDS = {
@@ -390,11 +429,11 @@ KIND = {"pred": "pred", **dict.fromkeys(("b8", "u8", "s8", "b16", "u16", "s16", 
         **dict.fromkeys(("b64", "u64", "s64", "f64"), "b64")}  # fmt: skip
 WIDTHS = ("b16", "b32", "b64")
 REGISTER = {"p": "pred", "h": "b16", "r": "b32", "d": "b64"}
-NUMBERS = {"pred": (), "f32": ("float", "double"), "f64": ("double",), "b8": ("integer",),
-           "b16": ("integer",), "b32": ("integer", "float"), "b64": ("integer", "double"),
+NUMBERS = {"f32": ("float",), "f64": ("double",),
            **dict.fromkeys(("f16", "bf16", "f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2",
-                            "e5m2x2"), ())}  # fmt: skip
-SPACES = {"global": ("b64", "name"), "param": ("b64", "name"), "const": ("b64", "name")}
+                            "e5m2x2", "pred"), ())}  # fmt: skip
+SPACES = {"generic": ("b64",), "map": ("b64", "name"),
+          **dict.fromkeys(("global", "param", "const", "local"), ("b64", "name"))}  # fmt: skip
 
 
 # --- operands -----------------------------------------------------------------------------------
@@ -412,7 +451,7 @@ class Operand:
 _REGISTER = re.compile(r"(!?)%([phrd])(\d+)\Z")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
 _FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}\Z")
-_DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}\Z|-?\d+\.\d*(?:[eE][-+]?\d+)?\Z")
+_DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}\Z")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*\Z")
 _ADDRESS = re.compile(
     r"\[\s*([%$\w]+)\s*(?:\+\s*-?(?:0x[0-9a-fA-F]+|\d+)\s*)?(?:,\s*(\{.*\})\s*)?\]\Z"
@@ -500,10 +539,13 @@ def _test(token: str, words: dict[str, str]) -> Test:
     """The test of one token of a signature, the words of the form being known."""
     target, token = token.startswith("="), token.lstrip("=")
     if token.startswith("["):
-        space = words.get(token[1:-1]) or token[1:-1]
+        space = words.get(token[1:-1], token[1:-1]) or "generic"
         return _address(space, int(words["N"][0]) if space == "map" else 0)
-    if token in ("name", "special"):
-        return lambda o: o.sort == token
+    if token.startswith("%"):
+        kind = _kinds(token[1:], words)[0][0]
+        return lambda o: o.sort == "special" and o.kind == kind
+    if token == "name":
+        return lambda o: o.sort == "name"
     if token == "#":
         return lambda o: o.sort == "integer"
     if token == "_":
@@ -514,6 +556,7 @@ def _test(token: str, words: dict[str, str]) -> Test:
         left, right = (_register(_kinds(t, words)[0], sink=True) for t in token.split("|"))
         return _pair(left, right)
     counted, _, name = token.strip("{}").rpartition("*")
+    target, name = target or name.startswith("="), name.lstrip("=")
     kinds, kind = _kinds(name, words)
     if counted and token.startswith("{") and counted == "S":
         return _vector(_count(words[counted], kind), _register(("b32",)))
@@ -607,7 +650,7 @@ def form_of(form: str) -> Form:
     if words[0] not in ROWS:
         raise InternalError("ptx.isa", f"unknown instruction '{words[0]}' in '{form}'")
     found = [(row, match) for row in ROWS[words[0]] if (match := row.pattern.fullmatch(form))]
-    if not found:
+    if not found or (words[0] in ("ld", "st", "atom", "red") and REFUSED.fullmatch(form)):
         raise InternalError("ptx.isa", f"'{words[0]}' has no such modifiers or types: '{form}'")
     signatures = tuple(
         _signature(text, match.groupdict()) for row, match in found for text in row.signatures
