@@ -10,6 +10,7 @@
 | TILEGRAD_VERIFY    | run the IR verifiers after every pass (0 or 1)    | 1 under pytest       |
 | TILEGRAD_EAGER     | run op by op with NaN guards, for debugging       | 0                    |
 | TILEGRAD_MEMORY_MB | most MiB all Buffers may hold (0: no limit)       | 0                    |
+| TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
 
 Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
 package reads `os.environ`.
@@ -40,6 +41,7 @@ class Config:
     verify: bool = False
     eager_debug: bool = False
     memory_bytes: int = 0
+    cuda_sync: bool = False
 
 
 def usable_cores() -> int:
@@ -72,6 +74,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         verify=_flag(environment, "TILEGRAD_VERIFY", "PYTEST_VERSION" in environment),
         eager_debug=_flag(environment, "TILEGRAD_EAGER", False),
         memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
+        cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
     )
 
 

@@ -1,0 +1,487 @@
+"""The CUDA driver: devices, modules, functions, launches, streams and events.
+
+`devices()` lists what is here; `open_device(number)` opens one on its primary context (the one
+torch uses too), with one stream, which waits for the legacy default stream and is waited for by
+it: work handed over from or to torch on its default stream is in order without events. Machine
+code is loaded once by content. Invariant: a call with a Device makes its context current in
+the calling thread first; after a launch `Recent.kernel` names it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...core.config import config
+from ...core.errors import InternalError, UserError
+from ...core.target import Target
+from ...runtime.buffer import Buffer
+from ...runtime.store import content_key
+from .calls import Recent, api, available, call, describe, fail
+from .maps import MAP_BYTES, aligned
+from .memory import Pool, Staging, host_bytes
+
+PLAIN_SHARED = 48 << 10  # dynamic shared memory that needs no leave
+LOG_BYTES = 16 << 10
+PORTABLE_CLUSTER = 8
+# What `Device.attributes` holds: attributes of the driver by their names in lower case.
+ATTRIBUTES = (
+    "compute_capability_major", "compute_capability_minor", "multiprocessor_count",
+    "max_threads_per_block", "max_threads_per_multiprocessor", "max_blocks_per_multiprocessor",
+    "max_registers_per_block", "max_registers_per_multiprocessor", "warp_size",
+    "max_shared_memory_per_block", "max_shared_memory_per_block_optin",
+    "max_shared_memory_per_multiprocessor", "reserved_shared_memory_per_block",
+    "l2_cache_size", "max_persisting_l2_cache_size", "max_access_policy_window_size",
+    "global_memory_bus_width", "memory_clock_rate", "clock_rate", "cooperative_launch",
+    "cluster_launch", "pci_bus_id", "pci_device_id",
+)  # fmt: skip
+FUNCTION_FACTS = {
+    "threads": "MAX_THREADS_PER_BLOCK", "static_shared_bytes": "SHARED_SIZE_BYTES",
+    "local_bytes": "LOCAL_SIZE_BYTES", "registers": "NUM_REGS",
+}  # fmt: skip
+
+_devices: dict[int, Device] = {}
+_open_lock = threading.Lock()
+_thread = threading.local()
+
+
+def devices() -> list[dict[str, Any]]:
+    """Facts of each GPU here, without opening it; empty where there is none."""
+    if not available():
+        return []
+    return [_facts(number) for number in range(int(call("cuDeviceGetCount")))]
+
+
+def _facts(number: int) -> dict[str, Any]:
+    handle = call("cuDeviceGet", number)
+    kinds = api().CUdevice_attribute
+    name = call("cuDeviceGetName", 256, handle)
+    facts: dict[str, Any] = {
+        "name": name.split(b"\0")[0].decode(), "number": number,
+        "total_memory": int(call("cuDeviceTotalMem", handle)),
+        "driver_version": int(call("cuDriverGetVersion")),
+    }  # fmt: skip
+    for attribute in ATTRIBUTES:
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
+        facts[attribute] = int(call("cuDeviceGetAttribute", kind, handle))
+    return facts
+
+
+def open_device(number: int = 0) -> Device:
+    """The Device with this number, opened once per process."""
+    found = _devices.get(number)
+    if found is None:
+        with _open_lock:
+            found = _devices.get(number)
+            if found is None:
+                count = int(call("cuDeviceGetCount"))
+                if not 0 <= number < count:
+                    raise UserError("no such GPU", op="cuda", expected=f"cuda:0 to cuda:{count - 1}"
+                                    if count else "a GPU", got=f"cuda:{number}")  # fmt: skip
+                found = _devices[number] = Device(number)
+    if found.process != os.getpid():
+        raise UserError(
+            "a GPU that was opened before a fork cannot be used after it", op="cuda",
+            expected="a process that was spawned", got="a forked process",
+            hint='start processes with multiprocessing.get_context("spawn")',
+        )  # fmt: skip
+    return found
+
+
+class Device:
+    """One opened GPU: its facts, memory, stream and loaded modules."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name, self.process = number, f"cuda:{number}", os.getpid()
+        self.attributes = _facts(number)
+        self.handle = call("cuDeviceGet", number)
+        self.context = call("cuDevicePrimaryCtxRetain", self.handle)
+        self.activate()
+        self.stream = call("cuStreamCreate", 0)  # in order with the legacy default stream
+        self.pool = Pool(self, config().memory_bytes)
+        self.staging = Staging(self)
+        self.lock = threading.RLock()
+        self._modules: dict[str, Module] = {}
+        self._target: Target | None = None
+        self._arena: Buffer | None = None
+
+    def __repr__(self) -> str:
+        return f"Device({self.name}, {self.attributes['name']})"
+
+    @property
+    def target(self) -> Target:
+        """The facts of this machine that the compiler uses."""
+        if self._target is None:
+            from .target import target_of
+
+            self._target = target_of(self.attributes)
+        return self._target
+
+    @property
+    def arch(self) -> str:
+        """The architecture to assemble for, with the features of exactly this one."""
+        major = self.attributes["compute_capability_major"]
+        minor = self.attributes["compute_capability_minor"]
+        return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+    def activate(self) -> None:
+        """Make the context current in this thread."""
+        if getattr(_thread, "device", None) is not self:
+            call("cuCtxSetCurrent", self.context)
+            _thread.device = self
+
+    def synchronize(self) -> None:
+        """Wait until all work on the stream is done; a kernel's fault shows here."""
+        self.activate()
+        call("cuStreamSynchronize", self.stream)
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def allocate(self, bytes: int, label: str = "") -> Buffer:
+        """A new Buffer with uninitialised memory from the pool."""
+        block = self.pool.take(bytes, label)
+        return Buffer(block.pointer, bytes, block, self.name, label=label)
+
+    def upload(self, array: np.ndarray[Any, Any], label: str = "") -> Buffer:
+        """A Buffer with a copy of an array's bytes in row-major order."""
+        array = np.ascontiguousarray(array)
+        buffer = self.allocate(array.nbytes, label)
+        self.write(buffer, array)
+        return buffer
+
+    def write(self, buffer: Buffer, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array's bytes to the start of a Buffer."""
+        array = np.ascontiguousarray(array)
+        if array.nbytes > buffer.bytes:
+            raise InternalError("ptx driver", f"{array.nbytes} bytes into {buffer}")
+        if array.nbytes:
+            self.activate()
+            self.staging.upload(buffer.pointer, array.ctypes.data, array.nbytes, self.stream)
+
+    def download(self, buffer: Buffer, shape: Sequence[int] | None = None,
+                 dtype: Any = np.uint8) -> np.ndarray[Any, Any]:  # fmt: skip
+        """The values of a Buffer in host memory, after all work before."""
+        result = host_bytes(buffer.bytes)
+        if buffer.bytes:
+            self.activate()
+            self.staging.download(result.ctypes.data, buffer.pointer, buffer.bytes, self.stream)
+        if shape is None:
+            return result
+        kind = np.dtype(getattr(dtype, "numpy", dtype))
+        count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        return result[:count].view(kind).reshape(shape)
+
+    def copy(self, buffer: Buffer) -> Buffer:
+        """A Buffer of its own with the same bytes."""
+        fresh = self.allocate(buffer.bytes, buffer.label)
+        self.copy_bytes(fresh.pointer, buffer.pointer, buffer.bytes)
+        return fresh
+
+    def copy_bytes(self, target: int, source: int, bytes: int) -> None:
+        """Copy between addresses of this GPU, on the stream."""
+        if bytes:
+            self.activate()
+            call("cuMemcpyDtoDAsync", target, source, bytes, self.stream)
+
+    def fill(self, buffer: Buffer, byte: int = 0) -> None:
+        """Set every byte of a Buffer."""
+        if buffer.bytes:
+            self.activate()
+            call("cuMemsetD8Async", buffer.pointer, byte, buffer.bytes, self.stream)
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes as the driver counts them."""
+        self.activate()
+        free, total = call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def arena(self, bytes: int) -> Buffer:
+        """The Device's scratch, at least this large: one Executable runs on it at a time."""
+        if self._arena is None or self._arena.bytes < bytes:
+            self._arena = None
+            self._arena = self.allocate(max(bytes, 512), "arena")
+        return self._arena
+
+    def persist(self, buffer: Buffer, ratio: float = 1.0) -> None:
+        """Ask that a Buffer stays in the L2 cache while the stream's kernels read it."""
+        self.activate()
+        here = api()
+        most = self.attributes["max_persisting_l2_cache_size"]
+        limit = here.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+        call("cuCtxSetLimit", limit, min(most, buffer.bytes))
+        value = here.CUstreamAttrValue()
+        window = value.accessPolicyWindow
+        window.base_ptr = buffer.pointer
+        window.num_bytes = min(buffer.bytes, self.attributes["max_access_policy_window_size"])
+        window.hitRatio = float(ratio)
+        window.hitProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+        window.missProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
+        value.accessPolicyWindow = window
+        kind = here.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+        call("cuStreamSetAttribute", self.stream, kind, value)
+
+    def end_persistence(self) -> None:
+        """Let the L2 cache hold what it likes again."""
+        self.activate()
+        here = api()
+        value = here.CUstreamAttrValue()
+        window = value.accessPolicyWindow
+        window.num_bytes = 0
+        value.accessPolicyWindow = window
+        kind = here.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+        call("cuStreamSetAttribute", self.stream, kind, value)
+        call("cuCtxResetPersistingL2Cache")
+
+    # ---- code -----------------------------------------------------------------------------
+
+    def load(self, code: bytes | str) -> Module:
+        """The module of a cubin, or of PTX text that the driver compiles; loaded once."""
+        data = code.encode() if isinstance(code, str) else code
+        key = content_key(data)
+        with self.lock:
+            found = self._modules.get(key)
+            if found is None:
+                found = self._modules[key] = Module(self, data)
+            return found
+
+
+class Module:
+    """Loaded machine code, and its functions."""
+
+    def __init__(self, device: Device, data: bytes) -> None:
+        self.device = device
+        self._functions: dict[str, Function] = {}
+        device.activate()
+        if data[:4] == b"\x7fELF":
+            self.handle = call("cuModuleLoadData", data)
+        else:
+            self.handle = self._compiled(data)
+
+    def _compiled(self, text: bytes) -> Any:
+        """PTX text compiled by the driver; an error carries its log."""
+        kinds = api().CUjit_option
+        log = ctypes.create_string_buffer(LOG_BYTES)
+        options = [kinds.CU_JIT_ERROR_LOG_BUFFER, kinds.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        values = [ctypes.addressof(log), LOG_BYTES]
+        status, handle = api().cuModuleLoadDataEx(text + b"\0", len(options), options, values)
+        if status:
+            said = log.value.decode(errors="replace").strip()
+            raise InternalError(
+                "ptx driver", f"the driver cannot compile this PTX: {describe(status)}\n{said}"
+            )
+        return handle
+
+    def function(self, name: str, shared_bytes: int = 0, cluster: Sequence[int] = ()) -> Function:
+        """An entry by name, allowed this much dynamic shared memory and clusters of this size."""
+        found = self._functions.get(name)
+        if found is None:
+            found = self._functions[name] = Function(self, name)
+        found.allow(shared_bytes, cluster)
+        return found
+
+
+class Function:
+    """An entry of a module: handle, name and the facts the driver knows of it."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self.module, self.device, self.name = module, module.device, name
+        self.device.activate()
+        self.handle = call("cuModuleGetFunction", module.handle, name.encode(), during=name)
+        call("cuFuncLoad", self.handle, during=name)  # now, not in the middle of a capture
+        self.facts = {fact: self._attribute(kind) for fact, kind in FUNCTION_FACTS.items()}
+        self._shared = PLAIN_SHARED
+        self._wide = False
+
+    def __repr__(self) -> str:
+        return f"Function({self.name}, {self.facts})"
+
+    def _attribute(self, kind: str) -> int:
+        kinds = api().CUfunction_attribute
+        attribute = getattr(kinds, f"CU_FUNC_ATTRIBUTE_{kind}")
+        return int(call("cuFuncGetAttribute", attribute, self.handle, during=self.name))
+
+    def allow(self, shared_bytes: int, cluster: Sequence[int] = ()) -> None:
+        """Raise the limits of the function as far as a launch needs."""
+        kinds = api().CUfunction_attribute
+        if shared_bytes > self._shared:
+            static = self.facts["static_shared_bytes"]
+            limit = self.device.attributes["max_shared_memory_per_block_optin"] - static
+            if shared_bytes > limit:
+                raise UserError(
+                    f"the kernel {self.name} needs too much shared memory", op="launch",
+                    expected=f"at most {limit} bytes on {self.device.attributes['name']}"
+                    + (f" beside its own {static}" if static else ""),
+                    got=f"{shared_bytes} bytes", hint="smaller tiles or fewer stages",
+                )  # fmt: skip
+            kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call("cuFuncSetAttribute", self.handle, kind, shared_bytes, during=self.name)
+            self._shared = shared_bytes
+        if int(np.prod(cluster or (1,))) > PORTABLE_CLUSTER and not self._wide:
+            kind = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            call("cuFuncSetAttribute", self.handle, kind, 1, during=self.name)
+            self._wide = True
+
+    def blocks_per_multiprocessor(self, threads: int, shared_bytes: int = 0) -> int:
+        """How many blocks of this function one multiprocessor holds at once."""
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        return int(call(name, self.handle, threads, shared_bytes, during=self.name))
+
+
+# ---- launches -------------------------------------------------------------------------------
+
+
+def launch_config(
+    grid: Sequence[int], block: Sequence[int], shared: int, stream: Any,
+    cluster: Sequence[int] = (), dependent: bool = False, cooperative: bool = False,
+) -> Any:  # fmt: skip
+    """A CUlaunchConfig; `dependent` lets the launch begin before what comes before has ended."""
+    here = api()
+    made = here.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = three(grid)
+    made.blockDimX, made.blockDimY, made.blockDimZ = three(block)
+    made.sharedMemBytes, made.hStream = shared, stream
+    attributes = []
+    if cluster:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = one.value.clusterDim
+        size.x, size.y, size.z = three(cluster)
+        attributes.append(one)
+    if dependent:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        one.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(one)
+    if cooperative:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        one.value.cooperative = 1
+        attributes.append(one)
+    made.attrs = attributes
+    made.numAttrs = len(attributes)
+    return made
+
+
+def three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    """One to three sizes as x, y and z."""
+    x, y, z = (*(int(s) for s in sizes), 1, 1, 1)[:3]
+    return x, y, z
+
+
+def launch(
+    function: Function, grid: Sequence[int], block: Sequence[int] | int,
+    arguments: Iterable[Any] = (), shared: int = 0, cluster: Sequence[int] = (),
+    dependent: bool = False, cooperative: bool = False, stream: Any = None,
+) -> None:  # fmt: skip
+    """Launch once. Arguments: Buffers (their pointers), ints (64 bits), floats (32 bits), NumPy
+    scalars (as they are), and bytes (as they are; 128 of them are a tensor map)."""
+    device = function.device
+    device.activate()
+    function.allow(shared, cluster)
+    block = (block,) if isinstance(block, int) else block
+    stream = device.stream if stream is None else stream
+    config_ = launch_config(grid, block, shared, stream, cluster, dependent, cooperative)
+    packed = [pack(a) for a in arguments]
+    memory, table = parameter_memory([len(p) for p in packed])
+    for at, data in zip(table, packed):
+        ctypes.memmove(at, data, len(data))
+    start(function, config_, ctypes.addressof(table) if len(packed) else 0)
+    del memory
+
+
+def start(function: Function, config_: Any, table: int) -> None:
+    """The launch itself, checked; in synchronous mode waits for it."""
+    status = api().cuLaunchKernelEx(config_, function.handle, table, 0)[0]
+    if status:
+        shape = (f"grid {config_.gridDimX}x{config_.gridDimY}x{config_.gridDimZ}, "
+                 f"block {config_.blockDimX}x{config_.blockDimY}x{config_.blockDimZ}, "
+                 f"{config_.sharedMemBytes} bytes of shared memory")  # fmt: skip
+        fail("cuLaunchKernelEx", status, f"kernel {function.name}, {shape}")
+    Recent.kernel = function.name
+    if config().cuda_sync:
+        call("cuStreamSynchronize", config_.hStream, during=f"kernel {function.name}")
+
+
+def pack(argument: Any) -> bytes:
+    """An argument as the bytes of a kernel parameter."""
+    if isinstance(argument, Buffer):
+        return struct.pack("<Q", argument.pointer)
+    if isinstance(argument, np.generic):
+        return argument.tobytes()
+    if isinstance(argument, bool) or not isinstance(argument, (int, float, bytes)):
+        raise InternalError("ptx driver", f"cannot pass {type(argument).__name__} to a kernel")
+    if isinstance(argument, int):
+        return struct.pack("<q" if argument < 0 else "<Q", argument)
+    return struct.pack("<f", argument) if isinstance(argument, float) else argument
+
+
+def parameter_memory(sizes: Sequence[int]) -> tuple[Any, Any]:
+    """Memory for parameters of these sizes, and the table of their addresses; tensor maps are
+    aligned to 128 bytes, the others to 16."""
+    places, at = [], 0
+    for size in sizes:
+        unit = MAP_BYTES if size >= MAP_BYTES else 16
+        at += -at % unit
+        places.append(at)
+        at += size
+    memory, base = aligned(max(at, 16))
+    return memory, (ctypes.c_uint64 * len(sizes))(*[base + p for p in places])
+
+
+# ---- events ---------------------------------------------------------------------------------
+
+
+class Event:
+    """A point on a stream; two of them measure the time between."""
+
+    __slots__ = ("device", "handle")
+
+    def __init__(self, device: Device, timing: bool = True) -> None:
+        self.device = device
+        device.activate()
+        self.handle = call("cuEventCreate", 0 if timing else 2)
+
+    def record(self, stream: Any = None) -> Event:
+        """Put the event on a stream, after all work so far; returns self."""
+        self.device.activate()
+        call("cuEventRecord", self.handle, self.device.stream if stream is None else stream)
+        return self
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come to the event."""
+        call("cuEventSynchronize", self.handle)
+
+    def wait(self, stream: Any) -> None:
+        """Let a stream wait for the event."""
+        call("cuStreamWaitEvent", stream, self.handle, 0)
+
+    def seconds_since(self, earlier: Event) -> float:
+        """Seconds between two recorded events; waits for this one."""
+        self.synchronize()
+        return float(call("cuEventElapsedTime", earlier.handle, self.handle)) * 1e-3
+
+    def __del__(self) -> None:
+        try:
+            api().cuEventDestroy(self.handle)
+        except Exception:
+            return  # the interpreter is going down
+
+
+def timed(device: Device, work: Any, repeats: int = 10, warmup: int = 2) -> list[float]:
+    """Seconds of the GPU for each of `repeats` calls of `work`, after some that do not count."""
+    for _ in range(warmup):
+        work()
+    events = [Event(device) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        work()
+        event.record()
+    events[-1].synchronize()
+    return [b.seconds_since(a) for a, b in pairwise(events)]

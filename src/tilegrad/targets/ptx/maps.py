@@ -1,0 +1,152 @@
+"""Tensor maps: what the bulk copy engine needs to know of a tensor, encoded by the driver.
+
+The driver writes 128 bytes to an address that must be aligned to 128; the bindings' own object
+is not, so the function is called through its address with memory of ours. Maps are remembered
+by all that goes into them. Invariant: everything the hardware demands of a map is checked here
+first, with the sizes in the message; the driver would only say "invalid value".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ...core.errors import InternalError, UserError
+from ...ir.symbol import evaluate
+from .calls import api, call, fail
+from .program import TensorMap
+
+MAP_BYTES = 128
+ALIGNMENT = 128
+# CUtensorMapDataType by dtype; dtypes the engine does not know travel as plain bits
+DATA_TYPES = {
+    "uint8": 0, "int8": 0, "bool": 0, "float8_e4m3": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1,
+    "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8,
+    "bfloat16": 9,
+}  # fmt: skip
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+RANK_LIMIT, BOX_LIMIT = 5, 256
+SIZE_LIMIT, STRIDE_LIMIT = 1 << 32, 1 << 40
+
+Record = tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
+
+
+def encode(
+    map_: TensorMap, pointer: int, symbols: Mapping[str, int] | None = None, promotion: int = 256
+) -> bytes:
+    """The 128 bytes of a tensor map for one pointer."""
+    return _encoded(record_of(map_, pointer, symbols, promotion))
+
+
+def record_of(
+    map_: TensorMap, pointer: int, symbols: Mapping[str, int] | None = None, promotion: int = 256
+) -> Record:
+    """Checked numbers of a map: (data type, item bytes, pointer, sizes, byte strides of all axes
+    but the innermost, box, swizzle, promotion), innermost first."""
+    known = symbols or {}
+    sizes = tuple(int(evaluate(s, known)) for s in reversed(map_.sizes))
+    strides = tuple(int(evaluate(s, known)) for s in reversed(map_.strides))
+    box = tuple(int(b) for b in reversed(map_.box))
+    item = map_.dtype.size
+    _check_shape(map_, sizes, strides, box, item)
+    bytes = tuple(s * item for s in strides[1:])
+    _check_strides(map_, sizes, bytes)
+    if pointer % 16:
+        raise _refusal(map_, "an address that is a multiple of 16", hex(pointer))
+    if promotion not in PROMOTIONS:
+        raise _refusal(map_, f"an L2 promotion of {tuple(PROMOTIONS)} bytes", promotion)
+    return (DATA_TYPES[map_.dtype.name], item, pointer, sizes, bytes, box,
+            SWIZZLES[map_.swizzle], PROMOTIONS[promotion])  # fmt: skip
+
+
+def _check_shape(
+    map_: TensorMap, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], item: int
+) -> None:
+    rank = len(sizes)
+    if not 1 <= rank <= RANK_LIMIT or len(strides) != rank or len(box) != rank:
+        raise _refusal(map_, f"1 to {RANK_LIMIT} axes, as many strides and box sizes",
+                       f"{rank} sizes, {len(strides)} strides, box {map_.box}")  # fmt: skip
+    if map_.dtype.name not in DATA_TYPES:
+        raise _refusal(map_, "a dtype of 1, 2, 4 or 8 bytes", map_.dtype)
+    if map_.swizzle not in SWIZZLES:
+        raise _refusal(map_, f"a swizzle of {tuple(SWIZZLES)} bytes", map_.swizzle)
+    if any(not 1 <= s <= SIZE_LIMIT for s in sizes):
+        raise _refusal(map_, f"sizes from 1 to {SIZE_LIMIT}", tuple(reversed(sizes)))
+    if any(not 1 <= b <= BOX_LIMIT for b in box):
+        raise _refusal(map_, f"box sizes from 1 to {BOX_LIMIT}", map_.box)
+    if strides[0] != 1:
+        raise _refusal(map_, "an innermost stride of 1", strides[0])
+    row = box[0] * item
+    if row % 16:
+        raise _refusal(map_, "an innermost box size that is a multiple of 16 bytes",
+                       f"{row} bytes")  # fmt: skip
+    if map_.swizzle and row > map_.swizzle:
+        raise _refusal(map_, f"an innermost box size of at most the swizzle's {map_.swizzle} bytes",
+                       f"{row} bytes")  # fmt: skip
+
+
+def _check_strides(map_: TensorMap, sizes: Sequence[int], bytes: Sequence[int]) -> None:
+    for axis, stride in enumerate(bytes, 1):
+        if stride % 16 or not 0 <= stride < STRIDE_LIMIT:
+            raise _refusal(
+                map_, f"strides that are multiples of 16 bytes, under {STRIDE_LIMIT}",
+                f"{stride} bytes at axis {len(sizes) - 1 - axis}",
+            )  # fmt: skip
+
+
+def _refusal(map_: TensorMap, expected: str, got: object) -> UserError:
+    return UserError(
+        f"a tensor map cannot describe parameter {map_.parameter}", op="tensor map",
+        expected=expected, got=got,
+        hint="pad the sizes, or use a Plan that loads without bulk tensor copies",
+    )  # fmt: skip
+
+
+# ---- encoding -------------------------------------------------------------------------------
+
+_TYPE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p,
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+)  # fmt: skip
+_functions: dict[int, Any] = {}
+
+
+def _function() -> Any:
+    """The driver's cuTensorMapEncodeTiled, by its address."""
+    here = api()
+    found = _functions.get(id(here))
+    if found is None:
+        address, _ = call("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
+        if not int(address):
+            raise InternalError("ptx maps", "this driver has no cuTensorMapEncodeTiled")
+        found = _functions[id(here)] = _TYPE(int(address))
+    return found
+
+
+def aligned(bytes: int, alignment: int = ALIGNMENT) -> tuple[Any, int]:
+    """Zeroed host memory, and an address in it that is aligned with `bytes` bytes after it."""
+    memory = ctypes.create_string_buffer(bytes + alignment)
+    at = ctypes.addressof(memory)
+    return memory, at + -at % alignment
+
+
+@lru_cache(maxsize=4096)
+def _encoded(record: Record) -> bytes:
+    data_type, _, pointer, sizes, strides, box, swizzle, promotion = record
+    rank = len(sizes)
+    memory, at = aligned(MAP_BYTES)
+    steps = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
+    status = _function()(
+        at, data_type, rank, pointer, (ctypes.c_uint64 * rank)(*sizes), steps,
+        (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        0, swizzle, promotion, 0,
+    )  # fmt: skip
+    if status:
+        fail("cuTensorMapEncodeTiled", api().CUresult(status), f"map {record}")
+    result = ctypes.string_at(at, MAP_BYTES)
+    del memory
+    return result

@@ -1,0 +1,243 @@
+"""The CUDA driver over a fake: memory, copies, modules, launches, events, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda, floats
+
+from tilegrad.core.config import override
+from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
+from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx.driver import Device, Event, launch, launch_config, timed
+
+
+@pytest.fixture
+def cuda():
+    fake = FakeCuda()
+    driver._thread.__dict__.clear()
+    with calls.substitute(fake):
+        yield fake
+    driver._thread.__dict__.clear()
+
+
+@pytest.fixture
+def device(cuda):
+    return Device(0)
+
+
+def add(a: int, b: int, c: int, count: int) -> None:
+    floats(c, count)[:] = floats(a, count) + floats(b, count)
+
+
+def test_facts_of_a_device(cuda) -> None:
+    (facts,) = driver.devices()
+    assert facts["name"] == "NVIDIA H200" and facts["multiprocessor_count"] == 132
+    assert Device(0).arch == "sm_90a"
+
+
+def test_no_driver_is_a_clear_error(monkeypatch) -> None:
+    monkeypatch.setattr(calls, "_api", None)
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    with pytest.raises(UserError, match=r"tilegrad\[cuda\]"):
+        calls.api()
+    assert driver.devices() == []
+
+
+def test_a_number_that_is_not_there(cuda) -> None:
+    with pytest.raises(UserError, match="no such GPU"):
+        driver.open_device(3)
+
+
+def test_upload_and_download_pass_through_two_chunks(device, cuda, monkeypatch) -> None:
+    monkeypatch.setattr("tilegrad.targets.ptx.memory.CHUNK", 1000)
+    values = np.random.default_rng(0).integers(0, 255, 5500).astype(np.uint8)
+    buffer = device.upload(values)
+    assert np.array_equal(device.download(buffer), values)
+    assert cuda.count("cuMemcpyHtoDAsync") == 6 and cuda.count("cuMemHostAlloc") == 2
+    twin = device.copy(buffer)
+    assert np.array_equal(device.download(twin, (55, 100), np.uint8), values.reshape(55, 100))
+    device.fill(twin, 7)
+    assert (device.download(twin) == 7).all()
+
+
+def test_memory_comes_back_at_the_same_address(device, cuda) -> None:
+    first = device.allocate(1000, "a")
+    at = first.pointer
+    assert device.pool.in_use == 1024 and at % 512 == 0
+    del first
+    second = device.allocate(900)
+    assert second.pointer == at and cuda.count("cuMemAlloc") == 1
+    third = device.allocate(900)
+    assert third.pointer != at and device.pool.peak == 2048
+    del second, third
+    device.pool.trim()
+    assert cuda.held() == 0 and device.pool.in_use == 0
+
+
+def test_memory_that_is_kept_is_given_up_when_the_gpu_is_full(cuda) -> None:
+    cuda.memory_bytes = 10 << 20
+    device = Device(0)
+    kept = device.allocate(6 << 20)
+    del kept
+    large = device.allocate(9 << 20, "weights")
+    with pytest.raises(MemoryLimitError, match=r"3.0 MiB on cuda:0[\s\S]*weights 9.0 MiB"):
+        device.allocate(3 << 20)
+    assert device.pool.in_use == large.bytes
+
+
+def test_a_launch_gets_its_arguments(device, cuda) -> None:
+    cuda.kernels["add"] = add
+    cuda.parameters["add"] = [8, 8, 8, 8]
+    a, b = (np.arange(6, dtype=np.float32) + i for i in range(2))
+    inputs = [device.upload(a), device.upload(b)]
+    out = device.allocate(24)
+    function = device.load("// text").function("add")
+    launch(function, (1,), 32, [*inputs, out, 6])
+    assert np.array_equal(device.download(out, (6,), np.float32), a + b)
+
+
+def test_packing() -> None:
+    assert driver.pack(-1) == b"\xff" * 8 and driver.pack(2**63) == b"\0" * 7 + b"\x80"
+    assert driver.pack(1.0) == np.float32(1).tobytes()
+    assert driver.pack(np.int32(5)) == b"\5\0\0\0"
+    with pytest.raises(InternalError, match="list"):
+        driver.pack([1])
+
+
+def test_tensor_maps_are_aligned_among_the_parameters() -> None:
+    memory, table = driver.parameter_memory([8, 128, 4, 128])
+    assert [t % 128 for t in (table[1], table[3])] == [0, 0]
+    assert table[0] + 8 <= table[1] and table[1] + 128 <= table[2] and table[2] + 4 <= table[3]
+    assert table[3] + 128 <= ctypes.addressof(memory) + len(memory)
+
+
+def test_modules_and_functions_are_loaded_once(device, cuda) -> None:
+    cubin = b"\x7fELF...."
+    assert device.load(cubin) is device.load(cubin)
+    assert device.load("text") is not device.load("other")
+    assert cuda.count("cuModuleLoadData") == 1 and cuda.count("cuModuleLoadDataEx") == 2
+    module = device.load(cubin)
+    assert module.function("f") is module.function("f", 100_000)
+    assert cuda.count("cuFuncSetAttribute") == 1
+    with pytest.raises(UserError, match=r"kernel f needs too much shared memory[\s\S]*232448"):
+        module.function("f", 300_000)
+
+
+def test_ptx_that_does_not_compile_shows_the_log(device, cuda) -> None:
+    cuda.failing["cuModuleLoadDataEx"] = 218
+    with pytest.raises(InternalError, match="cannot compile this PTX"):
+        device.load("bad")
+
+
+def test_a_refused_launch_names_the_kernel(device, cuda) -> None:
+    function = device.load("x").function("shiny")
+    cuda.failing["cuLaunchKernelEx"] = 1
+    with pytest.raises(InternalError, match=r"kernel shiny, grid 3x2x1, block 64x1x1"):
+        launch(function, (3, 2), 64)
+
+
+def test_a_fault_names_the_last_kernel(device, cuda) -> None:
+    launch(device.load("x").function("wild"), (1,), 32)
+    cuda.failing["cuStreamSynchronize"] = 700
+    with pytest.raises(InternalError, match=r"outside of any allocation[\s\S]*last was wild"):
+        device.synchronize()
+
+
+def test_synchronous_mode_waits_after_each_launch(device, cuda) -> None:
+    function = device.load("x").function("slow")
+    with override(cuda_sync=True):
+        launch(function, (1,), 32)
+        cuda.failing["cuStreamSynchronize"] = 719
+        with pytest.raises(InternalError, match="kernel slow"):
+            launch(function, (1,), 32)
+    assert cuda.count("cuStreamSynchronize") == 2
+
+
+def test_launch_attributes(cuda) -> None:
+    made = launch_config((4,), (128,), 0, 5, cluster=(2,), dependent=True, cooperative=True)
+    assert [a.id for a in made.attrs] == [
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", "CU_LAUNCH_ATTRIBUTE_COOPERATIVE",
+    ]  # fmt: skip
+    assert made.numAttrs == 3 and made.attrs[0].value.clusterDim.x == 2
+
+
+def test_events_measure_seconds(device) -> None:
+    first, second = Event(device).record(), Event(device).record()
+    assert second.seconds_since(first) == pytest.approx(1.5e-3)
+    assert timed(device, lambda: None, repeats=3) == pytest.approx([1.5e-3] * 3)
+
+
+def test_l2_persistence(device, cuda) -> None:
+    buffer = device.allocate(1 << 20)
+    device.persist(buffer, 0.5)
+    (_, (_, kind, value)) = [c for c in cuda.calls if c[0] == "cuStreamSetAttribute"][-1]
+    assert kind == "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW"
+    window = value.accessPolicyWindow
+    assert (window.base_ptr, window.num_bytes, window.hitRatio) == (buffer.pointer, 1 << 20, 0.5)
+    device.end_persistence()
+    assert cuda.count("cuCtxResetPersistingL2Cache") == 1
+
+
+def test_buffers_go_back_from_the_garbage_collector(device) -> None:
+    held = [device.allocate(512) for _ in range(4)]
+    held.append(held)  # a cycle
+    del held
+    gc.collect()
+    device.pool.settle()
+    assert device.pool.in_use == 0
+
+
+# ---- against the real bindings, where they are installed --------------------------------------
+
+
+@pytest.fixture
+def bindings():
+    module = pytest.importorskip("cuda.bindings.driver")
+    with calls.substitute(module):
+        yield module
+
+
+def test_real_launch_config(bindings) -> None:
+    made = launch_config((4, 3), (128,), 1000, bindings.CUstream(5), (2,), True, True)
+    raw = ctypes.string_at(made.getPtr(), 56)
+    assert np.frombuffer(raw[:28], np.uint32).tolist() == [4, 3, 1, 128, 1, 1, 1000]
+    stream, attributes, count = np.frombuffer(raw[32:], np.uint64).tolist()
+    assert stream == 5 and count & 0xFFFFFFFF == 3
+    entries = [ctypes.string_at(attributes + 72 * i, 72) for i in range(3)]
+    assert [e[0] for e in entries] == [4, 6, 2]
+    assert np.frombuffer(entries[0][8:20], np.uint32).tolist() == [2, 1, 1]
+    assert entries[1][8] == 1 and entries[2][8] == 1
+    plain = launch_config((1,), (32,), 0, bindings.CUstream(5))
+    assert plain.numAttrs == 0 and bytes(ctypes.string_at(plain.getPtr(), 56))[48] == 0
+
+
+def test_every_call_has_as_many_arguments_as_the_real_one(bindings) -> None:
+    for name, run in inspect.getmembers(FakeCuda, inspect.isfunction):
+        if name.startswith("do_"):
+            real = getattr(bindings, name[3:]).__doc__.split("\n")[0]
+            inside = real[real.index("(") + 1 : real.rindex(")")]
+            depth, count = 0, 1 if inside else 0
+            for letter in inside:
+                depth += {"[": 1, "]": -1}.get(letter, 0)
+                count += letter == "," and depth == 0
+            assert len(inspect.signature(run).parameters) - 1 == count, real
+
+
+def test_names_of_the_real_enumerations(bindings) -> None:
+    for attribute in driver.ATTRIBUTES:
+        assert hasattr(bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
+    for kind in (*driver.FUNCTION_FACTS.values(), "MAX_DYNAMIC_SHARED_SIZE_BYTES",
+                 "NON_PORTABLE_CLUSTER_SIZE_ALLOWED"):  # fmt: skip
+        assert hasattr(bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{kind}")
+    assert hasattr(bindings.CUstreamAttrID, "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW")
+    assert hasattr(bindings.CUlimit, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE")
+    assert not bindings.CUresult.CUDA_SUCCESS and int(bindings.CUresult(700)) in calls.FAULTS
+    value = bindings.CUstreamAttrValue()
+    value.accessPolicyWindow.num_bytes = 5
+    assert value.accessPolicyWindow.num_bytes == 5
