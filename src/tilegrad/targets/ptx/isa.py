@@ -7,7 +7,7 @@ when it ends in `?`; `$name` stands for the words of SETS. A signature lists the
     T, s32     a source of the type that part T chose, or of that type: register or immediate
     %T         a special register such as %tid.x
     =T         a register, written or only read; `=T|pred` a pair such as %r1|%p1, or _|%p1
-    +T         a register at least as wide as T;  2T  one twice as wide;  !pred  may be negated
+    +T         a register at least as wide as T;  2T  one twice as wide
     #          an integer;  name  a label;  [space]  an address;  [map]  [map, {coordinates}]
     {4*b32}    so many registers in braces; {V*T} as many as word V says, bare where V is left out
     A:token    an operand that is there if and only if part A is;  token?  one that may be left out
@@ -132,11 +132,11 @@ setp $float_order ftz? f32 : =pred f32 f32 / =pred|pred f32 f32
 setp $float_order f64 : =pred f64 f64 / =pred|pred f64 f64
 setp $float_order ftz? f16 : =pred f16 f16
 setp $float_order ftz? f16x2 : =pred|pred f16x2 f16x2
-setp $order and|or|xor T=s16|s32|s64 : =pred T T !pred / =pred|pred T T !pred
-setp $order|lo|ls|hi|hs and|or|xor T=u16|u32|u64 : =pred T T !pred / =pred|pred T T !pred
-setp eq|ne and|or|xor T=$bits : =pred T T !pred / =pred|pred T T !pred
-setp $float_order and|or|xor ftz? f32 : =pred f32 f32 !pred / =pred|pred f32 f32 !pred
-setp $float_order and|or|xor f64 : =pred f64 f64 !pred / =pred|pred f64 f64 !pred
+setp $order and|or|xor T=s16|s32|s64 : =pred T T pred / =pred|pred T T pred
+setp $order|lo|ls|hi|hs and|or|xor T=u16|u32|u64 : =pred T T pred / =pred|pred T T pred
+setp eq|ne and|or|xor T=$bits : =pred T T pred / =pred|pred T T pred
+setp $float_order and|or|xor ftz? f32 : =pred f32 f32 pred / =pred|pred f32 f32 pred
+setp $float_order and|or|xor f64 : =pred f64 f64 pred / =pred|pred f64 f64 pred
 set $order D=u32|s32|f32 T=s16|s32|s64|u16|u32|u64 : =D T T
 set $float_order ftz? D=u32|s32|f32 T=f32 : =D T T
 set $float_order D=u32|s32|f32 T=f64 : =D T T
@@ -267,14 +267,14 @@ membar cta|gl|sys :
 fence sc|acq_rel $scope :
 bar sync : u32 u32?
 bar arrive : u32 u32
-bar red popc u32 : =u32 u32 !pred / =u32 u32 u32 !pred
-bar red and|or pred : =pred u32 !pred / =pred u32 u32 !pred
+bar red popc u32 : =u32 u32 pred / =u32 u32 u32 pred
+bar red and|or pred : =pred u32 pred / =pred u32 u32 pred
 barrier sync aligned? : u32 u32?
 barrier arrive aligned? : u32 u32
 bar warp sync : u32
 shfl sync bfly|up|down|idx b32 : =b32 b32 u32 u32 u32 / =b32|pred b32 u32 u32 u32
-vote sync any|all|uni pred : =pred !pred u32
-vote sync ballot b32 : =b32 !pred u32
+vote sync any|all|uni pred : =pred pred u32
+vote sync ballot b32 : =b32 pred u32
 match any sync T=b32|b64 : =b32 T u32
 match all sync T=b32|b64 : =b32 T u32 / =b32|pred T u32
 redux sync add|min|max T=u32|s32 : =T T u32
@@ -322,16 +322,16 @@ setmaxnreg inc|dec sync aligned u32 : #
 wgmma fence|commit_group sync aligned :
 wgmma wait_group sync aligned : #
 wgmma mma_async sync aligned S=$wide16 D=f32.f16.f16|f32.bf16.bf16|f16.f16.f16 : \
-={S*D} =b64 =b64 pred # # # # / ={S*D} {4*=b32} =b64 pred # # #
+={S*D} =b64 =b64 =pred # # # # / ={S*D} {4*=b32} =b64 =pred # # #
 wgmma mma_async sync aligned S=$wide8 D=f32.tf32.tf32 : \
-={S*D} =b64 =b64 pred # # / ={S*D} {4*=b32} =b64 pred # #
+={S*D} =b64 =b64 =pred # # / ={S*D} {4*=b32} =b64 =pred # #
 wgmma mma_async sync aligned S=$wide32 D=f32|f16 e4m3|e5m2 e4m3|e5m2 : \
-={S*D} =b64 =b64 pred # # / ={S*D} {4*=b32} =b64 pred # #
+={S*D} =b64 =b64 =pred # # / ={S*D} {4*=b32} =b64 =pred # #
 wgmma mma_async sync aligned S=$wide_int D=s32.s8.s8|s32.u8.u8 satfinite? : \
-={S*D} =b64 =b64 pred / ={S*D} {4*=b32} =b64 pred
+={S*D} =b64 =b64 =pred / ={S*D} {4*=b32} =b64 =pred
 == 8.4 sm_90a
 wgmma mma_async sync aligned S=$wide_int D=s32.s8.u8|s32.u8.s8 satfinite? : \
-={S*D} =b64 =b64 pred / ={S*D} {4*=b32} =b64 pred
+={S*D} =b64 =b64 =pred / ={S*D} {4*=b32} =b64 =pred
 
 == 7.4 sm_80 copies that run on their own
 cp async ca|cg $cta global H=L2::cache_hint? $fetch? : \
@@ -431,7 +431,7 @@ WIDTHS = ("b16", "b32", "b64")
 REGISTER = {"p": "pred", "h": "b16", "r": "b32", "d": "b64"}
 NUMBERS = {"f32": ("float",), "f64": ("double",),
            **dict.fromkeys(("f16", "bf16", "f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2",
-                            "e5m2x2", "pred"), ())}  # fmt: skip
+                            "e5m2x2"), ()), "pred": ("integer", "not")}  # fmt: skip
 SPACES = {"generic": ("b64",), "map": ("b64", "name"),
           **dict.fromkeys(("global", "param", "const", "local"), ("b64", "name"))}  # fmt: skip
 
@@ -443,12 +443,12 @@ SPACES = {"generic": ("b64",), "map": ("b64", "name"),
 class Operand:
     """What one operand's text is: its sort, the kind it holds, and the parts in its braces."""
 
-    sort: str  # register, not, integer, float, double, special, address, vector, pair, name, sink
+    sort: str  # register, not, integer, float, double, special, address, vector, pair, name, _
     kind: str = ""
     parts: tuple[Operand, ...] = ()
 
 
-_REGISTER = re.compile(r"(!?)%([phrd])(\d+)\Z")
+_REGISTER = re.compile(r"(!(?=%p))?%([phrd])\d+\Z")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
 _FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}\Z")
 _DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}\Z")
@@ -470,7 +470,7 @@ def operand_of(text: str) -> Operand:
     if text in SPECIAL:
         return Operand("special", SPECIAL[text])
     if text == "_":
-        return Operand("sink")
+        return Operand("_")
     if text.startswith("{") and text.endswith("}"):
         return Operand("vector", "", tuple(operand_of(t.strip()) for t in text[1:-1].split(",")))
     if "|" in text:
@@ -488,9 +488,9 @@ def operand_of(text: str) -> Operand:
 Test = Callable[[Operand], bool]
 
 
-def _register(kinds: Iterable[str], sink: bool = False) -> Test:
+def _register(kinds: Iterable[str], dropped: bool = False) -> Test:
     allowed = frozenset(kinds)
-    return lambda o: (o.sort == "register" and o.kind in allowed) or (sink and o.sort == "sink")
+    return lambda o: (o.sort == "register" and o.kind in allowed) or (dropped and o.sort == "_")
 
 
 def _source(kinds: Iterable[str], name: str) -> Test:
@@ -549,18 +549,17 @@ def _test(token: str, words: dict[str, str]) -> Test:
     if token == "#":
         return lambda o: o.sort == "integer"
     if token == "_":
-        return lambda o: o.sort == "sink"
-    if token == "!pred":
-        return lambda o: o.sort in ("register", "not") and o.kind == "pred"
+        return lambda o: o.sort == "_"
     if "|" in token:
-        left, right = (_register(_kinds(t, words)[0], sink=True) for t in token.split("|"))
+        left, right = (_register(_kinds(t, words)[0], dropped=True) for t in token.split("|"))
         return _pair(left, right)
     counted, _, name = token.strip("{}").rpartition("*")
     target, name = target or name.startswith("="), name.lstrip("=")
     kinds, kind = _kinds(name, words)
     if counted and token.startswith("{") and counted == "S":
         return _vector(_count(words[counted], kind), _register(("b32",)))
-    one = _register(kinds) if target else _source(kinds, kind)
+    drop = bool(counted) and not token.startswith("{")
+    one = _register(kinds, drop) if target else _source(kinds, kind)
     if not counted or (counted in words and not words[counted]):
         return one
     return _vector(_count(words.get(counted, counted), kind), one)
