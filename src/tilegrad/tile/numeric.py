@@ -248,7 +248,7 @@ def _fused(a: float, b: float, c: float) -> float:
     try:
         return float(exact) if exact else plain
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
 
 
 def _compare(ufunc: Any) -> Callable[..., Array]:
