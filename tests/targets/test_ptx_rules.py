@@ -130,10 +130,10 @@ class Machine:
         if name in ("min", "max") and inputs[0].dtype.kind not in "iu":
             return extreme(name, "NaN" in words, *inputs)
         if inputs[0].dtype.kind not in "iub" and name in ("add", "sub", "mul", "div", "rcp"):
-            assert words[1] in ("rn", "rz"), words  # or ptxas may contract
+            assert words[1] == "rn", words  # or ptxas may contract
         if name == "fma":
             return self.multiply_add(*inputs)
-        key = ".".join(w for w in words[:-1] if w in ("lo", "hi", "rz") or w == name)
+        key = ".".join(w for w in words[:-1] if w in ("lo", "hi") or w == name)
         return np.asarray(VALUES[key](*inputs))
 
     def approximate(self, name: str, flush: bool, x: Array) -> Array:
@@ -243,13 +243,6 @@ def quick_multiply_add(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isfinite(total) & (rest != 0), total + rest, total).astype(np.float64)
 
 
-def divide_to_zero(a: Array, b: Array) -> Array:
-    """a / b of positive float64 rounded towards zero."""
-    quotient = a / b
-    above = quick_multiply_add(-quotient, b, a) < 0
-    return np.where(above, np.nextafter(quotient, 0.0), quotient)
-
-
 def truncated(a: Array, b: Array) -> Array:
     """Integer quotient towards zero; a divisor of 0 or an overflow is not allowed to come here."""
     assert (b != 0).all()
@@ -271,7 +264,7 @@ VALUES: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "mul.lo": np.multiply,
     "mul.hi": high_product, "mad.lo": lambda a, b, c: a * b + c,
     "div": lambda a, b: truncated(a, b) if a.dtype.kind in "iu" else np.divide(a, b),
-    "div.rz": divide_to_zero, "rem": lambda a, b: a - truncated(a, b) * b,
+    "rem": lambda a, b: a - truncated(a, b) * b,
     "min": np.minimum, "max": np.maximum, "abs": np.abs,
     "neg": np.negative, "sqrt": np.sqrt, "rcp": lambda x: x.dtype.type(1) / x,
     "copysign": lambda a, b: np.copysign(b, a),

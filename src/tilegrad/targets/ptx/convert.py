@@ -144,7 +144,7 @@ def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
 def widen(w: Writer, source: DType, x: str) -> str:
     """A float narrower than 32 bits as a float32, exactly."""
     if source is dtypes.bfloat16:
-        return w.value("b32", "shl.b32", w.value("b32", "cvt.u32.u16", x), "16")
+        return w.value("b32", "cvt.f32.bf16", x)
     if source is dtypes.float8_e5m2:
         x = w.value("b16", "shl.b16", x, "8")
     elif source is dtypes.float8_e4m3:

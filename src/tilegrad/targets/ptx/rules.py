@@ -542,11 +542,13 @@ def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
 def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
     """|x| modulo |y| in float64, 53 bits of the quotient a turn.
 
-    A quotient rounded towards zero leaves a remainder that is exact. Where the exponents may lie
-    `far` apart a multiple of y by a power of two is divided by first, so that no quotient
-    overflows: r stays below 2**583 of the divisor that is chosen.
+    A quotient rounded towards zero leaves a remainder that is exact: one that rounded up, which
+    a negative remainder tells, goes back by a bit. Where the exponents may lie `far` apart a
+    multiple of y by a power of two is divided by first, so that no quotient overflows: r
+    stays below 2**583 times the divisor that is chosen, or 2**1015 times the largest.
     """
-    r, step, head, end = w.new("b64"), w.new("b64"), w.label("modulo"), w.label("modulo_end")
+    r, step, quotient = w.new("b64"), w.new("b64"), w.new("b64")
+    head, end = w.label("modulo"), w.label("modulo_end")
     w.put("abs.f64", r, x)
     y = w.value("b64", "abs.f64", y)
     steps = [y]
@@ -558,10 +560,11 @@ def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
     w.put("mov.b64", step, y)
     for larger in steps[1:]:
         w.put("selp.f64", step, larger, step, _test(w, F64, "ge", r, larger))
-    quotient = w.value("b64", "div.rz.f64", r, step)
-    quotient = w.value("b64", "cvt.rzi.f64.f64", quotient)
-    quotient = w.value("b64", "neg.f64", quotient)
-    w.put("fma.rn.f64", r, quotient, step, r)
+    w.put("div.rn.f64", quotient, r, step)
+    lost = w.value("b64", "fma.rn.f64", w.value("b64", "neg.f64", quotient), step, r)
+    w.put("sub.s64", quotient, quotient, "1", guard=_test(w, F64, "lt", lost, literal(0, F64)))
+    whole = w.value("b64", "cvt.rzi.f64.f64", quotient)
+    w.put("fma.rn.f64", r, w.value("b64", "neg.f64", whole), step, r)
     w.put("bra", head, guard=_test(w, F64, "ge", r, y))
     w.place(end)
     return r
