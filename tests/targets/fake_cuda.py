@@ -75,6 +75,7 @@ class FakeCuda:
         self.capturing: list[Any] | None = None
         self.graphs: dict[int, list[Any]] = {}
         self.failing: dict[str, int] = {}  # function -> the status of its next call
+        self.addresses: dict[bytes, int] = {}  # of functions asked for by name
         self.next_handle = 1000
 
     # ---- what the tests look at -----------------------------------------------------------
@@ -239,6 +240,9 @@ class FakeCuda:
     def do_cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int,
                                                        shared: int) -> Any:  # fmt: skip
         return (2,)
+
+    def do_cuGetProcAddress(self, name: bytes, version: int, flags: int) -> Any:
+        return (self.addresses[name], 0)
 
     # launches
 

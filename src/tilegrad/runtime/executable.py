@@ -51,31 +51,33 @@ class Recipe:
     scratch_bytes: int
     inline: bool
     peak_bytes: int = 0
+    entries: list[str] = field(default_factory=list)  # of programs: what a launch must know
 
     def to_text(self) -> str:
         """The Recipe as JSON."""
         record = asdict(self)
         for slot in record["slots"]:
-            slot["bytes"] = _text(slot["bytes"])
+            slot["bytes"] = size_text(slot["bytes"])
         for step in record["steps"]:
-            step["grid"] = _text(step["grid"])
-            step["numbers"] = [_text(n) for n in step["numbers"]]
+            step["grid"] = size_text(step["grid"])
+            step["numbers"] = [size_text(n) for n in step["numbers"]]
         return json.dumps(record)
 
     @staticmethod
     def from_text(text: str) -> Recipe:
         """The Recipe that `to_text` wrote."""
         record = json.loads(text)
-        slots = [Storage(**{**s, "bytes": _size(s["bytes"])}) for s in record["slots"]]
-        steps = [
-            Step(**{**s, "grid": _size(s["grid"]), "numbers": [_size(n) for n in s["numbers"]]})
-            for s in record["steps"]
-        ]
+        slots = [Storage(**{**s, "bytes": read_size(s["bytes"])}) for s in record["slots"]]
+        steps = []
+        for s in record["steps"]:
+            numbers = [read_size(n) for n in s["numbers"]]
+            steps.append(Step(**{**s, "grid": read_size(s["grid"]), "numbers": numbers}))
         record["programs"] = [tuple(p) for p in record["programs"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
 
 
-def _text(size: Size) -> Any:
+def size_text(size: Size) -> Any:
+    """A size as JSON: a number, or the text of an expression."""
     if isinstance(size, int):
         return size
 
@@ -85,5 +87,6 @@ def _text(size: Size) -> Any:
     return write_symbolic(parts)
 
 
-def _size(value: Any) -> Size:
+def read_size(value: Any) -> Size:
+    """The size that `size_text` wrote."""
     return value if isinstance(value, int) else read_symbolic(value, "size").value()  # type: ignore[no-any-return]

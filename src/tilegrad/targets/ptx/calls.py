@@ -35,7 +35,7 @@ FAULTS = {
 class Recent:
     """What ran last, for error messages."""
 
-    kernel: str = ""
+    kernel: object = ""
 
 
 _api: Any = None

@@ -1,0 +1,122 @@
+"""Replay: a sequence of launches and copies captured as a CUDA graph and launched whole.
+
+Launches are captured from the stream, so a graph holds exactly what the stream would have run;
+an Entry that waits for its dependency itself is captured with a programmatic edge from the
+kernel before it. Invariant: `operations` is what the next launch runs; kernels already under way
+are not touched by a patch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import InternalError, TilegradError
+from .calls import Recent, api, call
+from .driver import Device
+from .prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A launch (`prepared` with the pointers of its parameters), or a copy of `bytes` bytes
+    (pointers: target, source)."""
+
+    prepared: Prepared | None
+    pointers: tuple[int, ...]
+    bytes: int = 0
+
+
+def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> None:
+    """Put one operation on the stream; `follows_kernel`: what comes before it there is ours."""
+    prepared = operation.prepared
+    if prepared is None:
+        device.copy_bytes(*operation.pointers, operation.bytes)
+    else:
+        prepared.last = None
+        prepared.point(operation.pointers)
+        prepared.start(dependent=follows_kernel)
+
+
+class Replay:
+    """One instantiated graph."""
+
+    def __init__(self, device: Device, operations: Sequence[Operation]) -> None:
+        self.device = device
+        self.operations = list(operations)
+        self.nodes: list[Any] = []
+        self.graph: Any = None
+        self.executable: Any = None
+        self._capture()
+        self.executable = call("cuGraphInstantiate", self.graph, 0, during=self.describe())
+        call("cuGraphUpload", self.executable, device.stream)
+
+    def describe(self) -> str:
+        """What it runs, for messages."""
+        names = [o.prepared.entry.name if o.prepared else "copy" for o in self.operations]
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        return f"graph of {len(names)} operations: {shown}"
+
+    def _capture(self) -> None:
+        device, stream = self.device, self.device.stream
+        mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        call("cuStreamBeginCapture", stream, mode)
+        try:
+            after_kernel = False  # the first one waits for all that came before the graph
+            for operation in self.operations:
+                run_directly(device, operation, after_kernel)
+                self.nodes.append(self._last_node())
+                after_kernel = operation.prepared is not None
+        except BaseException:
+            with contextlib.suppress(TilegradError):
+                call("cuStreamEndCapture", stream)
+            raise
+        self.graph = call("cuStreamEndCapture", stream, during=self.describe())
+
+    def _last_node(self) -> Any:
+        """The node that was captured last."""
+        _, _, _, nodes, _, count = call("cuStreamGetCaptureInfo", self.device.stream)
+        if int(count) != 1:
+            raise InternalError("ptx graph", f"a launch left {count} ends in the capture")
+        return nodes[0]
+
+    def patch(self, operations: Sequence[Operation]) -> bool:
+        """Run these from now on; False if they differ in more than pointers of kernels."""
+        if len(operations) != len(self.operations):
+            return False
+        changed = []
+        for number, (new, old) in enumerate(zip(operations, self.operations)):
+            if new.prepared is not old.prepared or new.bytes != old.bytes:
+                return False
+            if new.pointers != old.pointers:
+                if new.prepared is None:
+                    return False
+                changed.append(number)
+        for number in changed:
+            operation = operations[number]
+            prepared = operation.prepared
+            assert prepared is not None
+            prepared.last = None
+            prepared.point(operation.pointers)
+            call("cuGraphExecKernelNodeSetParams", self.executable, self.nodes[number],
+                 prepared.node_parameters(), during=prepared.entry.name)  # fmt: skip
+            self.operations[number] = operation
+        return True
+
+    def launch(self) -> None:
+        """Run the graph on the stream."""
+        call("cuGraphLaunch", self.executable, self.device.stream)
+        Recent.kernel = self
+
+    def __str__(self) -> str:
+        return f"one of a {self.describe()}"
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be going down
+            if self.executable is not None:
+                api().cuGraphExecDestroy(self.executable)
+            if self.graph is not None:
+                api().cuGraphDestroy(self.graph)
+

@@ -1,0 +1,98 @@
+"""A launch of an Entry made ready once, so that repeating it costs only its pointers.
+
+The parameters lie in one block of host memory; `point` writes the pointers (and the tensor maps
+that hold them) in place and `start` gives the block to the driver, which copies it. Invariant:
+between `point` and `start` nothing else may use a Prepared; its owner's lock sees to that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.config import config
+from ...core.errors import InternalError
+from ...ir.symbol import evaluate
+from .calls import Recent, api
+from .driver import Function, launch_config, parameter_memory, start
+from .maps import MAP_BYTES, encode
+from .program import Entry
+
+
+class Prepared:
+    """One Entry with its Symbols bound: a launch but for the pointers."""
+
+    def __init__(
+        self, function: Function, entry: Entry, symbols: Mapping[str, int] | None = None,
+        cooperative: bool = False,
+    ) -> None:  # fmt: skip
+        self.function, self.entry, self.symbols = function, entry, dict(symbols or {})
+        self.grid = tuple(int(evaluate(s, self.symbols)) for s in entry.grid)
+        self.empty = any(s == 0 for s in self.grid)
+        sizes = [MAP_BYTES if kind == "map" else 8 for kind, _ in entry.arguments]
+        self._memory, self._table = parameter_memory(sizes)
+        self._pointers: list[tuple[Any, int]] = []  # (place, number of the parameter)
+        self._maps: list[tuple[int, Any]] = []
+        for (kind, value), at in zip(entry.arguments, self._table):
+            self._argument(kind, value, at)
+        function.allow(entry.shared_bytes, entry.cluster)
+        self.table = ctypes.addressof(self._table) if sizes else 0
+        self.handle = function.handle
+        stream = function.device.stream
+        shape = (self.grid, (entry.threads,), entry.shared_bytes, stream, entry.cluster)
+        self.config = launch_config(*shape, False, cooperative)
+        self.dependent_config = (
+            launch_config(*shape, True, cooperative) if entry.dependent else self.config
+        )
+        self.last: tuple[int, ...] | None = None
+
+    def _argument(self, kind: str, value: Any, at: int) -> None:
+        if kind == "pointer":
+            self._pointers.append((ctypes.c_uint64.from_address(at), value))
+        elif kind == "symbol":
+            if value not in self.symbols:
+                raise InternalError("ptx launch", f"{self.entry.name}: no value of Symbol {value}")
+            ctypes.c_int64.from_address(at).value = self.symbols[value]
+        elif kind == "map":
+            self._maps.append((at, value))
+        else:
+            raise InternalError("ptx launch", f"{self.entry.name}: argument of kind {kind!r}")
+
+    def point(self, pointers: Sequence[int]) -> None:
+        """Set the pointers of all Memory parameters, by number."""
+        for place, number in self._pointers:
+            place.value = pointers[number]
+        for at, map_ in self._maps:
+            ctypes.memmove(at, encode(map_, pointers[map_.parameter], self.symbols), MAP_BYTES)
+
+    def start(self, dependent: bool = False) -> None:
+        """Launch with the pointers set; `dependent` where the one before is a kernel."""
+        if not self.empty:
+            start(self.function, self.dependent_config if dependent else self.config, self.table)
+
+    def launch(self, pointers: tuple[int, ...]) -> None:
+        """Point and start, with the least work on the way."""
+        if pointers != self.last:
+            self.point(pointers)
+            self.last = pointers
+        if self.empty:
+            return
+        if config().cuda_sync:
+            self.start()
+            return
+        status = api().cuLaunchKernelEx(self.config, self.handle, self.table, 0)[0]
+        if status:
+            self.start()  # again, for its message
+        Recent.kernel = self.entry.name
+
+    def node_parameters(self) -> Any:
+        """The launch as parameters of a graph's kernel node."""
+        made = api().CUDA_KERNEL_NODE_PARAMS()
+        made.func = self.handle
+        grid = (*self.grid, 1, 1)[:3]
+        made.gridDimX, made.gridDimY, made.gridDimZ = grid
+        made.blockDimX, made.blockDimY, made.blockDimZ = self.entry.threads, 1, 1
+        made.sharedMemBytes = self.entry.shared_bytes
+        made.kernelParams = self.table
+        return made

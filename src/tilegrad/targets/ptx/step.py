@@ -1,0 +1,262 @@
+"""Bind a Recipe to a GPU: load its Programs, and run it as one launch, a graph, or step by step.
+
+One kernel is launched as it is. A sequence whose course is known (counters included) becomes a
+graph for each choice of Symbols, kept for a few sets of addresses and patched for others; where
+a value on the GPU decides the course, the host walks the steps and reads it. Invariant: all of
+a run is on the Device's stream; a call never leaves pointers behind that a later call could use
+without having given them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.config import config
+from ...core.errors import InternalError, UserError
+from ...ir.symbol import evaluate
+from ...runtime.buffer import Buffer
+from ...runtime.executable import Recipe, Step
+from .driver import Device
+from .graph import Operation, Replay, run_directly
+from .prepare import Prepared
+from .program import Entry
+
+BINDINGS = 64  # choices of Symbols kept
+REPLAYS = 4  # graphs kept for one choice
+COUNTERS = 64
+CAPTURE_LIMIT = 20_000  # operations in a graph
+
+
+class Binding:
+    """What depends on the Symbols alone: launches but for pointers, sizes, graphs."""
+
+    def __init__(self, executable: Executable, symbols: Mapping[str, int]) -> None:
+        recipe = executable.recipe
+        self.symbols = symbols
+        self.launches = [
+            Prepared(executable.functions[s.program], executable.entries[s.program], symbols)
+            if s.kind == "kernel" else None for s in recipe.steps
+        ]  # fmt: skip
+        self.output_bytes = [int(evaluate(b, symbols)) for b in executable.output_bytes]
+        self.hidden = [(n, int(evaluate(b, symbols))) for n, b in executable.hidden]
+        self.grids = [int(evaluate(s.grid, symbols)) for s in recipe.steps]
+        self.numbers = [[int(evaluate(n, symbols)) for n in s.numbers] for s in recipe.steps]
+        self.replays: OrderedDict[tuple[int, ...], Replay] = OrderedDict()
+
+
+class Executable:
+    """A Recipe bound to a Device."""
+
+    def __init__(self, recipe: Recipe, code: Mapping[str, bytes], device: Device) -> None:
+        self.recipe, self.device = recipe, device
+        self.entries = [Entry.from_text(text) for text in recipe.entries]
+        if len(self.entries) != len(recipe.programs):
+            raise InternalError("ptx step", "a Recipe of another target")
+        self.functions = [
+            device.load(code[key]).function(name, entry.shared_bytes, entry.cluster)
+            for (name, key), entry in zip(recipe.programs, self.entries)
+        ]
+        self.output_bytes = [recipe.slots[self._owner(o)].bytes for o in recipe.outputs]
+        self.owners = [self._owner(o) for o in recipe.outputs]
+        self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
+        kept = [(n, s) for n, s in enumerate(recipe.slots) if s.kind == "output" and s.alias < 0]
+        self.hidden = [(n, s.bytes) for n, s in kept if n not in self.owners]
+        self.aliases = [(n, self._owner(n)) for n, s in enumerate(recipe.slots) if s.alias >= 0]
+        self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
+                        if s.kind == "scratch" and s.alias < 0]  # fmt: skip
+        self.slots = [0] * max(1, len(recipe.slots))
+        self.single = recipe.steps[0] if _is_single(recipe) else None
+        self.on_host = any(s.kind == "jump_unless" for s in recipe.steps)
+        self.fixed = _is_fixed(recipe, self.entries)
+        self.bindings: OrderedDict[Any, Binding] = OrderedDict()
+
+    def _owner(self, number: int) -> int:
+        while self.recipe.slots[number].alias >= 0:
+            number = self.recipe.slots[number].alias
+        return number
+
+    # ---- running --------------------------------------------------------------------------
+
+    def run(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+    ) -> list[Buffer]:
+        """Run once; new Buffers for the outputs (or those of inputs they alias)."""
+        device = self.device
+        with device.lock:
+            device.activate()
+            binding = self._binding(symbols)
+            slots, name = self.slots, device.name
+            for number, buffer in zip(self.recipe.inputs, buffers):
+                if buffer.device != name:
+                    return self.run([self._here(b) for b in buffers], symbols)
+                slots[number] = buffer.pointer
+            outputs, extra = self._outputs(binding, buffers)
+            for number, owner in self.aliases:
+                slots[number] = slots[owner]
+            if self.single is not None:
+                prepared = binding.launches[0]
+                assert prepared is not None
+                prepared.launch(tuple([slots[s] for s in self.single.slots]))
+            else:
+                self._run_steps(binding)
+            del extra  # the stream is past them when they are handed out again
+            return outputs
+
+    def _binding(self, symbols: Mapping[str, int] | None) -> Binding:
+        key: Any = () if self.fixed else tuple(sorted((symbols or {}).items()))
+        found = self.bindings.get(key)
+        if found is None:
+            found = self.bindings[key] = Binding(self, dict(symbols or {}))
+            if len(self.bindings) > BINDINGS:
+                self.bindings.popitem(last=False)
+        return found
+
+    def _here(self, buffer: Buffer) -> Buffer:
+        """A Buffer on this Device: small values of the host come along at each call."""
+        if buffer.device == self.device.name:
+            return buffer
+        if buffer.device != "cpu":
+            raise UserError("a Buffer is on another GPU", op="run", expected=self.device.name,
+                            got=buffer.device, hint=f'.to("{self.device.name}")')  # fmt: skip
+        return self.device.upload(buffer.array((buffer.bytes,), np.uint8), buffer.label)
+
+    def _outputs(
+        self, binding: Binding, buffers: Sequence[Buffer]
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Buffers of the outputs, and of results that only the run itself needs."""
+        slots, device = self.slots, self.device
+        if self.scratch:
+            base = device.arena(self.recipe.arena_bytes).pointer
+            for number, offset in self.scratch:
+                slots[number] = base + offset
+        outputs: list[Buffer] = []
+        made: dict[int, Buffer] = {}
+        for owner, size in zip(self.owners, binding.output_bytes):
+            if owner in self.input_of:
+                outputs.append(buffers[self.input_of[owner]].part(0, size))
+            elif owner in made:
+                outputs.append(made[owner])
+            else:
+                made[owner] = device.allocate(size)
+                slots[owner] = made[owner].pointer
+                outputs.append(made[owner])
+        extra = []
+        for number, size in binding.hidden:
+            extra.append(device.allocate(size))
+            slots[number] = extra[-1].pointer
+        return outputs, extra
+
+    def _run_steps(self, binding: Binding) -> None:
+        if self.on_host or config().cuda_sync:
+            after_kernel = False
+            for operation in self.walk(binding):
+                run_directly(self.device, operation, after_kernel)
+                after_kernel = operation.prepared is not None
+            return
+        key = tuple(self.slots)
+        replay = binding.replays.get(key)
+        if replay is None:
+            replay = self._replay(binding, key)
+        elif len(binding.replays) > 1:
+            binding.replays.move_to_end(key)
+        replay.launch()
+
+    def _replay(self, binding: Binding, key: tuple[int, ...]) -> Replay:
+        """A graph for these addresses: the oldest one patched, or a new one."""
+        operations = list(self.walk(binding))
+        if len(operations) > CAPTURE_LIMIT:
+            return Directly(self.device, operations)  # type: ignore[return-value]
+        if len(binding.replays) >= REPLAYS:
+            _, oldest = binding.replays.popitem(last=False)
+            if oldest.patch(operations):
+                binding.replays[key] = oldest
+                return oldest
+        made = binding.replays[key] = Replay(self.device, operations)
+        return made
+
+    # ---- the course of the steps ----------------------------------------------------------
+
+    def walk(self, binding: Binding) -> Iterator[Operation]:
+        """Every launch and copy that does something, in order; control is followed on the host."""
+        slots, counters = list(self.slots), [0] * COUNTERS
+        steps, at = self.recipe.steps, 0
+        while at < len(steps):
+            step, here = steps[at], at
+            at += 1
+            if step.kind == "kernel":
+                prepared = binding.launches[here]
+                if prepared is not None and not prepared.empty:
+                    yield Operation(prepared, tuple([slots[s] for s in step.slots]))
+            elif step.kind == "copy":
+                target, source = step.slots
+                if binding.grids[here]:
+                    yield Operation(None, (slots[target], slots[source]), binding.grids[here])
+            else:
+                at = self._control(step, binding.numbers[here], slots, counters, at)
+
+    def _control(
+        self, step: Step, n: list[int], slots: list[int], counters: list[int], at: int
+    ) -> int:
+        """Do a control step; gives the number of the next one."""
+        kind = step.kind
+        if kind == "jump":
+            return n[0]
+        if kind == "jump_unless":
+            return at if self._read_bool(slots[step.slots[0]]) else n[0]
+        if kind == "set_counter":
+            counters[n[0]] = n[1]
+        elif kind == "add_counter":
+            counters[n[0]] += n[1]
+        elif kind == "jump_counter_less":
+            return n[2] if counters[n[0]] < n[1] else at
+        elif kind == "set_slot":
+            moved = counters[n[0]] * n[1] if n[0] >= 0 else 0
+            slots[step.slots[0]] = slots[step.slots[1]] + moved + n[2]
+        elif kind == "swap_slots":
+            a, b = step.slots
+            slots[a], slots[b] = slots[b], slots[a]
+        else:
+            raise InternalError("ptx step", f"unknown step {kind}")
+        return at
+
+    def _read_bool(self, pointer: int) -> bool:
+        """A bool on the GPU, after all work so far."""
+        place = Buffer(pointer, 1, None, self.device.name)
+        return bool(self.device.download(place)[0])
+
+
+class Directly:
+    """Stands in for a Replay that would be too large."""
+
+    def __init__(self, device: Device, operations: Sequence[Operation]) -> None:
+        self.device, self.operations = device, operations
+
+    def launch(self) -> None:
+        """Run the operations one by one."""
+        after_kernel = False
+        for operation in self.operations:
+            run_directly(self.device, operation, after_kernel)
+            after_kernel = operation.prepared is not None
+
+
+def _is_single(recipe: Recipe) -> bool:
+    return len(recipe.steps) == 1 and recipe.steps[0].kind == "kernel"
+
+
+def _is_fixed(recipe: Recipe, entries: Sequence[Entry]) -> bool:
+    """Whether nothing in it depends on a Symbol."""
+    sizes: list[Any] = [slot.bytes for slot in recipe.slots]
+    for step in recipe.steps:
+        sizes += (step.grid, *step.numbers)
+    for entry in entries:
+        sizes += entry.grid
+        for kind, value in entry.arguments:
+            if kind == "map":
+                sizes += (*value.sizes, *value.strides)
+            elif kind == "symbol":
+                return False
+    return all(isinstance(size, int) for size in sizes)
