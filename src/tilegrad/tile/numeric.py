@@ -302,8 +302,12 @@ def _transpose(x: Array, *, order: tuple[int, ...]) -> Array:
     return x.transpose(order)
 
 
+def _part(x: Array, *, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
+
+
 SHAPE: dict[str, Callable[..., Array]] = {
-    "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
+    "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose, "part": _part,
 }  # fmt: skip
 FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 BOOL_FOLDS: dict[str, Any] = {"sum": np.logical_or, "prod": np.logical_and,

@@ -129,6 +129,11 @@ extract = Op(tile, "extract", lambda x, *, index: Tile(_tile(x).shape[1:], x.dty
              attrs=("index",), group="shape", meaning="one index of the first axis")  # fmt: skip
 
 
+part = Op(tile, "part", lambda x, *, start, shape: Tile(shape, x.dtype),
+          attrs=("start", "shape"), group="shape",
+          meaning="a rectangle of the tile, from the index `start` on")  # fmt: skip
+
+
 def _reduce(x: Node, *, axis: int, kind: str) -> Type:
     shape = _tile(x).shape
     return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)

@@ -1,0 +1,229 @@
+"""Matrix products on matrix units that run beside the threads: a @ b of 16-bit floats.
+
+`wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
+ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
+leave through a staged tile while the next product begins. The hole `epilogue(acc, rows, columns)`
+sees pieces of the accumulator and may read further parameters.
+
+Costs of one (m, n) tile over k: reads (m + n) k elements through the ring, m n k products; what
+is outside of the matrices reads as 0 and is not written, so any sizes do whose rows are a
+multiple of 16 bytes. Invariant: the order of a sum over k depends on the Plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.dtype import DType, float32
+from ..ir.node import Node
+from ..ir.symbol import Size, ceil_divide, combine, floor_divide, minimum, modulo, multiply
+from ..ir.types import Memory, Tile
+from ..tile import ops, placed
+from ..tile.build import Body
+from ..tile.placed import PlacedBuilder
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """Choices of `wide_matmul`: the tile, the ring, programs, and how tiles are ordered."""
+
+    tile: tuple[int, int, int] = (128, 256, 64)
+    stages: int = 4
+    programs: int = 132
+    group: int = 8  # rows of tiles that are walked together
+    staged: int = 64  # columns of a piece of the result on its way out
+    dependent: bool = False  # waits for the launch before it by itself
+
+
+@dataclass(frozen=True)
+class Operands:
+    """a (m, k), b (k, n) and the result, as they lie: strides in elements, one of them 1."""
+
+    m: Size
+    n: Size
+    k: Size
+    dtype: DType
+    result: DType
+    a_along_k: bool = True  # a is stored (m, k), else (k, m)
+    b_along_k: bool = True  # b is stored (n, k), else (k, n)
+    batch: Size = 1
+
+
+def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
+    """The Body; parameters a, b, c, then those that fill the epilogue."""
+    return WideMatmul(x, plan, name).build()
+
+
+class WideMatmul:
+    """Builds one Body of `wide_matmul`."""
+
+    def __init__(self, x: Operands, plan: WidePlan, name: str) -> None:
+        self.x, self.plan = x, plan
+        lead = () if x.batch == 1 else (x.batch,)
+        shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
+                  (x.n, x.k) if x.b_along_k else (x.k, x.n), (x.m, x.n))  # fmt: skip
+        self.b = PlacedBuilder(name, [
+            ("a", Memory((*lead, *shapes[0]), x.dtype)),
+            ("b", Memory((*lead, *shapes[1]), x.dtype, use="constant")),
+            ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
+        ])  # fmt: skip
+        tm, tn, tk = plan.tile
+        self.halves = tm // 64
+        self.steps = ceil_divide(x.k, tk)
+        self.tiles_m, self.tiles_n = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
+        self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
+
+    def build(self) -> Body:
+        """Places, barriers, roles."""
+        b, plan, x = self.b, self.plan, self.x
+        tm, tn, tk = plan.tile
+        stages = plan.stages
+        swizzle = "swizzle128"
+        half = (64, tk) if x.a_along_k else (tk, 64)
+        side = (tn, tk) if x.b_along_k else (tk, tn)
+        self.left = b.allocate((stages, self.halves, *half), x.dtype, "shared", swizzle)
+        self.right = b.allocate((stages, *side), x.dtype, "shared", swizzle)
+        piece = (self.halves, 2, 64, plan.staged)
+        self.staged = b.allocate(piece, x.result, "shared", swizzle_of(plan.staged, x.result))
+        self.full = b.barrier("full", 1, stages)
+        self.empty = b.barrier("empty", self.halves, stages)
+        self.program = b.program(0, plan.programs)
+        b.role("producer", 4, 40, self.producer)
+        registers = 232 if self.halves == 2 else 240 if self.halves == 1 else 160
+        for own in range(self.halves):
+            b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
+        return b.finish((plan.programs,), plan=plan)
+
+    # ---- which tile, which stage ------------------------------------------------------------
+
+    def corner(self, number: Size) -> tuple[Size, Size, Size]:
+        """(batch, row, column) of a tile: groups of rows are walked down, then across."""
+        tm, tn, _ = self.plan.tile
+        each = multiply(self.tiles_m, self.tiles_n)
+        batch, rest = floor_divide(number, each), modulo(number, each)
+        if self.x.batch == 1:
+            batch, rest = 0, number
+        group = self.plan.group
+        wide = multiply(group, self.tiles_n)
+        first = multiply(floor_divide(rest, wide), group)
+        rows = minimum(combine(self.tiles_m, first, -1), group)
+        within = modulo(rest, wide)
+        row = combine(first, modulo(within, rows), 1)
+        return batch, multiply(row, tm), multiply(floor_divide(within, rows), tn)
+
+    def turn(self, count: Size, step: Size) -> tuple[Size, Size]:
+        """(stage, parity) of a step of the program's tile number `count`."""
+        turn = combine(multiply(count, self.steps), step, 1)
+        return turn % self.plan.stages, turn // self.plan.stages
+
+    def for_tiles(self, body: object) -> None:
+        """body(count, tile number) for every tile of this program."""
+        mine = ceil_divide(combine(self.tiles, self.program, -1), self.plan.programs)
+
+        def one(count: Size, _: list[Node]) -> Sequence[Node]:
+            body(count, combine(multiply(count, self.plan.programs), self.program, 1))  # type: ignore[operator]
+            return []
+
+        self.b.loop("count", 0, mine, 1, one)
+
+    # ---- roles ----------------------------------------------------------------------------
+
+    def producer(self) -> None:
+        """Fill the ring."""
+        b, x, plan = self.b, self.x, self.plan
+        tm, tn, tk = plan.tile
+        if plan.dependent:
+            b.do(placed.grid_dependency_wait)
+        a, weight = b.parameters[:2]
+        size = x.dtype.size
+
+        def tile(count: Size, number: Size) -> None:
+            batch, row, column = self.corner(number)
+            lead = () if x.batch == 1 else (batch,)
+            axes = (0, 1) if x.batch == 1 else (1, 2)
+
+            def step(s: Size, _: list[Node]) -> Sequence[Node]:
+                stage, lap = self.turn(count, s)
+                b.wait(self.empty, stage, (lap + 1) % 2)
+                b.expect(self.full, stage, (tm + tn) * tk * size)
+                k = multiply(s, tk)
+                for own in range(self.halves):
+                    at = combine(row, 64 * own, 1)
+                    index = (at, k) if x.a_along_k else (k, at)
+                    b.copy_async(self.left, (stage, own), a, (*lead, *index), axes, self.full,
+                                 stage)  # fmt: skip
+                index = (column, k) if x.b_along_k else (k, column)
+                b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full,
+                             stage)  # fmt: skip
+                return []
+
+            b.loop("step", 0, self.steps, 1, step)
+
+        self.for_tiles(tile)
+
+    def consumer(self, own: int) -> None:
+        """Multiply 64 rows of every tile, and write them out."""
+        b, plan, x = self.b, self.plan, self.x
+        if plan.dependent:
+            b.do(placed.grid_dependency_wait)
+        total = b.register_tile((64, plan.tile[1]), float32)
+
+        def tile(count: Size, number: Size) -> None:
+            def step(s: Size, _: list[Node]) -> Sequence[Node]:
+                stage, lap = self.turn(count, s)
+                b.wait(self.full, stage, lap % 2)
+                b.do(placed.matrix_fence)
+                b.matrix_async(total, self.left, self.right, b.less(0, s), (stage, own, stage),
+                               transpose_a=not x.a_along_k, transpose_b=x.b_along_k)  # fmt: skip
+                b.do(placed.matrix_commit)
+                b.do(placed.matrix_wait, pending=1)
+                before = self.turn(count, combine(s, 1, -1))[0]
+                b.branch(b.less(0, s), lambda: b.arrive(self.empty, before) or ())
+                return []
+
+            b.loop("step", 0, self.steps, 1, step)
+            b.do(placed.matrix_wait, pending=0)
+            b.arrive(self.empty, self.turn(count, combine(self.steps, 1, -1))[0])
+            self.write(own, number, total)
+
+        self.for_tiles(tile)
+        b.do(placed.wait_copies, pending=0)
+
+    def write(self, own: int, number: Size, total: Node) -> None:
+        """Piece by piece: epilogue, cast, stage, copy out."""
+        b, plan, x = self.b, self.plan, self.x
+        batch, row, column = self.corner(number)
+        row = combine(row, 64 * own, 1)
+        sums = b.read(total)
+        wide = plan.staged
+        lead = () if x.batch == 1 else (batch,)
+        axes = (0, 1) if x.batch == 1 else (1, 2)
+        for number_, start in enumerate(range(0, plan.tile[1], wide)):
+            piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
+            rows = self.positions(64, row, (64, 1))
+            columns = self.positions(wide, combine(column, start, 1), (1, wide))
+            inputs = [piece, rows, columns]
+            if x.batch != 1:
+                inputs.append(b.index(batch))
+            value = b.hole("epilogue", Tile((64, wide), float32), *inputs)
+            b.do(placed.wait_copies, pending=1)
+            b.write(self.staged, b.cast(value, x.result), own, number_ % 2)
+            b.do(placed.fence, kind="async")
+            b.do(placed.named_sync, number=own, threads=128)
+            b.copy_store(b.parameters[2], (*lead, row, combine(column, start, 1)), axes,
+                         self.staged, (own, number_ % 2))  # fmt: skip
+            b.do(placed.commit_copies)
+
+    def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:
+        """start, start + 1, ... as a column or a row."""
+        b = self.b
+        from ..core.dtype import int64
+
+        line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(start))
+        return b.add(ops.reshape(line, shape=shape))
+
+
+def swizzle_of(columns: int, dtype: DType) -> str:
+    """The swizzle whose span is one row of so many columns."""
+    return f"swizzle{min(128, columns * dtype.size)}"

@@ -1,0 +1,133 @@
+"""Bounds and divisors of integer values of a Body: what fits 32 bits, what is aligned.
+
+Invariant: a value lies within the bounds found for it in every run with the Body's grid and
+Symbols, and is a multiple of its divisor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...ir.block import Block
+from ...ir.node import Node
+from ...ir.symbol import Size, high, low
+from ...tile.build import Body
+
+Range = tuple[int, int]
+WIDE: Range = (-(1 << 63), (1 << 63) - 1)
+INT32: Range = (-(1 << 31), (1 << 31) - 1)
+
+
+class Bounds:
+    """Ranges and divisors by Node."""
+
+    def __init__(self, body: Body) -> None:
+        self.grid = body.grid
+        self.ranges: dict[Node, Range] = {}
+        self.divisors: dict[Node, int] = {}
+        self._walk(body.block)
+
+    def narrow(self, node: Node) -> bool:
+        """Whether an int64 value always fits 32 bits."""
+        a, b = self.range(node)
+        return INT32[0] <= a and b <= INT32[1]
+
+    def range(self, node: Node) -> Range:
+        """The least and the most a value can be."""
+        return self.ranges.get(node, WIDE)
+
+    def divisor(self, node: Node) -> int:
+        """A number that divides the value; 0 for the value 0."""
+        return self.divisors.get(node, 1)
+
+    def _walk(self, block: Block) -> None:
+        for node in block.nodes:
+            if node.op.name == "loop":
+                index = node.blocks[0].arguments[0]
+                start, stop = self.range(node.inputs[0]), self.range(node.inputs[1])
+                self.ranges[index] = (start[0], max(start[0], stop[1] - 1))
+                self.divisors[index] = math.gcd(self.divisor(node.inputs[0]), node.attrs["step"])
+            for inner in node.blocks:
+                self._walk(inner)
+            if not node.blocks and getattr(node.type, "dtype", None) is not None:
+                if node.dtype.is_integer:
+                    self._visit(node)
+
+    def _visit(self, node: Node) -> None:
+        name = node.op.name
+        ranges = [self.range(i) for i in node.inputs]
+        found = _leaf(node, self.grid) if not node.inputs else _range(name, ranges)
+        if name == "where":
+            found = (min(r[0] for r in ranges[1:]), max(r[1] for r in ranges[1:]))
+        if name in ("broadcast", "reshape", "transpose", "extract", "get"):
+            found = ranges[0] if name != "get" else None
+        if name == "cast" and node.inputs[0].dtype.is_integer:
+            source = ranges[0] if node.inputs[0] in self.ranges else _of_dtype(node.inputs[0])
+            found = source
+        limit = _of_dtype(node)
+        if found is None or found[0] < limit[0] or found[1] > limit[1]:
+            found = limit
+        self.ranges[node] = found
+        self.divisors[node] = self._divide(node, name)
+
+    def _divide(self, node: Node, name: str) -> int:
+        given = [self.divisor(i) for i in node.inputs]
+        if name == "constant":
+            return abs(int(node.attrs["value"]))
+        if name == "symbol":
+            return 1
+        if name in ("add", "subtract", "minimum", "maximum"):
+            return math.gcd(*given)
+        if name == "multiply":
+            return given[0] * given[1]
+        if name in ("broadcast", "reshape", "transpose", "extract", "cast"):
+            return given[0]
+        if name == "where":
+            return math.gcd(given[1], given[2])
+        if name in ("remainder", "unsigned_remainder"):
+            return math.gcd(given[0], given[1])
+        return 1
+
+
+def _of_dtype(node: Node) -> Range:
+    bits, kind = node.dtype.bits, node.dtype.kind
+    if kind == "uint":
+        return (0, (1 << bits) - 1)
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def _leaf(node: Node, grid: Sequence[Size]) -> Range | None:
+    name, attrs = node.op.name, node.attrs
+    if name == "constant":
+        return (int(attrs["value"]), int(attrs["value"]))
+    if name == "iota":
+        return (0, attrs["size"] - 1)
+    if name == "program":
+        return (0, max(0, high(grid[attrs["axis"]]) - 1))
+    if name == "symbol":
+        return (low(attrs["value"]), high(attrs["value"]))
+    return None
+
+
+def _range(name: str, r: Sequence[Range]) -> Range | None:
+    if name == "add":
+        return (r[0][0] + r[1][0], r[0][1] + r[1][1])
+    if name == "subtract":
+        return (r[0][0] - r[1][1], r[0][1] - r[1][0])
+    if name == "multiply":
+        corners = [a * b for a in r[0] for b in r[1]]
+        return (min(corners), max(corners))
+    if name in ("minimum", "maximum"):
+        pick = min if name == "minimum" else max
+        return (pick(r[0][0], r[1][0]), pick(r[0][1], r[1][1]))
+    positive = len(r) == 2 and r[0][0] >= 0 and r[1][0] > 0
+    if positive and name in ("floor_divide", "unsigned_divide"):
+        return (r[0][0] // r[1][1], r[0][1] // r[1][0])
+    if positive and name in ("remainder", "unsigned_remainder"):
+        return (0, min(r[0][1], r[1][1] - 1))
+    if name == "bit_and" and len(r) == 2 and r[0][0] >= 0 and r[1][0] >= 0:
+        return (0, min(r[0][1], r[1][1]))
+    if name == "shift_right" and r[0][0] >= 0 and r[1][0] >= 0:
+        return (0, r[0][1] >> min(63, r[1][0]))
+    return None

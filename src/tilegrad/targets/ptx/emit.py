@@ -1,0 +1,446 @@
+"""From a Body to PTX text and the Entry that says how it is launched.
+
+One entry per Body, one thread block per program. The portable level runs on all threads of the
+block with barriers put in where shared memory changes hands; at the placed level every role is
+an arm of one branch over the block's warps. Invariant: pure text, no state: the same Body gives
+the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...core.dtype import int32, int64
+from ...core.errors import InternalError
+from ...core.target import Target
+from ...ir.block import Block
+from ...ir.node import Node
+from ...ir.symbol import Expr, Size, atoms, high
+from ...ir.types import Memory, product
+from ...tile.build import Body
+from . import rules
+from .emit_memory import SWIZZLES
+from .emit_placed import PlacedEmitter, arrivals
+from .plan_spread import ELEMENTWISE
+from .program import Entry, TensorMap
+
+VERSION = "8.5"
+ENTRY_REGISTERS = 168  # what a thread of three warpgroups has at entry
+ONE_THREAD = {
+    "wait", "expect", "arrive", "copy_async", "copy_store", "commit_copies", "wait_copies", "loop",
+    "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
+    "constant", "fence",
+}  # fmt: skip
+
+
+def body_symbols(body: Body) -> list[Expr]:
+    """The Symbols a Body reads at run time, sorted by name."""
+    found: dict[Expr, None] = {}
+
+    def walk(block: Block) -> None:
+        for node in block.nodes:
+            if node.op.name == "symbol":
+                for atom in atoms(node.attrs["value"]):
+                    found[atom] = None
+            for inner in node.blocks:
+                walk(inner)
+
+    for parameter in body.parameters:
+        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
+            for atom in atoms(size):
+                found[atom] = None
+    for size in body.grid:
+        for atom in atoms(size):
+            found[atom] = None
+    walk(body.block)
+    return sorted(found, key=lambda e: e.name)
+
+
+def emit(body: Body, name: str, target: Target) -> tuple[str, Entry]:
+    """The PTX of a Body and how to launch it."""
+    return Emitter(body, target).run(name)
+
+
+class Emitter(PlacedEmitter):
+    """Emits one Body."""
+
+    def run(self, name: str) -> tuple[str, Entry]:
+        """Emit the entry."""
+        self.collect_maps(self.body.block)
+        self.frame()
+        self.block(self.body.block)
+        self.w.put("ret")
+        symbols = [s.name for s in body_symbols(self.body)]
+        arguments: list[tuple[str, Any]] = [
+            ("pointer", i) for i in range(len(self.body.parameters))]  # fmt: skip
+        arguments += [("symbol", s) for s in symbols]
+        arguments += [("map", m) for m in self.maps]
+        bytes_ = self.shared_bytes + (1024 if self.swizzled else 0)
+        entry = Entry(name, tuple(arguments), self.launch_grid(), 32 * self.warps, bytes_,
+                      tuple(self.body.notes.get("cluster", ())), self.dependent())  # fmt: skip
+        return self.text(name), entry
+
+    def dependent(self) -> bool:
+        """Whether the entry waits for its dependency itself."""
+        return any(n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block))
+
+    def launch_grid(self) -> tuple[Size, ...]:
+        """The grid: as the Body has it, or all of it along x where it would not fit."""
+        return (product(self.body.grid),) if self.flat else tuple(self.body.grid)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the grid's axes are folded into one."""
+        grid = self.body.grid
+        return len(grid) > 3 or any(high(size) > 65535 for size in grid[1:])
+
+    @property
+    def swizzled(self) -> bool:
+        """Whether some place is swizzled: its address must be a multiple of 1024."""
+        return any(n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"], 0)
+                   for n in all_nodes(self.body.block))  # fmt: skip
+
+    # ---- text -----------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        """The whole module."""
+        arch = self.target.cpu or "sm_90a"
+        lines = [f".version {VERSION}", f".target {arch}", ".address_size 64", ""]
+        if self.shared_bytes:
+            lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
+        lines += [f".visible .entry {name}(", ",\n".join(self.declared()), ")"]
+        lines.append(f".maxntid {32 * self.warps}, 1, 1")
+        if self.has_roles:
+            lines.append(".minnctapersm 1")
+        lines.append("{")
+        for number, bytes_ in enumerate(self.scratch_bytes):
+            if bytes_:
+                lines.append(f"\t.shared .align 16 .b8 exchange_{number}[{bytes_}];")
+        return "\n".join([*lines, *self.w.declarations(), *self.w.lines, "}", ""])
+
+    def declared(self) -> list[str]:
+        """The `.param` lines."""
+        found = [f"\t.param .u64 memory_{i}" for i in range(len(self.body.parameters))]
+        found += [f"\t.param .s64 symbol_{s.name}" for s in body_symbols(self.body)]
+        return found + [f"\t.param .align 64 .b8 map_{i}[128]" for i in self.maps.values()]
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether the Body has roles."""
+        return any(n.op.name == "role" for n in self.body.block.nodes)
+
+    # ---- frame ----------------------------------------------------------------------------
+
+    def frame(self) -> None:
+        """Thread number, parameters, shared memory."""
+        w = self.w
+        self.thread = w.value("b32", "mov.u32", "%tid.x")
+        for i, parameter in enumerate(self.body.parameters):
+            generic = w.value("b64", "ld.param.u64", f"[memory_{i}]")
+            self.pointers[parameter] = w.value("b64", "cvta.to.global.u64", generic)
+        for symbol in body_symbols(self.body):
+            self.symbols[symbol.name] = w.value("b64", "ld.param.s64", f"[symbol_{symbol.name}]")
+        for map_, number in self.maps.items():
+            address = w.value("b64", "mov.u64", f"map_{number}")
+            self.map_addresses[map_] = w.value("b64", "cvta.param.u64", address)
+        if any(n.op.name in ("allocate", "barrier") for n in all_nodes(self.body.block)):
+            base = w.value("b32", "mov.u32", "dynamic_shared")
+            if self.swizzled:
+                base = w.value("b32", "add.s32", base, "1023")
+                base = w.value("b32", "and.b32", base, "-1024")
+            self.base = base
+
+    def collect_maps(self, block: Block) -> None:
+        """Find the tensor maps that copies need, so that they can be parameters."""
+        for node in all_nodes(block):
+            if node.op.name not in ("copy_async", "copy_store"):
+                continue
+            order = (0, 1) if node.op.name == "copy_async" else (1, 0)
+            place, memory = (node.inputs[i] for i in order)
+            assert isinstance(place.type, Memory)
+            box, _, _ = self.boxes(place.type, node.attrs["shape"])
+            self.map_of(memory, place.type, box, node.attrs["axes"])
+
+    # ---- Blocks ---------------------------------------------------------------------------
+
+    def block(self, block: Block) -> None:
+        """Every Node in order; roles that follow one another are one branch."""
+        number = 0
+        nodes = block.nodes
+        while number < len(nodes):
+            if nodes[number].op.name == "role":
+                last = number
+                while last < len(nodes) and nodes[last].op.name == "role":
+                    last += 1
+                self.roles(nodes[number:last])
+                number = last
+                continue
+            self.node(nodes[number])
+            number += 1
+
+    def inner(self, block: Block) -> None:
+        """A Block within: what is made in it ends with it."""
+        self.made.append({})
+        self.block(block)
+
+    def leave(self) -> None:
+        """Forget what the inner Block made."""
+        self.made.pop()
+
+    def node(self, node: Node) -> None:
+        """Emit one Node."""
+        if node.type is not None and getattr(node.type, "shape", None) == () and (
+            node.op.group in ELEMENTWISE or node.op.name == "constant"):  # fmt: skip
+            self.held[node] = self.scalar_op(node)
+            return
+        if self.plan.free(node):
+            return
+        if node.op.group in ELEMENTWISE:
+            self.held[node] = self.elementwise(node, self.plan.spread(node))
+            return
+        method: Callable[[Node], None] | None = getattr(self, f"emit_{node.op.name}", None)
+        if method is None:
+            raise InternalError("ptx.emit", f"no lowering for tile.{node.op.name} ({node!r})")
+        method(node)
+
+    def scalar_op(self, node: Node) -> list[str]:
+        """A scalar."""
+        if node.op.name == "constant":
+            return [rules.constant(self.w, node.attrs["value"], self.dtype(node))]
+        return [self.one(node, tuple(self.scalar(i) for i in node.inputs))]
+
+    def emit_program(self, node: Node) -> None:
+        axis = node.attrs["axis"]
+        if not self.flat:
+            self.held[node] = [self.w.value("b32", "mov.u32", f"%ctaid.{'xyz'[axis]}")]
+        else:
+            number = self.w.value("b32", "mov.u32", "%ctaid.x")
+            value = self.w.value("b64", "cvt.u64.u32", number)
+            below = product(self.body.grid[axis + 1 :])
+            if below != 1:
+                value = self.w.value("b64", "div.u64", value, self.size64(below))
+            if axis:
+                value = self.w.value("b64", "rem.u64", value, self.size64(self.body.grid[axis]))
+            self.held[node] = [self.w.value("b32", "cvt.u32.u64", value)]
+        if self.dtype(node) is int64:
+            self.held[node] = [self.resize(self.held[node][0], int32, int64)]
+
+    def emit_symbol(self, node: Node) -> None:
+        self.held[node] = [self.resize(self.size64(node.attrs["value"]), int64, self.dtype(node))]
+
+    def emit_hole(self, node: Node) -> None:
+        raise InternalError("ptx.emit", f"the hole {node.attrs['name']!r} is not filled")
+
+    def emit_get(self, node: Node) -> None:
+        if node not in self.held:
+            raise InternalError("ptx.emit", f"{node!r} has no value")
+
+    # ---- loops and branches -----------------------------------------------------------------
+
+    def results_of(self, node: Node) -> list[tuple[Node, list[str], str]]:
+        """(carried argument, its registers, kind) for what a loop carries."""
+        found = []
+        for argument in node.blocks[0].arguments[1:]:
+            kind = rules.kind_of(self.dtype(argument))
+            count = len(self.plan.spread(argument).registers)
+            found.append((argument, [self.w.new(kind) for _ in range(count)], kind))
+        return found
+
+    def emit_loop(self, node: Node) -> None:
+        w, block = self.w, node.blocks[0]
+        index = block.arguments[0]
+        dtype = self.dtype(index)
+        suffix, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
+        start, stop = (self.resize(self.scalar(i), self.dtype(i), dtype) for i in node.inputs[:2])
+        carried = self.results_of(node)
+        for (argument, registers, k), given in zip(carried, node.inputs[2:]):
+            spread = self.plan.spread(argument)
+            self.move(registers, self.given(given, argument, spread), k)
+            self.held[argument] = registers
+        counter = w.value(kind, f"mov.{kind}", start)
+        self.held[index] = [counter]
+        again, done, more = w.label("loop"), w.label("done"), w.new("pred")
+        w.put(f"setp.ge.{suffix}", more, counter, stop)
+        w.put("bra", done, guard=more)
+        w.place(again)
+        shared = self.touches_shared(block)
+        turn = self.scratch_turn
+        if shared:
+            self.read = self.written = True
+        self.inner(block)
+        results = [self.given(r, a, self.plan.spread(a))
+                   for r, (a, _, _) in zip(block.results, carried)]  # fmt: skip
+        self.swap([r for _, r, _ in carried], results, [k for _, _, k in carried])
+        self.leave()
+        if self.scratch_turn != turn:
+            self.sync()
+        w.put(f"add.{suffix}", counter, counter, str(node.attrs["step"]))
+        w.put(f"setp.lt.{suffix}", more, counter, stop)
+        w.put("bra", again, guard=more)
+        w.place(done)
+        if shared:
+            self.read = self.written = True
+        for number, (_, registers, _) in enumerate(carried):
+            self.give(node, number, registers)
+
+    def given(self, value: Node, argument: Node, spread: Any) -> list[str]:
+        """A value as a carried argument holds it."""
+        registers = self.get(value, spread)
+        return [self.resize(r, self.dtype(value), self.dtype(argument))
+                if value.dtype is int64 else r for r in registers]  # fmt: skip
+
+    def swap(self, to: list[list[str]], values: list[list[str]], kinds: list[str]) -> None:
+        """Set all carried registers at once: a value may be another's old register."""
+        targets = {r for registers in to for r in registers}
+        for registers, new, kind in zip(to, values, kinds):
+            if any(r in targets and r != own for r, own in zip(new, registers)):
+                form = "mov.pred" if kind == "pred" else f"mov.{kind}"
+                new[:] = [self.w.value(kind, form, r) for r in new]
+        for registers, new, kind in zip(to, values, kinds):
+            self.move([a for a, b in zip(registers, new) if a != b],
+                      [b for a, b in zip(registers, new) if a != b], kind)  # fmt: skip
+
+    def give(self, node: Node, number: int, registers: list[str]) -> None:
+        """Hand a result of a loop or branch to the `get` Nodes that read it."""
+        for user in self.gets().get(node, ()):
+            if user.attrs["index"] == number:
+                self.held[user] = registers
+
+    def gets(self) -> dict[Node, list[Node]]:
+        """The `get` Nodes of each loop and branch."""
+        if not hasattr(self, "_gets"):
+            self._gets: dict[Node, list[Node]] = {}
+            for node in all_nodes(self.body.block):
+                if node.op.name == "get":
+                    self._gets.setdefault(node.inputs[0], []).append(node)
+        return self._gets
+
+    def touches_shared(self, block: Block) -> bool:
+        """Whether a Block reads or writes shared places by plain ops."""
+        return any(n.op.name in ("load", "store", "gather", "scatter")
+                   and n.inputs[0].type.scope != "global"  # type: ignore[union-attr]
+                   for n in all_nodes(block))  # fmt: skip
+
+    def emit_branch(self, node: Node) -> None:
+        w = self.w
+        otherwise, done = w.label("else"), w.label("end")
+        results = []
+        for user in node.blocks[0].results:
+            sample = self.get_for(node, len(results))
+            kind = rules.kind_of(self.dtype(sample or user))
+            count = 1 if user.shape == () else len(self.plan.spread(sample or user).registers)
+            results.append((sample or user, [w.new(kind) for _ in range(count)], kind))
+        w.put("bra", otherwise, guard=f"!{self.scalar(node.inputs[0])}")
+        state = (self.read, self.written)
+        seen = []
+        for number, block in enumerate(node.blocks):
+            self.read, self.written = state
+            self.inner(block)
+            for (sample, registers, kind), value in zip(results, block.results):
+                spread = self.plan.spread(sample)
+                self.move(registers, self.given(value, sample, spread), kind)
+            self.leave()
+            seen.append((self.read, self.written))
+            if number == 0:
+                w.put("bra", done)
+                w.place(otherwise)
+        w.place(done)
+        self.read, self.written = (any(s[i] for s in seen) for i in range(2))
+        for number, (_, registers, _) in enumerate(results):
+            self.give(node, number, registers)
+
+    def get_for(self, node: Node, number: int) -> Node | None:
+        """A `get` Node of a result, if it is read."""
+        return next((g for g in self.gets().get(node, ()) if g.attrs["index"] == number), None)
+
+    # ---- roles ----------------------------------------------------------------------------
+
+    def roles(self, nodes: list[Node]) -> None:
+        """Barriers are made ready; then every role is an arm of one branch over the warps."""
+        w = self.w
+        self.start_barriers(nodes)
+        whole, all_threads = self.thread, self.threads
+        warp = w.value("b32", "shfl.sync.idx.b32", w.value("b32", "shr.u32", whole, "5"), "0",
+                       "31", "-1")  # fmt: skip
+        join, first = w.label("join"), 0
+        for number, node in enumerate(nodes):
+            warps = node.attrs["warps"]
+            after = w.label("role")
+            if number + 1 < len(nodes):
+                past = w.value("pred", "setp.ge.u32", warp, str(first + warps))
+                w.put("bra", after, guard=past)
+            self.made.append({})
+            self.thread = whole if first == 0 else w.value("b32", "sub.s32", whole, str(32 * first))
+            self.threads, self.role_number, self.in_role = 32 * warps, number, True
+            self.role(node, join)
+            self.made.pop()
+            w.put("bra", join)
+            w.place(after)
+            first += warps
+        w.place(join)
+        self.thread, self.threads, self.in_role, self.single = whole, all_threads, False, False
+
+    def role(self, node: Node, join: str) -> None:
+        """One role: its registers, then its Block."""
+        w, registers = self.w, node.attrs["registers"]
+        if registers:
+            way = "inc" if registers > ENTRY_REGISTERS else "dec"
+            w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
+        self.single = one_thread(node)
+        if self.single:
+            w.put("bra", join, guard=w.value("pred", "setp.ne.s32", self.thread, "0"))
+        self.inner(node.blocks[0])
+        self.leave()
+
+    def start_barriers(self, roles: list[Node]) -> None:
+        """One thread sets the counts of all barriers; then the block meets."""
+        w = self.w
+        first = w.value("pred", "setp.eq.s32", self.thread, "0")
+        skip = w.label("ready")
+        w.put("bra", skip, guard=f"!{first}")
+        for map_ in self.maps:
+            w.put("prefetch.tensormap", f"[{self.map_addresses[map_]}]")
+        factors = barrier_factors(roles)
+        for node, at in self.barriers.items():
+            count = node.attrs["count"] * factors.get(node, 1)
+            address = w.value("b32", "add.s32", self.base, str(at))
+            for stage in range(node.attrs["stages"]):
+                w.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
+        w.put("fence.mbarrier_init.release.cluster")
+        w.place(skip)
+        w.put("bar.sync", "0")
+
+
+def one_thread(role: Node) -> bool:
+    """Whether a role does nothing that needs more than one thread."""
+    nodes = list(all_nodes(role.blocks[0]))
+    plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
+    return plain and any(n.op.name in ("copy_async", "copy_store") for n in nodes)
+
+
+def barrier_factors(roles: list[Node]) -> dict[Node, int]:
+    """For each barrier, how many arrivals of the machine one of the Body's stands for."""
+    found: dict[Node, int] = {}
+    for role in roles:
+        single = one_thread(role)
+        for node in all_nodes(role.blocks[0]):
+            if node.op.name not in ("arrive", "expect"):
+                continue
+            factor = arrivals(role.attrs["warps"], single, node)
+            if found.setdefault(node.inputs[0], factor) != factor:
+                raise InternalError("ptx.emit", "roles of different sizes arrive at one barrier")
+    return found
+
+
+def all_nodes(block: Block) -> list[Node]:
+    """Every Node of a Block, those of inner Blocks too."""
+    found: list[Node] = []
+    for node in block.nodes:
+        found.append(node)
+        for inner in node.blocks:
+            found += all_nodes(inner)
+    return found
+
+
+__all__ = ["TensorMap", "body_symbols", "emit"]

@@ -1,0 +1,451 @@
+"""The placed level: barriers, asynchronous copies, matrix products, swizzled places.
+
+A swizzled place lies as column blocks of one swizzle span: block, row, column within the block,
+its 16-byte chunks exchanged by the row. One thread of a role issues copies; each warp arrives
+for itself, so a barrier's count is multiplied by the warps of the roles that arrive. Invariant:
+the order of what is emitted is the order of the Body: nothing is waited for that it does not
+wait for.
+"""
+
+from __future__ import annotations
+
+from ...core.dtype import bfloat16, float16, float32
+from ...core.errors import InternalError
+from ...ir.node import Node
+from ...ir.types import Memory
+from ...tile.placed import arrive as arrive_op
+from . import rules
+from .emit_memory import SWIZZLES
+from .emit_shape import ShapeEmitter
+from .program import TensorMap
+from .spread import Spread, accumulator
+
+WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
+WGMMA_SWIZZLE = {0: 0, 128: 1, 64: 2, 32: 3}
+
+
+class PlacedEmitter(ShapeEmitter):
+    """Emits the ops of tile/placed.py."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self.barriers: dict[Node, int] = {}  # offset of each array of barriers
+        self.maps: dict[TensorMap, int] = {}
+        self.map_addresses: dict[TensorMap, str] = {}
+        self.places: dict[Node, list[str]] = {}  # registers of register places
+        self.single = False  # this role is one thread
+        self.role_number = 0
+        self.base = ""  # shared address where the program's own memory begins
+
+    def role_sync(self) -> None:
+        self.w.put("bar.sync", str(15 - self.role_number), str(self.threads))
+
+    def group(self) -> str:
+        """The number of this warpgroup within its role, the same in all of its threads."""
+        key = ("group", self.thread)
+        found = self.known(key)
+        if found is None:
+            number = self.w.value("b32", "shr.u32", self.thread, "7")
+            found = self.keep(key, self.w.value("b32", "shfl.sync.idx.b32", number, "0", "31",
+                                                "-1"))  # fmt: skip
+        return found  # type: ignore[no-any-return]
+
+    def first_thread(self) -> str:
+        """Holds for one thread of the role; '' where there is only one."""
+        if self.single:
+            return ""
+        key = ("first", self.thread)
+        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+            key, self.w.value("pred", "setp.eq.s32", self.thread, "0"))  # fmt: skip
+
+    # ---- places ---------------------------------------------------------------------------
+
+    def emit_allocate(self, node: Node) -> None:
+        type_ = node.type
+        assert isinstance(type_, Memory)
+        if type_.scope == "register":
+            self.emit_register_tile(node)
+            return
+        size = type_.dtype.size
+        for s in type_.shape:
+            size *= s  # type: ignore[assignment]
+        swizzle = SWIZZLES[type_.layout]
+        at = self.reserve(size, 8 * swizzle if swizzle else 128)
+        self.pointers[node] = self.w.value("b32", "add.s32", self.base, str(at))
+
+    def emit_register_tile(self, node: Node) -> None:
+        spread = self.plan.spread(node)
+        kind = rules.kind_of(node.dtype)
+        self.places[node] = [self.w.new(kind) for _ in spread.registers]
+
+    def emit_read_place(self, node: Node) -> None:
+        place = node.inputs[0]
+        if place in self.places:
+            kind = rules.kind_of(place.dtype)
+            form = "mov.pred" if kind == "pred" else f"mov.{kind}"
+            self.held[node] = [self.w.value(kind, form, r) for r in self.places[place]]
+            return
+        spread = self.plan.spread(node)
+        found = []
+        for where, start, count in self.place_runs(place, node.inputs[1:], spread):
+            found.append((start, self.read_run(where, "ld.shared", place.dtype, count)))
+        self.held[node] = [r for _, part in sorted(found) for r in part]
+
+    def emit_write_place(self, node: Node) -> None:
+        place, value = node.inputs[:2]
+        if place in self.places:
+            registers = self.get(value, self.plan.spread(place))
+            self.move(self.places[place], registers, rules.kind_of(place.dtype))
+            return
+        spread = self.spread_of(value)
+        registers = self.get(value, spread)
+        if self.by_matrix(place, spread):
+            self.store_matrix(place, node.inputs[2:], spread, registers)
+            return
+        owner = self.owner(spread)
+        for where, start, count in self.place_runs(place, node.inputs[2:], spread):
+            self.write_run(where, "st.shared", place.dtype, registers[start : start + count],
+                           owner)  # fmt: skip
+
+    def lead_address(self, place: Node, index: tuple[Node, ...] | list[Node]) -> str:
+        """The shared address of a place at its leading index."""
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        address = self.pointers[place]
+        for node, stride in zip(index, type_.element_strides()):
+            low, high = self.bounds.range(node)
+            if low == high == 0:
+                continue
+            bytes_ = stride * type_.dtype.size  # type: ignore[operator]
+            part = self.w.value("b32", "mul.lo.s32", self.index32(node), str(bytes_))
+            address = self.w.value("b32", "add.s32", address, part)
+        return address
+
+    def place_runs(
+        self, place: Node, index: tuple[Node, ...], spread: Spread
+    ) -> list[tuple[str, int, int]]:
+        """(address, first register, count) of the runs of a Tile in a shared place."""
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        base = self.lead_address(place, index)
+        swizzle, size = SWIZZLES[type_.layout], type_.dtype.size
+        if not swizzle:
+            steps = list(type_.element_strides()[len(index) :])
+            own = self.thread_offset(spread, [s * size for s in steps])  # type: ignore[operator]
+            if own is not None:
+                base = self.w.value("b32", "add.s32", base, own)
+            offsets = [sum(c * s for c, s in zip(at, steps)) for at in spread.registers]  # type: ignore[operator]
+            runs = self.runs(spread, steps, 16, size)  # type: ignore[arg-type]
+            return [(f"[{base}+{offsets[s] * size}]", s, n) for s, n in runs]
+        return self.swizzled_runs(type_, base, spread, swizzle)
+
+    def swizzled_runs(
+        self, type_: Memory, base: str, spread: Spread, swizzle: int
+    ) -> list[tuple[str, int, int]]:
+        """Runs in a swizzled place: the column's chunk is exchanged by the row."""
+        w, size = self.w, type_.dtype.size
+        rows = int(type_.shape[-2])  # type: ignore[arg-type]
+        span = swizzle // size
+        row = self.thread_part(spread.fields, 0) or self.constant32(0)
+        column = self.thread_part(spread.fields, 1) or self.constant32(0)
+        found = []
+        for start, count in self.runs(spread, [rows * span, 1], 16, size):
+            r, c = spread.registers[start]
+            at_row = w.value("b32", "add.s32", row, str(r))
+            at = w.value("b32", "add.s32", column, str(c))
+            block = w.value("b32", "shr.u32", at, str(span.bit_length() - 1))
+            inner = w.value("b32", "and.b32", at, str(span - 1))
+            bytes_ = w.value("b32", "mul.lo.s32", inner, str(size))
+            turn = w.value("b32", "and.b32", w.value(
+                "b32", "shr.u32", w.value("b32", "mul.lo.s32", at_row, str(swizzle)), "7"),
+                str(swizzle // 16 - 1))  # fmt: skip
+            turned = w.value("b32", "xor.b32", bytes_, w.value("b32", "shl.b32", turn, "4"))
+            place = w.value("b32", "mad.lo.s32", at_row, str(swizzle), turned)
+            place = w.value("b32", "mad.lo.s32", block, str(rows * swizzle), place)
+            found.append((f"[{w.value('b32', 'add.s32', base, place)}+0]", start, count))
+        return found
+
+    def by_matrix(self, place: Node, spread: Spread) -> bool:
+        """Whether a Tile can be stored by stmatrix."""
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        return (SWIZZLES[type_.layout] == 128 and type_.dtype.size == 2 and len(spread.shape) == 2
+                and spread.shape[1] % 16 == 0 and spread.shape[0] % (16 * self.threads // 32) == 0
+                and self.threads % 128 == 0
+                and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
+
+    def store_matrix(
+        self, place: Node, index: tuple[Node, ...], spread: Spread, registers: list[str]
+    ) -> None:
+        """An accumulator's Tile of 16-bit values, 16 x 16 at a time."""
+        w = self.w
+        rows, columns = spread.shape
+        base = self.lead_address(place, index)
+        warp, lane = w.value("b32", "shr.u32", self.thread, "5"), self.bits(0, 5)
+        low = w.value("b32", "and.b32", lane, "15")
+        row = w.value("b32", "mad.lo.s32", warp, "16", low)
+        turn = w.value("b32", "and.b32", lane, "7")
+        half = w.value("b32", "shr.u32", lane, "4")
+        start = w.value("b32", "mad.lo.s32", row, "128", base)
+        chunks = []
+        for j in range(4):
+            chunk = w.value("b32", "add.s32", half, str(2 * j))
+            chunk = w.value("b32", "xor.b32", chunk, turn)
+            chunks.append(w.value("b32", "mad.lo.s32", chunk, "16", start))
+        per_block = columns // 2
+        for block in range(len(registers) // per_block):
+            for j in range(columns // 16):
+                first = block * per_block + 8 * j
+                words = [self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
+                         for i in range(4)]  # fmt: skip
+                offset = (j // 4) * rows * 128 + block * (self.threads // 2) * 128
+                w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", f"[{chunks[j % 4]}+{offset}]",
+                      "{" + ", ".join(words) + "}")  # fmt: skip
+
+    # ---- barriers -------------------------------------------------------------------------
+
+    def emit_barrier(self, node: Node) -> None:
+        self.barriers[node] = self.reserve(8 * node.attrs["stages"], 8)
+
+    def barrier_address(self, barrier: Node, stage: Node) -> str:
+        """The shared address of one barrier of an array."""
+        low, high = self.bounds.range(stage)
+        at = self.barriers[barrier]
+        if low == high:
+            return self.w.value("b32", "add.s32", self.base, str(at + 8 * low))
+        part = self.w.value("b32", "shl.b32", self.index32(stage), "3")
+        part = self.w.value("b32", "add.s32", part, self.base)
+        return self.w.value("b32", "add.s32", part, str(at))
+
+    def emit_arrive(self, node: Node) -> None:
+        address = self.barrier_address(*node.inputs)
+        guard = ""
+        if not self.single:
+            self.w.put("bar.warp.sync", "-1")
+            key = ("lane 0", self.thread)
+            guard = self.known(key) or self.keep(
+                key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
+        self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
+
+    def emit_expect(self, node: Node) -> None:
+        address = self.barrier_address(*node.inputs)
+        self.w.put("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{address}]",
+                   str(node.attrs["bytes"]), guard=self.first_thread())  # fmt: skip
+
+    def emit_wait(self, node: Node) -> None:
+        w = self.w
+        address = self.barrier_address(*node.inputs[:2])
+        parity = self.index32(node.inputs[2])
+        again, done = w.label("wait"), w.new("pred")
+        w.place(again)
+        w.put("mbarrier.try_wait.parity.shared::cta.b64", done, f"[{address}]", parity)
+        w.put("bra", again, guard=f"!{done}")
+
+    def emit_named_sync(self, node: Node) -> None:
+        self.w.put("bar.sync", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+
+    def emit_named_arrive(self, node: Node) -> None:
+        self.w.put("bar.arrive", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+
+    def emit_fence(self, node: Node) -> None:
+        kind = node.attrs["kind"]
+        form = {"async": "fence.proxy.async.shared::cta", "global": "fence.acq_rel.gpu",
+                "cluster": "fence.acq_rel.cluster"}[kind]  # fmt: skip
+        self.w.put(form)
+
+    def emit_grid_dependency_wait(self, node: Node) -> None:
+        self.w.put("griddepcontrol.wait")
+
+    def emit_grid_launch_dependents(self, node: Node) -> None:
+        self.w.put("griddepcontrol.launch_dependents")
+
+    # ---- copies ---------------------------------------------------------------------------
+
+    def boxes(self, place: Memory, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
+        """(box of one copy, number of copies along the columns, bytes between them)."""
+        swizzle, size = SWIZZLES[place.layout], place.dtype.size
+        if not swizzle:
+            return shape, 1, 0
+        span = swizzle // size
+        rows = shape[-2] if len(shape) > 1 else 1
+        if shape[-1] <= span:
+            if shape[-1] != span:
+                raise InternalError("ptx.emit", f"rows of {shape} do not fill {place.layout}")
+            return shape, 1, 0
+        return (*shape[:-1], span), shape[-1] // span, rows * swizzle
+
+    def map_of(self, memory: Node, place: Memory, box: tuple[int, ...], axes: tuple[int, ...]
+               ) -> TensorMap:  # fmt: skip
+        """The tensor map that copies boxes between a Memory parameter and a place."""
+        type_ = memory.type
+        assert isinstance(type_, Memory)
+        full = [1] * len(type_.shape)
+        for axis, size in zip(axes, box):
+            full[axis] = size
+        if list(axes) != sorted(axes) or type_.element_strides()[-1] != 1:
+            raise InternalError("ptx.emit", f"no tensor map walks {type_} along {axes}")
+        number = self.body.parameters.index(memory)
+        found = TensorMap(number, type_.dtype, type_.shape, type_.element_strides(), tuple(full),
+                          SWIZZLES[place.layout])  # fmt: skip
+        self.maps.setdefault(found, len(self.maps))
+        return found
+
+    def emit_copy_async(self, node: Node) -> None:
+        place, memory, barrier, stage = node.inputs[:4]
+        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        index, lead = node.inputs[4 : 4 + rank], node.inputs[4 + rank :]
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        box, count, step = self.boxes(type_, node.attrs["shape"])
+        map_ = self.map_of(memory, type_, box, node.attrs["axes"])
+        address = self.lead_address(place, lead)
+        landing = self.barrier_address(barrier, stage)
+        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+                ".mbarrier::complete_tx::bytes")  # fmt: skip
+        for i in range(count):
+            where = self.coordinates(index, i * box[-1])
+            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
+                       f"[{landing}]", guard=self.first_thread())  # fmt: skip
+
+    def coordinates(self, index: tuple[Node, ...], more: int) -> str:
+        """Coordinates of a box, innermost first."""
+        found = [self.index32(i) for i in index]
+        if more:
+            found[-1] = self.w.value("b32", "add.s32", found[-1], str(more))
+        return "{" + ", ".join(reversed(found)) + "}"
+
+    def emit_copy_store(self, node: Node) -> None:
+        memory, place = node.inputs[:2]
+        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        index, lead = node.inputs[2 : 2 + rank], node.inputs[2 + rank :]
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        box, count, step = self.boxes(type_, node.attrs["shape"])
+        map_ = self.map_of(memory, type_, box, node.attrs["axes"])
+        address = self.lead_address(place, lead)
+        form = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
+        for i in range(count):
+            where = self.coordinates(index, i * box[-1])
+            self.w.put(form, f"[{self.map_addresses[map_]}, {where}]", f"[{address}+{i * step}]",
+                       guard=self.first_thread())  # fmt: skip
+
+    def emit_commit_copies(self, node: Node) -> None:
+        self.w.put("cp.async.bulk.commit_group", guard=self.first_thread())
+
+    def emit_wait_copies(self, node: Node) -> None:
+        self.w.put("cp.async.bulk.wait_group.read", str(node.attrs["pending"]),
+                   guard=self.first_thread())  # fmt: skip
+        if not self.single:
+            self.role_sync()
+
+    # ---- matrix products ------------------------------------------------------------------
+
+    def emit_matrix_fence(self, node: Node) -> None:
+        self.w.put("wgmma.fence.sync.aligned")
+
+    def emit_matrix_commit(self, node: Node) -> None:
+        self.w.put("wgmma.commit_group.sync.aligned")
+
+    def emit_matrix_wait(self, node: Node) -> None:
+        self.w.put("wgmma.wait_group.sync.aligned", str(node.attrs["pending"]))
+
+    def emit_matrix_async(self, node: Node) -> None:
+        total, a, b, accumulate = node.inputs[:4]
+        ranks = [len(x.type.shape) - 2 for x in (total, a, b)]  # type: ignore[union-attr]
+        index = list(node.inputs[4:])
+        if ranks[0]:
+            raise InternalError("ptx.emit", "an accumulator has no leading index")
+        lead_a, lead_b = index[: ranks[1]], index[ranks[1] :]
+        name, depth = WGMMA_TYPES[b.dtype]
+        m, n = total.type.shape  # type: ignore[union-attr]
+        k = b.type.shape[-1 if node.attrs["transpose_b"] else -2]  # type: ignore[union-attr]
+        trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
+        flags = [str(int(trans_a)), str(int(trans_b))]
+        right = Operand(self, b, lead_b, not trans_b, depth)
+        left = None if a in self.places else Operand(self, a, lead_a, not trans_a, depth)
+        groups = self.threads // 128
+        first = self.scalar(accumulate)
+        width = min(n, 256)
+        for block in range(m // (64 * groups)):
+            for column in range(0, n, width):
+                count = min(width, n - column)
+                form = (f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{name}.{name}")
+                start = block * n // 2 + column // 2
+                held = self.places[total][start : start + count // 2]
+                for step in range(k // depth):
+                    scale = first if step == 0 else self.always()
+                    if left is None:
+                        given = self.fragment(a, block, step, depth, k)
+                        used = flags[1:]
+                    else:
+                        given = left.at(block * 64 * groups, step, groups)
+                        used = flags
+                    if depth != 16:
+                        used = []
+                    self.w.put(form, "{" + ", ".join(held) + "}", given, right.at(column, step),
+                               scale, "1", "1", *used)  # fmt: skip
+
+    def always(self) -> str:
+        """A predicate that holds."""
+        key = ("always", True)
+        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+            key, self.w.value("pred", "setp.eq.s32", self.constant32(0), "0"))  # fmt: skip
+
+    def fragment(self, a: Node, block: int, step: int, depth: int, k: int) -> str:
+        """Registers of a, packed, for one step of k."""
+        per_block = k // 2
+        first = block * per_block + step * depth // 2
+        held = self.places[a][first : first + depth // 2]
+        words = [self._join(held[i : i + 2], a.dtype) for i in range(0, len(held), 2)]
+        return "{" + ", ".join(words) + "}"
+
+
+class Operand:
+    """Descriptors of a shared operand of wgmma."""
+
+    def __init__(
+        self, emitter: PlacedEmitter, place: Node, lead: list[Node], along_k: bool, depth: int
+    ) -> None:
+        self.e, self.along_k, self.depth = emitter, along_k, depth
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        self.size: int = type_.dtype.size
+        self.rows, self.columns = (int(s) for s in type_.shape[-2:])  # type: ignore[arg-type]
+        self.swizzle = SWIZZLES[type_.layout]
+        if not self.swizzle:
+            raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
+        self.span = self.swizzle // self.size  # columns of a block
+        address = emitter.lead_address(place, lead)
+        w = emitter.w
+        leading = 1 if along_k else self.rows * self.swizzle >> 4
+        high = (8 * self.swizzle >> 4) | WGMMA_SWIZZLE[self.swizzle] << 30
+        low = w.value("b32", "shr.u32", address, "4")
+        self.low = w.value("b32", "or.b32", low, str(leading << 16))
+        self.high = w.value("b32", "mov.b32", str(high))
+        self.known: dict[int, str] = {}
+
+    def at(self, row: int, step: int, groups: int = 1) -> str:
+        """The descriptor for elements from `row` (of m or n) on, at a step of k."""
+        if self.along_k:
+            column = step * self.depth
+            offset = (column // self.span) * self.rows * self.swizzle
+            offset += column % self.span * self.size + row * self.swizzle
+            apart = 64 * self.swizzle
+        else:
+            offset = (row // self.span) * self.rows * self.swizzle
+            offset += row % self.span * self.size + step * self.depth * self.swizzle
+            apart = (64 // self.span) * self.rows * self.swizzle
+        if offset not in self.known:
+            w = self.e.w
+            low = self.low
+            if groups > 1:
+                low = w.value("b32", "mad.lo.s32", self.e.group(), str(apart >> 4), low)
+            if offset:
+                low = w.value("b32", "add.s32", low, str(offset >> 4))
+            self.known[offset] = w.value("b64", "mov.b64", f"{{{low}, {self.high}}}")
+        return self.known[offset]
+
+
+def arrivals(warps: int, single: bool, node: Node) -> int:
+    """How often an arrival of a role happens on the machine."""
+    return 1 if single or node.op is not arrive_op else warps

@@ -1,0 +1,213 @@
+"""Reductions over Tiles, scans, and Tiles seen in other shapes.
+
+A reduction combines what a thread holds, then lanes by shuffles, then warps through shared
+memory; every thread that asks gets the result. Invariant: the order of a sum depends on the
+Spread alone, so it is the same in every run.
+"""
+
+from __future__ import annotations
+
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from ...ir.node import Node
+from . import rules
+from .emit_memory import MemoryEmitter
+from .spread import Spread
+
+
+class ShapeEmitter(MemoryEmitter):
+    """Emits reduce, cumulative, broadcast, reshape, transpose and extract of held Tiles."""
+
+    def emit_reduce(self, node: Node) -> None:
+        x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
+        source = self.spread_of(x)
+        dtype = self.dtype(x)
+        registers = self.get(x, source)
+        result = source.drop(axis)
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for at, register in zip(source.registers, registers):
+            groups.setdefault(at[:axis] + at[axis + 1 :], []).append(register)
+        found = [self.fold(groups[at], kind, dtype) for at in result.registers]
+        lanes, warps = self.reduced_bits(source, axis)
+        for bit in lanes:
+            found = [rules.combine(self.w, kind, dtype, r, self.shuffle(r, 1 << bit, dtype))
+                     for r in found]  # fmt: skip
+        if warps:
+            found = self.over_warps(found, source, axis, warps, kind, dtype)
+        if node.shape == ():
+            self.held[node] = found
+        elif self.plan.spread(node) == result:
+            self.held[node] = found
+        else:
+            self.held[node] = self.change(node, found, result, self.plan.spread(node))
+
+    def fold(self, registers: list[str], kind: str, dtype: DType) -> str:
+        """Registers of one thread combined, as a balanced tree."""
+        while len(registers) > 1:
+            pairs = [rules.combine(self.w, kind, dtype, a, b)
+                     for a, b in zip(registers[::2], registers[1::2])]  # fmt: skip
+            registers = pairs + ([registers[-1]] if len(registers) % 2 else [])
+        return registers[0]
+
+    def reduced_bits(self, spread: Spread, axis: int) -> tuple[list[int], list[int]]:
+        """Bits of the thread's number that move along an axis: of the lane, of the warp."""
+        bits = [shift + i for shift, width, a, _ in spread.fields if a == axis
+                for i in range(width)]  # fmt: skip
+        return [b for b in bits if b < 5], [b for b in bits if b >= 5]
+
+    def shuffle(self, register: str, distance: int, dtype: DType) -> str:
+        """The register of the lane whose number differs in some bits."""
+        w, kind = self.w, rules.kind_of(dtype)
+        if kind == "pred":
+            word = w.value("b32", "selp.b32", "1", "0", register)
+            other = self.shuffle_word(word, distance)
+            return w.value("pred", "setp.ne.s32", other, "0")
+        if kind == "b64":
+            low, high = w.new("b32"), w.new("b32")
+            w.put("mov.b64", f"{{{low}, {high}}}", register)
+            low, high = self.shuffle_word(low, distance), self.shuffle_word(high, distance)
+            return w.value("b64", "mov.b64", f"{{{low}, {high}}}")
+        if kind == "b16":
+            other = self.shuffle_word(w.value("b32", "cvt.u32.u16", register), distance)
+            return w.value("b16", "cvt.u16.u32", other)
+        return self.shuffle_word(register, distance)
+
+    def shuffle_word(self, register: str, distance: int) -> str:
+        """A 32-bit register of another lane."""
+        return self.w.value("b32", "shfl.sync.bfly.b32", register, str(distance), "31", "-1")
+
+    def over_warps(
+        self, registers: list[str], source: Spread, axis: int, bits: list[int], kind: str,
+        dtype: DType,
+    ) -> list[str]:  # fmt: skip
+        """Combine across warps: each leaves its part, all read all parts of their group."""
+        w, size = self.w, max(4, dtype.size) if dtype.kind != "bool" else 4
+        warps = self.threads // 32
+        count = len(registers)
+        held = source.drop(axis)
+        lanes = 32 if any(shift < 5 for shift, _, _, _ in held.fields) else 1
+        base = self.scratch(warps * count * lanes * size)
+        lane = self.bits(0, 5)
+        warp = w.value("b32", "shr.u32", self.thread, "5")
+        stride = count * lanes * size
+        address = w.value("b32", "mad.lo.s32", warp, str(stride), base)
+        if lanes > 1:
+            address = w.value("b32", "mad.lo.s32", lane, str(size), address)
+        first = "" if lanes > 1 else w.value("pred", "setp.eq.s32", lane, "0")
+        for i, register in enumerate(registers):
+            self.put_word(f"[{address}+{i * lanes * size}]", register, dtype, first)
+        self.sync()
+        others = sum(1 << (b - 5) for b in bits)
+        own = w.value("b32", "and.b32", warp, str((warps - 1) & ~others)) if (
+            (warps - 1) & ~others) else ""  # fmt: skip
+        start = w.value("b32", "mad.lo.s32", own, str(stride), base) if own else base
+        if lanes > 1:
+            start = w.value("b32", "mad.lo.s32", lane, str(size), start)
+        turns = [0]
+        for b in bits:
+            turns += [t | 1 << (b - 5) for t in turns]
+        result = []
+        for i in range(count):
+            parts = [self.get_word(f"[{start}+{t * stride + i * lanes * size}]", dtype)
+                     for t in sorted(turns)]  # fmt: skip
+            result.append(self.fold(parts, kind, dtype))
+        return result
+
+    def put_word(self, where: str, register: str, dtype: DType, guard: str) -> None:
+        """Leave one value in shared memory, in 4 or 8 bytes."""
+        w, kind = self.w, rules.kind_of(dtype)
+        if kind == "pred":
+            register = w.value("b32", "selp.b32", "1", "0", register)
+        elif kind == "b16":
+            register = w.value("b32", "cvt.u32.u16", register)
+        w.put("st.shared.b64" if kind == "b64" else "st.shared.b32", where, register, guard=guard)
+
+    def get_word(self, where: str, dtype: DType) -> str:
+        """Take it back."""
+        w, kind = self.w, rules.kind_of(dtype)
+        if kind == "b64":
+            return w.value("b64", "ld.shared.b64", where)
+        word = w.value("b32", "ld.shared.b32", where)
+        if kind == "pred":
+            return w.value("pred", "setp.ne.s32", word, "0")
+        return w.value("b16", "cvt.u16.u32", word) if kind == "b16" else word
+
+    # ---- shapes ---------------------------------------------------------------------------
+
+    def emit_broadcast(self, node: Node) -> None:
+        self.held[node] = self.broadcast(node, self.plan.spread(node))
+
+    def emit_reshape(self, node: Node) -> None:
+        x = node.inputs[0]
+        to = self.plan.spread(node)
+        if x.shape == ():
+            self.held[node] = self.get(x, to)
+            return
+        try:
+            seen = to.reshape(x.shape)
+        except InternalError:
+            seen, own = self.plan.spread(x), self.get(x, self.plan.spread(x))
+            self.held[node] = self.exchange(own, seen.reshape(node.shape), to, self.dtype(x))
+            return
+        self.held[node] = self.get(x, seen)
+
+    def emit_transpose(self, node: Node) -> None:
+        order = node.attrs["order"]
+        back = [order.index(i) for i in range(len(order))]
+        self.held[node] = self.get(node.inputs[0], self.plan.spread(node).permute(back))
+
+    def emit_extract(self, node: Node) -> None:
+        x, index = node.inputs[0], node.attrs["index"]
+        if node.shape == () and len(x.shape) == 1:
+            self.held[node] = [self.pick(x, index)]
+            return
+        own = self.plan.spread(x)
+        if any(f[2] == 0 for f in own.fields):
+            raise InternalError("ptx.emit", f"extract of {x.type} spread over threads")
+        wanted = self.plan.spread(node) if node.shape else own.drop(0)
+        registers = [self.get(x, own)[own.where[(index, *at)]] for at in own.drop(0).registers]
+        self.held[node] = self.change(node, registers, own.drop(0), wanted)
+
+    def emit_part(self, node: Node) -> None:
+        x, start = node.inputs[0], node.attrs["start"]
+        own = self.spread_of(x)
+        cut = own.part(start, node.shape)
+        registers = self.get(x, own)
+        found = [registers[own.where[tuple(c + a for c, a in zip(at, start))]]
+                 for at in cut.registers]  # fmt: skip
+        to = self.plan.spread(node)
+        self.held[node] = found if to == cut else self.change(node, found, cut, to)
+
+    def pick(self, x: Node, index: int) -> str:
+        """One element of a line, for all threads."""
+        own, dtype = self.spread_of(x), self.dtype(x)
+        registers = self.get(x, own)
+        if not own.fields:
+            return registers[own.where[(index,)]]
+        base = self.scratch(8)
+        for at, register in zip(own.registers, registers):
+            part = self.thread_part(own.fields, 0)
+            assert part is not None
+            mine = self.w.value("pred", "setp.eq.s32", part, str(index - at[0]))
+            owner = self.owner(own)
+            guard = self.w.value("pred", "and.pred", mine, owner) if owner else mine
+            self.put_word(f"[{base}+0]", register, dtype, guard)
+        self.sync()
+        return self.get_word(f"[{base}+0]", dtype)
+
+    def emit_cumulative(self, node: Node) -> None:
+        x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
+        own, dtype = self.plan.spread(node), self.dtype(node)
+        lines: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for number, at in enumerate(own.registers):
+            lines.setdefault(at[:axis] + at[axis + 1 :], []).append((at[axis], number))
+        if any(f[2] == axis for f in own.fields):
+            raise InternalError("ptx.emit", "a running sum across threads is not lowered")
+        registers, result = self.get(x, own), [""] * len(own.registers)
+        for line in lines.values():
+            total = ""
+            for _, number in sorted(line):
+                total = registers[number] if not total else rules.combine(
+                    self.w, kind, dtype, total, registers[number])  # fmt: skip
+                result[number] = total
+        self.held[node] = result

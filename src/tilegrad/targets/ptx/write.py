@@ -1,0 +1,58 @@
+"""Write PTX: lines of instructions over virtual registers, each checked against the table.
+
+Registers are untyped and made on demand in four kinds, `pred`, `b16`, `b32` and `b64`: PTX lets
+a register without a type hold any value of its size, so a bitcast costs nothing. Invariant:
+every line goes through `put`, so nothing is written that `isa` does not know.
+"""
+
+from __future__ import annotations
+
+from .isa import check
+
+KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
+
+
+class Writer:
+    """The body of one entry under construction."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.counts = dict.fromkeys(KINDS, 0)
+        self._labels = 0
+
+    def new(self, kind: str) -> str:
+        """A fresh register."""
+        self.counts[kind] += 1
+        return f"{KINDS[kind]}{self.counts[kind] - 1}"
+
+    def put(self, form: str, *operands: str, guard: str = "") -> None:
+        """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
+        check(form, operands)
+        before = f"@{guard} " if guard else ""
+        self.lines.append(f"\t{before}{form} {', '.join(operands)};" if operands
+                          else f"\t{before}{form};")  # fmt: skip
+
+    def value(self, kind: str, form: str, *operands: str, guard: str = "") -> str:
+        """The register a new instruction writes first."""
+        result = self.new(kind)
+        self.put(form, result, *operands, guard=guard)
+        return result
+
+    def label(self, stem: str) -> str:
+        """A fresh label, not yet placed."""
+        self._labels += 1
+        return f"${stem}_{self._labels}"
+
+    def place(self, label: str) -> None:
+        """Put a label here."""
+        self.lines.append(f"{label}:")
+
+    def note(self, text: str) -> None:
+        """A comment on a line of its own."""
+        self.lines.append(f"\t// {text}")
+
+    def declarations(self) -> list[str]:
+        """The `.reg` lines of all registers made."""
+        return [
+            f"\t.reg .{kind} {KINDS[kind]}<{count}>;" for kind, count in self.counts.items() if count
+        ]
