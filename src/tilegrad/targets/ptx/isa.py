@@ -6,7 +6,7 @@ when it ends in `?`; `$name` stands for the words of SETS. A signature lists the
 
     T, s32     a source of the type that part T chose, or of that type: register or immediate
     %T         a special register such as %tid.x
-    =T         a register, written or only read; `=T|pred` a pair such as %r1|%p1, or _|%p1
+    =T         a register, written or only read; `=T|pred` a pair such as %r1|%p1;  _  itself
     +T         a register at least as wide as T;  2T  one twice as wide
     #          an integer;  name  a label;  [space]  an address;  [map]  [map, {coordinates}]
     {4*b32}    so many registers in braces; {V*T} as many as word V says, bare where V is left out
@@ -178,6 +178,10 @@ mov b64 : =b64 f64 / =b64 {2*b32} / ={2*b32} b64 / =b64 {4*b16} / ={4*b16} b64
 cvta to? global|shared|local|const u64 : =u64 u64
 cvta shared u64 : =u64 name
 isspacep global|shared|local|const|shared::cta|shared::cluster : =pred u64
+== 7.7 sm_80
+cvta to? param u64 : =u64 u64
+cvta param u64 : =u64 name
+isspacep param : =pred u64
 == 7.1 sm_80
 cvt f32 bf16 : =f32 bf16
 == 7.8 sm_90
@@ -283,7 +287,7 @@ activemask b32 : =b32
 == 7.5 sm_80
 fence proxy alias :
 == 8.0 sm_90
-elect sync : =b32|pred u32
+elect sync : =b32|pred u32 / =_|pred u32
 fence proxy async :
 fence proxy async global|shared::cta|shared::cluster :
 fence mbarrier_init release cluster :
@@ -398,6 +402,7 @@ REFUSED = re.compile(
     r".*\.v4\.[busf]64"  # 32 bytes in one access
     r"|.*\.shared.*\.L[12]::.*"  # hints are for global memory
 )
+HINTED = frozenset(("ld", "st", "atom", "red"))
 
 # What a word or a special register needs beyond its row.
 NEEDS = {
@@ -432,7 +437,7 @@ REGISTER = {"p": "pred", "h": "b16", "r": "b32", "d": "b64"}
 NUMBERS = {"f32": ("float",), "f64": ("double",),
            **dict.fromkeys(("f16", "bf16", "f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2",
                             "e5m2x2"), ()), "pred": ("integer", "not")}  # fmt: skip
-SPACES = {"generic": ("b64",), "map": ("b64", "name"),
+SPACES = {"generic": ("b64",), "map": ("b64",),
           **dict.fromkeys(("global", "param", "const", "local"), ("b64", "name"))}  # fmt: skip
 
 
@@ -551,17 +556,15 @@ def _test(token: str, words: dict[str, str]) -> Test:
     if token == "_":
         return lambda o: o.sort == "_"
     if "|" in token:
-        left, right = (_register(_kinds(t, words)[0], dropped=True) for t in token.split("|"))
-        return _pair(left, right)
+        return _pair(*(_test(f"={one}", words) for one in token.split("|")))
     counted, _, name = token.strip("{}").rpartition("*")
     target, name = target or name.startswith("="), name.lstrip("=")
     kinds, kind = _kinds(name, words)
     if counted and token.startswith("{") and counted == "S":
         return _vector(_count(words[counted], kind), _register(("b32",)))
-    drop = bool(counted) and not token.startswith("{")
-    one = _register(kinds, drop) if target else _source(kinds, kind)
     if not counted or (counted in words and not words[counted]):
-        return one
+        return _register(kinds) if target else _source(kinds, kind)
+    one = _register(kinds, not token.startswith("{")) if target else _source(kinds, kind)
     return _vector(_count(words.get(counted, counted), kind), one)
 
 
@@ -649,7 +652,7 @@ def form_of(form: str) -> Form:
     if words[0] not in ROWS:
         raise InternalError("ptx.isa", f"unknown instruction '{words[0]}' in '{form}'")
     found = [(row, match) for row in ROWS[words[0]] if (match := row.pattern.fullmatch(form))]
-    if not found or (words[0] in ("ld", "st", "atom", "red") and REFUSED.fullmatch(form)):
+    if not found or (words[0] in HINTED and REFUSED.fullmatch(form)):
         raise InternalError("ptx.isa", f"'{words[0]}' has no such modifiers or types: '{form}'")
     signatures = tuple(
         _signature(text, match.groupdict()) for row, match in found for text in row.signatures
