@@ -658,6 +658,37 @@ def test_combine_is_a_fold_of_two(kind: str, dtype: DType) -> None:
     assert (same(got, wanted, dtype) | zeros).all()
 
 
+DIVISORS = (1, 2, 3, 5, 7, 8, 12, 64, 100, 127, -1, -2, -3, -8, -100, -128, 0, 1 << 15, 1 << 30)
+WHOLE = [d for d in dtypes.ALL if d.is_integer]
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_divisions_by_a_literal(dtype: DType) -> None:
+    x = arguments("negative", dtype, 1)[0]
+    ends = (dtype.lowest, dtype.highest)
+    for value in {v for v in (*DIVISORS, *ends) if dtype.lowest <= v <= dtype.highest}:
+        for name in sorted(rules.DIVISIONS):
+            w, machine = Writer(), Machine(x.size)
+            register = w.new(rules.kind_of(dtype))
+            load(machine, register, dtype, x)
+            result = rules.apply(w, name, dtype, register, rules.literal(value, dtype))
+            machine.run(w.lines)
+            with np.errstate(all="ignore"):
+                divisor = np.full_like(x, value)
+                wanted = numeric.elementwise(name, dtype, [x, divisor])
+            got = fetch(machine, result, dtype)
+            assert same(got, wanted, dtype).all(), (name, dtype, value)
+
+
+def test_other_literals_are_refused() -> None:
+    for name, dtype, inputs in [
+        ("add", dtypes.int32, ("%r0", "1")), ("divide", dtypes.float32, ("%r0", "0f3F800000")),
+        ("divide", dtypes.int32, ("1", "%r0")),
+    ]:  # fmt: skip
+        with pytest.raises(InternalError, match="takes no literal"):
+            rules.apply(Writer(), name, dtype, *inputs)
+
+
 def test_hot_functions_take_few_instructions() -> None:
     for name, most in {"exp": 8, "exp2": 1, "divide": 1, "reciprocal": 1, "square_root": 1,
                        "tanh": 25, "erf": 40, "maximum": 1, "multiply_add": 1}.items():  # fmt: skip
@@ -725,6 +756,18 @@ def cast_kernel(source: DType, targets: Sequence[DType]) -> str:
     return kernel(f"cast_{source}", write)
 
 
+def division_kernel(dtype: DType) -> str:
+    def write(w: Writer) -> list[tuple[str, DType]]:
+        x = fetch_operand(w, dtype, 0)
+        return [
+            (rules.apply(w, name, dtype, x, rules.literal(value, dtype)), dtype)
+            for name in sorted(rules.DIVISIONS)
+            for value in (0, 1, 3, 4, -1, -2, -3, dtype.lowest, dtype.highest)
+        ]
+
+    return kernel(f"division_{dtype}", write)
+
+
 def assemble(kernels: list[str], architecture: str, folder: Path) -> None:
     ptxas = shutil.which("ptxas")
     if ptxas is None:
@@ -740,6 +783,7 @@ def assemble(kernels: list[str], architecture: str, folder: Path) -> None:
 def test_every_pair_assembles(tmp_path: Path) -> None:
     kernels = [op_kernel(name, dtype) for name, dtype in PAIRS]
     kernels += [cast_kernel(source, dtypes.ALL) for source in dtypes.ALL]
+    kernels += [division_kernel(dtype) for dtype in WHOLE]
     assemble(kernels, "sm_90a", tmp_path)
 
 

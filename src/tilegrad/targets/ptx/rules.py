@@ -43,10 +43,15 @@ F32, F64 = dtypes.float32, dtypes.float64
 
 
 def apply(w: Writer, name: str, dtype: DType, *inputs: str) -> str:
-    """One elementwise op on one element; `dtype` is that of the operands (of `where`: a, b)."""
+    """One elementwise op on one element; `dtype` is that of the operands (of `where`: a, b).
+
+    Operands are registers. Only the divisor of integers may be a literal: ptxas then multiplies.
+    """
     row = ROWS.get(name)
     if row is None:
         raise InternalError("ptx.rules", f"no row for {name}")
+    if not all(x.startswith("%") for x in inputs):
+        return _by_literal(w, name, dtype, *inputs)
     direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
     if dtype.is_float and dtype.bits < 32 and not direct:
         result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
@@ -526,6 +531,38 @@ def _unsigned_division(name: str, form: str) -> Row:
         return wrap(w, d, result) if d.kind == "int" else result
 
     return row
+
+
+DIVISIONS = frozenset(
+    {"divide", "floor_divide", "remainder", "unsigned_divide", "unsigned_remainder"}
+)
+
+
+def _by_literal(w: Writer, name: str, d: DType, a: str, b: str) -> str:
+    """A division by a literal, which needs no guard; a power of two is a shift or a mask."""
+    if name not in DIVISIONS or not d.is_integer or not a.startswith("%"):
+        raise InternalError("ptx.rules", f"{name} of {d} takes no literal: {a}, {b}")
+    divisor, kind, letter = int(b, 0), kind_of(d), TYPES[d.name]
+    if divisor in (0, -1) or d is dtypes.int4:
+        return apply(w, name, d, a, constant(w, divisor, d))
+    if divisor > 0 and divisor & (divisor - 1) == 0 and name in ("floor_divide", "remainder"):
+        if name == "remainder":
+            return w.value(kind, f"and.{kind}", a, str(divisor - 1))
+        return w.value(kind, f"shr.{letter}", a, str(divisor.bit_length() - 1))
+    form = "rem" if name.endswith("remainder") else "div"
+    if name.startswith("unsigned") or d.kind == "uint":
+        width = max(16, d.bits)
+        seen = str(divisor & ((1 << d.bits) - 1))
+        return wrap(w, d, w.value(kind, f"{form}.u{width}", unsigned(w, d, a), seen))
+    result = w.value(kind, f"{form}.{letter}", a, b)
+    if name == "divide":
+        return result
+    rest = result
+    if name == "floor_divide":
+        back = w.value(kind, f"mul.lo.{letter}", result, b)
+        rest = w.value(kind, f"sub.{letter}", a, back)
+    moved = w.value(kind, f"add.{letter}", result, b if name == "remainder" else "-1")
+    return _select(w, d, _crossed(w, d, rest, b), moved, result)
 
 
 def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
