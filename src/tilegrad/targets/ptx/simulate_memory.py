@@ -1,0 +1,499 @@
+"""Memory of the simulator: bytes, who touched each of them last, loads, stores and atomics.
+
+A Space is one run of bytes: a CTA's shared memory, one global memory, the parameters. It knows
+for every byte the last write and (shared) the last read of every agent, by the epochs of vector
+clocks, and whether a plain store has been fenced for the asynchronous proxy. Global memory is
+checked within a cluster only. Invariant: no byte is read or written but through `note_read` and
+`note_write`, so that every access is checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .simulate_errors import (
+    BarrierError,
+    DependencyError,
+    ExitedPeerError,
+    MisalignedError,
+    OutOfBoundsError,
+    ProxyFenceError,
+    RaceError,
+    TextError,
+    UninitialisedError,
+)
+from .simulate_text import Instruction
+from .simulate_values import (
+    GLOBAL,
+    GLOBAL_STEP,
+    LANES,
+    PARAMETERS,
+    RANK_STEP,
+    SHARED_WINDOW,
+    TYPES,
+    Array,
+    Decoder,
+    Mask,
+    Run,
+)
+
+if TYPE_CHECKING:
+    from .simulate_machine import Clock, Cluster, Warp
+
+UNFENCED = 2**31 - 1
+SPACES = ("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local")
+
+
+class History:
+    """Who wrote and read each byte of a Space last."""
+
+    def __init__(self, size: int, shared: bool) -> None:
+        self.shared = shared
+        self.writer = np.full(size, -1, np.int16)
+        self.written = np.zeros(size, np.int32)
+        self.fenced = np.zeros(size, np.int32)
+        self.atomic = np.zeros(size, np.bool_)
+        self.readers: dict[int, Array] = {}
+        self.owner = None if shared else np.full(size, -1, np.int32)
+        self.reader = None if shared else np.full(size, -1, np.int16)
+        self.read = None if shared else np.zeros(size, np.int32)
+        self.reader_owner = None if shared else np.full(size, -1, np.int32)
+
+    def unordered_write(self, clock: Clock, index: Any, cluster: int, atomic: bool) -> int | None:
+        """An agent whose write of these bytes the clock does not know."""
+        writer, written = self.writer[index], self.written[index]
+        bad = written > clock[writer]
+        if self.owner is not None:
+            bad &= self.owner[index] == cluster
+        if atomic:
+            bad &= ~self.atomic[index]
+        return int(writer[bad][0]) if bad.any() else None
+
+    def unordered_read(self, clock: Clock, index: Any, cluster: int) -> int | None:
+        """An agent whose read of these bytes the clock does not know."""
+        if self.reader is not None:
+            assert self.read is not None and self.reader_owner is not None
+            reader = self.reader[index]
+            bad = (self.read[index] > clock[reader]) & (self.reader_owner[index] == cluster)
+            return int(reader[bad][0]) if bad.any() else None
+        for agent, epochs in self.readers.items():
+            if (epochs[index] > clock[agent]).any():
+                return agent
+        return None
+
+    def record_read(self, index: Any, agent: int, epoch: int, cluster: int) -> None:
+        """An agent has read."""
+        if self.reader is not None:
+            assert self.read is not None and self.reader_owner is not None
+            self.reader[index], self.read[index] = agent, epoch
+            self.reader_owner[index] = cluster
+            return
+        if agent not in self.readers:
+            self.readers[agent] = np.zeros(self.writer.size, np.int32)
+        self.readers[agent][index] = epoch
+
+
+class Space:
+    """One run of bytes that addresses point into; offsets from `start` on are valid."""
+
+    def __init__(self, name: str, data: Array, *, start: int = 0, shared: bool = False,
+                 check: bool = True, writeable: bool = True) -> None:  # fmt: skip
+        self.name, self.data, self.start, self.shared = name, data, start, shared
+        self.check, self.writeable = check, writeable
+        self.defined = np.zeros(data.size, np.bool_) if shared and check else None
+        self.barriers: Array | None = None  # bytes that are mbarriers
+        self._history: History | None = None
+        self.sync: dict[tuple[int, int], Clock] = {}  # what atomics at an offset hand on
+
+    @property
+    def history(self) -> History:
+        """The history, made when first needed."""
+        if self._history is None:
+            self._history = History(self.data.size, self.shared)
+        return self._history
+
+    def bounds(self, low: int, high: int) -> None:
+        """Fail unless offsets low up to high (exclusive) are inside."""
+        if low < self.start or high > self.data.size:
+            raise OutOfBoundsError(
+                f"offsets {low}..{high - 1} are outside of {self.name}, which holds "
+                f"{self.start}..{self.data.size - 1}"
+            )
+
+    def note_read(self, cluster: Cluster, index: Any, clock: Clock, agent: int, epoch: int, *,
+                  proxy: bool = False, atomic: bool = False) -> None:  # fmt: skip
+        """An agent with this clock reads bytes; `proxy` if through the asynchronous proxy."""
+        if not self.check:
+            return
+        if self.defined is not None and not self.defined[index].all():
+            raise UninitialisedError(f"{self.name} is read where nothing was written")
+        history = self._history
+        if history is None and not self.shared and not self.writeable:
+            return
+        history = self.history
+        other = history.unordered_write(clock, index, cluster.number, atomic)
+        if other is not None:
+            raise RaceError(
+                f"{cluster.agents[agent]} reads {self.name}, which {cluster.agents[other]} wrote, "
+                "and no barrier or wait orders the two"
+            )
+        if proxy:
+            fenced = history.fenced[index]
+            bad = fenced > clock[history.writer[index]]
+            if history.owner is not None:
+                bad &= (history.owner[index] == cluster.number) | (fenced == UNFENCED)
+            if bad.any():
+                raise ProxyFenceError(
+                    f"{cluster.agents[agent]} reads {self.name} through the asynchronous proxy, "
+                    "but its writer did not run fence.proxy.async before the barrier"
+                )
+        history.record_read(index, agent, epoch, cluster.number)
+
+    def note_write(self, cluster: Cluster, index: Any, clock: Clock, agent: int, epoch: int, *,
+                   proxy: bool = False, atomic: bool = False) -> None:  # fmt: skip
+        """An agent with this clock writes bytes."""
+        if not self.writeable:
+            raise OutOfBoundsError(f"{self.name} is written, but may only be read")
+        if not self.check:
+            return
+        if self.barriers is not None and self.barriers[index].any():
+            raise BarrierError(f"{self.name} is written where an mbarrier lies")
+        history = self.history
+        other = history.unordered_write(clock, index, cluster.number, atomic)
+        verb = "wrote"
+        if other is None:
+            other, verb = history.unordered_read(clock, index, cluster.number), "read"
+        if other is not None and other != agent:
+            raise RaceError(
+                f"{cluster.agents[agent]} writes {self.name}, which {cluster.agents[other]} "
+                f"{verb}, and no barrier or wait orders the two"
+            )
+        history.writer[index], history.written[index] = agent, epoch
+        history.fenced[index] = 0 if proxy else UNFENCED
+        history.atomic[index] = atomic
+        if history.owner is not None:
+            history.owner[index] = cluster.number
+        if self.defined is not None:
+            self.defined[index] = True
+
+    def fence(self, index: Any, agent: int, epoch: int) -> None:
+        """Plain stores of an agent are made visible to the asynchronous proxy."""
+        history = self.history
+        mine = (history.writer[index] == agent) & (history.fenced[index] == UNFENCED)
+        history.fenced[index] = np.where(mine, epoch, history.fenced[index])
+
+
+# ---- addresses ------------------------------------------------------------------------------
+
+
+def shared_of(warp: Warp, address: int) -> tuple[Space, int]:
+    """The shared Space and offset of a shared::cluster address, with checks of the peer."""
+    rank, offset = address >> RANK_STEP, address & ((1 << RANK_STEP) - 1)
+    cta = warp.cta
+    if rank:
+        if rank > len(warp.cluster.ctas):
+            raise OutOfBoundsError(f"no CTA of rank {rank - 1} in a cluster of "
+                                   f"{len(warp.cluster.ctas)}")  # fmt: skip
+        cta = warp.cluster.ctas[rank - 1]
+    touch_peer(warp, cta)
+    return cta.shared, offset
+
+
+def touch_peer(warp: Warp, cta: Any) -> None:
+    """A warp touches shared memory of a CTA, maybe not its own."""
+    if cta is not warp.cta and warp.cluster.check:
+        if cta.exited:
+            raise ExitedPeerError(f"the shared memory of {cta.name} is touched after its exit")
+        cta.remote[warp.agent] = int(warp.clock[warp.agent])
+
+
+def resolve(warp: Warp, kind: str, address: Array) -> list[tuple[Space, Array, Any]]:
+    """(Space, offsets, which of the addresses) of addresses in a space of a kind."""
+    if kind in ("shared", "shared::cta", "shared::cluster"):
+        if kind != "shared::cluster" and (address >> RANK_STEP).any():
+            raise OutOfBoundsError(f"address {int(address.max()):#x} is not in shared::cta")
+        ranks = address >> RANK_STEP
+        if not ranks.any():
+            return [(warp.cta.shared, address, slice(None))]
+        found = []
+        for rank in np.unique(ranks):
+            chosen = ranks == rank
+            space, _ = shared_of(warp, int(rank) << RANK_STEP)
+            found.append((space, address[chosen] & ((1 << RANK_STEP) - 1), chosen))
+        return found
+    if kind in ("param", "const"):
+        return [(warp.cluster.grid.parameters, address - PARAMETERS, slice(None))]
+    if kind == "local":
+        raise TextError("local memory is not simulated")
+    if kind == "":
+        return _generic(warp, address)
+    numbers = (address - GLOBAL) >> GLOBAL_STEP
+    memories = warp.cluster.grid.memories
+    found = []
+    for number in np.unique(numbers):
+        chosen = numbers == number
+        if not 0 <= number < len(memories):
+            raise OutOfBoundsError(f"address {int(address[chosen][0]):#x} is in no memory")
+        offset = (address[chosen] - GLOBAL) & ((1 << GLOBAL_STEP) - 1)
+        if (offset >= 1 << (GLOBAL_STEP - 1)).any():  # below the base of the next
+            raise OutOfBoundsError(f"address {int(address[chosen][0]):#x} is in no memory")
+        found.append((memories[int(number)], offset, chosen))
+    return found
+
+
+def _generic(warp: Warp, address: Array) -> list[tuple[Space, Array, Any]]:
+    found = []
+    kinds = np.where(address >= GLOBAL, 2, np.where(address >= SHARED_WINDOW, 1, 0))
+    for kind in np.unique(kinds):
+        chosen = kinds == kind
+        name, base = (("param", 0), ("shared::cluster", SHARED_WINDOW), ("global", 0))[int(kind)]
+        for space, offset, part in resolve(warp, name, address[chosen] - base):
+            whole = np.zeros(address.size, np.bool_)
+            whole[np.flatnonzero(chosen)[part]] = True
+            found.append((space, offset, whole))
+    return found
+
+
+def covering(space: Space, offset: Array, bytes_: int) -> Array:
+    """Indices (lanes, bytes) of accesses of so many bytes, checked against the bounds."""
+    low, high = int(offset.min()), int(offset.max()) + bytes_
+    if low < space.start or high > space.data.size:
+        space.bounds(low, high)
+    index: Array = offset[:, None] + np.arange(bytes_)
+    return index
+
+
+def aligned(address: Array, bytes_: int) -> None:
+    """Fail unless addresses are multiples of so many bytes."""
+    if bytes_ > 1 and (address % bytes_).any():
+        bad = int(address[(address % bytes_) != 0][0])
+        raise MisalignedError(f"address {bad:#x} is not a multiple of {bytes_}")
+
+
+def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False) -> Array:
+    """Bytes (lanes, bytes) at addresses, read by the warp."""
+    aligned(address, bytes_)
+    parts = resolve(warp, kind, address)
+    epoch = int(warp.clock[warp.agent])
+    if len(parts) == 1:
+        space, offset, _ = parts[0]
+        index = covering(space, offset, bytes_)
+        space.note_read(warp.cluster, index, warp.clock, warp.agent, epoch, atomic=atomic)
+        return space.data[index]
+    result = np.zeros((address.size, bytes_), np.uint8)
+    for space, offset, chosen in parts:
+        index = covering(space, offset, bytes_)
+        space.note_read(warp.cluster, index, warp.clock, warp.agent, epoch, atomic=atomic)
+        result[chosen] = space.data[index]
+    return result
+
+
+def store(warp: Warp, kind: str, address: Array, value: Array, atomic: bool = False) -> None:
+    """Write bytes (lanes, bytes) at addresses."""
+    bytes_ = value.shape[1]
+    aligned(address, bytes_)
+    if warp.cluster.check:
+        _same_instruction(address, value)
+    for space, offset, chosen in resolve(warp, kind, address):
+        index = covering(space, offset, bytes_)
+        note_store(warp, space, index, atomic)
+        space.data[index] = value[chosen]
+
+
+def note_store(warp: Warp, space: Space, index: Any, atomic: bool = False) -> None:
+    """Note a plain store of the warp."""
+    grid = warp.cluster.grid
+    if warp.cluster.check and grid.entry.dependent and not space.shared and not warp.depended:
+        raise DependencyError(f"{space.name} is written before griddepcontrol.wait")
+    space.note_write(warp.cluster, index, warp.clock, warp.agent,
+                     int(warp.clock[warp.agent]), atomic=atomic)  # fmt: skip
+    if grid.fences and warp.cluster.check:
+        warp.unfenced.append((space, index))
+
+
+def _same_instruction(address: Array, value: Array) -> None:
+    """Lanes that write other values to one place in one instruction."""
+    order = np.argsort(address, kind="stable")
+    sorted_ = address[order]
+    same = np.flatnonzero(sorted_[1:] == sorted_[:-1])
+    for place in same:
+        if (value[order[place]] != value[order[place + 1]]).any():
+            raise RaceError(
+                f"lanes of one warp store different values at {int(sorted_[place]):#x} in one "
+                "instruction"
+            )
+
+
+# ---- instructions ---------------------------------------------------------------------------
+
+
+def _space(words: list[str]) -> str:
+    return next((w for w in words if w in SPACES), "")
+
+
+def _width(words: list[str]) -> int:
+    return next((int(w[1:]) for w in words if w in ("v2", "v4", "v8")), 1)
+
+
+def decode_ld(d: Decoder, i: Instruction) -> Run:
+    """ld."""
+    kind, count, type_ = _space(i.words), _width(i.words), i.words[-1]
+    size, dtype = TYPES[type_].itemsize, TYPES[type_]
+    where = d.address(i.operands[1])
+    outs = i.operands[0].parts if count > 1 else i.operands[:1]
+    if len(outs) != count:
+        raise TextError(f"{count} registers expected")
+    puts = [d.put(o, type_) for o in outs]
+    atomic = bool({"volatile", "relaxed", "acquire"} & set(i.words))
+    acquire = "acquire" in i.words
+
+    def run(warp: Warp, mask: Mask) -> None:
+        address = where(warp)
+        if mask is not None:
+            address = address[mask]
+        value = load(warp, kind, address, size * count, atomic).view(dtype)
+        if atomic:
+            synchronise(warp, kind, address, acquire=acquire, release=False)
+        if mask is not None:
+            whole = np.zeros((LANES, count), dtype)
+            whole[mask] = value
+            value = whole
+        for number, put in enumerate(puts):
+            put(warp, mask, np.ascontiguousarray(value[:, number]))
+
+    return run
+
+
+def decode_st(d: Decoder, i: Instruction) -> Run:
+    """st."""
+    kind, count, type_ = _space(i.words), _width(i.words), i.words[-1]
+    where = d.address(i.operands[0])
+    sources = i.operands[1].parts if count > 1 else i.operands[1:2]
+    if len(sources) != count:
+        raise TextError(f"{count} registers expected")
+    reads = [d.read(o, type_) for o in sources]
+    atomic = bool({"volatile", "relaxed", "release"} & set(i.words))
+    release = "release" in i.words
+
+    def run(warp: Warp, mask: Mask) -> None:
+        address = where(warp)
+        value = np.stack([r(warp) for r in reads], 1)
+        if mask is not None:
+            address, value = address[mask], value[mask]
+        if atomic:
+            synchronise(warp, kind, address, acquire=False, release=release)
+        store(warp, kind, address, np.ascontiguousarray(value).view(np.uint8), atomic)
+
+    return run
+
+
+def synchronise(warp: Warp, kind: str, address: Array, acquire: bool, release: bool) -> None:
+    """What ordered accesses hand on and take over: at once, or with the fences around them."""
+    if not warp.cluster.check:
+        return
+    for space, offset, _ in resolve(warp, kind, address):
+        for place in np.unique(offset):
+            key = (warp.cluster.number, int(place))
+            known = space.sync.get(key)
+            if known is not None:
+                if acquire:
+                    np.maximum(warp.clock, known, out=warp.clock)
+                else:
+                    stash = warp.pair.get("acquired")
+                    warp.pair["acquired"] = known if stash is None else np.maximum(stash, known)
+            handed = warp.release() if release else warp.pair.get("fenced")
+            if handed is not None:
+                space.sync[key] = handed if known is None else np.maximum(known, handed)
+
+
+def fence_threads(warp: Warp) -> None:
+    """fence.acq_rel, fence.sc and membar: what ordered accesses on both sides of it mean."""
+    stash = warp.pair.pop("acquired", None)
+    if stash is not None:
+        np.maximum(warp.clock, stash, out=warp.clock)
+    warp.pair["fenced"] = warp.release()
+
+
+def _rmw(operation: str, dtype: np.dtype[Any]) -> Any:
+    def bounded(old: Any, x: Any) -> Any:
+        return dtype.type(0) if old >= x else old + dtype.type(1)
+
+    def down(old: Any, x: Any) -> Any:
+        return x if old == 0 or old > x else old - dtype.type(1)
+
+    return {
+        "add": lambda old, x: (old.astype(np.float32) + x.astype(np.float32)).astype(dtype)
+        if dtype.itemsize == 2 else old + x,
+        "and": lambda old, x: old & x, "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x,
+        "min": lambda old, x: min(old, x), "max": lambda old, x: max(old, x),
+        "exch": lambda old, x: x, "inc": bounded, "dec": down,
+    }[operation]  # fmt: skip
+
+
+OPERATIONS = ("add", "and", "or", "xor", "min", "max", "exch", "inc", "dec", "cas")
+
+
+def decode_atom(d: Decoder, i: Instruction) -> Run:
+    """atom and red: lanes one after another."""
+    words, kind, count = i.words, _space(i.words), _width(i.words)
+    operation = next(w for w in words if w in OPERATIONS)
+    type_ = words[-1]
+    gives = words[0] == "atom"
+    operands = i.operands[1:] if gives else i.operands
+    where = d.address(operands[0])
+    sources = operands[1].parts if count > 1 else operands[1:2]
+    reads = [d.read(o, type_) for o in sources]
+    other = d.read(operands[2], type_) if operation == "cas" else None
+    outs = (i.operands[0].parts if count > 1 else i.operands[:1]) if gives else ()
+    puts = [d.put(o, type_) for o in outs]
+    element = TYPES[type_[:-2]] if type_ in ("f16x2", "bf16x2") else TYPES[type_]
+    change = None if operation == "cas" else _rmw(operation, element)
+    acquire, release = bool({"acquire", "acq_rel"} & set(words)), \
+        bool({"release", "acq_rel"} & set(words))  # fmt: skip
+
+    def run(warp: Warp, mask: Mask) -> None:
+        lanes = np.arange(LANES) if mask is None else np.flatnonzero(mask)
+        address = where(warp)[lanes]
+        values = np.ascontiguousarray(np.stack([r(warp) for r in reads], 1))
+        bytes_ = values.dtype.itemsize * count
+        aligned(address, bytes_)
+        before = np.zeros((LANES, count), TYPES[type_])
+        synchronise(warp, kind, address, acquire, release)
+        for space, offset, chosen in resolve(warp, kind, address):
+            index = covering(space, offset, bytes_)
+            note_store(warp, space, index, atomic=True)
+            if space.defined is not None and not space.defined[index].all():
+                raise UninitialisedError(f"{space.name} is read where nothing was written")
+            for lane, place in zip(lanes[chosen], index):
+                old = space.data[place].view(element)
+                before[lane] = old.view(TYPES[type_])
+                new = values[lane].view(element)
+                if other is not None:
+                    compared = new
+                    new = np.array([other(warp)[lane]]) if (old == compared).all() else old
+                else:
+                    new = np.array([change(x, y) for x, y in zip(old, new)], element)
+                space.data[place] = new.view(np.uint8)
+        for number, put in enumerate(puts):
+            put(warp, mask, np.ascontiguousarray(before[:, number]))
+
+    return run
+
+
+def decode(d: Decoder, i: Instruction) -> Run | None:
+    """Decode an instruction of memory; None if it is not one."""
+    name = i.words[0]
+    if name == "ld":
+        return decode_ld(d, i)
+    if name == "st" and "async" not in i.words:
+        return decode_st(d, i)
+    if name in ("atom", "red") and "async" not in i.words:
+        return decode_atom(d, i)
+    if name == "prefetch" or i.name.startswith("cp.async.bulk.prefetch"):
+        return lambda warp, mask: None
+    if name == "createpolicy":
+        put = d.put(i.operands[0], "b64")
+        return lambda warp, mask: put(warp, mask, np.full(LANES, 0x14F0 << 48, np.uint64))
+    return None
