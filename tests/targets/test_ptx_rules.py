@@ -22,7 +22,7 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import DType
 from tilegrad.core.errors import InternalError
 from tilegrad.targets.llvm import rules as llvm_rules
-from tilegrad.targets.ptx import rules
+from tilegrad.targets.ptx import division, rules
 from tilegrad.targets.ptx.write import Writer
 from tilegrad.tile import numeric, ops
 
@@ -658,16 +658,22 @@ def test_combine_is_a_fold_of_two(kind: str, dtype: DType) -> None:
     assert (same(got, wanted, dtype) | zeros).all()
 
 
-DIVISORS = (1, 2, 3, 5, 7, 8, 12, 64, 100, 127, -1, -2, -3, -8, -100, -128, 0, 1 << 15, 1 << 30)
+DIVISORS = (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 28, 64, 100, 127, 128, 255, 641, 1000, 32767,
+            1 << 15, (1 << 15) + 1, 65535, 6700417, 1_000_000_007, 1 << 30, (1 << 31) - 1, 1 << 31,
+            (1 << 31) + 1, (1 << 32) - 1, 274177, 1 << 62, (1 << 63) - 25, (1 << 63) + 1,
+            0, -1, -2, -3, -7, -8, -100, -128, -32768)  # fmt: skip
 WHOLE = [d for d in dtypes.ALL if d.is_integer]
 
 
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 def test_divisions_by_a_literal(dtype: DType) -> None:
-    x = arguments("negative", dtype, 1)[0]
+    known = arguments("negative", dtype, 1)[0]
     ends = (dtype.lowest, dtype.highest)
     for value in {v for v in (*DIVISORS, *ends) if dtype.lowest <= v <= dtype.highest}:
-        for name in sorted(rules.DIVISIONS):
+        wide = known[:500].astype(object) // (value or 1) * value  # multiples, and one below
+        near = [v for v in (*wide, *(wide - 1)) if dtype.lowest <= v <= dtype.highest]
+        x = np.concatenate([known, np.array(near, object).astype(dtype.numpy)])
+        for name in sorted(division.DIVISIONS):
             w, machine = Writer(), Machine(x.size)
             register = w.new(rules.kind_of(dtype))
             load(machine, register, dtype, x)
@@ -761,7 +767,7 @@ def division_kernel(dtype: DType) -> str:
         x = fetch_operand(w, dtype, 0)
         return [
             (rules.apply(w, name, dtype, x, rules.literal(value, dtype)), dtype)
-            for name in sorted(rules.DIVISIONS)
+            for name in sorted(division.DIVISIONS)
             for value in (0, 1, 3, 4, -1, -2, -3, dtype.lowest, dtype.highest)
         ]
 

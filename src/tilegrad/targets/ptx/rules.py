@@ -19,17 +19,19 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
-from .convert import (
+from . import division
+from .convert import bitcast, convert, convert_pair, narrow, widen
+from .element import (
     TYPES,
-    bitcast,
     constant,
-    convert,
-    convert_pair,
     kind_of,
     literal,
-    narrow,
+    logic,
+    refuse,
+    select,
+    test,
+    typed,
     unsigned,
-    widen,
     wrap,
 )
 from .write import Writer
@@ -45,13 +47,13 @@ F32, F64 = dtypes.float32, dtypes.float64
 def apply(w: Writer, name: str, dtype: DType, *inputs: str) -> str:
     """One elementwise op on one element; `dtype` is that of the operands (of `where`: a, b).
 
-    Operands are registers. Only the divisor of integers may be a literal: ptxas then multiplies.
+    Operands are registers. Only the divisor of integers may be a literal: a product then does.
     """
     row = ROWS.get(name)
     if row is None:
         raise InternalError("ptx.rules", f"no row for {name}")
-    if not all(x.startswith("%") for x in inputs):
-        return _by_literal(w, name, dtype, *inputs)
+    if not all(x.startswith("%") for x in inputs) and dtype is not dtypes.int4:
+        return division.by_literal(w, row, name, dtype, *inputs)
     direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
     if dtype.is_float and dtype.bits < 32 and not direct:
         result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
@@ -68,31 +70,6 @@ def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
     if kind not in names:
         raise InternalError("ptx.rules", f"no reduction {kind!r}")
     return apply(w, names[kind], dtype, a, b)
-
-
-# ---- small parts ----------------------------------------------------------------------------
-
-
-def _refuse(name: str, d: DType) -> InternalError:
-    return InternalError("ptx.rules", f"{name} has no meaning for {d}")
-
-
-def _value(w: Writer, d: DType, form: str, *operands: str) -> str:
-    """An instruction typed by the DType, and the integer it gives extended."""
-    return wrap(w, d, w.value(kind_of(d), f"{form}.{TYPES[d.name]}", *operands))
-
-
-def _test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
-    return w.value("pred", f"setp.{form}.{TYPES[d.name]}", a, b)
-
-
-def _select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
-    kind = kind_of(d)
-    return w.value(kind, f"selp.{kind if not d.is_float else TYPES[d.name]}", a, b, mask)
-
-
-def _logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
-    return w.value(kind_of(d), f"{form}.{kind_of(d)}", *inputs)
 
 
 # ---- functions over one register ------------------------------------------------------------
@@ -124,7 +101,7 @@ class Operations:
 
     def _bits(self, form: str, *inputs: Value) -> Value:
         d = inputs[0].dtype
-        return Value(_logic(self.writer, form, d, *(i.text for i in inputs)), d)
+        return Value(logic(self.writer, form, d, *(i.text for i in inputs)), d)
 
     def dtype(self, x: Value) -> str:
         return x.dtype.name
@@ -184,7 +161,7 @@ class Operations:
         return self._do("setp.eq", a, b, dtype=dtypes.bool_)
 
     def select(self, mask: Value, a: Value, b: Value) -> Value:
-        return Value(_select(self.writer, a.dtype, mask.text, a.text, b.text), a.dtype)
+        return Value(select(self.writer, a.dtype, mask.text, a.text, b.text), a.dtype)
 
     def logical_and(self, a: Value, b: Value) -> Value:
         return self._bits("and", a, b)
@@ -242,7 +219,7 @@ def _function(name: str) -> Row:
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if not d.is_float:
-            raise _refuse(name, d)
+            raise refuse(name, d)
         operations: Any = Operations(w)
         result: Value = getattr(functions, name)(operations, *[Value(i, d) for i in inputs])
         return result.text
@@ -295,7 +272,7 @@ def _tanh(w: Writer, d: DType, x: str) -> str:
     far = w.value("b32", "fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
     sign = w.value("b32", "and.b32", x, "-2147483648")
     far = w.value("b32", "or.b32", far, sign)
-    return _select(w, F32, _test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
+    return select(w, F32, test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
 
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -306,12 +283,12 @@ def _arithmetic(name: str, form: str, boolean: str = "", integer: str = "") -> R
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if d.is_float:
-            return _value(w, d, f"{form}.rn", *inputs)
+            return typed(w, d, f"{form}.rn", *inputs)
         if d.kind != "bool":
-            return _value(w, d, integer or form, *inputs)
+            return typed(w, d, integer or form, *inputs)
         if not boolean:
-            raise _refuse(name, d)
-        return _logic(w, boolean, d, *inputs)
+            raise refuse(name, d)
+        return logic(w, boolean, d, *inputs)
 
     return row
 
@@ -319,8 +296,8 @@ def _arithmetic(name: str, form: str, boolean: str = "", integer: str = "") -> R
 def _floats_only(name: str, form: str) -> Row:
     def row(w: Writer, d: DType, x: str) -> str:
         if not d.is_float:
-            raise _refuse(name, d)
-        return _value(w, d, form, x)
+            raise refuse(name, d)
+        return typed(w, d, form, x)
 
     return row
 
@@ -329,7 +306,7 @@ def _rounding(direction: str) -> Row:
     """To a whole number; integers are whole already."""
 
     def row(w: Writer, d: DType, x: str) -> str:
-        return _value(w, d, f"cvt.{direction}.{TYPES[d.name]}", x) if d.is_float else x
+        return typed(w, d, f"cvt.{direction}.{TYPES[d.name]}", x) if d.is_float else x
 
     return row
 
@@ -338,14 +315,14 @@ def _negative(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
         return w.value("b16", "xor.b16", x, str(1 << (d.bits - 1)))
     if d.is_float or d.kind == "int":
-        return _value(w, d, "neg", x)
-    return x if d.kind == "bool" else _value(w, d, "sub", "0", x)
+        return typed(w, d, "neg", x)
+    return x if d.kind == "bool" else typed(w, d, "sub", "0", x)
 
 
 def _absolute(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
         return w.value("b16", "and.b16", x, str((1 << (d.bits - 1)) - 1))
-    return _value(w, d, "abs", x) if d.kind in ("float", "int") else x
+    return typed(w, d, "abs", x) if d.kind in ("float", "int") else x
 
 
 def _sign(w: Writer, d: DType, x: str) -> str:
@@ -358,8 +335,8 @@ def _sign(w: Writer, d: DType, x: str) -> str:
     if d.kind == "int":
         low = w.value(kind_of(d), f"min.{TYPES[d.name]}", x, one)
         return w.value(kind_of(d), f"max.{TYPES[d.name]}", low, minus)
-    low = _select(w, d, _test(w, d, "lt", x, zero), minus, x)
-    return _select(w, d, _test(w, d, "gt", x, zero), one, low)
+    low = select(w, d, test(w, d, "lt", x, zero), minus, x)
+    return select(w, d, test(w, d, "gt", x, zero), one, low)
 
 
 def _extreme(form: str) -> Row:
@@ -367,13 +344,13 @@ def _extreme(form: str) -> Row:
 
     def row(w: Writer, d: DType, a: str, b: str) -> str:
         if d.kind == "bool":
-            return _logic(w, "or" if form == "max" else "and", d, a, b)
+            return logic(w, "or" if form == "max" else "and", d, a, b)
         if not d.is_float:
             return w.value(kind_of(d), f"{form}.{TYPES[d.name]}", a, b)
         if d is not F64:
-            return _value(w, d, f"{form}.NaN", a, b)
-        found = _value(w, d, form, a, b)
-        return _select(w, d, _test(w, d, "nan", a, b), literal(math.nan, d), found)
+            return typed(w, d, f"{form}.NaN", a, b)
+        found = typed(w, d, form, a, b)
+        return select(w, d, test(w, d, "nan", a, b), literal(math.nan, d), found)
 
     return row
 
@@ -381,8 +358,8 @@ def _extreme(form: str) -> Row:
 def _bitwise(name: str) -> Row:
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if d.is_float:
-            raise _refuse(name, d)
-        return _logic(w, name.removeprefix("bit_"), d, *inputs)  # both extended alike
+            raise refuse(name, d)
+        return logic(w, name.removeprefix("bit_"), d, *inputs)  # both extended alike
 
     return row
 
@@ -397,7 +374,7 @@ def _shift(name: str) -> Row:
 
     def row(w: Writer, d: DType, x: str, amount: str) -> str:
         if not d.is_integer:
-            raise _refuse(name, d)
+            raise refuse(name, d)
         if d.bits == 64:
             amount = w.value("b64", "min.u64", amount, "64")
             amount = w.value("b32", "cvt.u32.u64", amount)
@@ -405,7 +382,7 @@ def _shift(name: str) -> Row:
             amount = w.value("b32", "cvt.u32.u16", amount)
         if name == "shift_right":
             return w.value(kind_of(d), f"shr.{TYPES[d.name]}", x, amount)
-        return wrap(w, d, _logic(w, "shl", d, x, amount))
+        return wrap(w, d, logic(w, "shl", d, x, amount))
 
     return row
 
@@ -413,7 +390,7 @@ def _shift(name: str) -> Row:
 def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
     """The upper half of the unsigned product."""
     if not d.is_integer:
-        raise _refuse("multiply_high", d)
+        raise refuse("multiply_high", d)
     if d.bits >= 16:
         return w.value(kind_of(d), f"mul.hi.u{d.bits}", a, b)
     product = w.value("b16", "mul.lo.u16", unsigned(w, d, a), unsigned(w, d, b))
@@ -422,15 +399,15 @@ def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
 
 def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     if d.kind == "bool":
-        return _logic(w, "or", d, _logic(w, "and", d, a, b), c)
-    return _value(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
+        return logic(w, "or", d, logic(w, "and", d, a, b), c)
+    return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
 
 
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     if d.kind != "bool":
         return w.value(kind_of(d), f"selp.{kind_of(d)}", a, b, mask)
-    chosen, other = _logic(w, "and", d, mask, a), _logic(w, "not", d, mask)
-    return _logic(w, "or", d, chosen, _logic(w, "and", d, other, b))
+    chosen, other = logic(w, "and", d, mask, a), logic(w, "not", d, mask)
+    return logic(w, "or", d, chosen, logic(w, "and", d, other, b))
 
 
 def _compare(name: str) -> Row:
@@ -438,173 +415,16 @@ def _compare(name: str) -> Row:
 
     def row(w: Writer, d: DType, a: str, b: str) -> str:
         if d.kind != "bool":
-            return _test(w, d, "neu" if d.is_float and form == "ne" else form, a, b)
+            return test(w, d, "neu" if d.is_float and form == "ne" else form, a, b)
         if form in ("eq", "ne"):
-            differ = _logic(w, "xor", d, a, b)
-            return differ if form == "ne" else _logic(w, "not", d, differ)
-        return _logic(w, "and" if form == "lt" else "or", d, _logic(w, "not", d, a), b)
+            differ = logic(w, "xor", d, a, b)
+            return differ if form == "ne" else logic(w, "not", d, differ)
+        return logic(w, "and" if form == "lt" else "or", d, logic(w, "not", d, a), b)
 
     return row
 
 
-# ---- division -------------------------------------------------------------------------------
-
-
-def _divide(w: Writer, d: DType, a: str, b: str) -> str:
-    """Division; of integers truncated, and 0 by 0."""
-    if d.is_float:
-        return _value(w, d, "div.rn", a, b)
-    quotient, _, _ = _quotient(w, d, a, b, "divide")
-    return wrap(w, d, quotient) if d.kind == "int" else quotient
-
-
-def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str, str]:
-    """The truncated quotient (0 of a zero divisor, -a of -1); that by a safe divisor, and it."""
-    if not d.is_integer:
-        raise _refuse(name, d)
-    kind, bits = kind_of(d), max(16, d.bits)
-    special, safe = _safe(w, d, b)
-    raw = w.value(kind, f"div.{TYPES[d.name]}", a, safe)
-    product = "0"
-    if d.kind == "int":
-        product = w.value(kind, f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
-    return w.value(kind, f"selp.{kind}", product, raw, special), raw, safe
-
-
-def _safe(w: Writer, d: DType, b: str) -> tuple[str, str]:
-    """Whether a divisor is 0 (or -1, by which the lowest overflows), and 1 in its place."""
-    kind, bits = kind_of(d), max(16, d.bits)
-    if d.kind == "uint":
-        special = _test(w, d, "eq", b, "0")
-    else:
-        above = w.value(kind, f"add.s{bits}", b, "1")
-        special = w.value("pred", f"setp.le.u{bits}", above, "1")
-    return special, w.value(kind, f"selp.{kind}", "1", b, special)
-
-
-def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
-    """Whether a non-zero remainder has another sign than the divisor."""
-    differ = _test(w, d, "lt", _logic(w, "xor", d, remainder, divisor), "0")
-    return w.value("pred", "and.pred", differ, _test(w, d, "ne", remainder, "0"))
-
-
-def _floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
-    if d.is_float:
-        return _rounding("rmi")(w, d, _value(w, d, "div.rn", a, b))
-    quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
-    if d.kind == "uint":
-        return quotient
-    kind, letter = kind_of(d), TYPES[d.name]
-    back = w.value(kind, f"mul.lo.{letter}", raw, safe)
-    rest = w.value(kind, f"sub.{letter}", a, back)
-    less = w.value(kind, f"sub.{letter}", quotient, "1")
-    return wrap(w, d, _select(w, d, _crossed(w, d, rest, safe), less, quotient))
-
-
-def _remainder(w: Writer, d: DType, a: str, b: str) -> str:
-    """With the sign of the divisor; 0 of a zero divisor."""
-    if d.is_float:
-        return _float_remainder(w, d, a, b)
-    if not d.is_integer:
-        raise _refuse("remainder", d)
-    _, safe = _safe(w, d, b)
-    rest = w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, safe)
-    if d.kind == "uint":
-        return rest
-    more = w.value(kind_of(d), f"add.{TYPES[d.name]}", rest, safe)
-    return _select(w, d, _crossed(w, d, rest, safe), more, rest)
-
-
-def _unsigned_division(name: str, form: str) -> Row:
-    """Of operands seen as unsigned; a zero divisor gives 0."""
-
-    def row(w: Writer, d: DType, a: str, b: str) -> str:
-        if not d.is_integer:
-            raise _refuse(name, d)
-        kind, letter = kind_of(d), f"u{max(16, d.bits)}"
-        a, b = unsigned(w, d, a), unsigned(w, d, b)
-        bad = w.value("pred", f"setp.eq.{letter}", b, "0")
-        safe = w.value(kind, f"selp.{kind}", "1", b, bad)
-        result = w.value(kind, f"{form}.{letter}", a, safe)
-        if form == "div":  # a remainder by 1 is 0 already
-            result = w.value(kind, f"selp.{kind}", "0", result, bad)
-        return wrap(w, d, result) if d.kind == "int" else result
-
-    return row
-
-
-DIVISIONS = frozenset(
-    {"divide", "floor_divide", "remainder", "unsigned_divide", "unsigned_remainder"}
-)
-
-
-def _by_literal(w: Writer, name: str, d: DType, a: str, b: str) -> str:
-    """A division by a literal, which needs no guard; a power of two is a shift or a mask."""
-    if name not in DIVISIONS or not d.is_integer or not a.startswith("%"):
-        raise InternalError("ptx.rules", f"{name} of {d} takes no literal: {a}, {b}")
-    divisor, kind, letter = int(b, 0), kind_of(d), TYPES[d.name]
-    if divisor in (0, -1) or d is dtypes.int4:
-        return apply(w, name, d, a, constant(w, divisor, d))
-    if divisor > 0 and divisor & (divisor - 1) == 0 and name in ("floor_divide", "remainder"):
-        if name == "remainder":
-            return w.value(kind, f"and.{kind}", a, str(divisor - 1))
-        return w.value(kind, f"shr.{letter}", a, str(divisor.bit_length() - 1))
-    form = "rem" if name.endswith("remainder") else "div"
-    if name.startswith("unsigned") or d.kind == "uint":
-        width = max(16, d.bits)
-        seen = str(divisor & ((1 << d.bits) - 1))
-        return wrap(w, d, w.value(kind, f"{form}.u{width}", unsigned(w, d, a), seen))
-    result = w.value(kind, f"{form}.{letter}", a, b)
-    if name == "divide":
-        return result
-    rest = result
-    if name == "floor_divide":
-        back = w.value(kind, f"mul.lo.{letter}", result, b)
-        rest = w.value(kind, f"sub.{letter}", a, back)
-    moved = w.value(kind, f"add.{letter}", result, b if name == "remainder" else "-1")
-    return _select(w, d, _crossed(w, d, rest, b), moved, result)
-
-
-def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
-    """fmod, then moved to the sign of the divisor."""
-    zero = literal(0, d)
-    x, y = (convert(w, d, F64, v) for v in (a, b))
-    rest = convert(w, F64, d, _modulo(w, x, y, d is F64))
-    rest = w.value(kind_of(d), f"copysign.{TYPES[d.name]}", a, rest)
-    low = w.value("pred", "xor.pred", _test(w, d, "lt", rest, zero), _test(w, d, "lt", b, zero))
-    low = w.value("pred", "and.pred", low, _test(w, d, "neu", rest, zero))
-    return _select(w, d, low, _value(w, d, "add.rn", rest, b), rest)
-
-
-def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
-    """|x| modulo |y| in float64, 53 bits of the quotient a turn.
-
-    A quotient rounded towards zero leaves a remainder that is exact: one that rounded up, which
-    a negative remainder tells, goes back by a bit. Where the exponents may lie `far` apart a
-    multiple of y by a power of two is divided by first, so that no quotient overflows: r
-    stays below 2**583 times the divisor that is chosen, or 2**1015 times the largest.
-    """
-    r, step, quotient = w.new("b64"), w.new("b64"), w.new("b64")
-    head, end = w.label("modulo"), w.label("modulo_end")
-    w.put("abs.f64", r, x)
-    y = w.value("b64", "abs.f64", y)
-    steps = [y]
-    if far:
-        steps.append(w.value("b64", "mul.rn.f64", y, literal(2.0**500, F64)))
-        steps.append(w.value("b64", "mul.rn.f64", steps[1], literal(2.0**583, F64)))
-    w.put("bra", end, guard=_test(w, F64, "lt", r, y))
-    w.place(head)
-    w.put("mov.b64", step, y)
-    for larger in steps[1:]:
-        w.put("selp.f64", step, larger, step, _test(w, F64, "ge", r, larger))
-    w.put("div.rn.f64", quotient, r, step)
-    lost = w.value("b64", "fma.rn.f64", w.value("b64", "neg.f64", quotient), step, r)
-    w.put("sub.s64", quotient, quotient, "1", guard=_test(w, F64, "lt", lost, literal(0, F64)))
-    whole = w.value("b64", "cvt.rzi.f64.f64", quotient)
-    w.put("fma.rn.f64", r, w.value("b64", "neg.f64", whole), step, r)
-    w.put("bra", head, guard=_test(w, F64, "ge", r, y))
-    w.place(end)
-    return r
+# ---- power ----------------------------------------------------------------------------------
 
 
 def _power(w: Writer, d: DType, a: str, b: str) -> str:
@@ -612,7 +432,7 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     if d.is_float:
         return _function("power")(w, d, a, b)
     if not d.is_integer:
-        raise _refuse("power", d)
+        raise refuse("power", d)
     kind, letter = kind_of(d), TYPES[d.name]
     rest, base, result = w.new(kind), w.new(kind), w.new(kind)
     if d.kind == "int":
@@ -623,8 +443,8 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     w.put(f"mov.{kind}", result, "1")
     head, end = w.label("power"), w.label("power_end")
     w.place(head)
-    w.put("bra", end, guard=_test(w, d, "eq", rest, "0"))
-    odd = _test(w, d, "ne", _logic(w, "and", d, rest, "1"), "0")
+    w.put("bra", end, guard=test(w, d, "eq", rest, "0"))
+    odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
     w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
     w.put(f"mul.lo.{letter}", base, base, base)
     w.put(f"shr.u{kind[1:]}", rest, rest, "1")
@@ -632,11 +452,11 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     w.place(end)
     if d.kind == "uint":
         return wrap(w, d, result)
-    odd = _test(w, d, "ne", _logic(w, "and", d, b, "1"), "0")
-    unit = _select(w, d, odd, "-1", "1")
-    small = _select(w, d, _test(w, d, "eq", a, "-1"), unit, "0")
-    small = _select(w, d, _test(w, d, "eq", a, "1"), "1", small)
-    return _select(w, d, _test(w, d, "lt", b, "0"), small, wrap(w, d, result))
+    odd = test(w, d, "ne", logic(w, "and", d, b, "1"), "0")
+    unit = select(w, d, odd, "-1", "1")
+    small = select(w, d, test(w, d, "eq", a, "-1"), unit, "0")
+    small = select(w, d, test(w, d, "eq", a, "1"), "1", small)
+    return select(w, d, test(w, d, "lt", b, "0"), small, wrap(w, d, result))
 
 
 ROWS: dict[str, Row] = {
@@ -653,11 +473,11 @@ ROWS: dict[str, Row] = {
     "add": _arithmetic("add", "add", boolean="or"),
     "subtract": _arithmetic("subtract", "sub", boolean="xor"),
     "multiply": _arithmetic("multiply", "mul", boolean="and", integer="mul.lo"),
-    "divide": _divide,
-    "floor_divide": _floor_divide,
-    "remainder": _remainder,
-    "unsigned_divide": _unsigned_division("unsigned_divide", "div"),
-    "unsigned_remainder": _unsigned_division("unsigned_remainder", "rem"),
+    "divide": division.divide,
+    "floor_divide": division.floor_divide,
+    "remainder": division.remainder,
+    "unsigned_divide": division.unsigned_division("unsigned_divide", "div"),
+    "unsigned_remainder": division.unsigned_division("unsigned_remainder", "rem"),
     "power": _power,
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),

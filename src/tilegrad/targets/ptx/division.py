@@ -1,0 +1,244 @@
+"""Division of one element: quotients and remainders of integers and floats, also by a literal.
+
+Integers divided by zero give 0, and so do their remainders; the lowest by -1 wraps. A floored
+quotient and its remainder follow the sign of the divisor. Invariant: no instruction sees a zero
+divisor or an integer quotient that overflows, whose results PTX leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...core import dtype as dtypes
+from ...core.dtype import DType
+from ...core.errors import InternalError
+from .convert import convert
+from .element import (
+    TYPES,
+    constant,
+    kind_of,
+    literal,
+    logic,
+    refuse,
+    select,
+    test,
+    typed,
+    unsigned,
+    wrap,
+)
+from .write import Writer
+
+Row = Callable[..., str]
+F64 = dtypes.float64
+WORDS = {16: dtypes.int16, 32: dtypes.int32, 64: dtypes.int64}
+
+
+DIVISIONS = frozenset(
+    {"divide", "floor_divide", "remainder", "unsigned_divide", "unsigned_remainder"}
+)
+
+
+def divide(w: Writer, d: DType, a: str, b: str) -> str:
+    """Division; of integers truncated, and 0 by 0."""
+    if d.is_float:
+        return typed(w, d, "div.rn", a, b)
+    quotient, _, _ = _quotient(w, d, a, b, "divide")
+    return wrap(w, d, quotient) if d.kind == "int" else quotient
+
+
+def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str, str]:
+    """The truncated quotient (0 of a zero divisor, -a of -1); that by a safe divisor, and it."""
+    if not d.is_integer:
+        raise refuse(name, d)
+    kind, bits = kind_of(d), max(16, d.bits)
+    special, safe = _safe(w, d, b)
+    raw = w.value(kind, f"div.{TYPES[d.name]}", a, safe)
+    product = "0"
+    if d.kind == "int":
+        product = w.value(kind, f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
+    return w.value(kind, f"selp.{kind}", product, raw, special), raw, safe
+
+
+def _safe(w: Writer, d: DType, b: str) -> tuple[str, str]:
+    """Whether a divisor is 0 (or -1, by which the lowest overflows), and 1 in its place."""
+    kind, bits = kind_of(d), max(16, d.bits)
+    if d.kind == "uint":
+        special = test(w, d, "eq", b, "0")
+    else:
+        above = w.value(kind, f"add.s{bits}", b, "1")
+        special = w.value("pred", f"setp.le.u{bits}", above, "1")
+    return special, w.value(kind, f"selp.{kind}", "1", b, special)
+
+
+def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
+    """Whether a non-zero remainder has another sign than the divisor."""
+    differ = test(w, d, "lt", logic(w, "xor", d, remainder, divisor), "0")
+    return w.value("pred", "and.pred", differ, test(w, d, "ne", remainder, "0"))
+
+
+def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
+    """The quotient rounded down; 0 of a zero divisor of integers."""
+    if d.is_float:
+        return typed(w, d, f"cvt.rmi.{TYPES[d.name]}", typed(w, d, "div.rn", a, b))
+    quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
+    if d.kind == "uint":
+        return quotient
+    kind, letter = kind_of(d), TYPES[d.name]
+    back = w.value(kind, f"mul.lo.{letter}", raw, safe)
+    rest = w.value(kind, f"sub.{letter}", a, back)
+    less = w.value(kind, f"sub.{letter}", quotient, "1")
+    return wrap(w, d, select(w, d, _crossed(w, d, rest, safe), less, quotient))
+
+
+def remainder(w: Writer, d: DType, a: str, b: str) -> str:
+    """With the sign of the divisor; 0 of a zero divisor."""
+    if d.is_float:
+        return _float_remainder(w, d, a, b)
+    if not d.is_integer:
+        raise refuse("remainder", d)
+    _, safe = _safe(w, d, b)
+    rest = w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, safe)
+    if d.kind == "uint":
+        return rest
+    more = w.value(kind_of(d), f"add.{TYPES[d.name]}", rest, safe)
+    return select(w, d, _crossed(w, d, rest, safe), more, rest)
+
+
+def unsigned_division(name: str, form: str) -> Row:
+    """Of operands seen as unsigned; a zero divisor gives 0."""
+
+    def row(w: Writer, d: DType, a: str, b: str) -> str:
+        if not d.is_integer:
+            raise refuse(name, d)
+        kind, letter = kind_of(d), f"u{max(16, d.bits)}"
+        a, b = unsigned(w, d, a), unsigned(w, d, b)
+        bad = w.value("pred", f"setp.eq.{letter}", b, "0")
+        safe = w.value(kind, f"selp.{kind}", "1", b, bad)
+        result = w.value(kind, f"{form}.{letter}", a, safe)
+        if form == "div":  # a remainder by 1 is 0 already
+            result = w.value(kind, f"selp.{kind}", "0", result, bad)
+        return wrap(w, d, result) if d.kind == "int" else result
+
+    return row
+
+
+# ---- by a literal ----------------------------------------------------------------------------
+
+
+def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
+    """A division by a literal: a product with its inverse, a shift or a mask where one will do.
+
+    ptxas divides even by constants. `row` is the one for divisors in registers.
+    """
+    if name not in DIVISIONS or not d.is_integer or not a.startswith("%"):
+        raise InternalError("ptx.rules", f"{name} of {d} takes no literal: {a}, {b}")
+    divisor, kind, bits = int(b, 0), kind_of(d), max(16, d.bits)
+    if divisor in (0, -1):
+        return row(w, d, a, constant(w, divisor, d))
+    if name.startswith("unsigned") or d.kind == "uint":
+        a, divisor = unsigned(w, d, a), divisor & ((1 << d.bits) - 1)
+        quotient = _by_product(w, bits, d.bits, a, divisor)
+        rest = name.endswith("remainder")
+        result = _rest(w, bits, a, quotient, divisor) if rest else quotient
+        return wrap(w, d, result) if d.kind == "int" else result
+    if name == "divide" or divisor < 0:
+        return _by_instruction(w, name, d, a, b)
+    if divisor & (divisor - 1) == 0:
+        if name == "remainder":
+            return w.value(kind, f"and.{kind}", a, str(divisor - 1))
+        return w.value(kind, f"shr.s{bits}", a, str(divisor.bit_length() - 1))
+    # below zero: floor(a / b) = ~((~a) / b), and ~a has a bit less
+    sign = w.value(kind, f"shr.s{bits}", a, str(bits - 1))
+    folded = _by_product(w, bits, bits - 1, logic(w, "xor", d, a, sign), divisor)
+    quotient = logic(w, "xor", d, folded, sign)
+    return quotient if name == "floor_divide" else _rest(w, bits, a, quotient, divisor)
+
+
+def _rest(w: Writer, bits: int, a: str, quotient: str, divisor: int) -> str:
+    """a - quotient * divisor."""
+    if divisor & (divisor - 1) == 0:
+        return w.value(f"b{bits}", f"and.b{bits}", a, str(divisor - 1))
+    return w.value(f"b{bits}", f"mad.lo.s{bits}", quotient, literal(-divisor, WORDS[bits]), a)
+
+
+def _by_product(w: Writer, bits: int, known: int, a: str, divisor: int) -> str:
+    """a / divisor for unsigned a below 2**known, by a product with 2**(bits + shift) / divisor.
+
+    Rounded up by e / divisor, the inverse is right for all a where a * e < 2**(bits + shift).
+    """
+    kind = f"b{bits}"
+    if divisor & (divisor - 1) == 0:
+        amount = divisor.bit_length() - 1
+        return w.value(kind, f"shr.u{bits}", a, str(amount)) if amount else a
+    for shift in range(bits):
+        inverse = -(-(1 << (bits + shift)) // divisor)
+        error = inverse * divisor - (1 << (bits + shift))
+        if inverse < 1 << bits and error * ((1 << known) - 1) < 1 << (bits + shift):
+            high = w.value(kind, f"mul.hi.u{bits}", a, str(inverse))
+            return w.value(kind, f"shr.u{bits}", high, str(shift)) if shift else high
+    # the inverse has a bit too many: (a + high) / 2 without the carry
+    shift = (divisor - 1).bit_length()
+    inverse = -(-(1 << (bits + shift)) // divisor) - (1 << bits)
+    high = w.value(kind, f"mul.hi.u{bits}", a, str(inverse))
+    half = w.value(kind, f"shr.u{bits}", w.value(kind, f"sub.u{bits}", a, high), "1")
+    total = w.value(kind, f"add.u{bits}", half, high)
+    return w.value(kind, f"shr.u{bits}", total, str(shift - 1)) if shift > 1 else total
+
+
+def _by_instruction(w: Writer, name: str, d: DType, a: str, b: str) -> str:
+    """A signed division by a literal other than 0 and -1."""
+    kind, letter = kind_of(d), TYPES[d.name]
+    result = w.value(kind, f"{'rem' if name == 'remainder' else 'div'}.{letter}", a, b)
+    if name == "divide":
+        return result
+    rest = result
+    if name == "floor_divide":
+        back = w.value(kind, f"mul.lo.{letter}", result, b)
+        rest = w.value(kind, f"sub.{letter}", a, back)
+    moved = w.value(kind, f"add.{letter}", result, b if name == "remainder" else "-1")
+    return select(w, d, _crossed(w, d, rest, b), moved, result)
+
+
+# ---- floats ----------------------------------------------------------------------------------
+
+
+def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
+    """fmod, then moved to the sign of the divisor."""
+    zero = literal(0, d)
+    x, y = (convert(w, d, F64, v) for v in (a, b))
+    rest = convert(w, F64, d, _modulo(w, x, y, d is F64))
+    rest = w.value(kind_of(d), f"copysign.{TYPES[d.name]}", a, rest)
+    low = w.value("pred", "xor.pred", test(w, d, "lt", rest, zero), test(w, d, "lt", b, zero))
+    low = w.value("pred", "and.pred", low, test(w, d, "neu", rest, zero))
+    return select(w, d, low, typed(w, d, "add.rn", rest, b), rest)
+
+
+def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
+    """|x| modulo |y| in float64, 53 bits of the quotient a turn.
+
+    A quotient rounded towards zero leaves a remainder that is exact: one that rounded up, which
+    a negative remainder tells, goes back by a bit. Where the exponents may lie `far` apart a
+    multiple of y by a power of two is divided by first, so that no quotient overflows: r
+    stays below 2**583 times the divisor that is chosen, or 2**1015 times the largest.
+    """
+    r, step, quotient = w.new("b64"), w.new("b64"), w.new("b64")
+    head, end = w.label("modulo"), w.label("modulo_end")
+    w.put("abs.f64", r, x)
+    y = w.value("b64", "abs.f64", y)
+    steps = [y]
+    if far:
+        steps.append(w.value("b64", "mul.rn.f64", y, literal(2.0**500, F64)))
+        steps.append(w.value("b64", "mul.rn.f64", steps[1], literal(2.0**583, F64)))
+    w.put("bra", end, guard=test(w, F64, "lt", r, y))
+    w.place(head)
+    w.put("mov.b64", step, y)
+    for larger in steps[1:]:
+        w.put("selp.f64", step, larger, step, test(w, F64, "ge", r, larger))
+    w.put("div.rn.f64", quotient, r, step)
+    lost = w.value("b64", "fma.rn.f64", w.value("b64", "neg.f64", quotient), step, r)
+    w.put("sub.s64", quotient, quotient, "1", guard=test(w, F64, "lt", lost, literal(0, F64)))
+    whole = w.value("b64", "cvt.rzi.f64.f64", quotient)
+    w.put("fma.rn.f64", r, w.value("b64", "neg.f64", whole), step, r)
+    w.put("bra", head, guard=test(w, F64, "ge", r, y))
+    w.place(end)
+    return r
