@@ -2,7 +2,7 @@
 
 Passes ask these facts (`target.memories`, `target.matrix`, `target.lanes`) and never who the
 machine is. Static Targets for cross compiling stand at the end; the Target of this computer is
-found by `targets/llvm/target.py`.
+found by `targets/llvm/target.py`, that of a GPU in it by `targets/ptx/target.py`.
 
 Invariant: a Target never changes and equals every Target with the same facts; `key` is the same
 in every process and on every machine; `from_text(to_text(t)) == t`.
@@ -18,7 +18,19 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from .dtype import DType, bfloat16, dtype_of, float32, int8, int32, uint8
+from .dtype import (
+    DType,
+    bfloat16,
+    dtype_of,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int32,
+    uint8,
+)
 from .errors import UserError
 
 
@@ -237,9 +249,112 @@ AVX512_AMX = cpu_target("avx512-amx", triple=X86_LINUX, cpu="sapphirerapids", fe
 NEON = cpu_target("neon", triple="aarch64-unknown-linux-gnu", cpu="generic", features="+neon",
                   vector_bytes=16, vector_registers=32)  # fmt: skip
 
-STATIC: Mapping[str, Target] = MappingProxyType(
-    {target.name: target for target in (SSE2, AVX2, AVX512, AVX512_AMX, NEON)}
-)
+# --- static GPU Targets -------------------------------------------------------------------------
+# A core is a streaming multiprocessor, a vector what one thread moves in one access. The FLOP/s
+# are those of the data sheets, dense; what power leaves of them on random data is beside them;
+# 'tf32' is float32 through the matrix units.
+
+_WARP = {  # one warp, operands in registers: sm_80 and later
+    "m16n8k16.f32.bf16.bf16": (16, 8, 16, bfloat16, bfloat16, float32),
+    "m16n8k16.f32.f16.f16": (16, 8, 16, float16, float16, float32),
+    "m16n8k8.f32.tf32.tf32": (16, 8, 8, float32, float32, float32),  # cuts floats to 10 bits
+    "m16n8k32.s32.s8.s8": (16, 8, 32, int8, int8, int32),
+    "m16n8k32.s32.u8.u8": (16, 8, 32, uint8, uint8, int32),
+    "m16n8k32.s32.s8.u8": (16, 8, 32, int8, uint8, int32),
+    "m16n8k32.s32.u8.s8": (16, 8, 32, uint8, int8, int32),
+    "m8n8k4.f64.f64.f64": (8, 8, 4, float64, float64, float64),
+}
+_WARPGROUP = {  # four warps, operands in shared memory, any n that is a multiple of 8: sm_90a
+    "m64n256k16.f32.bf16.bf16": (64, 256, 16, bfloat16, bfloat16, float32),
+    "m64n256k16.f32.f16.f16": (64, 256, 16, float16, float16, float32),
+    "m64n256k8.f32.tf32.tf32": (64, 256, 8, float32, float32, float32),  # cuts floats to 10 bits
+    "m64n256k32.f32.e4m3.e4m3": (64, 256, 32, float8_e4m3, float8_e4m3, float32),
+    "m64n256k32.f32.e4m3.e5m2": (64, 256, 32, float8_e4m3, float8_e5m2, float32),
+    "m64n256k32.f32.e5m2.e4m3": (64, 256, 32, float8_e5m2, float8_e4m3, float32),
+    "m64n256k32.f32.e5m2.e5m2": (64, 256, 32, float8_e5m2, float8_e5m2, float32),
+    "m64n256k32.s32.s8.s8": (64, 256, 32, int8, int8, int32),
+    "m64n256k32.s32.u8.u8": (64, 256, 32, uint8, uint8, int32),
+    "m64n256k32.s32.s8.u8": (64, 256, 32, int8, uint8, int32),
+    "m64n256k32.s32.u8.s8": (64, 256, 32, uint8, int8, int32),
+}
+
+
+def _units(instruction: str, table: Mapping[str, tuple[Any, ...]]) -> tuple[MatrixUnit, ...]:
+    return tuple(
+        MatrixUnit(f"{instruction}.{name}", m, n, k, (left, right), accumulator, "register")
+        for name, (m, n, k, left, right, accumulator) in table.items()
+    )
+
+
+MMA, WGMMA = _units("mma", _WARP), _units("wgmma", _WARPGROUP)
+_GPU_LIMITS = {
+    "threads_per_warp": 32, "threads_per_block": 1024, "threads_per_core": 2048,
+    "warps_per_block": 32, "warps_per_core": 64, "blocks_per_core": 32,
+    "registers_per_thread": 255, "registers_per_block": 65536, "registers_per_core": 65536,
+    "named_barriers": 16, "parameter_bytes": 32764, "parameter_bytes_before_ptx_8_1": 4096,
+    "grid_x": 2**31 - 1, "grid_y": 65535, "grid_z": 65535,
+}  # fmt: skip
+
+
+def gpu_target(
+    name: str,
+    *,
+    cpu: str,
+    cores: int,
+    hertz: float,
+    memory_bytes: int,
+    memory_rate: float,
+    l2_bytes: int,
+    l2_rate: float,
+    shared_bytes: int,
+    cluster: int,
+    flops: Mapping[str, float],
+) -> Target:
+    """An NVIDIA Target; `flops` are of the whole machine, `cluster` blocks may share memory."""
+    copies = ("load", "store", "copy_async", *(("copy_store",) if cluster > 1 else ()))
+    memories = {
+        "register": MemorySpace(256 * KIB, 4, ("load", "store")),
+        "shared": MemorySpace(shared_bytes, 128, copies, hertz * 128),
+        "l2": MemorySpace(l2_bytes, 128, ("prefetch",), l2_rate, shared=True),
+        "global": MemorySpace(memory_bytes, 128, ("load", "store"), memory_rate, shared=True),
+    }
+    if cluster > 1:  # the shared memories of all blocks of a cluster; about 25 GB/s for each core
+        memories["cluster"] = MemorySpace(cluster * shared_bytes, 128, ("load", "store"), 25e9)
+    limits = {**_GPU_LIMITS, "shared_bytes_per_block": shared_bytes,
+              "shared_bytes_per_core": shared_bytes + KIB, "cluster": cluster}  # fmt: skip
+    return Target(
+        name, "gpu", "nvptx64-nvidia-cuda", cpu, vector_bytes=16, vector_registers=63,
+        cores=cores, memories=memories, matrix=(*(WGMMA if cpu == "sm_90a" else ()), *MMA),
+        limits=limits, flops={kind: rate / cores for kind, rate in flops.items()},
+    )  # fmt: skip
+
+
+# cuBLAS sustains 670 to 710e12 in bfloat16 and 1200 to 1500e12 in float8 on random data.
+_HOPPER_FLOPS = {
+    "bfloat16": 989e12, "float16": 989e12, "float8_e4m3": 1979e12, "float8_e5m2": 1979e12,
+    "int8": 1979e12, "uint8": 1979e12, "tf32": 494e12, "float32": 67e12, "float64": 67e12,
+    "int32": 33.5e12,
+}  # fmt: skip
+_HOPPER_SHARED = 227 * KIB
+
+H100 = gpu_target("h100", cpu="sm_90a", cores=132, hertz=1.83e9, memory_bytes=79 * GIB,
+                  memory_rate=3.0e12, l2_bytes=50 * MIB, l2_rate=5.5e12, cluster=8,
+                  shared_bytes=_HOPPER_SHARED, flops=_HOPPER_FLOPS)  # fmt: skip
+# A copy moves 4.26e12 bytes a second, a pure read 4.47e12.
+H200 = gpu_target("h200", cpu="sm_90a", cores=132, hertz=1.83e9, memory_bytes=139 * GIB,
+                  memory_rate=4.26e12, l2_bytes=60 * MIB, l2_rate=5.5e12, cluster=8,
+                  shared_bytes=_HOPPER_SHARED, flops=_HOPPER_FLOPS)  # fmt: skip
+# cuBLAS sustains about 250e12 in bfloat16.
+A100 = gpu_target("a100", cpu="sm_80", cores=108, hertz=1.41e9, memory_bytes=79 * GIB,
+                  memory_rate=1.6e12, l2_bytes=40 * MIB, l2_rate=4.0e12, cluster=1,
+                  shared_bytes=163 * KIB,
+                  flops={"bfloat16": 312e12, "float16": 312e12, "int8": 624e12,
+                         "uint8": 624e12, "tf32": 156e12, "float32": 19.5e12,
+                         "float64": 19.5e12, "int32": 9.7e12})  # fmt: skip
+
+STATIC: Mapping[str, Target] = MappingProxyType({
+    target.name: target for target in (SSE2, AVX2, AVX512, AVX512_AMX, NEON, H100, H200, A100)
+})  # fmt: skip
 
 
 def target_named(name: str) -> Target:
