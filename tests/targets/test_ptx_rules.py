@@ -23,6 +23,8 @@ from tilegrad.core.dtype import DType
 from tilegrad.core.errors import InternalError
 from tilegrad.targets.llvm import rules as llvm_rules
 from tilegrad.targets.ptx import division, rules
+from tilegrad.targets.ptx.program import Entry
+from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.targets.ptx.write import Writer
 from tilegrad.tile import numeric, ops
 
@@ -709,14 +711,14 @@ def test_hot_functions_take_few_instructions() -> None:
 LOADS = {"b16": 2, "b32": 4, "b64": 8}
 
 
-def fetch_operand(w: Writer, dtype: DType, offset: int) -> str:
+def fetch_operand(w: Writer, dtype: DType, offset: int, base: str = "%d0") -> str:
     """A register of the DType with bits from memory."""
     if dtype.kind == "bool":
         return w.value(
-            "pred", "setp.ne.b32", w.value("b32", "ld.global.b32", f"[%d0+{offset}]"), "0"
+            "pred", "setp.ne.b32", w.value("b32", "ld.global.b32", f"[{base}+{offset}]"), "0"
         )
     kind = rules.kind_of(dtype)
-    return w.value(kind, f"ld.global.{kind}", f"[%d0+{offset}]")
+    return w.value(kind, f"ld.global.{kind}", f"[{base}+{offset}]")
 
 
 def kernel(name: str, write: Callable[[Writer], list[tuple[str, DType]]]) -> str:
@@ -779,11 +781,79 @@ def assemble(kernels: list[str], architecture: str, folder: Path) -> None:
     if ptxas is None:
         pytest.skip("ptxas is not installed: the text of the rules is NOT assembled")
     text = folder / "rules.ptx"
-    header = f".version 8.0\n.target {architecture}\n.address_size 64\n\n"
-    text.write_text(header + "\n".join(kernels))
+    text.write_text(HEADER.format(architecture) + "\n".join(kernels))
     command = [ptxas, f"-arch={architecture}", "-O1", str(text), "-o", str(folder / "rules.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[:2000]
+
+
+# ---- the simulator ---------------------------------------------------------------------------
+
+HEADER = ".version 8.0\n.target {}\n.address_size 64\n\n"
+
+
+def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: list[Array]) -> Array:
+    """What the simulator of the target makes of an op, a warp of elements at a time."""
+    w, count = Writer(), len(inputs[0])
+    base = w.value("b64", "ld.param.u64", "[memory]")
+    lane = w.value("b32", "mov.u32", "%tid.x")
+    offset = w.value("b64", "mul.wide.u32", lane, "32")
+    at = w.value("b64", "add.s64", base, offset)
+    registers = []
+    kinds = [dtypes.bool_ if x.dtype == np.bool_ else dtype for x in inputs]
+    for number, kind in enumerate(kinds):
+        registers.append(fetch_operand(w, kind, 8 * number, at))
+    found, kind = write(w, *registers), rules.kind_of(result)
+    if kind == "pred":
+        found, kind = w.value("b16", "selp.b16", "1", "0", found), "b16"
+    w.put(f"st.global.{kind}", f"[{at}+24]", found)
+    w.put("ret")
+    body = "\n".join([*w.declarations(), *w.lines])
+    text = HEADER.format("sm_90a") + f".visible .entry one(.param .u64 memory)\n{{\n{body}\n}}\n"
+    memory = np.zeros((count, 4), np.uint64)
+    for number, (x, kind_) in enumerate(zip(inputs, kinds)):
+        machine = Machine(count)
+        load(machine, "%", kind_, x)
+        memory[:, number] = machine.registers["%"].astype(np.uint64)
+    entry = Entry("one", (("pointer", 0),), (1,), count)
+    simulate(text, entry, [memory])
+    machine = Machine(count)
+    width = {"pred": np.uint16, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+    held = memory[:, 3].astype(width[rules.kind_of(result)])
+    machine.registers["%"] = held if result.kind != "bool" else held != 0
+    return fetch(machine, "%", result)
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_the_simulator_agrees(dtype: DType) -> None:
+    rng = np.random.default_rng(3)
+    for name in [n for n, d in PAIRS if d is dtype]:
+        inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].group])
+        chosen = rng.choice(len(inputs[0]), 64)
+        inputs = [np.ascontiguousarray(x[chosen]) for x in inputs]
+        result = dtypes.bool_ if name in ops.COMPARE else dtype
+
+        def write(w: Writer, *registers: str, name: str = name) -> str:
+            return rules.apply(w, name, dtype, *registers)
+
+        got = simulated(dtype, result, write, inputs)
+        wanted = run(name, dtype, inputs)
+        if name in ULPS and dtype is dtypes.float64:  # the evaluator's own fma is the quick one
+            assert distance(got, wanted).max() <= 2, name
+        else:
+            assert same(got, wanted, result).all(), name
+    x = np.ascontiguousarray(rng.permutation(arguments("negative", dtype, 1)[0])[:64])
+    for target in dtypes.ALL:
+
+        def cast(w: Writer, register: str, target: DType = target) -> str:
+            return rules.convert(w, dtype, target, register)
+
+        with np.errstate(all="ignore"):
+            wanted = numeric.cast(x, dtype, target)
+        assert same(simulated(dtype, target, cast, [x]), wanted, target).all(), target
+
+
+# ---- ptxas -----------------------------------------------------------------------------------
 
 
 def test_every_pair_assembles(tmp_path: Path) -> None:
