@@ -10,7 +10,7 @@ from tilegrad.core.target import A100, H100, H200, from_text, target_named
 from tilegrad.targets.ptx import isa
 from tilegrad.targets.ptx.target import nearest_static, target_of
 
-# As the driver of an H200 gives them; its clocks it no longer tells.
+# As the driver (13.0) of an H200 gives them.
 DEVICE = {
     "name": "NVIDIA H200", "number": 0, "total_memory": 150_109_880_320,
     "compute_capability_major": 9, "compute_capability_minor": 0, "multiprocessor_count": 132,
@@ -19,7 +19,7 @@ DEVICE = {
     "max_registers_per_multiprocessor": 65536, "warp_size": 32,
     "max_shared_memory_per_block": 49152, "max_shared_memory_per_block_optin": 232448,
     "max_shared_memory_per_multiprocessor": 233472, "l2_cache_size": 62914560,
-    "global_memory_bus_width": 6144, "memory_clock_rate": 0, "clock_rate": 0,
+    "global_memory_bus_width": 6016, "memory_clock_rate": 3_201_000, "clock_rate": 1_980_000,
 }  # fmt: skip
 STATIC_GPUS = (H100, H200, A100)
 
@@ -84,6 +84,7 @@ def test_matrix_units_are_instructions() -> None:
 
 def test_a_known_device_is_its_static_record() -> None:
     assert target_of(DEVICE) is H200
+    assert target_of({**DEVICE, "memory_clock_rate": 0}) is H200  # a driver that does not say
     assert target_of({**DEVICE, "total_memory": 85_520_809_984, "l2_cache_size": 50 << 20}) is H100
     assert nearest_static({"compute_capability_major": 9}) is H100
 
@@ -94,7 +95,7 @@ def test_other_devices_have_their_own_facts() -> None:
     assert part != H200 and part.name == "nvidia-h200" and part.cpu == "sm_90a"
     assert part.cores == 66 and part.memories["l2"].bytes == 30 << 20
     assert part.flops == H200.flops and part.matrix == H200.matrix
-    assert part.peak_bytes() == pytest.approx(0.9 * 2e9 * 6144 / 8)
+    assert part.peak_bytes() == pytest.approx(0.9 * 2e9 * 6016 / 8)
     assert part.memories["global"].bytes == DEVICE["total_memory"]
     assert from_text(part.to_text()) == part
 
