@@ -17,7 +17,16 @@ from dataclasses import dataclass
 
 from ..core.dtype import DType, float32
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, floor_divide, minimum, modulo, multiply
+from ..ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    maximum,
+    minimum,
+    modulo,
+    multiply,
+)  # fmt: skip
 from ..ir.types import Memory, Tile
 from ..tile import ops, placed
 from ..tile.build import Body
@@ -33,6 +42,7 @@ class WidePlan:
     programs: int = 132
     group: int = 8  # rows of tiles that are walked together
     staged: int = 64  # columns of a piece of the result on its way out
+    cluster: int = 1  # programs with neighbouring rows that share what they read of b
     dependent: bool = False  # waits for the launch before it by itself
 
 
@@ -48,6 +58,7 @@ class Operands:
     a_along_k: bool = True  # a is stored (m, k), else (k, m)
     b_along_k: bool = True  # b is stored (n, k), else (k, n)
     batch: Size = 1
+    turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
 
 
 def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
@@ -62,16 +73,18 @@ class WideMatmul:
         self.x, self.plan = x, plan
         lead = () if x.batch == 1 else (x.batch,)
         shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
-                  (x.n, x.k) if x.b_along_k else (x.k, x.n), (x.m, x.n))  # fmt: skip
+                  (x.n, x.k) if x.b_along_k else (x.k, x.n),
+                  (x.n, x.m) if x.turned else (x.m, x.n))  # fmt: skip
+        uses = ("constant", "value") if x.turned else ("value", "constant")
         self.b = PlacedBuilder(name, [
-            ("a", Memory((*lead, *shapes[0]), x.dtype)),
-            ("b", Memory((*lead, *shapes[1]), x.dtype, use="constant")),
+            ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
+            ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
             ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
         ])  # fmt: skip
         tm, tn, tk = plan.tile
         self.halves = tm // 64
         self.steps = ceil_divide(x.k, tk)
-        self.tiles_m, self.tiles_n = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
+        self.tiles_m, self.tiles_n = ceil_divide(x.m, tm * plan.cluster), ceil_divide(x.n, tn)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
     def build(self) -> Body:
@@ -84,16 +97,20 @@ class WideMatmul:
         side = (tn, tk) if x.b_along_k else (tk, tn)
         self.left = b.allocate((stages, self.halves, *half), x.dtype, "shared", swizzle)
         self.right = b.allocate((stages, *side), x.dtype, "shared", swizzle)
-        piece = (self.halves, 2, 64, plan.staged)
-        self.staged = b.allocate(piece, x.result, "shared", swizzle_of(plan.staged, x.result))
+        piece = (plan.staged, 64) if x.turned else (64, plan.staged)
+        layout = swizzle_of(piece[1], x.result)
+        self.staged = b.allocate((self.halves, 2, *piece), x.result, "shared", layout)
         self.full = b.barrier("full", 1, stages)
-        self.empty = b.barrier("empty", self.halves, stages)
-        self.program = b.program(0, plan.programs)
+        self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
+        program = b.program(0, plan.programs)
+        self.rank = b.cluster_rank(plan.cluster) if plan.cluster > 1 else 0
+        self.program, self.walkers = program // plan.cluster, plan.programs // plan.cluster
         b.role("producer", 4, 40, self.producer)
         registers = 232 if self.halves == 2 else 240 if self.halves == 1 else 160
         for own in range(self.halves):
             b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
-        return b.finish((plan.programs,), plan=plan)
+        notes = {"cluster": (plan.cluster,)} if plan.cluster > 1 else {}
+        return b.finish((plan.programs,), plan=plan, **notes)
 
     # ---- which tile, which stage ------------------------------------------------------------
 
@@ -107,9 +124,10 @@ class WideMatmul:
         group = self.plan.group
         wide = multiply(group, self.tiles_n)
         first = multiply(floor_divide(rest, wide), group)
-        rows = minimum(combine(self.tiles_m, first, -1), group)
+        rows = maximum(minimum(combine(self.tiles_m, first, -1), group), 1)
         within = modulo(rest, wide)
         row = combine(first, modulo(within, rows), 1)
+        row = combine(multiply(row, self.plan.cluster), self.rank, 1)
         return batch, multiply(row, tm), multiply(floor_divide(within, rows), tn)
 
     def turn(self, count: Size, step: Size) -> tuple[Size, Size]:
@@ -119,10 +137,10 @@ class WideMatmul:
 
     def for_tiles(self, body: object) -> None:
         """body(count, tile number) for every tile of this program."""
-        mine = ceil_divide(combine(self.tiles, self.program, -1), self.plan.programs)
+        mine = ceil_divide(combine(self.tiles, self.program, -1), self.walkers)
 
         def one(count: Size, _: list[Node]) -> Sequence[Node]:
-            body(count, combine(multiply(count, self.plan.programs), self.program, 1))  # type: ignore[operator]
+            body(count, combine(multiply(count, self.walkers), self.program, 1))  # type: ignore[operator]
             return []
 
         self.b.loop("count", 0, mine, 1, one)
@@ -153,14 +171,35 @@ class WideMatmul:
                     index = (at, k) if x.a_along_k else (k, at)
                     b.copy_async(self.left, (stage, own), a, (*lead, *index), axes, self.full,
                                  stage)  # fmt: skip
-                index = (column, k) if x.b_along_k else (k, column)
-                b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full,
-                             stage)  # fmt: skip
+                self.fill_right(stage, lead, k, column)
                 return []
 
             b.loop("step", 0, self.steps, 1, step)
 
         self.for_tiles(tile)
+
+    def fill_right(self, stage: Size, lead: tuple[Size, ...], k: Size, column: Size) -> None:
+        """A tile of b; in a cluster each program brings a share of its rows for all."""
+        b, x, cluster = self.b, self.x, self.plan.cluster
+        axes = (0, 1) if x.batch == 1 else (1, 2)
+        weight = b.parameters[1]
+        if cluster == 1:
+            index = (column, k) if x.b_along_k else (k, column)
+            b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full, stage)
+            return
+        rows = self.right.type.shape[1] // cluster  # type: ignore[union-attr]
+        first = multiply(self.rank, rows)
+        index = (column, k) if x.b_along_k else (k, column)
+        index = (combine(index[0], first, 1), index[1])
+        b.copy_multicast(self.right, (stage,), (first, rows), weight, (*lead, *index), axes,
+                         self.full, stage, (1 << cluster) - 1)  # fmt: skip
+
+    def release(self, stage: Size) -> None:
+        """Give a stage back to every program that fills it."""
+        if self.plan.cluster == 1:
+            self.b.arrive(self.empty, stage)
+        for rank in range(self.plan.cluster) if self.plan.cluster > 1 else ():
+            self.b.arrive_remote(self.empty, stage, rank)
 
     def consumer(self, own: int) -> None:
         """Multiply 64 rows of every tile, and write them out."""
@@ -179,19 +218,19 @@ class WideMatmul:
                 b.do(placed.matrix_commit)
                 b.do(placed.matrix_wait, pending=1)
                 before = self.turn(count, combine(s, 1, -1))[0]
-                b.branch(b.less(0, s), lambda: b.arrive(self.empty, before) or ())
+                b.branch(b.less(0, s), lambda: self.release(before) or ())
                 return []
 
             b.loop("step", 0, self.steps, 1, step)
             b.do(placed.matrix_wait, pending=0)
-            b.arrive(self.empty, self.turn(count, combine(self.steps, 1, -1))[0])
-            self.write(own, number, total)
+            self.release(self.turn(count, combine(self.steps, 1, -1))[0])
+            self.write(own, count, number, total)
 
         self.for_tiles(tile)
         b.do(placed.wait_copies, pending=0)
 
-    def write(self, own: int, number: Size, total: Node) -> None:
-        """Piece by piece: epilogue, cast, stage, copy out."""
+    def write(self, own: int, count: Size, number: Size, total: Node) -> None:
+        """Piece by piece: epilogue, cast, stage (two places in turn), copy out."""
         b, plan, x = self.b, self.plan, self.x
         batch, row, column = self.corner(number)
         row = combine(row, 64 * own, 1)
@@ -199,7 +238,9 @@ class WideMatmul:
         wide = plan.staged
         lead = () if x.batch == 1 else (batch,)
         axes = (0, 1) if x.batch == 1 else (1, 2)
-        for number_, start in enumerate(range(0, plan.tile[1], wide)):
+        pieces = plan.tile[1] // wide
+        for turn, start in enumerate(range(0, plan.tile[1], wide)):
+            place = (own, modulo(combine(multiply(count, pieces), turn, 1), 2))
             piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
             rows = self.positions(64, row, (64, 1))
             columns = self.positions(wide, combine(column, start, 1), (1, wide))
@@ -207,12 +248,15 @@ class WideMatmul:
             if x.batch != 1:
                 inputs.append(b.index(batch))
             value = b.hole("epilogue", Tile((64, wide), float32), *inputs)
+            value = b.cast(value, x.result)
+            index = (row, combine(column, start, 1))
+            if x.turned:
+                value, index = b.add(ops.transpose(value, order=(1, 0))), index[::-1]
             b.do(placed.wait_copies, pending=1)
-            b.write(self.staged, b.cast(value, x.result), own, number_ % 2)
+            b.write(self.staged, value, *place)
             b.do(placed.fence, kind="async")
             b.do(placed.named_sync, number=own, threads=128)
-            b.copy_store(b.parameters[2], (*lead, row, combine(column, start, 1)), axes,
-                         self.staged, (own, number_ % 2))  # fmt: skip
+            b.copy_store(b.parameters[2], (*lead, *index), axes, self.staged, place)
             b.do(placed.commit_copies)
 
     def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:

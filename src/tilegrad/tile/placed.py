@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
 from typing import Any
 
 from ..core.dtype import DType, bool_
@@ -136,6 +137,25 @@ def _copy_store(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
 copy_store = Op(tile, "copy_store", _copy_store, attrs=("shape", "axes"), effect=True,
                 group="copy", meaning="inputs Memory, place, Memory index, then the place's "
                 "leading index: writes a box back, in the group being collected")  # fmt: skip
+
+
+def _copy_multicast(place: Node, memory: Node, barrier_: Node, stage: Node, *index: Node,
+                    shape: tuple[int, ...], axes: tuple[int, ...], mask: int) -> Type:  # fmt: skip
+    _barrier_of("copy_multicast", barrier_)
+    into, source = _place("copy_multicast", place), _place("copy_multicast", memory)
+    rows = into.shape[len(into.shape) - len(shape)]
+    whole = (rows, *shape[1:])
+    if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:  # type: ignore[operator]
+        raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
+    return _boxed("copy_multicast", changed(into, shape=(*into.shape[: -len(shape)], *shape)),
+                  source, shape, axes, len(index) - 1)  # fmt: skip
+
+
+copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "axes", "mask"),
+                    effect=True, group="copy",
+                    meaning="copy_async of some rows of a place, to the same place of every program "
+                    "of the cluster whose bit of the mask is set, its bytes landing on the same "
+                    "barrier there; the last input is the first row")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
 wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
@@ -198,6 +218,26 @@ def _write_place(place: Node, value: Node, *index: Node) -> Type:
 write_place = Op(tile, "write_place", _write_place, effect=True, group="memory",
                  meaning="replace the tile at the leading index of a place")  # fmt: skip
 
+# ---- clusters -------------------------------------------------------------------------------
+# Body.notes["cluster"] = (n,): n neighbouring programs run together, see each other's shared
+# places, and end together.
+
+cluster_rank = Op(tile, "cluster_rank", lambda: ops.INDEX, group="grid",
+                  meaning="number of this program within its cluster")  # fmt: skip
+arrive_remote = Op(tile, "arrive_remote", _on_barrier("arrive_remote", 2), effect=True,
+                   group="barrier",
+                   meaning="inputs barrier, stage, rank: arrive at the barrier of the cluster's "
+                   "program of that rank")  # fmt: skip
+
+
+def _write_remote(place: Node, value: Node, rank: Node, *index: Node) -> Type:
+    return _write_place(place, value, *index)
+
+
+write_remote = Op(tile, "write_remote", _write_remote, effect=True, group="memory",
+                  meaning="write_place into the place of the cluster's program of a "
+                  "rank")  # fmt: skip
+
 # ---- between programs -----------------------------------------------------------------------
 
 atomic_add = Op(tile, "atomic_add",
@@ -248,6 +288,28 @@ class PlacedBuilder(BodyBuilder):
         self.add(copy_async(place, memory, barrier_, self.index(stage), *scalars,
                             shape=shape, axes=axes))  # fmt: skip
         return place.dtype.storage_bytes(math.prod(shape))  # type: ignore[no-any-return, arg-type]
+
+    def copy_multicast(
+        self, place: Node, at: Sequence[Size], rows: tuple[Size, int], memory: Node,
+        index: Sequence[Size], axes: tuple[int, ...], barrier_: Node, stage: Size, mask: int,
+    ) -> None:  # fmt: skip
+        """Copy `rows` (first, count) of a place to all programs of the cluster in a mask."""
+        shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
+        scalars = [self.index(i) for i in (*index, *at, rows[0])]
+        self.add(copy_multicast(place, memory, barrier_, self.index(stage), *scalars,
+                                shape=shape, axes=axes, mask=mask))  # fmt: skip
+
+    def cluster_rank(self, size: int) -> Size:
+        """This program's number within its cluster of `size`."""
+        return self.atom("rank", self.add(cluster_rank()), 0, size - 1)
+
+    def arrive_remote(self, barrier_: Node, stage: Size, rank: Size) -> None:
+        """Arrive at a barrier of another program."""
+        self.add(arrive_remote(barrier_, self.index(stage), self.index(rank)))
+
+    def write_remote(self, place: Node, value: Node, rank: Size, *index: Size) -> None:
+        """Write into another program's place."""
+        self.add(write_remote(place, value, self.index(rank), *[self.index(i) for i in index]))
 
     def copy_store(
         self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,

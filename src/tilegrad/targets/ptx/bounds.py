@@ -105,6 +105,8 @@ def _leaf(node: Node, grid: Sequence[Size]) -> Range | None:
         return (0, attrs["size"] - 1)
     if name == "program":
         return (0, max(0, high(grid[attrs["axis"]]) - 1))
+    if name == "cluster_rank":
+        return (0, 15)
     if name == "symbol":
         return (low(attrs["value"]), high(attrs["value"]))
     return None

@@ -28,7 +28,8 @@ from .program import Entry, TensorMap
 VERSION = "8.5"
 ENTRY_REGISTERS = 168  # what a thread of three warpgroups has at entry
 ONE_THREAD = {
-    "wait", "expect", "arrive", "copy_async", "copy_store", "commit_copies", "wait_copies", "loop",
+    "wait", "expect", "arrive", "arrive_remote", "copy_async", "copy_multicast", "copy_store",
+    "cluster_rank", "commit_copies", "wait_copies", "loop",
     "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
     "constant", "fence",
 }  # fmt: skip
@@ -154,9 +155,9 @@ class Emitter(PlacedEmitter):
     def collect_maps(self, block: Block) -> None:
         """Find the tensor maps that copies need, so that they can be parameters."""
         for node in all_nodes(block):
-            if node.op.name not in ("copy_async", "copy_store"):
+            if node.op.name not in ("copy_async", "copy_store", "copy_multicast"):
                 continue
-            order = (0, 1) if node.op.name == "copy_async" else (1, 0)
+            order = (1, 0) if node.op.name == "copy_store" else (0, 1)
             place, memory = (node.inputs[i] for i in order)
             assert isinstance(place.type, Memory)
             box, _, _ = self.boxes(place.type, node.attrs["shape"])
@@ -379,6 +380,10 @@ class Emitter(PlacedEmitter):
             w.place(after)
             first += warps
         w.place(join)
+        if self.body.notes.get("cluster"):  # nobody leaves while another may still reach in
+            w.put("bar.warp.sync", "-1")
+            w.put("barrier.cluster.arrive.aligned")
+            w.put("barrier.cluster.wait.aligned")
         self.thread, self.threads, self.in_role, self.single = whole, all_threads, False, False
 
     def role(self, node: Node, join: str) -> None:
@@ -409,14 +414,18 @@ class Emitter(PlacedEmitter):
                 w.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
         w.put("fence.mbarrier_init.release.cluster")
         w.place(skip)
-        w.put("bar.sync", "0")
+        if self.body.notes.get("cluster"):
+            w.put("barrier.cluster.arrive.aligned")
+            w.put("barrier.cluster.wait.aligned")
+        else:
+            w.put("bar.sync", "0")
 
 
 def one_thread(role: Node) -> bool:
     """Whether a role does nothing that needs more than one thread."""
     nodes = list(all_nodes(role.blocks[0]))
     plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
-    return plain and any(n.op.name in ("copy_async", "copy_store") for n in nodes)
+    return plain and any(n.op.name.startswith("copy_") for n in nodes)
 
 
 def barrier_factors(roles: list[Node]) -> dict[Node, int]:
@@ -425,7 +434,7 @@ def barrier_factors(roles: list[Node]) -> dict[Node, int]:
     for role in roles:
         single = one_thread(role)
         for node in all_nodes(role.blocks[0]):
-            if node.op.name not in ("arrive", "expect"):
+            if node.op.name not in ("arrive", "expect", "arrive_remote"):
                 continue
             factor = arrivals(role.attrs["warps"], single, node)
             if found.setdefault(node.inputs[0], factor) != factor:

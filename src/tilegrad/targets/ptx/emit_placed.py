@@ -9,11 +9,11 @@ wait for.
 
 from __future__ import annotations
 
-from ...core.dtype import bfloat16, float16, float32
+from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
-from ...tile.placed import arrive as arrive_op
+from ...tile.placed import expect as expect_op
 from . import rules
 from .emit_memory import SWIZZLES
 from .emit_shape import ShapeEmitter
@@ -217,15 +217,29 @@ class PlacedEmitter(ShapeEmitter):
         part = self.w.value("b32", "add.s32", part, self.base)
         return self.w.value("b32", "add.s32", part, str(at))
 
+    def one_lane(self) -> str:
+        """The warp's lanes meet; then holds for one of them. '' where there is one thread."""
+        if self.single:
+            return ""
+        self.w.put("bar.warp.sync", "-1")
+        key = ("lane 0", self.thread)
+        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+            key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
+
     def emit_arrive(self, node: Node) -> None:
         address = self.barrier_address(*node.inputs)
-        guard = ""
-        if not self.single:
-            self.w.put("bar.warp.sync", "-1")
-            key = ("lane 0", self.thread)
-            guard = self.known(key) or self.keep(
-                key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
-        self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
+        self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=self.one_lane())
+
+    def emit_arrive_remote(self, node: Node) -> None:
+        address = self.barrier_address(*node.inputs[:2])
+        remote = self.w.value("b32", "mapa.shared::cluster.u32", address,
+                              self.index32(node.inputs[2]))  # fmt: skip
+        self.w.put("mbarrier.arrive.release.cluster.shared::cluster.b64", "_", f"[{remote}]",
+                   guard=self.one_lane())  # fmt: skip
+
+    def emit_cluster_rank(self, node: Node) -> None:
+        self.held[node] = [self.resize(self.w.value("b32", "mov.u32", "%cluster_ctarank"), int32,
+                                       self.dtype(node))]  # fmt: skip
 
     def emit_expect(self, node: Node) -> None:
         address = self.barrier_address(*node.inputs)
@@ -306,6 +320,27 @@ class PlacedEmitter(ShapeEmitter):
             where = self.coordinates(index, i * box[-1])
             self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
                        f"[{landing}]", guard=self.first_thread())  # fmt: skip
+
+    def emit_copy_multicast(self, node: Node) -> None:
+        place, memory, barrier, stage = node.inputs[:4]
+        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        index, lead, row = node.inputs[4 : 4 + rank], node.inputs[4 + rank : -1], node.inputs[-1]
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        box, count, _ = self.boxes(type_, node.attrs["shape"])
+        map_ = self.map_of(memory, type_, box, node.attrs["axes"])
+        span = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size
+        address = self.w.value("b32", "mad.lo.s32", self.index32(row), str(span),
+                               self.lead_address(place, lead))  # fmt: skip
+        step = int(type_.shape[-2]) * span  # type: ignore[arg-type]
+        landing = self.barrier_address(barrier, stage)
+        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+                ".mbarrier::complete_tx::bytes.multicast::cluster")  # fmt: skip
+        mask = self.w.value("b16", "mov.b16", str(node.attrs["mask"]))
+        for i in range(count):
+            where = self.coordinates(index, i * box[-1])
+            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
+                       f"[{landing}]", mask, guard=self.first_thread())  # fmt: skip
 
     def coordinates(self, index: tuple[Node, ...], more: int) -> str:
         """Coordinates of a box, innermost first."""
@@ -448,4 +483,4 @@ class Operand:
 
 def arrivals(warps: int, single: bool, node: Node) -> int:
     """How often an arrival of a role happens on the machine."""
-    return 1 if single or node.op is not arrive_op else warps
+    return 1 if single or node.op is expect_op else warps

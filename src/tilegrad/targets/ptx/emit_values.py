@@ -18,6 +18,7 @@ from ...ir.symbol import Expr, Size
 from ...tile.build import Body
 from . import rules
 from .bounds import Bounds
+from .division import DIVISIONS
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .spread import Field, Spread
 from .write import Writer
@@ -251,10 +252,17 @@ class Values:
             return rules.apply(w, name, of, *operands)
         operands_held = held[1:] if name == "where" else held
         if all(h is int32 for h in operands_held) and (result is int32 or node.dtype is not int64):
-            return rules.apply(w, name, int32, *operands)
+            return rules.apply(w, name, int32, *self.literal_divisor(node, int32, operands))
         wide = self.widened(node.inputs, operands)
-        value = rules.apply(w, name, int64, *wide)
+        value = rules.apply(w, name, int64, *self.literal_divisor(node, int64, wide))
         return self.resize(value, int64, result) if node.dtype is int64 else value
+
+    def literal_divisor(self, node: Node, dtype: DType, operands: Any) -> list[str]:
+        """A constant to divide by as a literal, so that it becomes a multiplication."""
+        found = list(operands)
+        if node.op.name in DIVISIONS and node.inputs[1].op.name == "constant":
+            found[1] = rules.literal(node.inputs[1].attrs["value"], dtype)
+        return found
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> list[str]:
         """Operands with int64 at full width."""
