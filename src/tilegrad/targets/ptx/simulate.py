@@ -35,7 +35,7 @@ from .simulate_text import Instruction, Module, parse
 from .simulate_values import (
     GLOBAL,
     GLOBAL_STEP,
-    PARAMETERS,
+    PARAMETER_START,
     SHARED_START,
     Array,
     Decoder,
@@ -67,7 +67,7 @@ def simulate(
 
 def layout(module: Module, entry: Entry) -> tuple[dict[str, int], int]:
     """Addresses of parameters and shared variables, and the end of shared memory."""
-    names = {p.name: PARAMETERS + p.offset for p in module.parameters}
+    names = {p.name: PARAMETER_START + p.offset for p in module.parameters}
     at = SHARED_START
     for variable in module.shared:
         if not variable.dynamic:
@@ -214,6 +214,7 @@ class Grid:
         _, end = layout(self.module, self.entry)
         if end - SHARED_START > 232_448:
             raise TextError(f"{end - SHARED_START} bytes of shared memory, at most 232448")
+        end = -(-end // 16) * 16
         return Space(f"shared memory of {cta.name}", np.full(end, 0xCB, np.uint8),
                      start=SHARED_START, shared=True, check=self.check)  # fmt: skip
 

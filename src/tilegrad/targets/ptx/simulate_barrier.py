@@ -327,7 +327,9 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
 
         if test:
             return Waiting(lambda: True, str, finish)  # gives the turn away
-        if ready() or warp.cluster.grid.impatient():
+        again = (i.number, tuple(sorted(checks)), mask is None or mask.tobytes())
+        if ready() or warp.pair.get("tried") != again or warp.cluster.grid.impatient():
+            warp.pair["tried"] = again  # the first try of a wait that is not over gives up
             finish()
             return None
         return Waiting(ready, lambda: ", ".join(

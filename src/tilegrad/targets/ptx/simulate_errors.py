@@ -24,7 +24,10 @@ class SimulationError(InternalError):
         place = ""
         if instruction is not None:
             note = f" [{instruction.note}]" if instruction.note else ""
-            place = f"PTX line {instruction.line}: `{instruction.text}`{note}: "
+            text = instruction.text
+            if len(text) > 160:
+                text = f"{text[:90]} ... {text[-60:]}"
+            place = f"PTX line {instruction.line}: `{text}`{note}: "
         super().__init__("ptx.simulate", f"{place}{f'{who}: ' if who else ''}{message}")
 
 

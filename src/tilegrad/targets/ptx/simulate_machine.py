@@ -309,6 +309,7 @@ class Cta:
         self.shared: Space = grid.shared_space(self)
         self.named: dict[int, Named] = {}
         self.mbarriers: dict[int, Phases] = {}
+        self.products: dict[tuple[int, int], list[Any]] = {}  # wgmma some warps have come to
         self.remote: dict[int, int] = {}  # agent of another CTA -> epoch of its last access
         self.exited = False
         self.warps = []

@@ -29,6 +29,7 @@ from .simulate_values import (
     GLOBAL,
     GLOBAL_STEP,
     LANES,
+    PARAMETER_START,
     PARAMETERS,
     RANK_STEP,
     SHARED_WINDOW,
@@ -224,7 +225,7 @@ def resolve(warp: Warp, kind: str, address: Array) -> list[tuple[Space, Array, A
             found.append((space, address[chosen] & ((1 << RANK_STEP) - 1), chosen))
         return found
     if kind in ("param", "const"):
-        return [(warp.cluster.grid.parameters, address - PARAMETERS, slice(None))]
+        return [(warp.cluster.grid.parameters, address - PARAMETER_START, slice(None))]
     if kind == "local":
         raise TextError("local memory is not simulated")
     if kind == "":
@@ -245,10 +246,11 @@ def resolve(warp: Warp, kind: str, address: Array) -> list[tuple[Space, Array, A
 
 def _generic(warp: Warp, address: Array) -> list[tuple[Space, Array, Any]]:
     found = []
+    windows = (("param", PARAMETERS), ("shared::cluster", SHARED_WINDOW), ("global", 0))
     kinds = np.where(address >= GLOBAL, 2, np.where(address >= SHARED_WINDOW, 1, 0))
     for kind in np.unique(kinds):
         chosen = kinds == kind
-        name, base = (("param", 0), ("shared::cluster", SHARED_WINDOW), ("global", 0))[int(kind)]
+        name, base = windows[int(kind)]
         for space, offset, part in resolve(warp, name, address[chosen] - base):
             whole = np.zeros(address.size, np.bool_)
             whole[np.flatnonzero(chosen)[part]] = True

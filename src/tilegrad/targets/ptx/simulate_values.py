@@ -48,6 +48,7 @@ UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32
 # Where things lie: parameters, the shared window and global memories in generic addresses.
 PARAMETERS, SHARED_WINDOW, GLOBAL = 0x7D00_0000_0000, 0x7E00_0000_0000, 0x7F00_0000_0000
 GLOBAL_STEP = 40  # bits of an address within one global memory
+PARAMETER_START = 0x210  # of the parameters in their own space
 RANK_STEP = 24  # bits of a shared address within one CTA of the cluster
 SHARED_START = 1024  # as on Hopper, the first KiB belongs to the system
 
