@@ -18,6 +18,7 @@ from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
+from .call import lower_call, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
 from .cost import bytes_moved, work_of
@@ -146,6 +147,8 @@ class Lowering:
         if any(product(v.shape) == 0 for v in stored) and len(stored) == len(group.stored):
             if all(product(v.shape) == 0 for v in stored):
                 return []
+        if group.kind == "call":
+            return lower_call(group, reads, self.target)
         name = f"{group.kind}_{_title(group)}_{tag}"
         if group.kind in ("loops", "mixed"):
             lowering = LoopLowering(group, self.fuser.values, self.target, name)
@@ -166,6 +169,9 @@ class Lowering:
         kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)), depth=self.depth)
         kernel.flops = work_of(reads, stored)[0]
         kernel.bytes = bytes_moved([*reads, *stored])
+        if group.kind == "call":
+            for body, _ in bodies:
+                kernel.flops = kernel.flops + work_of_body(body)
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
         for body, roles in bodies:

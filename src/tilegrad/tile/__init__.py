@@ -1,1 +1,46 @@
-"""Tile IR: how a kernel computes, at the portable and at the placed level."""
+"""Tile IR, how a kernel computes, and the language kernels are written in (`tile.load`, ...).
+
+Invariant: importing the folder imports nothing else of it; names of the language are found when
+they are first asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Where each name of the language stands, and what it is called there (builtins are not hidden).
+RENAMED = {
+    "range": "range_", "max": "max_", "min": "min_", "sum": "sum_", "abs": "abs_",
+    "round": "round_", "maximum": "maximum_", "minimum": "minimum_",
+}  # fmt: skip
+LANGUAGE = {
+    "grid", "program_id", "num_programs", "context", "result", "range_n", "ceil_divide", "full",
+    "zeros", "arange", "broadcast", "reshape", "transpose", "cast", "bitcast", "where",
+    "multiply_add", "exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "tanh",
+    "erf", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "trunc", "sign", "sigmoid", "fill",
+    "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
+    "softmax_accumulate", "load", "store", "atomic_add", "shared", "INF", *RENAMED,
+}  # fmt: skip
+ROLES = {
+    "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",
+    "commit_copies", "wait_copies", "matrix_async", "matrix_fence", "matrix_commit",
+    "matrix_wait", "fence", "named_sync", "named_arrive", "grid_dependency_wait",
+    "grid_launch_dependents",
+}  # fmt: skip
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+          "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8", "u32": "uint32"}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in LANGUAGE:
+        return getattr(import_module(".language", __name__), RENAMED.get(name, name))
+    if name in ROLES:
+        return getattr(import_module(".roles", __name__), name)
+    if name in DTYPES:
+        return getattr(import_module("tilegrad.core.dtype"), DTYPES[name])
+    if name in ("KTile", "function"):
+        return getattr(import_module(".define", __name__), name)
+    raise AttributeError(f"module 'tilegrad.tile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*LANGUAGE, *ROLES, *DTYPES, "KTile", "function"])

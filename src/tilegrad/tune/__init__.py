@@ -1,1 +1,1 @@
-"""Search for better Plans by measuring them."""
+"""Tuning: Plans tried on real arguments, Trials kept, the best by problem in a PlanTable."""

@@ -1,0 +1,104 @@
+"""Lower a `call`: the Bodies of a user's or a library's kernel become Launches.
+
+Invariant: each parameter of a Body stands for an argument of the call, a result of it, or
+scratch where nobody wants a result; the Bodies launched hold no tile too large for the Target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from ..core.config import config
+from ..core.errors import InternalError, UserError
+from ..core.target import Target
+from ..graph import ops
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import Size, high, multiply
+from ..ir.types import Tile, Tuple, product
+from ..tile.build import Body, prune
+from ..tile.callee import KernelCallee
+from ..tile.check import verify_body
+from ..tile.legalize import legalize
+from .fuse import Group
+
+
+def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]:
+    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', type)."""
+    node = group.values[0]
+    callee = node.attrs["callee"]
+    if node.op is not ops.call or not isinstance(callee, KernelCallee):
+        raise InternalError("schedule.call", f"{callee!r} has no Bodies")
+    if callee.level == "placed" and "shared" not in target.memories:
+        raise UserError(
+            f"the kernel {callee.name} is written at the placed level", op=callee.name,
+            expected="a Target with roles and shared memory", got=target.name,
+            hint="run it with the interpreter, or write a portable kernel for this machine",
+            location=node.location,
+        )  # fmt: skip
+    stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
+    results = _results(node, stored)
+    found = []
+    for body, roles in callee.launches:
+        given: list[Any] = []
+        for kind, place in roles:
+            if kind == "read":
+                given.append(("read", list(reads).index(node.inputs[place])))
+            elif place in results:
+                given.append(("store", results[place]))
+            else:
+                given.append(("scratch", callee.types("store")[place]))
+        found.append((fitted(body, target), given))
+    return found
+
+
+def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
+    """For each result that is wanted, its place among the stored values."""
+    if not isinstance(node.type, Tuple):
+        return {0: stored.index(node)} if node in stored else {}
+    return {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
+
+
+def fitted(body: Body, target: Target) -> Body:
+    """The Body for a Target, verified."""
+    level = body.notes.get("level", "portable")
+    if level == "portable":
+        new = legalize(body, target)
+        if new is not body:
+            prune(new.block, set())
+        body = new
+    if config().verify:
+        verify_body(body, level, target, where="schedule.call")
+    return body
+
+
+def work_of_body(body: Body) -> Size:
+    """About how many operations the programs of a Body do, Symbols at their bounds."""
+    return multiply(product(body.grid), _work(body.block))
+
+
+def _work(block: Block) -> int:
+    total = 0
+    for node in block.nodes:
+        if node.op.name == "loop":
+            lower, upper = (_known(i) for i in node.inputs[:2])
+            trips = max(1, -(-(upper - lower) // node.attrs["step"]))
+            total += trips * _work(node.blocks[0])
+        elif node.blocks:
+            total += max(_work(b) for b in node.blocks)
+        elif node.op.name == "dot":
+            total += 2 * prod(node.inputs[0].shape) * node.inputs[1].shape[1]
+        elif isinstance(node.type, Tile):
+            total += prod(node.type.shape)
+    return total
+
+
+def _known(node: Node) -> int:
+    """A loop's bound, guessed where it is known only at run time."""
+    if node.op.name == "constant":
+        return int(node.attrs["value"])
+    if node.op.name == "symbol":
+        return high(node.attrs["value"])
+    return 0 if not node.inputs else max(_known(i) for i in node.inputs)

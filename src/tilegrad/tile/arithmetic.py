@@ -1,0 +1,130 @@
+"""Arithmetic on the values of a kernel: promotion, broadcasting, edges, elementwise ops.
+
+Invariant: floats narrower than 32 bits are computed in float32 and rounded once an op; where
+operands have no element, the result has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType, promote, promote_scalar
+from ..core.errors import DTypeError, ShapeError
+from ..ir.symbol import Size, combine, minimum
+from .value import (
+    Edge,
+    Edges,
+    Index,
+    MemoryValue,
+    TileValue,
+    Undefined,
+    Window,
+    cast,
+    number,
+    tile_of,
+    tracer,
+)
+
+
+def common_dtype(values: Sequence[Any]) -> DType:
+    """The dtype that operands promote to."""
+    tiles = [v for v in values if isinstance(v, TileValue)]
+    dtype: DType | None = None
+    for v in tiles:
+        dtype = v.dtype if dtype is None else promote(dtype, v.dtype)
+    for v in values:
+        if number(v):
+            plain = 0 if isinstance(v, Index) else v
+            own = dtypes.float32 if isinstance(v, float) else dtypes.int64
+            dtype = own if dtype is None else promote_scalar(dtype, plain)
+    return dtypes.float32 if dtype is None else dtype
+
+
+def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that shapes broadcast to, or an error that names them."""
+    rank = max(len(s) for s in shapes)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    result = []
+    for sizes in zip(*padded):
+        live = {s for s in sizes if s != 1}
+        if len(live) > 1:
+            raise ShapeError("the shapes of tiles do not fit", op=f"tile.{op}",
+                             expected="equal sizes, or 1", got=" and ".join(map(str, shapes)),
+                             )  # fmt: skip
+        result.append(live.pop() if live else 1)
+    return tuple(result)
+
+
+def broadcast(x: TileValue, shape: tuple[int, ...]) -> TileValue:
+    """x repeated to a shape; edges of axes that are repeated vanish."""
+    if x.shape == shape:
+        return x
+    pad = len(shape) - len(x.shape)
+    edges = tuple(
+        None if i < pad or x.shape[i - pad] == 1 else x.edges[i - pad] for i in range(len(shape))
+    )
+    zero = (False,) * pad + x.zero
+    return TileValue(tracer("broadcast").builder.broadcast(x.node, shape), edges, zero)
+
+
+def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
+    """The edges of an elementwise result: an element is one where all operands have one."""
+    result: list[Edge | None] = []
+    for axis in range(len(values[0].shape)):
+        found = list(dict.fromkeys([v.edges[axis] for v in values if v.edges[axis] is not None]))
+        if len(found) > 1:
+            starts = {e.start for e in found if e is not None}
+            if len(starts) > 1:
+                raise ShapeError(
+                    f"partial tiles that end in different places along axis {axis}",
+                    op=f"tile.{op}", hint="give one of them values first: tile.fill(x, 0)",
+                )  # fmt: skip
+            limit = found[0].limit  # type: ignore[union-attr]
+            for e in found[1:]:
+                limit = minimum(limit, e.limit)  # type: ignore[union-attr]
+            found = [Edge(starts.pop(), limit)]
+        result.append(found[0] if found else None)
+    return tuple(result)
+
+
+FLOAT_RESULT = {"divide", "exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan",
+                "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "square_root",
+                "reciprocal"}  # fmt: skip
+BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
+
+
+def elementwise(name: str, *values: Any) -> Any:
+    """An elementwise op on tiles, indices and numbers: promoted, broadcast, floats in float32."""
+    read = (Undefined, Window, MemoryValue)
+    values = tuple([tile_of(v, op=name) if isinstance(v, read) else v for v in values])
+    dtype = common_dtype(values)
+    if name in FLOAT_RESULT and not dtype.is_float:
+        dtype = dtypes.float32
+    if name in BITS and dtype.is_float:
+        raise DTypeError("bits of floats cannot be combined", op=f"tile.{name}",
+                         expected="integers or bools", got=dtype)  # fmt: skip
+    b = tracer(name).builder
+    tiles = [cast(tile_of(v, dtype, name), dtype) for v in values]
+    shape = broadcast_shape(name, [t.shape for t in tiles])
+    tiles = [broadcast(t, shape) for t in tiles]
+    wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
+    nodes = [b.cast(t.node, wide) for t in tiles]
+    node = b.apply(name, *nodes)
+    if node.dtype is wide:
+        node = b.cast(node, dtype)
+    return TileValue(node, join_edges(name, tiles), linear=_linear(name, values))
+
+
+def _linear(name: str, values: Sequence[Any]) -> Size | None:
+    """Where a tile of following integers starts after an index was added to it."""
+    if name not in ("add", "subtract") or len(values) != 2:
+        return None
+    a, b = values
+    if name == "add" and not (isinstance(a, TileValue) and a.linear is not None):
+        a, b = b, a
+    if not (isinstance(a, TileValue) and a.linear is not None and isinstance(b, (int, Index))):
+        return None
+    step = b.size if isinstance(b, Index) else int(b)
+    return combine(a.linear, step, 1 if name == "add" else -1)

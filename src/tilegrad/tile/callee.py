@@ -1,0 +1,120 @@
+"""A kernel as a Graph calls it: Bodies, and which argument or result each parameter stands for.
+
+Invariant: the key covers the text of every Body and the derivative, so equal keys compute the
+same and differentiate the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import ShapeError
+from ..ir.callee import Callee
+from ..ir.symbol import Expr, evaluate
+from ..ir.text import ATTRIBUTE_PARSERS
+from ..ir.types import Array, Memory, Type
+from .build import Body
+from .text import body_text, parse_body
+
+Launches = tuple[tuple[Body, tuple[tuple[str, int], ...]], ...]
+Derivative = Callable[[list[Any], list[Any], list[Any]], list[Any]]
+
+
+class KernelCallee(Callee):
+    """Bodies in order; the roles of their parameters are ('read', argument), ('store', result)."""
+
+    text_name = "kernel"
+
+    def __init__(
+        self, name: str, launches: Launches, vjp: Derivative | None = None,
+        jvp: Derivative | None = None, tag: str = "",
+    ) -> None:  # fmt: skip
+        self._name, self.launches = name, launches
+        self.vjp, self.jvp, self.tag = vjp, jvp, tag
+
+    def __repr__(self) -> str:
+        return f"<callee {self.name} {self.key}>"
+
+    @cached_property
+    def key(self) -> str:  # type: ignore[override]
+        """The hash of the Bodies' text and of the derivative's name."""
+        return hashlib.sha256(f"{self.to_text()}\0{self.tag}".encode()).hexdigest()[:32]
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._name
+
+    @property
+    def level(self) -> str:
+        """'placed' if a Body is, else 'portable'."""
+        levels = {body.notes.get("level", "portable") for body, _ in self.launches}
+        return "placed" if "placed" in levels else "portable"
+
+    def types(self, role: str) -> tuple[Array, ...]:
+        """Types of the arguments ('read') or of the results ('store'), in order."""
+        found: dict[int, Array] = {}
+        for body, roles in self.launches:
+            for parameter, (kind, place) in zip(body.parameters, roles):
+                type_ = parameter.type
+                assert isinstance(type_, Memory)
+                if kind == role:
+                    found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
+        return tuple(found[i] for i in sorted(found))
+
+    def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
+        """The types of the results."""
+        wanted = self.types("read")
+        if tuple(argument_types) != wanted:
+            raise ShapeError("the kernel was traced for other types", op=self.name,
+                             expected=wanted, got=argument_types)  # fmt: skip
+        return self.types("store")
+
+    def to_text(self) -> str:
+        """Name, Bodies and roles as JSON."""
+        parts = [{"body": body_text(body), "roles": roles} for body, roles in self.launches]
+        return json.dumps({"name": self.name, "launches": parts}, sort_keys=True)
+
+    def interpret(self, *arrays: Any) -> tuple[Any, ...]:
+        """The results for NumPy arrays, by the Tile interpreter."""
+        from .interpret import run
+
+        symbols = bindings(self.types("read"), arrays)
+        inputs = [np.ascontiguousarray(a) for a in arrays]
+        results = []
+        for type_ in self.types("store"):
+            shape = tuple(evaluate(s, symbols) for s in type_.shape)
+            results.append(np.zeros(shape, type_.dtype.numpy))
+        for body, roles in self.launches:
+            memories = [inputs[i] if kind == "read" else results[i] for kind, i in roles]
+            run(body, memories, symbols)
+        return tuple(results)
+
+
+def bindings(types: tuple[Array, ...], arrays: tuple[Any, ...]) -> dict[str, int]:
+    """Values of the Symbols in the types, from the shapes of arrays."""
+    found: dict[str, int] = {}
+    for type_, array in zip(types, arrays):
+        for size, value in zip(type_.shape, np.shape(array)):
+            if isinstance(size, Expr) and size.kind == "symbol":
+                found[size.name] = int(value)
+    return found
+
+
+def parse_callee(text: str) -> KernelCallee:
+    """The Callee that `to_text` wrote (without its derivative)."""
+    record = json.loads(text)
+    launches = tuple(
+        (parse_body(part["body"]), tuple((kind, place) for kind, place in part["roles"]))
+        for part in record["launches"]
+    )
+    return KernelCallee(record["name"], launches)
+
+
+ATTRIBUTE_PARSERS["kernel"] = parse_callee

@@ -1,0 +1,175 @@
+"""Define kernels: a Python function, the types of a call, and a Plan give a Callee of Bodies.
+
+Invariant: a Definition traces a function once for each signature (types of arrays, values of
+the other arguments, Plan, Target); every Body it gives has been verified.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.dtype import DType, dtype_of
+from ..core.errors import DTypeError, TraceError, UserError
+from ..core.target import Target
+from ..ir.symbol import Size, ceil_divide, high
+from ..ir.types import Array, Memory, product
+from .build import Body, BodyBuilder, prune
+from .callee import KernelCallee, Launches
+from .check import verify_body
+from .plan import Plan
+from .stage import staged
+from .trace import Stage, Tracer
+from .value import state
+
+Function = Callable[..., Any]
+
+
+class KTile:
+    """An annotation: an array argument or a result of a dtype, `KTile[f16]`."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+
+    def __class_getitem__(cls, dtype: Any) -> KTile:
+        return cls(dtype_of(dtype))
+
+    def __repr__(self) -> str:
+        return f"KTile[{self.dtype}]"
+
+
+def function(helper: Function) -> Function:
+    """A function for use inside kernels, with loops and branches over tiles of its own."""
+
+    @functools.wraps(helper)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if state.tracer is None:
+            raise TraceError("used outside of a kernel", op=helper.__name__)
+        return staged(helper).bind(Stage(state.tracer))(*args, **kwargs)
+
+    return run
+
+
+class Definition:
+    """A kernel's function and what is known of it before any call."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.known: dict[Any, KernelCallee] = {}
+        try:
+            self.annotations = inspect.get_annotations(function, eval_str=True)
+        except (NameError, TypeError, AttributeError, SyntaxError):
+            self.annotations = {}
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+        """Arguments by name; sizes that the Plan names take the place of static arguments."""
+        names = self.signature.parameters
+        given = dict(kwargs)
+        for name, value in plan.sizes:
+            if name not in names:
+                raise UserError(f"the kernel {self.name} has no argument {name!r}", op="schedule",
+                                expected=", ".join(names), got=name)  # fmt: skip
+            given.setdefault(name, value)
+        try:
+            bound = self.signature.bind(*args, **given)
+        except TypeError as error:
+            raise UserError(f"the arguments do not fit: {error}", op=self.name,
+                            expected=str(self.signature)) from None  # fmt: skip
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
+        """The Callee for arguments by name: Array types, or values known now."""
+        key = (tuple(given.items()), plan, target.key)
+        try:
+            found = self.known.get(key)
+        except TypeError:
+            bad = [n for n, v in given.items() if getattr(v, "__hash__", None) is None]
+            raise DTypeError("an argument that is no Tensor must be hashable", op=self.name,
+                             got=", ".join(bad)) from None  # fmt: skip
+        if found is None:
+            found = self.known[key] = self.trace(given, plan, target)
+        return found
+
+    def trace(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
+        """Run the function once and make its Bodies."""
+        arrays = [(n, v) for n, v in given.items() if isinstance(v, Array)]
+        self.check_dtypes(arrays)
+        parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
+        tracer = Tracer(self.name, parameters, fitted(plan.filled(target), plan, arrays), plan)
+        memories = {m.name: m for m in tracer.inputs}
+        with tracer.active():
+            call = staged(self.function).bind(Stage(tracer))
+            bound = self.signature.bind_partial()
+            bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
+            tracer.returned(call(*bound.args, **bound.kwargs))
+        self.check_result(tracer)
+        body = tracer.finish()
+        prune(body.block, set())
+        verify_body(body, body.notes["level"], where=f"kernel {self.name}")
+        return KernelCallee(self.name, self.launches(tracer, body, len(arrays)))
+
+    def launches(self, tracer: Tracer, body: Body, arrays: int) -> Launches:
+        """The Body, after one that fills each result that asks for it."""
+        found = []
+        for place, result in enumerate(tracer.results):
+            if result.name in tracer.fills:
+                value = tracer.fills[result.name]
+                found.append((fill_body(self.name, result.type, value), (("store", place),)))
+        roles = [("read", i) for i in range(arrays)]
+        roles += [("store", i) for i in range(len(tracer.results))]
+        return (*found, (body, tuple(roles)))
+
+    def check_dtypes(self, arrays: Sequence[tuple[str, Array]]) -> None:
+        """Arguments have the dtypes that annotations name."""
+        for name, type_ in arrays:
+            wanted = self.annotations.get(name)
+            if isinstance(wanted, KTile) and wanted.dtype is not type_.dtype:
+                raise DTypeError(f"the argument {name} has another dtype than its annotation",
+                                 op=self.name, expected=wanted.dtype, got=type_.dtype,
+                                 hint=f"cast it first: x.to(tilegrad.{wanted.dtype})",
+                                 )  # fmt: skip
+
+    def check_result(self, tracer: Tracer) -> None:
+        """A result has the dtype that the annotation of the function names."""
+        wanted = self.annotations.get("return")
+        if isinstance(wanted, KTile):
+            for result in tracer.results:
+                if result.dtype is not wanted.dtype:
+                    raise DTypeError("the result has another dtype than its annotation",
+                                     op=self.name, expected=wanted.dtype, got=result.dtype,
+                                     )  # fmt: skip
+
+
+def fitted(plan: Plan, stated: Plan, arrays: Sequence[tuple[str, Array]]) -> Plan:
+    """Automatic blocks no larger than the arrays need: the next power of two."""
+    sizes = [s for _, t in arrays for s in t.shape[-2:]]
+    if not sizes:
+        return plan
+    most = max(16, 1 << (max(high(s) for s in sizes) - 1).bit_length())
+    changes = {n: min(getattr(plan, n), most) for n in ("m", "n", "k")
+               if getattr(stated, n) is None}  # fmt: skip
+    return replace(plan, **changes)
+
+
+def fill_body(name: str, type_: Memory, value: float) -> Body:
+    """A Body that sets every element of an array."""
+    count: Size = product(type_.shape)
+    flat = Memory((count,), type_.dtype, use="result")
+    b = BodyBuilder(f"{name}_fill", [("out", flat)])
+    lanes = 64
+    start = b.program(0, ceil_divide(count, lanes)) * lanes
+    tile = b.constant(value, type_.dtype, (lanes,))
+    b_mask = None
+    if not (isinstance(count, int) and count % lanes == 0):
+        from . import ops
+
+        line = b.add(ops.iota(size=lanes, dtype=ops.INDEX.dtype))
+        b_mask = b.apply("less", b.apply("add", b.index(start), line), b.index(count))
+    b.store(b.parameters[0], tile, (start,), (0,), b_mask)
+    return b.finish((ceil_divide(count, lanes),), level="portable")

@@ -1,0 +1,757 @@
+"""The tile language: the functions a kernel is written with, public as `tilegrad.tile`.
+
+A kernel is a Python function over arrays. It says what one program of a grid does, in tiles:
+
+    @kernel
+    def scale(x, *, factor: float):
+        (rows, columns), block = x.shape, 64
+        i, j = tile.grid(rows, tile.ceil_divide(columns, block))
+        out = tile.result(x.shape, x.dtype)
+        out[i, j * block : j * block + block] = x[i, j * block : j * block + block] * factor
+
+(`x[...]` alone names a part of an array; `tile.load` and operators read it.) Tiles that stand
+at the end of an array know their edges (see `value`), so no masks are needed for them; masks
+for anything else are given as in Triton. Invariant: every function adds Nodes to the Body of
+the kernel that is being traced, at the user's line, or raises a UserError that names that line.
+The file is long because it is one table of functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType, accumulator, dtype_of, promote
+from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError
+from ..ir.node import Node
+from ..ir.symbol import Size, maximum, minimum
+from ..ir.symbol import ceil_divide as ceil_divide_sizes
+from . import ops, placed
+from .arithmetic import broadcast as broadcast_tile
+from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
+from .trace import Range, Rows, make_range
+from .value import (
+    Edge,
+    Edges,
+    Index,
+    MemoryValue,
+    TileValue,
+    Window,
+    index_of,
+    number,
+    size_of,
+    tile_of,
+    tracer,
+)
+from .value import cast as cast_tile
+
+INF = math.inf
+IDENTITY: dict[str, Callable[[DType], Any]] = {
+    "sum": lambda d: 0, "prod": lambda d: 1, "max": lambda d: d.lowest, "min": lambda d: d.highest,
+}  # fmt: skip
+
+# ---- the grid ---------------------------------------------------------------------------------
+
+
+def grid(*sizes: Any) -> Any:
+    """Declare the grid; gives this program's number along each axis (one, or a tuple)."""
+    found = [index_of(i) for i in tracer("grid").set_grid([size_of(s, "size") for s in sizes])]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def program_id(axis: int = 0) -> Any:
+    """This program's number along an axis of the grid."""
+    t = tracer("program_id")
+    if t.grid is None or not 0 <= axis < len(t.grid):
+        raise AxisError("the grid has no such axis", op="tile.program_id",
+                        expected=f"0 <= axis < {len(t.grid or ())}", got=axis,
+                        hint="declare the grid first: tile.grid(...)")  # fmt: skip
+    return index_of(t.programs[axis])
+
+
+def num_programs(axis: int = 0) -> Any:
+    """How many programs there are along an axis of the grid."""
+    program_id(axis)
+    return index_of((tracer("num_programs").grid or ())[axis])
+
+
+class Context:
+    """Block sizes and other choices of the Plan, as the kernel sees them."""
+
+    def __getattr__(self, name: str) -> Any:
+        t = tracer("context")
+        if name in ("m", "n", "k"):
+            return t.block_of(name)
+        if name == "d":
+            return self._columns()
+        if name in ("vector", "warps", "stages", "swizzle"):
+            return getattr(t.plan, name)
+        sizes = dict(t.plan.sizes)
+        if name in sizes:
+            return sizes[name]
+        raise AttributeError(f"the Plan has no {name!r}")
+
+    def _columns(self) -> int:
+        """The columns of the first array, which one tile holds whole."""
+        t = tracer("context")
+        columns = t.inputs[0].type.shape[-1] if t.inputs and t.inputs[0].ndim else None
+        if not isinstance(columns, int):
+            raise ShapeError("T.d needs a static number of columns", op="tile.context",
+                             got=columns)  # fmt: skip
+        if t.stated.k is not None and t.block_of("k") < columns:
+            raise ShapeError(
+                "the Plan's k does not hold a whole row", op="tile.context",
+                expected=f"k >= {columns}", got=t.block_of("k"),
+            )  # fmt: skip
+        return columns
+
+
+def context() -> Context:
+    """The Plan of this kernel: T.m, T.n, T.k (blocks), T.d (columns), T.vector, ..."""
+    tracer("context")
+    return Context()
+
+
+def result(
+    shape: Sequence[Any], dtype: Any = dtypes.float32, *, fill: float | None = None, name: str = ""
+) -> MemoryValue:
+    """An array the kernel gives back; `fill` sets all of it before any program runs."""
+    sizes = [size_of(s, "size") for s in shape]
+    return tracer("result").add_result(sizes, dtype_of(dtype), name, fill)
+
+
+# ---- loops and sizes --------------------------------------------------------------------------
+
+
+def range_(*bounds: Any, unroll: int = 1, stages: int | None = None) -> Range:
+    """A loop that runs in the kernel: range(stop), range(start, stop), range(start, stop, step).
+
+    Bounds may be symbolic or loaded; `stages` asks for that many copies under way.
+    """
+    if stages is not None:
+        tracer("range").hints["stages"] = stages
+    return make_range("tile.range", *bounds, unroll=unroll)
+
+
+def range_n(size: Any, block: int) -> Range:
+    """Blocks of rows of an array: `size` is its shape (the rows are the last axis but one) or
+    the number of rows; the loop gives what tile.load takes as rows."""
+    if isinstance(size, (tuple, list)):
+        size = size[-2]
+    count = static(block, "block")
+    return make_range("tile.range_n", 0, size, count, block=count)
+
+
+def static(value: Any, what: str) -> int:
+    """An integer that is known while tracing."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ShapeError(f"the {what} is not static", op="kernel", expected="a plain integer",
+                     got=repr(value), hint="the shape of a tile is fixed when it is compiled; "
+                     "pass sizes as static (keyword) arguments")  # fmt: skip
+
+
+def static_shape(shape: Any) -> tuple[int, ...]:
+    """A tile's shape."""
+    if isinstance(shape, (int, Index, TileValue)):
+        shape = (shape,)
+    return tuple(static(s, "shape of a tile") for s in shape)
+
+
+def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:
+    def apply(a: Any, b: Any) -> Any:
+        if all(isinstance(x, (int, Index)) and not isinstance(x, bool) for x in (a, b)):
+            return index_of(function(size_of(a, name), size_of(b, name)))
+        return elementwise(name, a, b)
+
+    return apply
+
+
+def ceil_divide(a: Any, b: Any) -> Any:
+    """a / b rounded up, of sizes."""
+    return index_of(ceil_divide_sizes(size_of(a, "size"), size_of(b, "size")))
+
+
+def maximum_(a: Any, b: Any) -> Any:
+    """The larger of two, element by element; of sizes, a size."""
+    return _sizes(maximum, "maximum")(a, b)
+
+
+def minimum_(a: Any, b: Any) -> Any:
+    """The smaller of two, element by element; of sizes, a size."""
+    return _sizes(minimum, "minimum")(a, b)
+
+
+# ---- making tiles -----------------------------------------------------------------------------
+
+
+def full(shape: Any, value: Any, dtype: Any = dtypes.float32) -> TileValue:
+    """One value everywhere."""
+    sizes, chosen = static_shape(shape), dtype_of(dtype)
+    if isinstance(value, (int, float)):
+        return TileValue(tracer("full").builder.constant(value, chosen, sizes))
+    return broadcast_tile(cast_tile(tile_of(value, op="full"), chosen), sizes)
+
+
+def zeros(shape: Any, dtype: Any = dtypes.float32) -> TileValue:
+    """Zeros."""
+    return full(shape, 0, dtype)
+
+
+def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> TileValue:
+    """start .. stop-1 (0 .. start-1 if alone)."""
+    first, last = (0, start) if stop is None else (start, stop)
+    size = static(last, "end") - static(first, "start")
+    if size < 1:
+        raise ShapeError("an empty tile", op="tile.arange", got=(first, last))
+    b = tracer("arange").builder
+    chosen = dtype_of(dtype)
+    line = TileValue(b.add(ops.iota(size=size, dtype=chosen)), linear=0)
+    return elementwise("add", line, first) if first else line  # type: ignore[no-any-return]
+
+
+# ---- shape ------------------------------------------------------------------------------------
+
+
+def broadcast(x: Any, shape: Any) -> TileValue:
+    """x repeated to a shape."""
+    value, sizes = tile_of(x, op="broadcast"), static_shape(shape)
+    if broadcast_shape("broadcast", [value.shape, sizes]) != sizes:
+        raise ShapeError("the tile does not broadcast", op="tile.broadcast", expected=sizes,
+                         got=value.shape)  # fmt: skip
+    return broadcast_tile(value, sizes)
+
+
+def reshape(x: Any, shape: Any) -> TileValue:
+    """The elements in row-major order under another shape."""
+    value, sizes = tile_of(x, op="reshape"), static_shape(shape)
+    if math.prod(sizes) != math.prod(value.shape):
+        raise ShapeError("another number of elements", op="tile.reshape", expected=value.shape,
+                         got=sizes)  # fmt: skip
+    edges, zero = _reshaped_edges(value, sizes)
+    node = tracer("reshape").builder.add(ops.reshape(value.node, shape=sizes))
+    return TileValue(node, edges, zero)
+
+
+def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tuple[bool, ...]]:
+    """Edges stay on their axes where a reshape only adds or drops axes of size 1."""
+    if not any(value.edges):
+        return (None,) * len(sizes), ()
+    live = [(s, e, z) for s, e, z in zip(value.shape, value.edges, value.zero) if s != 1]
+    if [s for s, _, _ in live] != [s for s in sizes if s != 1] or any(
+        e is not None for s, e in zip(value.shape, value.edges) if s == 1
+    ):
+        raise ShapeError("a partial tile cannot be cut up", op="tile.reshape", got=value.shape,
+                         hint="give it values first: tile.fill(x, 0)")  # fmt: skip
+    rest = iter(live)
+    found = [next(rest) if s != 1 else (1, None, False) for s in sizes]
+    return tuple(e for _, e, _ in found), tuple(z for _, _, z in found)
+
+
+def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
+    """Axes in another order; alone, the last two swapped."""
+    value = tile_of(x, op="transpose")
+    if order is None:
+        if value.ndim < 2:
+            raise AxisError("a transpose needs two axes", op="tile.transpose", got=value.shape)
+        order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
+    places = tuple(_axis(value, a, "transpose") for a in order)
+    if sorted(places) != list(range(value.ndim)):
+        raise AxisError("not an order of the axes", op="tile.transpose", got=tuple(order))
+    node = tracer("transpose").builder.add(ops.transpose(value.node, order=places))
+    edges = tuple(value.edges[a] for a in places)
+    return TileValue(node, edges, tuple(value.zero[a] for a in places))
+
+
+def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
+    """x[:, None] and the like: new axes of size 1; a leading integer picks from the first axis."""
+    value = tile_of(x, op="index")
+    if key and isinstance(key[0], int) and not isinstance(key[0], bool):
+        place = key[0] + value.shape[0] if key[0] < 0 else key[0]
+        if not 0 <= place < value.shape[0]:
+            raise AxisError("no such element", op="tile index", expected=value.shape, got=key[0])
+        node = tracer("index").builder.add(ops.extract(value.node, index=place))
+        return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
+    if Ellipsis in key:
+        place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
+        missing = value.ndim - len(given)
+        key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    rest = iter(value.shape)
+    sizes = []
+    for k in key:
+        if k is not None and k != slice(None):
+            raise ShapeError("a tile is cut up", op="tile index", expected="only : and None",
+                             got=key, hint="load the part you need")  # fmt: skip
+        sizes.append(1 if k is None else next(rest, 0))
+    sizes += list(rest)
+    if 0 in sizes:
+        raise AxisError("too many subscripts", op="tile index", expected=value.shape, got=key)
+    return reshape(value, tuple(sizes)) if tuple(sizes) != value.shape else value
+
+
+def cast(x: Any, dtype: Any) -> TileValue:
+    """x converted to a dtype."""
+    return cast_tile(tile_of(x, op="cast"), dtype_of(dtype))
+
+
+def bitcast(x: Any, dtype: Any) -> TileValue:
+    """The same bits as another dtype of the same width."""
+    value, chosen = tile_of(x, op="bitcast"), dtype_of(dtype)
+    if value.dtype.bits != chosen.bits:
+        raise DTypeError("dtypes of different widths", op="tile.bitcast", expected=value.dtype,
+                         got=chosen)  # fmt: skip
+    node = tracer("bitcast").builder.add(ops.bitcast(value.node, dtype=chosen))
+    return TileValue(node, value.edges)
+
+
+# ---- elementwise ------------------------------------------------------------------------------
+
+
+def where(condition: Any, a: Any, b: Any) -> TileValue:
+    """a where the condition holds, else b."""
+    test = tile_of(condition, dtypes.bool_ if number(condition) else None, "where")
+    if test.dtype is not dtypes.bool_:
+        raise DTypeError("the condition is not bool", op="tile.where", got=test.dtype)
+    a, b = (v if number(v) else tile_of(v, op="where") for v in (a, b))
+    dtype = common_dtype([a, b])
+    values = [test, *[cast_tile(tile_of(v, dtype, "where"), dtype) for v in (a, b)]]
+    shape = broadcast_shape("where", [v.shape for v in values])
+    values = [broadcast_tile(v, shape) for v in values]
+    node = tracer("where").builder.add(ops.where(*[v.node for v in values]))
+    return TileValue(node, join_edges("where", values))
+
+
+def multiply_add(a: Any, b: Any, c: Any) -> TileValue:
+    """a * b + c, rounded once."""
+    return elementwise("multiply_add", a, b, c)  # type: ignore[no-any-return]
+
+
+def _unary(name: str, text: str) -> Callable[[Any], Any]:
+    def apply(x: Any) -> Any:
+        if name == "square_root" and isinstance(x, (int, float)):
+            return math.sqrt(x)
+        return elementwise(name, x)
+
+    apply.__name__, apply.__doc__ = name, text
+    return apply
+
+
+exp = _unary("exp", "e**x.")
+exp2 = _unary("exp2", "2**x.")
+log = _unary("log", "The natural logarithm.")
+log2 = _unary("log2", "The logarithm to base 2.")
+expm1 = _unary("expm1", "e**x - 1.")
+log1p = _unary("log1p", "log(1 + x).")
+sin = _unary("sin", "The sine.")
+cos = _unary("cos", "The cosine.")
+tan = _unary("tan", "The tangent.")
+tanh = _unary("tanh", "The hyperbolic tangent.")
+erf = _unary("erf", "The error function.")
+sqrt = _unary("square_root", "The square root.")
+reciprocal = _unary("reciprocal", "1 / x.")
+abs_ = _unary("absolute", "The absolute value.")
+floor = _unary("floor", "Rounded down.")
+ceil = _unary("ceil", "Rounded up.")
+round_ = _unary("round", "Rounded to the nearest, halves to even.")
+trunc = _unary("trunc", "Rounded towards 0.")
+sign = _unary("sign", "-1, 0 or 1.")
+
+
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x); of a number, a number."""
+    if isinstance(x, (int, float)):
+        return 1 / math.sqrt(x)
+    return reciprocal(sqrt(x))
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e**-x)."""
+    return reciprocal(exp(elementwise("negative", x)) + 1.0)
+
+
+# ---- edges ------------------------------------------------------------------------------------
+
+
+def edge_mask(edge: Edge, size: int) -> Node:
+    """Which positions of an axis are elements."""
+    b = tracer("mask").builder
+    line = b.add(ops.iota(size=size, dtype=dtypes.int64))
+    at = b.apply("add", b.index(edge.start), line)
+    mask = b.apply("less", at, b.index(edge.limit))
+    from ..ir.symbol import low
+
+    if low(edge.start) < 0:
+        mask = b.apply("bit_and", b.apply("less_equal", b.constant(0, dtypes.int64), at), mask)
+    return mask
+
+
+def mask_of(shape: tuple[int, ...], edges: Edges) -> Node | None:
+    """Which elements of a tile exist; None if all do."""
+    b = tracer("mask").builder
+    found: Node | None = None
+    for axis, (size, edge) in enumerate(zip(shape, edges)):
+        if edge is None:
+            continue
+        line = edge_mask(edge, size)
+        tail = len(shape) - axis - 1
+        if tail:
+            line = b.add(ops.reshape(line, shape=(size, *(1,) * tail)))
+        found = b.logical_and(found, b.broadcast(line, shape))
+    return found
+
+
+def fill(x: Any, value: Any) -> TileValue:
+    """A partial tile with a value where it has no elements: then it is a whole tile."""
+    tile = tile_of(x, op="fill")
+    mask = mask_of(tile.shape, tile.edges)
+    padded = all(z for e, z in zip(tile.edges, tile.zero) if e is not None)
+    if mask is None or (padded and isinstance(value, (int, float)) and value == 0):
+        return TileValue(tile.node)
+    b = tracer("fill").builder
+    other = cast_tile(tile_of(value, tile.dtype, "fill"), tile.dtype)
+    node = b.apply("where", mask, tile.node, other.node)
+    return TileValue(node)
+
+
+def fill_axis(x: TileValue, axis: int, value: Any) -> TileValue:
+    """A value where one axis has no elements; the edges of the others stay."""
+    if x.edges[axis] is None:
+        return x
+    only = tuple(e if i == axis else None for i, e in enumerate(x.edges))
+    done = fill(TileValue(x.node, only, x.zero), value)
+    rest = tuple(None if i == axis else e for i, e in enumerate(x.edges))
+    return TileValue(done.node, rest, x.zero if done.node is x.node else ())
+
+
+# ---- reductions, scans, products ---------------------------------------------------------------
+
+
+def _axis(x: TileValue, axis: int, op: str) -> int:
+    place = axis + x.ndim if axis < 0 else axis
+    if not isinstance(axis, int) or not 0 <= place < x.ndim:
+        raise AxisError("no such axis", op=f"tile.{op}", expected=f"an axis of {x.shape}", got=axis)
+    return place
+
+
+def _reduce(x: Any, axis: int | None, keep: bool, kind: str) -> TileValue:
+    value = tile_of(x, op=kind)
+    if axis is None:
+        for _ in range(value.ndim):
+            value = _reduce(value, value.ndim - 1, False, kind)
+        return value
+    place = _axis(value, axis, kind)
+    b = tracer(kind).builder
+    own = value.dtype
+    wide = dtypes.float32 if own.is_float and own.bits < 32 else own
+    whole = cast_tile(fill_axis(value, place, IDENTITY[kind](own)), wide)
+    node = b.cast(b.add(ops.reduce(whole.node, axis=place, kind=kind)), own)
+    edges = tuple(e for i, e in enumerate(value.edges) if i != place)
+    found = TileValue(node, edges)
+    if keep:
+        return reshape(found, (*value.shape[:place], 1, *value.shape[place + 1 :]))
+    return found
+
+
+def sum_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
+    """The sum along an axis (of all elements if none is named)."""
+    return _reduce(x, axis, keep, "sum")
+
+
+def prod(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
+    """The product along an axis."""
+    return _reduce(x, axis, keep, "prod")
+
+
+def max_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
+    """The largest along an axis."""
+    return _reduce(x, axis, keep, "max")
+
+
+def min_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
+    """The smallest along an axis."""
+    return _reduce(x, axis, keep, "min")
+
+
+def _scan(kind: str, text: str) -> Callable[..., TileValue]:
+    def apply(x: Any, axis: int = -1) -> TileValue:
+        value = tile_of(x, op=f"cumulative_{kind}")
+        place, own = _axis(value, axis, f"cumulative_{kind}"), value.dtype
+        wide = dtypes.float32 if own.is_float and own.bits < 32 else own
+        b = tracer(kind).builder
+        node = b.add(ops.cumulative(b.cast(value.node, wide), axis=place, kind=kind))
+        return TileValue(b.cast(node, own), value.edges)
+
+    apply.__name__, apply.__doc__ = f"cumulative_{kind}", text
+    return apply
+
+
+cumsum = _scan("sum", "The running sum along an axis.")
+cumprod = _scan("prod", "The running product along an axis.")
+cummax = _scan("max", "The running maximum along an axis.")
+cummin = _scan("min", "The running minimum along an axis.")
+
+
+def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
+    """a @ b (+ c) of tiles (m, k) and (k, n); sums are kept in float32 (int32 for integers)."""
+    left, right = tile_of(a, op="dot"), tile_of(b, op="dot")
+    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
+        raise ShapeError("the tiles do not multiply", op="tile.dot", expected="(m, k) and (k, n)",
+                         got=f"{left.shape} and {right.shape}",
+                         hint="tile.transpose(b) swaps the axes of a tile")  # fmt: skip
+    both = promote(left.dtype, right.dtype)
+    chosen = dtype_of(dtype) if dtype is not None else accumulator(both)
+    shape = (left.shape[0], right.shape[1])
+    start = zeros(shape, chosen) if c is None else tile_of(c, chosen, "dot")
+    if start.shape != shape:
+        if not (number(c) or broadcast_shape("dot", [start.shape, shape]) == shape):
+            raise ShapeError("the accumulator has another shape", op="tile.dot", expected=shape,
+                             got=start.shape)  # fmt: skip
+        start = broadcast_tile(start, shape)
+    edges: list[Edge | None] = [left.edges[0], right.edges[1]]
+    whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
+    left, right = fill_axis(left, 1, 0), fill_axis(right, 0, 0)
+    node = tracer("dot").builder.add(ops.dot(left.node, right.node, start.node))
+    return TileValue(node, join_edges("dot", [whole, TileValue(node, tuple(edges))]))
+
+
+def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:
+    """(p, m, l) of a block of scores: m the largest of each row, p = exp(scores - m), l its sum.
+
+    Columns without elements, and rows of only -inf, give p = 0 and l = 0.
+    """
+    value = tile_of(scores, op="softmax_online")
+    if value.ndim != 2 or not value.dtype.is_float:
+        raise ShapeError("scores are not a tile of rows and columns", op="tile.softmax_online",
+                         expected="a float tile (rows, columns)", got=repr(value))  # fmt: skip
+    value = cast_tile(fill_axis(value, 1, -INF), dtypes.float32)
+    largest = max_(value, 1)
+    p = exp(elementwise("subtract", value, _finite(largest)[:, None]))
+    edges = (p.edges[0], tile_of(scores).edges[1])
+    return TileValue(p.node, edges, (False, True)), largest, sum_(p, 1)
+
+
+def _finite(x: TileValue) -> TileValue:
+    """-inf replaced by 0, so that differences are never nan."""
+    return where(x == -INF, 0.0, x)
+
+
+def softmax_accumulate(
+    acc: Any, m: Any, l: Any, p: Any, values: Any, m_curr: Any, l_curr: Any  # noqa: E741
+) -> tuple[TileValue, TileValue, TileValue]:
+    """(acc, m, l) after one more block: what was summed under an older maximum is scaled."""
+    largest = maximum_(m, m_curr)
+    base = _finite(largest)
+    old, new = exp(m - base), exp(m_curr - base)
+    block, weights = tile_of(values), tile_of(p)
+    scaled = weights * new[:, None]
+    scaled = TileValue(scaled.node, scaled.edges, weights.zero)
+    total = dot(cast_tile(scaled, block.dtype), block, acc * old[:, None])
+    return total, largest, l * old + l_curr * new
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: str) -> Window:
+    """The Window that load, store and copies mean."""
+    if isinstance(source, Window):
+        if index is not None:
+            raise UserError("an index on top of subscripts", op=f"tile.{op}", got=repr(index))
+        return source
+    if not isinstance(source, MemoryValue):
+        raise DTypeError("not an array", op=f"tile.{op}", expected="an argument, a result or a "
+                         "place", got=repr(source))  # fmt: skip
+    start = index if isinstance(index, (tuple, list)) else (0,) * source.ndim if index is None \
+        else (index,)  # fmt: skip
+    if len(start) != source.ndim:
+        raise ShapeError(f"{len(start)} indices for {source.name}", op=f"tile.{op}",
+                         expected=f"{source.ndim}, one for each axis of {source.node.type}",
+                         got=len(start))  # fmt: skip
+    sizes = static_shape(() if shape is None else shape)
+    if len(sizes) > source.ndim:
+        raise ShapeError("the tile has more axes than the array", op=f"tile.{op}",
+                         expected=source.node.type, got=sizes)  # fmt: skip
+    walked = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
+    if len(walked) != len(sizes) or any(not 0 <= a < source.ndim for a in walked):
+        raise AxisError("axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes",
+                        got=walked)  # fmt: skip
+    return Window(source, [size_of(i, "index") for i in start], sizes, walked)
+
+
+def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
+    """Whole or partial rows of an array, at this program's block or at a loop's."""
+    t = tracer("load")
+    own = t.implied_rows()
+    chosen = rows if isinstance(rows, Rows) else Rows(own.start, static(rows, "rows"))
+    if memory.ndim < 2:
+        return Window(memory, [chosen.start], (chosen.count,), (0,))
+    *lead, _, columns = memory.type.shape
+    width = static(index_of(columns) if cols is None else cols, "cols")
+    if len(lead) > len(t.lead):
+        raise ShapeError(f"{memory.name} has more leading axes than the first argument",
+                         op="tile.load", expected=t.inputs[0].node.type, got=memory.node.type,
+                         )  # fmt: skip
+    first = t.lead[len(t.lead) - len(lead) :]
+    grid_sizes = (t.grid or ())[len(t.lead) - len(lead) : len(t.lead)]
+    for size, wanted in zip(lead, grid_sizes):
+        if size != wanted and size != 1:
+            raise ShapeError(f"the leading axes of {memory.name} differ from the grid's",
+                             op="tile.load", expected=wanted, got=size)  # fmt: skip
+    index = [0 if size == 1 else i for i, size in zip(first, lead)]
+    rank = memory.ndim
+    return Window(memory, [*index, chosen.start, 0], (chosen.count, width), (rank - 2, rank - 1))
+
+
+def _offsets(source: Any, index: Any) -> TileValue | None:
+    """Linear offsets of elements, where an index is a tile of them."""
+    if isinstance(source, MemoryValue) and isinstance(index, TileValue) and index.shape:
+        if not index.dtype.is_integer:
+            raise DTypeError("offsets are not integers", op="tile.load", got=index.dtype)
+        return index
+    return None
+
+
+def load(
+    source: Any, index: Any = None, shape: Any = None, *, axes: Sequence[int] | None = None,
+    mask: Any = None, other: Any = None, rows: Any = None, cols: Any = None,
+    vector: int | None = None, prefetch: int | None = None,
+) -> TileValue:  # fmt: skip
+    """A tile of an array: `x[i, 0:64]`, an index and a shape, linear offsets, or rows and cols.
+
+    Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
+    holds `other` (0), and nothing is read.
+    """
+    t = tracer("load")
+    for name, hint in (("vector", vector), ("prefetch", prefetch)):
+        if hint is not None:
+            t.hints[name] = hint
+    offsets = _offsets(source, index)
+    if offsets is not None and (offsets.linear is None or source.ndim != 1):
+        return _gather(source, offsets, mask, other)
+    if offsets is not None:
+        box = Window(source, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
+    elif isinstance(index, Rows) or rows is not None:
+        box = _rows_window(source, index if isinstance(index, Rows) else rows, cols)
+    else:
+        box = window(source, index, shape, axes, "load")
+    edges = box.edges()
+    given = _given_mask(mask, box.shape, "load")
+    whole = t.builder.logical_and(mask_of(box.shape, edges), given)
+    node = t.builder.load(box.memory.node, box.index, box.shape, box.axes, whole)
+    return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
+
+
+def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
+    if other is None or mask is None:
+        return value
+    b = tracer("load").builder
+    rest = cast_tile(tile_of(other, value.dtype, "load"), value.dtype)
+    return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
+
+
+def _given_mask(mask: Any, shape: tuple[int, ...], op: str) -> Node | None:
+    if mask is None or mask is True:
+        return None
+    test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None, op)
+    if test.dtype is not dtypes.bool_ or broadcast_shape(op, [test.shape, shape]) != shape:
+        raise ShapeError("the mask does not fit the tile", op=f"tile.{op}",
+                         expected=f"a bool tile {shape}", got=repr(test))  # fmt: skip
+    return broadcast_tile(test, shape).node
+
+
+def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> TileValue:
+    b = tracer("load").builder
+    given = _given_mask(mask, offsets.shape, "load")
+    whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
+    node = b.gather(source.node, b.cast(offsets.node, dtypes.int64), whole)
+    return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
+
+
+def store(target: Any, *given: Any, mask: Any = None, axes: Sequence[int] | None = None) -> None:
+    """Write a tile: store(out[i, 0:64], x), store(out, index, x) or store(out, offsets, x).
+
+    What lies beyond the end of the array, or where the mask is false, is not written.
+    """
+    if len(given) not in (1, 2):
+        raise UserError("wrong number of arguments", op="tile.store",
+                        expected="store(array[...], tile) or store(array, index, tile)",
+                        got=1 + len(given))  # fmt: skip
+    index, value = (None, given[0]) if len(given) == 1 else given
+    memory = target.memory if isinstance(target, Window) else target
+    if isinstance(memory, MemoryValue) and not memory.writable:
+        raise TraceError(f"the argument {memory.name} is only read", op="tile.store",
+                         hint="write to an array made by tile.result(...)")  # fmt: skip
+    if not isinstance(memory, MemoryValue):
+        raise DTypeError("not an array", op="tile.store", got=repr(target))
+    tile = cast_tile(tile_of(value, memory.dtype, "store"), memory.dtype)
+    offsets = _offsets(target, index)
+    if offsets is not None and (offsets.linear is None or memory.ndim != 1):
+        _scatter(memory, offsets, tile, mask)
+        return
+    if offsets is not None:
+        box = Window(memory, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
+    else:
+        box = window(target, index, tile.shape, axes, "store")
+    _store(box, tile, mask)
+
+
+def _store(box: Window, tile: TileValue, mask: Any) -> None:
+    if broadcast_shape("store", [tile.shape, box.shape]) != box.shape:
+        raise ShapeError("the tile does not fit the part of the array", op="tile.store",
+                         expected=box.shape, got=tile.shape)  # fmt: skip
+    tile = broadcast_tile(tile, box.shape)
+    edges = join_edges("store", [tile, TileValue(tile.node, box.edges())])
+    b = tracer("store").builder
+    whole = b.logical_and(mask_of(box.shape, edges), _given_mask(mask, box.shape, "store"))
+    b.store(box.memory.node, tile.node, box.index, box.axes, whole)
+
+
+def _scatter(memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any) -> None:
+    b = tracer("store").builder
+    tile = broadcast_tile(tile, broadcast_shape("store", [tile.shape, offsets.shape]))
+    edges = join_edges("store", [tile, broadcast_tile(offsets, tile.shape)])
+    given = _given_mask(mask, tile.shape, "store")
+    whole = b.logical_and(mask_of(tile.shape, edges), given)
+    b.scatter(memory.node, tile.node, b.cast(offsets.node, dtypes.int64), whole)
+
+
+def store_rows(memory: MemoryValue, tile: TileValue) -> None:
+    """A returned block of rows to its place in the result."""
+    t = tracer("return")
+    rows = t.implied_rows()
+    tail = [0] if tile.ndim == 2 else []
+    axes = tuple(range(memory.ndim - tile.ndim, memory.ndim))
+    _store(Window(memory, [*t.lead, rows.start, *tail], tile.shape, axes), tile, None)
+
+
+def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileValue:
+    """Add to elements in one step each, as seen by all programs; gives the values before.
+
+    `index` is a tile of linear offsets, or one integer for each axis.
+    """
+    if not isinstance(memory, MemoryValue) or not memory.writable:
+        raise TraceError("not an array the kernel writes", op="tile.atomic_add",
+                         got=repr(memory), hint="tile.result(shape, dtype, fill=0)")  # fmt: skip
+    b = tracer("atomic_add").builder
+    offsets = _offsets(memory, index)
+    if offsets is None:
+        box = window(memory, index, (), None, "atomic_add")
+        total: Size = 0
+        for i, stride in zip(box.index, memory.type.element_strides()):
+            total = total + i * stride  # type: ignore[operator]
+        offsets = TileValue(b.index(total))
+    tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
+    edges = join_edges("atomic_add", [tile, offsets])
+    given = _given_mask(mask, offsets.shape, "atomic_add")
+    whole = b.logical_and(mask_of(offsets.shape, edges), given)
+    inputs = [memory.node, tile.node, b.cast(offsets.node, dtypes.int64)]
+    node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
+    return TileValue(node, edges)
+
+
+def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:
+    """A place that all of a program shares, not initialised: read and written as an array is."""
+    node = tracer("shared").builder.allocate(static_shape(shape), dtype_of(dtype), "shared", layout)
+    return MemoryValue("shared", node, True)

@@ -1,0 +1,473 @@
+"""What a kernel's variables hold while it is traced: tiles, indices, Memories and windows of them.
+
+A `TileValue` wraps a Node. It also knows its *edges*: where a tile stands at the end of an array
+and part of it lies beyond, an Edge says from which position on there are no elements. Reductions,
+dots and stores leave those out, so a kernel needs no masks for its last, partial tiles. An
+`Index` is an integer known by its bounds (program numbers, loop indices, symbolic sizes).
+Invariant: a value is used only while the kernel it belongs to is traced; operators give values
+of the same kind as NumPy would, and a Python number takes the dtype of its partner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core import dtype as dtypes
+from ..core.dtype import DType
+from ..core.errors import DTypeError, ShapeError, TraceError, UserError
+from ..ir.node import Node
+from ..ir.symbol import Expr, Size, combine, low
+from ..ir.types import Memory
+from . import ops
+
+if TYPE_CHECKING:
+    from .trace import Tracer
+
+FAR = 1 << 40  # bounds of an integer that was computed or loaded
+
+
+class _State(threading.local):
+    tracer: Tracer | None = None
+
+
+state = _State()
+
+
+def tracer(op: str) -> Tracer:
+    """The Tracer of the kernel that is being traced in this thread."""
+    if state.tracer is None:
+        raise TraceError("used outside of a kernel", op=f"tile.{op}",
+                         hint="call it inside a function decorated with @kernel")  # fmt: skip
+    return state.tracer
+
+
+class Undefined:
+    """What a variable holds before it is set, or after the loop that set it."""
+
+    def __init__(self, name: str, why: str = "is not set here") -> None:
+        self.name, self.why = name, why
+
+    def fail(self) -> UserError:
+        """The error of using it."""
+        return UserError(
+            f"the variable {self.name!r} {self.why}", op="kernel",
+            hint="set it before the loop or the branch that changes it",
+        )  # fmt: skip
+
+    def _use(self, *_: Any, **__: Any) -> Any:
+        raise self.fail()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _use
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __getitem__ = _use
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __neg__ = __bool__ = _use
+    __call__ = __iter__ = __int__ = __float__ = __index__ = __matmul__ = __pow__ = _use
+
+
+def elementwise(name: str, *values: Any) -> Any:
+    """An elementwise op; see `arithmetic`, which stands above this file."""
+    from .arithmetic import elementwise as apply
+
+    return apply(name, *values)
+
+
+class Edge(NamedTuple):
+    """Position p of a tile's axis is an element where 0 <= start + p < limit."""
+
+    start: Size
+    limit: Size
+
+    def holds_all(self, size: int) -> bool:
+        """Whether every one of `size` positions is an element, whatever the Symbols are."""
+        return low(self.start) >= 0 and low(combine(self.limit, self.start + size, -1)) >= 0
+
+
+Edges = tuple["Edge | None", ...]
+
+
+def index_of(size: Size) -> Any:
+    """A Size as a kernel sees it: an int, or an Index."""
+    return size if isinstance(size, int) else Index(size)
+
+
+class Index:
+    """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: Expr) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<index {self.size}>"
+
+    def _with(self, other: Any, name: str, mirrored: bool = False) -> Any:
+        if not isinstance(other, (int, Index)) or isinstance(other, bool):
+            if isinstance(other, (float, TileValue, Window, MemoryValue)):
+                pair = (other, self) if mirrored else (self, other)
+                return elementwise(name, *pair)
+            return NotImplemented
+        a, b = self.size, other.size if isinstance(other, Index) else other
+        first, second = (b, a) if mirrored else (a, b)
+        if name == "add":
+            return index_of(combine(first, second, 1))
+        if name == "subtract":
+            return index_of(combine(first, second, -1))
+        if name == "multiply":
+            return index_of(first * second)  # type: ignore[operator]
+        if low(second) < 1:  # floor division by what may be 0 or negative is done at run time
+            return elementwise(name, scalar(first), scalar(second))
+        return index_of(first // second if name == "floor_divide" else first % second)  # type: ignore[operator]
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(other, "add")
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with(other, "add", True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(other, "subtract")
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(other, "subtract", True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(other, "multiply")
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with(other, "multiply", True)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with(other, "floor_divide")
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._with(other, "floor_divide", True)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._with(other, "remainder")
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._with(other, "remainder", True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return scalar(self.size) / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / scalar(self.size)
+
+    def __neg__(self) -> Any:
+        return index_of(-self.size)
+
+    def _compare(self, other: Any, name: str, swap: bool) -> Any:
+        if not isinstance(other, (int, Index)):
+            pair = (other, self) if swap else (self, other)
+            return elementwise(name, *pair)
+        a, b = self.size, other.size if isinstance(other, Index) else other
+        if swap:
+            a, b = b, a  # type: ignore[assignment]
+        known = _decide(a, b, name)
+        return elementwise(name, scalar(a), scalar(b)) if known is None else known
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, "less", False)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, "less_equal", False)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, "less", True)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, "less_equal", True)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compare(other, "equal", False)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compare(other, "not_equal", False)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _refuse(self) -> Any:
+        raise TraceError(
+            f"{self.size} is known only when the kernel runs", op="kernel",
+            hint="loop with tile.range(...); a tile's shape is made of plain integers",
+        )  # fmt: skip
+
+    __int__ = __index__ = __float__ = __bool__ = _refuse
+
+
+def _decide(a: Size, b: Size, name: str) -> bool | None:
+    """What bounds prove of a comparison."""
+    gap = combine(b, a, -1)  # b - a
+    from ..ir.symbol import high
+
+    if name in ("less", "less_equal"):
+        least = 1 if name == "less" else 0
+        return True if low(gap) >= least else False if high(gap) < least else None
+    if low(gap) == high(gap) == 0:
+        return name == "equal"
+    return name != "equal" if low(gap) > 0 or high(gap) < 0 else None
+
+
+class TileValue:
+    """A tile (or a scalar) of a kernel that is being traced."""
+
+    __slots__ = ("edges", "linear", "node", "zero")
+
+    def __init__(
+        self, node: Node, edges: Edges | None = None, zero: tuple[bool, ...] = (),
+        linear: Size | None = None,
+    ) -> None:  # fmt: skip
+        self.node = node
+        self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
+        self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
+        self.linear = linear  # start, for a tile start, start+1, ...
+
+    def __repr__(self) -> str:
+        return repr(self.node.type)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, all static."""
+        return self.node.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the elements."""
+        return self.node.dtype  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> TileValue:
+        """The last two axes swapped."""
+        from .language import transpose
+
+        return transpose(self)
+
+    def to(self, dtype: Any) -> TileValue:
+        """Converted to a dtype."""
+        return cast(self, dtypes.dtype_of(dtype))
+
+    def __getitem__(self, key: Any) -> TileValue:
+        from .language import expand
+
+        return expand(self, key if isinstance(key, tuple) else (key,))
+
+    def __matmul__(self, other: Any) -> TileValue:
+        from .language import dot
+
+        return dot(self, other)
+
+    def _refuse(self) -> Any:
+        raise TraceError(
+            "a tile has no value while the kernel is traced", op="kernel", got=repr(self),
+            hint="use tile.where, or & | ~ in place of and, or, not; `if` takes a scalar tile, "
+            "without return, break or continue inside",
+        )  # fmt: skip
+
+    __bool__ = __int__ = __index__ = __float__ = __iter__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _operator(name: str, mirrored: bool = False) -> Any:
+    def apply(self: TileValue, other: Any) -> Any:
+        if isinstance(other, Undefined):
+            raise other.fail()
+        if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
+            return NotImplemented
+        return elementwise(name, *((other, self) if mirrored else (self, other)))
+
+    return apply
+
+
+OPERATORS: dict[str, Any] = {}
+for _name, _method in {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv",
+    "floor_divide": "floordiv", "remainder": "mod", "power": "pow", "bit_and": "and",
+    "bit_or": "or", "bit_xor": "xor", "shift_left": "lshift", "shift_right": "rshift",
+}.items():  # fmt: skip
+    OPERATORS[f"__{_method}__"] = _operator(_name)
+    OPERATORS[f"__r{_method}__"] = _operator(_name, True)
+for _name, _method, _swap in (
+    ("less", "lt", False), ("less_equal", "le", False), ("less", "gt", True),
+    ("less_equal", "ge", True), ("equal", "eq", False), ("not_equal", "ne", False),
+):  # fmt: skip
+    OPERATORS[f"__{_method}__"] = _operator(_name, _swap)
+for _name, _method in {"negative": "neg", "absolute": "abs", "bit_not": "invert"}.items():
+    OPERATORS[f"__{_method}__"] = lambda self, name=_name: elementwise(name, self)
+for _name, _method in OPERATORS.items():
+    setattr(TileValue, _name, _method)
+
+
+class MemoryValue:
+    """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window."""
+
+    __slots__ = ("name", "node", "writable")
+
+    def __init__(self, name: str, node: Node, writable: bool) -> None:
+        self.name, self.node, self.writable = name, node, writable
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.node.type}>"
+
+    @property
+    def type(self) -> Memory:
+        """The Memory type."""
+        assert isinstance(self.node.type, Memory)
+        return self.node.type
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes: ints, or Indices where they are symbolic."""
+        return tuple(index_of(s) for s in self.type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the elements."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.type.shape)
+
+    def __getitem__(self, key: Any) -> Window:
+        return window_of(self, key if isinstance(key, tuple) else (key,))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        from .language import store
+
+        store(self[key], value)
+
+
+class Window:
+    """A box of a Memory: where it starts, its static shape, and the Memory axis of each axis."""
+
+    __slots__ = ("axes", "index", "memory", "shape")
+
+    def __init__(
+        self, memory: MemoryValue, index: Sequence[Size], shape: tuple[int, ...],
+        axes: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
+
+    def edges(self) -> Edges:
+        """Where the box leaves the Memory, unless it provably does not."""
+        found: list[Edge | None] = []
+        for size, axis in zip(self.shape, self.axes):
+            edge = Edge(self.index[axis], self.memory.type.shape[axis])
+            found.append(None if edge.holds_all(size) else edge)
+        return tuple(found)
+
+
+for _name, _method in OPERATORS.items():
+    for _kind in (Window, MemoryValue):
+        setattr(_kind, _name, _method)  # what is computed with is read first
+
+
+def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
+    """The Window that subscripts describe: integers, and slices of a static length."""
+    sizes = memory.type.shape
+    if Ellipsis in [k for k in key if k.__class__ is type(Ellipsis)]:
+        place = next(i for i, k in enumerate(key) if k is Ellipsis)
+        missing = len(sizes) - len(key) + 1
+        key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    if len(key) != len(sizes):
+        raise ShapeError(f"{len(key)} subscripts for {memory.name}", op="kernel",
+                         expected=f"{len(sizes)} for {memory.node.type}", got=len(key),
+                         hint="name every axis: x[i, 0:16], or use ...")  # fmt: skip
+    index: list[Size] = []
+    shape: list[int] = []
+    axes: list[int] = []
+    for axis, (k, size) in enumerate(zip(key, sizes)):
+        if not isinstance(k, slice):
+            index.append(size_of(k, "index"))
+            continue
+        start = 0 if k.start is None else size_of(k.start, "index")
+        stop = size if k.stop is None else size_of(k.stop, "index")
+        length = combine(stop, start, -1)
+        if k.step not in (None, 1) or not isinstance(length, int) or length < 1:
+            raise ShapeError(
+                f"axis {axis} of {memory.name} is cut to a length that is not a static integer",
+                op="kernel", expected="start:start+length with an integer length",
+                got=f"{start}:{stop}", hint="the shape of a tile is fixed when it is compiled",
+            )  # fmt: skip
+        index.append(start)
+        shape.append(length)
+        axes.append(axis)
+    return Window(memory, index, tuple(shape), tuple(axes))
+
+
+# ---- conversions ------------------------------------------------------------------------------
+
+
+def scalar(size: Size) -> TileValue:
+    """A Size as a scalar tile of int64."""
+    return TileValue(tracer("index").builder.index(size))
+
+
+def size_of(value: Any, what: str) -> Size:
+    """An int, an Index or an integer scalar tile as a Size."""
+    if isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Index):
+        return value.size
+    if isinstance(value, Undefined):
+        raise value.fail()
+    if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
+        b = tracer(what).builder
+        node = b.cast(value.node, dtypes.int64)
+        if node.op is ops.constant:
+            return int(node.attrs["value"])
+        return b.atom("at", node, -FAR, FAR)
+    raise DTypeError(f"the {what} is not an integer", op="kernel",
+                     expected="an int, an index or an integer scalar", got=repr(value))  # fmt: skip
+
+
+def number(value: Any) -> bool:
+    """Whether a value takes the dtype of its partner."""
+    return isinstance(value, (bool, int, float, Index))
+
+
+def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileValue:
+    """A value as a tile; a number becomes a scalar of the dtype given, or of its own."""
+    if isinstance(value, TileValue):
+        return value
+    if isinstance(value, Undefined):
+        raise value.fail()
+    b = tracer(op).builder
+    if isinstance(value, Index):
+        return cast(scalar(value.size), dtype or dtypes.int64)
+    if isinstance(value, (bool, int, float)):
+        own = dtypes.bool_ if isinstance(value, bool) else (
+            dtypes.int64 if isinstance(value, int) else dtypes.float32)  # fmt: skip
+        chosen = dtype or own
+        if chosen.is_integer:
+            value = int(value)
+        return TileValue(b.constant(value, chosen))
+    if isinstance(value, Window):
+        from .language import load
+
+        return load(value)
+    if isinstance(value, MemoryValue) and not value.ndim:
+        return TileValue(b.load(value.node, ()))  # an array without axes is a number
+    if isinstance(value, MemoryValue):
+        raise DTypeError("an array is not a tile", op=f"tile.{op}", got=repr(value),
+                         hint="read a part of it: x[i, 0:64] or tile.load(...)")  # fmt: skip
+    raise DTypeError("not a tile or a number", op=f"tile.{op}", got=type(value).__name__)
+
+
+def cast(x: TileValue, dtype: DType) -> TileValue:
+    """x converted to a dtype; its edges stay."""
+    if x.dtype is dtype:
+        return x
+    node = tracer("cast").builder.cast(x.node, dtype)
+    return TileValue(node, x.edges, x.zero)

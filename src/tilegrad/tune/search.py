@@ -1,0 +1,94 @@
+"""Try the Plans of a kernel on real arguments within a budget of time, and keep the fastest.
+
+Plans that give the same Programs on this Target are measured once. The budget limits the time
+spent running kernels; compiling is not counted, and the first Plan is always measured.
+Invariant: the order of trials depends on the space alone, and a Plan that cannot be compiled is
+reported, never chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..compiler.compile import executable_for, schedule_for
+from ..compiler.flatten import recipe_of
+from ..core.errors import UserError
+from ..core.target import Target
+from ..ir.node import Node
+from ..tile.plan import Plan
+from .table import Entry, Trial
+
+Graph = tuple[tuple[Node, ...], tuple[Node, ...]]  # inputs and outputs
+Build = Callable[[Plan], Graph]
+TRIES = 20
+
+
+def plans_in(space: Mapping[str, Sequence[Any]], base: Plan) -> list[Plan]:
+    """Every Plan of a space, in order; the choices in `base` hold where it says nothing."""
+    if not space:
+        raise UserError("an empty space", op="autotune", expected="dict(BM=[64, 128], ...)")
+    for name, values in space.items():
+        if isinstance(values, (str, bytes)) or not len(values):
+            raise UserError(f"no choices for {name}", op="autotune", expected="a list",
+                            got=values)  # fmt: skip
+    names = list(space)
+    return [base.with_(**dict(zip(names, chosen)))
+            for chosen in itertools.product(*[space[n] for n in names])]  # fmt: skip
+
+
+def search(
+    plans: Sequence[Plan], build: Build, buffers: Sequence[Any], symbols: Mapping[str, int],
+    target: Target, budget_ms: float, device: str = "cpu",
+) -> Entry:  # fmt: skip
+    """Measure Plans; the Entry of the fastest, with every Trial."""
+    trials: list[Trial] = []
+    seen: dict[Any, Plan] = {}
+    spent = 0.0
+    for number, plan in enumerate(plans):
+        if spent >= budget_ms and number and any(t.milliseconds is not None for t in trials):
+            trials += [Trial(p, None, "no time left") for p in plans[number:]]
+            break
+        try:
+            inputs, outputs = build(plan)
+            programs = _programs(inputs, outputs, target)
+            if programs in seen:
+                trials.append(Trial(plan, None, f"the same program as {seen[programs]}"))
+                continue
+            seen[programs] = plan
+            run = executable_for(inputs, outputs)
+        except UserError as error:
+            trials.append(Trial(plan, None, str(error).splitlines()[0]))
+            continue
+        start = time.perf_counter()
+        share = max(1.0, (budget_ms - spent) / max(1, len(plans) - number))
+        trials.append(Trial(plan, measure(lambda: run.run(list(buffers), symbols), share)))  # noqa: B023
+        spent += 1e3 * (time.perf_counter() - start)
+    timed = [t for t in trials if t.milliseconds is not None]
+    if not timed:
+        shown = "\n".join(str(t) for t in trials[:8])
+        raise UserError(f"no Plan of the space can be run\n{shown}", op="autotune")
+    return Entry(min(timed, key=lambda t: t.milliseconds or 0.0).plan, tuple(trials))
+
+
+def _programs(inputs: Sequence[Node], outputs: Sequence[Node], target: Target) -> Any:
+    """What a Graph compiles to: equal for Plans that make no difference here."""
+    recipe, _ = recipe_of(schedule_for(inputs, outputs, target), target)
+    return tuple(sorted(key for _, key, *_ in recipe.programs)), tuple(
+        (s.kind, str(s.grid)) for s in recipe.steps)  # fmt: skip
+
+
+def measure(run: Callable[[], Any], budget_ms: float) -> float:
+    """The least milliseconds of a run, tried within a budget (once to warm up)."""
+    run()
+    best, spent = float("inf"), 0.0
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        run()
+        took = 1e3 * (time.perf_counter() - start)
+        best, spent = min(best, took), spent + took
+        if spent >= budget_ms:
+            break
+    return best
