@@ -21,9 +21,12 @@ import numpy as np
 from ...ir.symbol import evaluate
 from . import (
     simulate_async,
+    simulate_atomic,
     simulate_barrier,
+    simulate_copy,
     simulate_matrix,
     simulate_memory,
+    simulate_order,
     simulate_scalar,
     simulate_warp,
 )
@@ -45,8 +48,8 @@ from .simulate_values import (
 POLICIES = ("round", "far", "random")
 RESIDENT = 132  # CTAs that run at the same time
 SLICE = 20_000  # instructions of a cluster before the next gets a turn
-FAMILIES = (simulate_scalar, simulate_memory, simulate_warp, simulate_barrier, simulate_matrix,
-            simulate_async)  # fmt: skip
+FAMILIES = (simulate_scalar, simulate_memory, simulate_atomic, simulate_warp, simulate_barrier,
+            simulate_order, simulate_matrix, simulate_async, simulate_copy)  # fmt: skip
 
 
 def simulate(

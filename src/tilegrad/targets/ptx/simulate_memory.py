@@ -331,17 +331,19 @@ def _same_instruction(address: Array, value: Array) -> None:
 # ---- instructions ---------------------------------------------------------------------------
 
 
-def _space(words: list[str]) -> str:
+def space_of(words: list[str]) -> str:
+    """The space that a form names, '' for generic addresses."""
     return next((w for w in words if w in SPACES), "")
 
 
-def _width(words: list[str]) -> int:
+def width_of(words: list[str]) -> int:
+    """How many registers a form moves."""
     return next((int(w[1:]) for w in words if w in ("v2", "v4", "v8")), 1)
 
 
 def decode_ld(d: Decoder, i: Instruction) -> Run:
     """ld."""
-    kind, count, type_ = _space(i.words), _width(i.words), i.words[-1]
+    kind, count, type_ = space_of(i.words), width_of(i.words), i.words[-1]
     size, dtype = TYPES[type_].itemsize, TYPES[type_]
     where = d.address(i.operands[1])
     outs = i.operands[0].parts if count > 1 else i.operands[:1]
@@ -370,7 +372,7 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
 
 def decode_st(d: Decoder, i: Instruction) -> Run:
     """st."""
-    kind, count, type_ = _space(i.words), _width(i.words), i.words[-1]
+    kind, count, type_ = space_of(i.words), width_of(i.words), i.words[-1]
     where = d.address(i.operands[0])
     sources = i.operands[1].parts if count > 1 else i.operands[1:2]
     if len(sources) != count:
@@ -418,72 +420,6 @@ def fence_threads(warp: Warp) -> None:
     warp.pair["fenced"] = warp.release()
 
 
-def _rmw(operation: str, dtype: np.dtype[Any]) -> Any:
-    def bounded(old: Any, x: Any) -> Any:
-        return dtype.type(0) if old >= x else old + dtype.type(1)
-
-    def down(old: Any, x: Any) -> Any:
-        return x if old == 0 or old > x else old - dtype.type(1)
-
-    return {
-        "add": lambda old, x: (old.astype(np.float32) + x.astype(np.float32)).astype(dtype)
-        if dtype.itemsize == 2 else old + x,
-        "and": lambda old, x: old & x, "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x,
-        "min": lambda old, x: min(old, x), "max": lambda old, x: max(old, x),
-        "exch": lambda old, x: x, "inc": bounded, "dec": down,
-    }[operation]  # fmt: skip
-
-
-OPERATIONS = ("add", "and", "or", "xor", "min", "max", "exch", "inc", "dec", "cas")
-
-
-def decode_atom(d: Decoder, i: Instruction) -> Run:
-    """atom and red: lanes one after another."""
-    words, kind, count = i.words, _space(i.words), _width(i.words)
-    operation = next(w for w in words if w in OPERATIONS)
-    type_ = words[-1]
-    gives = words[0] == "atom"
-    operands = i.operands[1:] if gives else i.operands
-    where = d.address(operands[0])
-    sources = operands[1].parts if count > 1 else operands[1:2]
-    reads = [d.read(o, type_) for o in sources]
-    other = d.read(operands[2], type_) if operation == "cas" else None
-    outs = (i.operands[0].parts if count > 1 else i.operands[:1]) if gives else ()
-    puts = [d.put(o, type_) for o in outs]
-    element = TYPES[type_[:-2]] if type_ in ("f16x2", "bf16x2") else TYPES[type_]
-    change = None if operation == "cas" else _rmw(operation, element)
-    acquire, release = bool({"acquire", "acq_rel"} & set(words)), \
-        bool({"release", "acq_rel"} & set(words))  # fmt: skip
-
-    def run(warp: Warp, mask: Mask) -> None:
-        lanes = np.arange(LANES) if mask is None else np.flatnonzero(mask)
-        address = where(warp)[lanes]
-        values = np.ascontiguousarray(np.stack([r(warp) for r in reads], 1))
-        bytes_ = values.dtype.itemsize * count
-        aligned(address, bytes_)
-        before = np.zeros((LANES, count), TYPES[type_])
-        synchronise(warp, kind, address, acquire, release)
-        for space, offset, chosen in resolve(warp, kind, address):
-            index = covering(space, offset, bytes_)
-            note_store(warp, space, index, atomic=True)
-            if space.defined is not None and not space.defined[index].all():
-                raise UninitialisedError(f"{space.name} is read where nothing was written")
-            for lane, place in zip(lanes[chosen], index):
-                old = space.data[place].view(element)
-                before[lane] = old.view(TYPES[type_])
-                new = values[lane].view(element)
-                if other is not None:
-                    compared = new
-                    new = np.array([other(warp)[lane]]) if (old == compared).all() else old
-                else:
-                    new = np.array([change(x, y) for x, y in zip(old, new)], element)
-                space.data[place] = new.view(np.uint8)
-        for number, put in enumerate(puts):
-            put(warp, mask, np.ascontiguousarray(before[:, number]))
-
-    return run
-
-
 def decode(d: Decoder, i: Instruction) -> Run | None:
     """Decode an instruction of memory; None if it is not one."""
     name = i.words[0]
@@ -491,8 +427,6 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
         return decode_ld(d, i)
     if name == "st" and "async" not in i.words:
         return decode_st(d, i)
-    if name in ("atom", "red") and "async" not in i.words:
-        return decode_atom(d, i)
     if name == "prefetch" or i.name.startswith("cp.async.bulk.prefetch"):
         return lambda warp, mask: None
     if name == "createpolicy":

@@ -3,7 +3,8 @@
 The text is what our emitter prints, or a person writes in tests: one entry, registers of sizes
 (typed ones are taken by their size), static and dynamic shared memory. Invariant: an Instruction
 holds the line number and text it came from, and its registers are numbers of slots, so that the
-decoders never look at names of registers.
+decoders never look at names of registers. The function statements is long because one loop
+cuts labels, blocks, directives and instructions.
 """
 
 from __future__ import annotations
