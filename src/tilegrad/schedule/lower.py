@@ -29,6 +29,8 @@ from .loops import LoopLowering
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
 from .schedule import Copy, Kernel, Launch, Schedule, Slot
+from .threads.lower import lower_threads
+from .threads.update import lower_update as threads_update
 from .update import lower_update
 
 
@@ -150,6 +152,8 @@ class Lowering:
         if group.kind == "call":
             return lower_call(group, reads, self.target)
         name = f"{group.kind}_{_title(group)}_{tag}"
+        if self.target.kind == "gpu" and group.kind != "call":
+            return lower_threads(group, reads, self.fuser.values, self.target, name)
         if group.kind in ("loops", "mixed"):
             lowering = LoopLowering(group, self.fuser.values, self.target, name)
             lowering.reads = reads
@@ -182,8 +186,9 @@ class Lowering:
                 elif role == "store":
                     slots.append(self.slot_of[stored[what]])
                 else:
-                    if (role, what) not in scratch:
-                        scratch[(role, what)] = self.new_slot(what, "scratch")
+                    if (role, what) not in scratch:  # an Array, or one with a name
+                        type_ = what[0] if isinstance(what, tuple) else what
+                        scratch[(role, what)] = self.new_slot(type_, "scratch")
                     slots.append(scratch[(role, what)])
             kernel.steps.append(Launch(body, tuple(slots)))
         kernel.key = name
@@ -258,18 +263,42 @@ class Lowering:
         elif state in self.slot_of:
             steps.append(Copy(self.slot_of[state], slot.number,
                               multiply(product(state.shape), state.dtype.size)))  # fmt: skip
-        body, body_reads, fills = lower_update(group, reads, self.fuser.values, self.target,
-                                               state in self.slot_of)  # fmt: skip
-        for fill, fill_reads in fills:
-            steps.append(Launch(fill, (*(self.slot_of[r] for r in fill_reads), slot.number)))
-        if body is not None:
-            steps.append(Launch(body, (*(self.slot_of[r] for r in body_reads), slot.number)))
-        kernel = Kernel(body.name if body else "update", "update", (tuple(reads), (node,)), steps,
-                        depth=self.depth)  # fmt: skip
+        launches = self.update_launches(group, reads, slot.number, state in self.slot_of)
+        steps += launches
+        name = launches[-1].body.name if launches else "update"
+        kernel = Kernel(name, "update", (tuple(reads), (node,)), steps, depth=self.depth)
         kernel.flops = product(node.inputs[1].shape)
         kernel.bytes = bytes_moved([r for r in reads if r is not state])
         kernel.notes["group"] = group
         self.kernels.append(kernel)
+
+    def update_launches(self, group: Group, reads: list[Node], slot: int, stored: bool) -> Any:
+        """The launches of an update into a Slot, those that fill it first included."""
+        if self.target.kind == "gpu":
+            return self.threads_update(group, reads, slot, stored)
+        body, body_reads, fills = lower_update(group, reads, self.fuser.values, self.target, stored)
+        found = [*fills, *([] if body is None else [(body, body_reads)])]
+        return [Launch(b, (*(self.slot_of[r] for r in rs), slot)) for b, rs in found]
+
+    def threads_update(self, group: Group, reads: list[Node], slot: int, stored: bool) -> Any:
+        """The same for programs of threads: several launches over scratch."""
+        scratch: dict[Any, int] = {}
+        launches = []
+        key = ("update", stored, self.key(group, reads))
+        if key not in self.bodies:
+            values = self.fuser.values
+            self.bodies[key] = threads_update(group, reads, values, self.target, stored)
+            for body, _ in self.bodies[key]:
+                prune(body.block, set())
+        for body, roles in self.bodies[key]:
+            slots = []
+            for role, what in roles:
+                if role == "scratch" and what not in scratch:
+                    scratch[what] = self.new_slot(what[0], "scratch")
+                slots.append(self.slot_of[reads[what]] if role == "read" else
+                             slot if role == "state" else scratch[what])  # fmt: skip
+            launches.append(Launch(body, tuple(slots)))
+        return launches
 
 
 def _title(group: Group) -> str:

@@ -116,6 +116,16 @@ class LoopSpace:
 
     def pick_inner(self) -> Size:
         """How many neighbouring elements the vector axis has: as many as stay linear."""
+        extent, ordered = self.cuts()
+        for inner in ordered:
+            if modulo(extent, inner) == 0 and self._linear(extent, inner):
+                return inner
+        exact = [c for c in ordered if isinstance(c, int)]
+        smallest = [c for c in exact if c > 1 and modulo(extent, c) == 0]
+        return min(smallest, default=extent)
+
+    def cuts(self) -> tuple[Size, list[Size]]:
+        """The elements along which vectors may run, and where that may be cut, longest first."""
         group = self.group
         if not self.reduces:
             extent, shapes = group.total, [v.shape for v in group.values]
@@ -136,11 +146,7 @@ class LoopSpace:
         exact = [c for c in candidates if isinstance(c, int)]
         ordered: list[Size] = [c for c in candidates if not isinstance(c, int)]
         ordered = [extent] + [c for c in ordered if c is not extent] + sorted(exact, reverse=True)
-        for inner in ordered:
-            if modulo(extent, inner) == 0 and self._linear(extent, inner):
-                return inner
-        smallest = [c for c in exact if c > 1 and modulo(extent, c) == 0]
-        return min(smallest, default=extent)
+        return extent, ordered
 
     def _reduced(self, node: Node) -> tuple[Size, ...]:
         axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
@@ -202,16 +208,17 @@ class LoopSpace:
             elif node.op is ops.concatenate:
                 stack.extend((i, index) for i in node.inputs)
             elif node.op is ops.gather:
-                self._gather_reads(node, index, lane, stack)
+                if not self._gather_reads(node, index, lane, stack):
+                    return False
             elif node.op is not ops.random_bits:
                 stack.extend((i, index) for i in node.inputs)
         return True
 
-    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> None:
+    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> bool:
         """Follow a gather: through its source where its indices do not vary along the lane."""
         rank = len(node.inputs[1].shape)
         if any(lane in atoms(i) for i in index[:rank]):
-            return  # a true gather, whatever the inner size
+            return True  # a true gather, whatever the inner size
         x, axes = node.inputs[0], node.attrs["axes"]
         rest, full = iter(index[rank:]), []
         for a in range(len(x.shape)):
@@ -222,6 +229,7 @@ class LoopSpace:
             else:
                 full.append(next(rest))
         stack.append((x, tuple(full)))
+        return True
 
     def pick_lanes(self, inner: Size) -> int:
         """Vector lanes: a few registers' worth, fewer where much is computed."""

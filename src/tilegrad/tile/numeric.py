@@ -318,6 +318,7 @@ def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
     """Reduce (or run along) an axis; sums of narrow floats are kept in float32."""
     ufunc = (BOOL_FOLDS if dtype.kind == "bool" else FOLDS)[kind]
     wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
+    wide = np.dtype(np.int8) if dtype.bits == 4 else wide  # NumPy has no folds of int4
     call = ufunc.reduce if whole else ufunc.accumulate
     return np.asarray(call(x.astype(wide), axis=axis, dtype=wide)).astype(dtype.numpy)
 

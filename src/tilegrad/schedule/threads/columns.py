@@ -1,0 +1,193 @@
+"""Reductions by columns: tiles of (some reduced elements) x (neighbouring results).
+
+A program takes a block of neighbouring results and walks the reduced axis a tile at a time with
+the accumulators in registers; the rows of the tile are added up at the end. Where there are few
+results the reduced axis is cut into parts as well: partial results go to scratch and a second
+launch adds them, part by part in order. Invariant: a result's sum is added in an order that
+depends on shapes and the Target alone; no atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...graph import ops
+from ...ir.node import Node
+from ...ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    high,
+    minimum,
+    modulo,
+    multiply,
+)  # fmt: skip
+from ...ir.types import Array, Memory, row_major
+from ...tile import ops as tile_ops
+from ...tile.build import Body
+from ..access import unravel
+from ..evaluate import ravel_strides, wide
+from ..space import KINDS, reduce_index
+from .rows import EACH, ThreadRows
+from .space import WARP, Roles
+from .tiles import power_of_two
+
+LINE = 256  # bytes of neighbouring results that a program reads at once, at least
+
+
+class ThreadColumns(ThreadRows):
+    """Lowers groups whose reductions run over leading axes."""
+
+    def by_columns(self) -> list[tuple[Body, Roles]]:
+        """One launch, or parts and a launch that adds them."""
+        results, count = self.group.rows, self.group.columns
+        assert results is not None
+        self.pick_block(count)
+        programs = high(floor_divide(results, self.inner)) * -(-high(self.inner) // self.block)
+        parts = 1
+        if all(v.op is not ops.argmax and self.levels[v] == 1 for v in self.reduces):
+            most = high(count) // (4 * self.deep)
+            parts = max(1, min(most, self.programs_wanted() // max(1, programs), 256))
+        if parts == 1:
+            self.begin(self.name)
+            grid = self.column_programs(count, 1, None)
+            return [self.end((grid,), self.warps, self.roles())]
+        return self.in_parts(results, count, parts)
+
+    def pick_block(self, count: Size) -> None:
+        """Neighbouring results and reduced elements of a tile, and threads for it."""
+        elements = 8 * WARP * EACH
+        wanted = max(32, 2 * LINE * self.vector() // 16)
+        self.block = min(power_of_two(high(self.inner)), wanted)
+        self.deep = max(1, min(elements // self.block, power_of_two(high(count))))
+        self.warps = self.threads_for(self.block * self.deep, EACH) // WARP
+
+    def column_programs(self, count: Size, parts: int, places: Sequence[Node] | None) -> Size:
+        """One program: its block of results over its part of the reduced axis."""
+        results, inner = self.group.rows, self.inner
+        assert results is not None
+        blocks = ceil_divide(inner, self.block)
+        grid = multiply(multiply(floor_divide(results, inner), blocks), parts)
+        p = self.b.program(0, grid)
+        part, block = modulo(p, parts), floor_divide(p, parts)
+        outer, base = floor_divide(block, blocks), multiply(modulo(block, blocks), self.block)
+        length = -(-high(count) // (parts * self.deep)) * self.deep
+        start: Size = multiply(part, length)
+        stop = minimum(combine(start, length, 1), count) if parts > 1 else count
+        with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
+            row = combine(multiply(outer, inner), lane, 1)
+            for stage in range(1, self.stages() + 1):
+                wanted = [v for v in self.reduces if self.levels[v] == stage]
+                self.walk(wanted, row, outer, base, start, stop)
+            if places is None:
+                self.column_results(row)
+            else:
+                for v, place in zip(self.reduces, places):
+                    offset = combine(multiply(part, results), row, 1)
+                    self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
+        return grid
+
+    def walk(self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size,
+             stop: Size) -> None:  # fmt: skip
+        """Walk the reduced elements from start to stop and bind what the reductions gave."""
+        b, e, inner = self.b, self.e, self.inner
+        full: tuple[int, ...] = (self.deep, self.block)
+        if self.deep == 1:
+            full = (self.block,) if self.block > 1 else ()
+
+        def step(whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
+            def run(at: Size, values: list[Node]) -> Sequence[Node]:
+                size = combine(at, self.deep, 1) if whole else stop
+                with e.tile(at, self.deep, size, base, self.block, inner) as (column, lane):
+                    result_row = combine(multiply(outer, inner), lane, 1)
+                    place = b.broadcast(b.index(column), full)
+                    result, position = [], 0
+                    for v in reduces:
+                        x = e.value(v.inputs[0], reduce_index(v, result_row, column))
+                        x = b.broadcast(x, full)
+                        width = 2 if v.op is ops.argmax else 1
+                        old = values[position : position + width]
+                        result += self.take(v, x, place, e.inside(), old)
+                        position += width
+                    return result
+
+            return run
+
+        span = combine(stop, start, -1)
+        middle = combine(start, multiply(floor_divide(span, self.deep), self.deep), 1)
+        values = [x for v in reduces for x in self.starts(v, full)]
+        values = b.loop("column", start, middle, self.deep, step(True), values, 2)
+        if modulo(span, self.deep) != 0:
+            values = b.loop("rest", middle, stop, self.deep, step(False), values)
+        self.bind_columns(reduces, row, values)
+
+    def bind_columns(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
+        """Add up the rows of the accumulators."""
+        position = 0
+        for v in reduces:
+            index = unravel(row, v.shape)
+            if v.op is ops.argmax:
+                best, where = values[position : position + 2]
+                position += 2
+                found = self.first_of(best, where)
+            else:
+                found = values[position]
+                position += 1
+                if self.deep > 1:
+                    found = self.b.add(tile_ops.reduce(found, axis=0, kind=KINDS[v.op]))
+            self.e.bind(v, index, self._scalar(found))
+
+    def _scalar(self, x: Node) -> Node:
+        """A block of one result is a scalar."""
+        return self.b.add(tile_ops.reshape(x, shape=())) if x.shape == (1,) else x
+
+    def first_of(self, best: Node, where: Node) -> Node:
+        """The first place of the largest over the rows of the accumulators."""
+        if self.deep == 1:
+            return where
+        return self.first_largest(best, where, None, 0)
+
+    def column_results(self, row: Size) -> None:
+        """Write results and what follows from them."""
+        for v in self.group.stored:
+            index = unravel(row, v.shape)
+            x = self.e.value(v, index)
+            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+
+    # ---- parts ----------------------------------------------------------------------------
+
+    def in_parts(self, results: Size, count: Size, parts: int) -> list[tuple[Body, Roles]]:
+        """Partial results into scratch, then their sums."""
+        length = -(-high(count) // (parts * self.deep)) * self.deep
+        parts = -(-high(count) // length)
+        types = [Array((multiply(results, parts),), wide(v.inputs[0].dtype)) for v in self.reduces]
+        after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
+                 for n, t in enumerate(types)]  # fmt: skip
+        places = self.begin(f"{self.name}_parts", results=False, after=after)
+        grid = self.column_programs(count, parts, places)
+        roles = self.roles(results=False) + self.scratch_roles(types)
+        first = self.end((grid,), self.warps, roles)
+        return [first, self.sum_parts(results, parts, types)]
+
+    def sum_parts(self, results: Size, parts: int, types: Sequence[Array]) -> tuple[Body, Roles]:
+        """A block of results a program: all parts as one tile."""
+        extra = [(f"part{n}", Memory(t.shape, t.dtype)) for n, t in enumerate(types)]
+        places = self.begin(f"{self.name}_whole", extra)
+        deep, block = power_of_two(parts), min(32, power_of_two(high(results)))
+        self.deep = deep
+        p = self.b.program(0, ceil_divide(results, block))
+        base = multiply(p, block)
+        with self.e.tile(0, 1, 1, base, block, results) as (_, lane):
+            for v, place in zip(self.reduces, places):
+                with self.e.tile(0, deep, parts, base, block, results) as (part, _):
+                    x = self.e._load(place, combine(multiply(part, results), lane, 1))
+                    starts = self.b.broadcast(self.starts(v, ())[0], x.shape)
+                    inside = self.e.inside()
+                    x = x if inside is None else self.b.apply("where", inside, x, starts)
+                self.bind_columns([v], lane, [x])
+            self.column_results(lane)
+        given = self.roles()
+        roles = given[: len(self.reads)] + self.scratch_roles(types) + given[len(self.reads) :]
+        grid = (ceil_divide(results, block),)
+        return self.end(grid, self.threads_for(deep * block, EACH) // WARP, roles)

@@ -1,0 +1,274 @@
+"""The space of a group on a Target whose programs are blocks of threads, and flat groups.
+
+A flat group is cut into tiles of rows x lanes, a few vectors a thread, so that a thread has
+several independent loads in flight and the grid covers the machine several times. How many
+threads a program has goes into `notes["warps"]`. Invariant: tile sizes are powers of two and
+depend on shapes, dtypes and the Target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph import ops
+from ...ir.node import Node
+from ...ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    ceil_divide,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    loop_index,
+    modulo,
+    multiply,
+    named,
+)  # fmt: skip
+from ...ir.types import Memory, product, row_major
+from ...tile.build import Body
+from ..access import MOVEMENT, Index
+from ..evaluate import ravel_strides, symbolic
+from ..space import LoopSpace, reduce_index
+from .tiles import TileEvaluator, Viewed, power_of_two
+
+WARP = 32
+Roles = list[tuple[str, Any]]
+
+
+class ThreadSpace(LoopSpace):
+    """A group, its Bodies under construction, and how its work is cut into tiles."""
+
+    b: Viewed
+    e: TileEvaluator
+
+    def begin(self, name: str, extra: Sequence[tuple[str, Memory]] = (), results: bool = True,
+              after: Sequence[tuple[str, Memory]] = ()) -> list[Node]:  # fmt: skip
+        """Start a Body: reads, `extra`, the group's results, `after`; gives the added ones."""
+        parameters = [(f"in{i}", self._memory(n, "value")) for i, n in enumerate(self.reads)]
+        stored = self.group.stored if results else []
+        parameters += list(extra)
+        parameters += [(f"out{i}", self._memory(n, "result")) for i, n in enumerate(stored)]
+        parameters += list(after)
+        self.b = Viewed(name, parameters)
+        given = self.b.parameters
+        start = len(self.reads) + len(extra)
+        self.inputs = dict(zip(self.reads, given))
+        self.outputs = dict(zip(stored, given[start:]))
+        self.e = TileEvaluator(self.b, self.inputs)
+        return [*given[len(self.reads) : start], *given[start + len(stored) :]]
+
+    def end(self, grid: Sequence[Size], warps: int, roles: Roles) -> tuple[Body, Roles]:
+        """The Body and the roles of its parameters, from those of the parameters begun with."""
+        body = self.b.finish(grid, warps=warps)
+        return body, [roles[n] for n in self.b.numbers]
+
+    def roles(self, results: bool = True) -> Roles:
+        """The roles of reads and results."""
+        found: Roles = [("read", i) for i in range(len(self.reads))]
+        return found + [("store", i) for i in range(len(self.group.stored if results else []))]
+
+    # ---- where vectors run ----------------------------------------------------------------
+
+    def pick_inner(self) -> Size:
+        """As many neighbouring elements as stay linear; loaded indices change between lines."""
+        extent, ordered = self.cuts()
+        for self.strict in (True, False):
+            for inner in ordered:
+                if modulo(extent, inner) == 0 and self._linear(extent, inner):
+                    return inner
+        return super().pick_inner()
+
+    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> bool:
+        """Follow a gather; false where it is at loaded indices that vary along the lane."""
+        rank = len(node.inputs[1].shape)
+        along = any(lane in atoms(i) for i in index[:rank])
+        if along and self.strict:
+            return all(symbolic(i, index[:rank], self.all_values) is not None
+                       for i in node.inputs[1:])  # fmt: skip
+        return super()._gather_reads(node, index, lane, stack)
+
+    def pick_middle(self, rows: Size) -> Size:
+        """How many neighbouring rows stay linear too: tiles of several rows lie within them."""
+        lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
+        sizes: dict[Size, None] = {rows: None}
+        for v in [*self.group.values, *self.reads]:
+            size: Size = 1
+            for s in reversed(v.shape):
+                size = multiply(size, s)
+                if isinstance(size, int) and isinstance(self.inner, int) and size % self.inner == 0:
+                    sizes[size // self.inner] = None
+        self.strict = True
+        exact = sorted((s for s in sizes if isinstance(s, int) and s > 1), reverse=True)
+        for middle in dict.fromkeys([rows, *exact]):
+            if modulo(rows, middle) != 0:
+                continue
+            own = named("loop", "row", 0, max(1, high(middle) - 1))
+            outer = loop_index("outer", floor_divide(rows, middle))
+            row = combine(multiply(outer, middle), own, 1)
+            if all(self._reads_linear([start], own) for start in self.starts_at(row, lane)):
+                return middle
+        return rows
+
+    def starts_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+        """What a tile evaluates, and where."""
+        found = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
+        return found + [(v, self.index_at(v, row, lane)) for v in self.group.stored]
+
+    # ---- sizes ----------------------------------------------------------------------------
+
+    def vector(self) -> int:
+        """Elements one thread moves at once: a vector of the narrowest array of full size."""
+        sizes = [n.dtype.size for n in [*self.reads, *self.group.stored]
+                 if high(product(n.shape)) * 4 >= high(self.group.total)]  # fmt: skip
+        return max(1, self.target.vector_bytes // min(sizes, default=4))
+
+    def many_reads(self) -> int:
+        """Arrays of about full size that are read."""
+        return sum(1 for n in self.reads if high(product(n.shape)) * 4 >= high(self.group.total))
+
+    def threads_for(self, elements: int, each: int) -> int:
+        """Threads that hold a tile with about `each` elements apiece."""
+        most = self.target.limits.get("threads_per_block", 1024)
+        return min(most, max(WARP, power_of_two(elements // each)))
+
+    def programs_wanted(self) -> int:
+        """Programs that keep every core busy to the end."""
+        return 4 * max(1, self.target.cores)
+
+    # ---- flat -----------------------------------------------------------------------------
+
+    def flat(self) -> list[tuple[Body, Roles]]:
+        """Elementwise: tiles of rows x lanes."""
+        self.begin(self.name)
+        rows, inner = self.shape.rows, self.inner
+        assert rows is not None
+        many, lanes = self.flat_tile(rows, inner)
+        middle = self.middle_of(rows, many, lanes)
+        many = min(many, power_of_two(high(middle)))
+        row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
+        grid = multiply(multiply(floor_divide(rows, middle), row_blocks), blocks)
+        p = self.b.program(0, grid)
+        line, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
+        outer = multiply(floor_divide(line, row_blocks), middle)
+        row = multiply(modulo(line, row_blocks), many)
+
+        def write(whole: bool) -> list[Node]:
+            with self.e.tile(row, many, middle, base, lanes, inner, whole) as (at, lane):
+                self.write_all(combine(outer, at, 1), lane)
+            return []
+
+        if many == 1 and not self._tail_fits(inner, lanes):
+            stop = combine(base, lanes, 1)
+            self.b.branch(self.b.less_equal(stop, inner), lambda: write(True),
+                          lambda: write(False))  # fmt: skip
+        else:
+            write(False)
+        warps = self.threads_for(many * lanes, self.each) // WARP
+        return [self.end((grid,), warps, self.roles())]
+
+    def middle_of(self, rows: Size, many: int, lanes: int) -> Size:
+        """Rows within which a tile of several lies, where a tile is large enough so."""
+        if many == 1:
+            return rows
+        middle = self.pick_middle(rows)
+        full = min(many, power_of_two(high(middle))) * lanes
+        return middle if full >= min(many * lanes, 4 * WARP * self.vector()) else rows
+
+    def _tail_fits(self, inner: Size, lanes: int) -> bool:
+        """Whether a masked tile costs nothing: vectors are wholly inside or outside."""
+        if high(inner) <= lanes:
+            return True
+        return modulo(inner, 16) == 0
+
+    def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
+        """(rows, lanes) of a program's tile; sets how many elements a thread has."""
+        vector, total = self.vector(), high(multiply(rows, inner))
+        reads = self.many_reads()
+        self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 else 1))
+        size = 4 * WARP * self.each
+        while self.each > vector and total < self.programs_wanted() * size:
+            self.each, size = self.each // 2, size // 2
+        turned = self.turned()
+        if turned:
+            side = 64 if max(n.dtype.size for n in turned) <= 2 else 32
+            return (min(side, power_of_two(high(rows))), min(side, power_of_two(high(inner))))
+        if high(rows) <= 1:
+            return 1, min(size, power_of_two(high(inner)))
+        lanes = min(size, tight(high(inner)))
+        if high(inner) >= 4 * WARP and self.has_loaded_gather():
+            self.each = min(self.each, max(vector, power_of_two(high(inner)) // (4 * WARP)))
+            return 1, min(size, power_of_two(high(inner)))
+        return max(1, min(size // lanes, power_of_two(high(rows)))), lanes
+
+    def has_loaded_gather(self) -> bool:
+        """Whether something is gathered at indices that only memory knows."""
+        for node in self._inlined():
+            if node.op is not ops.gather:
+                continue
+            probe = tuple(loop_index(f"probe{i}", s) for i, s in enumerate(node.inputs[1].shape))
+            if any(symbolic(i, probe, self.all_values) is None for i in node.inputs[1:]):
+                return True
+        return False
+
+    def turned(self) -> list[Node]:
+        """What is read with a jump along the lanes but contiguously along the rows."""
+        rows = self.shape.rows
+        if rows is None or high(rows) < 4 or high(self.inner) < 4:
+            return []
+        lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
+        row = named("loop", "row", 0, max(1, high(rows) - 1))
+        starts = [(v, self.index_at(v, row, lane)) for v in self.group.stored]
+        return turned_reads(starts, self.inputs, row, lane)
+
+    def write_all(self, row: Size, lane: Size) -> None:
+        """Evaluate every wanted value at (row, lane), then store them."""
+        found = []
+        for v in self.group.stored:
+            index = self.index_at(v, row, lane)
+            found.append((v, index, self.e.value(v, index)))
+        for v, index, x in found:
+            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+
+
+def tight(size: int) -> int:
+    """A power of two of which few cover a size with little waste: at least a vector's worth."""
+    whole = power_of_two(size)
+    part = whole
+    while part > 64 and -(-size // part) * part * 8 > size * 9:
+        part //= 2
+    return part if -(-size // part) * part * 16 < whole * 15 else whole
+
+
+def plain_reads(stack: list[tuple[Node, Index]], stored: Any) -> list[tuple[Node, Index]]:
+    """Reads of stored values below some, where nothing guards them."""
+    found: dict[tuple[Node, Index], None] = {}
+    seen: set[tuple[Node, Index]] = set()
+    stack = list(reversed(stack))
+    while stack:
+        key = stack.pop()
+        node, index = key
+        if key in seen:
+            continue
+        seen.add(key)
+        if node in stored:
+            found[key] = None
+        elif node.op in MOVEMENT:
+            below, conditions = MOVEMENT[node.op](node, index)
+            if not conditions:
+                stack.append((node.inputs[0], below))
+        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+            stack.extend((i, index) for i in reversed(node.inputs))
+    return list(found)
+
+
+def turned_reads(stack: list[tuple[Node, Index]], stored: Any, row: Expr, lane: Expr) -> list[Node]:
+    """Stored values below some that are contiguous along the row and jump along the lane."""
+    found: dict[Node, None] = {}
+    for node, index in plain_reads(stack, stored):
+        offset = ravel_strides(index, row_major(node.shape))
+        if coefficient(offset, row) == 1 and coefficient(offset, lane) not in (None, 0, 1):
+            found[node] = None
+    return list(found)

@@ -1,0 +1,357 @@
+"""Evaluate Graph values over tiles as wide as a program: rows x lanes elements at once.
+
+On a Target whose program is a block of threads a tile is spread over all of them, so the unit of
+work is not a vector but a tile of one or two axes. Two index atoms stand for a tile's axes, `row`
+and `lane`; what mentions neither is a scalar, what mentions the row alone has the shape (rows, 1),
+the lane alone (lanes,), both (rows, lanes). An axis of one element is a scalar index. A read whose
+offset is affine in the atoms is one `load` through a *view*: another parameter for the same
+storage whose strides are the factors of the atoms. A read that runs along the rows is loaded that
+way and turned in shared memory.
+
+Invariant: a masked lane or row is never read or written, and views are named after the parameters
+they stand for (`Viewed.numbers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...core.dtype import int32, int64
+from ...core.errors import InternalError
+from ...ir.block import Block, argument
+from ...ir.node import Node
+from ...ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    low,
+    minimum,
+    modulo,
+    multiply,
+    named,
+    substitute,
+)  # fmt: skip
+from ...ir.types import Memory
+from ...tile import ops as tile_ops
+from ...tile.build import Body, BodyBuilder
+from ..evaluate import Evaluator
+
+TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
+FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below a size."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+class Viewed(BodyBuilder):
+    """Builds a Body whose parameters may be seen through several Memory types."""
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, Memory]]) -> None:
+        super().__init__(name, parameters)
+        self.views: dict[Any, Node] = {}
+        self.numbers: list[int] = list(range(len(self.parameters)))
+
+    def view(self, memory: Node, strides: tuple[Size, ...]) -> Node:
+        """The parameter with other axes: strides in elements, any size."""
+        key = (memory, strides)
+        if key not in self.views:
+            old = memory.type
+            assert isinstance(old, Memory)
+            shape = (FAR,) * len(strides)
+            new = Memory(shape, old.dtype, old.scope, old.use, strides)
+            made = argument(f"{memory.attrs['name']}_{len(self.views)}", new)
+            self.views[key] = made
+            self.builder.known[0].add(id(made))  # it is an argument of the outermost Block
+        return self.views[key]
+
+    def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
+        """Close the Block; `numbers` says which parameter each of the Body's stands for.
+
+        Inputs come first in their order, then their other views, then results.
+        """
+        body = super().finish(grid, **notes)
+        used = touched(body.block)
+        seen_as: list[list[Node]] = []
+        for own in self.parameters:
+            found = [own] + [v for (m, _), v in self.views.items() if m is own]
+            seen_as.append([f for f in found if id(f) in used] or [own])
+        last = [n for n, p in enumerate(self.parameters) if _use(p) in ("result", "state")]
+        first = [n for n in range(len(self.parameters)) if n not in last]
+        ordered = [(n, seen_as[n][0]) for n in first]
+        ordered += [(n, v) for n in first for v in seen_as[n][1:]]
+        ordered += [(n, v) for n in last for v in seen_as[n]]
+        body.block.arguments = tuple(node for _, node in ordered)
+        self.numbers = [number for number, _ in ordered]
+        return body
+
+
+def _use(parameter: Node) -> str:
+    type_ = parameter.type
+    assert isinstance(type_, Memory)
+    return type_.use
+
+
+def touched(block: Block) -> set[int]:
+    """The identities of all inputs of a Block's Nodes, inner Blocks included."""
+    found: set[int] = set()
+    for node in block.nodes:
+        found.update(id(i) for i in node.inputs)
+        for inner in node.blocks:
+            found |= touched(inner)
+    return found
+
+
+class TileEvaluator(Evaluator):
+    """Evaluates Graph values over a tile of rows x lanes."""
+
+    body: Viewed
+
+    def __init__(self, body: Viewed, memories: dict[Node, Node]) -> None:
+        super().__init__(body, memories)
+        self.row: Expr | None = None
+        self.row_base: Size = 0
+        self.rows = 1
+        self.row_mask: Node | None = None  # (rows,)
+        self.lane_mask: Node | None = None  # (lanes,)
+        self.only: Node | None = None  # a further mask on what is stored
+
+    # ---- context --------------------------------------------------------------------------
+
+    @contextmanager
+    def tile(
+        self, row: Size, rows: int, row_size: Size, base: Size, lanes: int, size: Size,
+        whole: bool = False,
+    ) -> Iterator[tuple[Size, Size]]:  # fmt: skip
+        """rows x lanes elements from (row, base) on, of row_size x size; yields (row, lane).
+
+        `whole` says that all of them are inside.
+        """
+        before = (self.row, self.row_base, self.rows, self.row_mask,
+                  self.lane, self.base, self.lanes, self.lane_mask)  # fmt: skip
+        at_row, self.row, self.row_mask = self._axis("row", row, rows, row_size, whole)
+        at_lane, self.lane, self.lane_mask = self._axis("lane", base, lanes, size, whole)
+        self.row_base, self.rows, self.base, self.lanes = row, rows, base, lanes
+        if self.row is not None:
+            node = self.body.atoms[self.row]
+            self.body.atoms[self.row] = self.column(node)
+        try:
+            with self.scope():
+                yield at_row, at_lane
+        finally:
+            (self.row, self.row_base, self.rows, self.row_mask,
+             self.lane, self.base, self.lanes, self.lane_mask) = before  # fmt: skip
+
+    def _axis(self, name: str, base: Size, count: int, size: Size, whole: bool) -> Any:
+        """The index, atom and mask of a tile axis."""
+        if count == 1:
+            return base, None, None
+        b = self.body
+        steps = b.add(tile_ops.iota(size=count, dtype=int64))
+        node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
+        atom = named("loop", name, 0, max(1, high(size) - 1))
+        b.atoms[atom] = node  # one name in all tiles, so that indices compare equal
+        self.lane_atoms.add(atom)
+        if whole or self._fits(base, count, size):
+            return atom, atom, None
+        left = b.cast(b.index(minimum(combine(size, base, -1), count)), int32)
+        numbers = b.add(tile_ops.iota(size=count, dtype=int32))
+        return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
+
+    def _fits(self, base: Size, count: int, size: Size) -> bool:
+        if low(combine(size, base, -1)) >= count:
+            return True
+        return modulo(size, count) == 0 and modulo(base, count) == 0
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The shape of a whole tile."""
+        if self.row is None:
+            return () if self.lane is None else (self.lanes,)
+        return (self.rows, self.lanes)
+
+    def column(self, x: Node) -> Node:
+        """(rows,) as (rows, 1)."""
+        return self.body.add(tile_ops.reshape(x, shape=(*x.shape, 1)))
+
+    def line(self, x: Node) -> Node:
+        """(rows, 1) as (rows,)."""
+        return self.body.add(tile_ops.reshape(x, shape=x.shape[:1]))
+
+    def inside(self) -> Node | None:
+        """The mask of the whole tile, where one is needed."""
+        rows = None if self.row_mask is None else self.column(self.row_mask)
+        mask = self.body.logical_and(rows, self.lane_mask)
+        return None if mask is None else self.body.broadcast(mask, self.full)
+
+    # ---- loads and stores -----------------------------------------------------------------
+
+    def _affine(self, offset: Size, varying: list[Expr]) -> tuple[Size, Size, Size] | None:
+        """(factor of the row, factor of the lane, the rest), where the offset is that."""
+        factors: list[Size] = []
+        for atom in (self.row, self.lane):
+            if atom is None or atom not in varying:
+                factors.append(0)
+                continue
+            factor = coefficient(offset, atom)
+            if factor is None or not _is_stride(factor):
+                return None
+            factors.append(factor)
+        if any(v is not self.row and v is not self.lane for v in varying):
+            return None
+        zero = {v: 0 for v in varying}
+        return factors[0], factors[1], substitute(offset, zero)
+
+    def _load(self, memory: Node, offset: Size) -> Node:
+        b, guard = self.body, self.mask
+        varying = self._varying(offset)
+        if guard is not None and not self._may_escape(memory, offset):
+            guard = None
+        if not varying and (guard is None or not guard.shape):
+            return b.load(memory, (offset,), mask=guard)
+        found = self._affine(offset, varying) if varying else None
+        if found is None or (guard is not None and not self._reaches(guard, found)):
+            return self._gathered(memory, offset, guard)
+        by_row, by_lane, start = found
+        if by_row == 1 and by_lane not in (0, 1) and guard is None and self._turns(memory):
+            return self._turned(memory, by_lane, start)
+        seen = self._seen(memory, by_row, by_lane, start)
+        if seen is None:
+            return self._gathered(memory, offset, guard)
+        place, index = seen
+        if by_row == 0:
+            mask = b.logical_and(self.lane_mask, guard)
+            return b.load(place, index, (self.lanes,), (0,), mask)
+        if by_lane == 0:
+            mask = self.row_mask
+            if guard is not None:
+                mask = b.logical_and(mask, self.line(guard) if guard.shape else guard)
+            return self.column(b.load(place, index, (self.rows,), (0,), mask))
+        mask = b.logical_and(self.inside(), guard)
+        return b.load(place, index, self.full, (0, 1), mask)
+
+    def _reaches(self, guard: Node, found: tuple[Size, Size, Size]) -> bool:
+        """Whether a guard is no larger than what an affine read gives."""
+        if not guard.shape:
+            return True
+        by_row, by_lane, _ = found
+        if by_row != 0 and by_lane != 0:
+            return True
+        return guard.shape == ((self.lanes,) if by_row == 0 else (self.rows, 1))
+
+    def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
+        """The view and index of an affine access, or None where it has no plain one."""
+        axes = [(by_row, self.row_base), (by_lane, self.base)]
+        return self._view(memory, [(s, base) for s, base in axes if s != 0], start)
+
+    def _view(self, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:
+        """A parameter seen along axes of (stride, base), `start` elements further on."""
+        strides, index = [s for s, _ in axes], [base for _, base in axes]
+        if strides == [1]:
+            return memory, (combine(index[0], start, 1),)
+        fixed = start if isinstance(start, int) else start.constant
+        if fixed < 0 and low(combine(start, fixed, -1)) >= 0:
+            strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
+            start = combine(start, fixed, -1)
+        elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
+            for n, s in enumerate(strides):
+                rest = modulo(start, s)
+                if isinstance(rest, int):
+                    index[n] = combine(index[n], floor_divide(start, s), 1)
+                    start = rest
+                    break
+            else:
+                return None
+        if low(start) < 0:
+            strides, index = [*strides, -1], [*index, multiply(start, -1)]
+        elif 1 in strides:
+            at = strides.index(1)
+            index[at] = combine(index[at], start, 1)
+        elif start != 0:
+            strides, index = [*strides, 1], [*index, start]
+        return self.body.view(memory, tuple(strides)), tuple(index)
+
+    def _gathered(self, memory: Node, offset: Size, guard: Node | None) -> Node:
+        """Elements at offsets, as wide as the offsets and the guard."""
+        b = self.body
+        at = b.index(offset)
+        if guard is not None and guard.shape:
+            at, guard = b._level([at, guard])
+        return b.gather(memory, at, b.logical_and(self._range(at.shape), guard))
+
+    def _range(self, shape: tuple[int, ...]) -> Node | None:
+        """The mask of the rows and lanes that a tile of this shape spans."""
+        b = self.body
+        mask: Node | None = None
+        if self.lane is not None and shape and shape[-1] == self.lanes:
+            mask = self.lane_mask
+        if self.row_mask is not None and len(shape) == 2 and shape[0] == self.rows:
+            mask = b.logical_and(mask, self.column(self.row_mask))
+        return None if mask is None else b.broadcast(mask, shape)
+
+    def _turns(self, memory: Node) -> bool:
+        least = min(self.rows, self.lanes)
+        return least >= 4 and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
+
+    def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
+        """A read that runs along the rows: loaded so, and turned in shared memory."""
+        b = self.body
+        shape = (self.lanes, self.rows)
+        mask = b.logical_and(None if self.lane_mask is None else self.column(self.lane_mask),
+                             self.row_mask)  # fmt: skip
+        seen = self._view(memory, [(by_lane, self.base), (1, self.row_base)], start)
+        if seen is None:
+            return self._gathered(memory, combine(
+                combine(multiply(by_lane, self.lane), self.row, 1), start, 1), None)  # type: ignore[arg-type]  # fmt: skip
+        source = b.load(seen[0], seen[1], shape, (0, 1), mask)
+        pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
+        place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")
+        b.store(place, source, (0, 0), (0, 1))
+        return b.load(place, (0, 0), self.full, (1, 0))
+
+    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
+        """Write a value (rounded to the Memory's dtype) at a linear offset."""
+        b = self.body
+        value = b.cast(value, memory.dtype)
+        varying = self._varying(offset)
+        if not varying:
+            if value.shape:
+                raise InternalError("schedule.threads", f"{value.type} stored to one element")
+            b.store(memory, value, (offset,))
+            return
+        found = self._affine(offset, varying)
+        if found is None or self.only is not None:
+            self._scattered(memory, value, offset)
+            return
+        by_row, by_lane, start = found
+        seen = self._seen(memory, by_row, by_lane, start)
+        if seen is None:
+            self._scattered(memory, value, offset)
+        elif by_row == 0:
+            b.store(seen[0], b.broadcast(value, (self.lanes,)), seen[1], (0,), self.lane_mask)
+        elif by_lane == 0:
+            value = self.line(b.broadcast(value, (self.rows, 1)))
+            b.store(seen[0], value, seen[1], (0,), self.row_mask)
+        else:
+            b.store(seen[0], b.broadcast(value, self.full), seen[1], (0, 1), self.inside())
+
+    def _scattered(self, memory: Node, value: Node, offset: Size) -> None:
+        """Elements written at offsets, as wide as value, offsets and `only`."""
+        b = self.body
+        parts = b._level([b.index(offset), value, *([] if self.only is None else [self.only])])
+        mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
+        b.scatter(memory, parts[1], parts[0], mask)
+
+
+def _is_stride(factor: Size) -> bool:
+    """Whether a factor may be a stride: positive, of numbers and Symbols alone."""
+    if isinstance(factor, int):
+        return factor > 0
+    return factor.low > 0 and all(a.kind == "symbol" for a in atoms(factor))
