@@ -369,7 +369,8 @@ LAZY: dict[str, str] = {
     "instance_norm": "tensor.norm", "rms_norm": "tensor.norm", "embedding": "tensor.norm",
     "cosine_similarity": "tensor.loss", "pairwise_distance": "tensor.loss",
     "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
-    "explain": "tensor.explain", "kernel": "tensor.kernel",
+    "set_default_device": "tensor.placement", "get_default_device": "tensor.placement",
+    "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
 }  # fmt: skip
 FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve", "chip")
 

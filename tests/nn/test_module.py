@@ -121,7 +121,7 @@ def test_to() -> None:
     assert model.norm.num_batches_tracked.dtype is tg.int64
     np.testing.assert_allclose(model.float().first.weight.numpy(), kept, rtol=1e-2)
     with pytest.raises(UserError, match="no such device"):
-        model.to("cuda")
+        model.to("mps")
     with pytest.raises(DTypeError, match="floats only"):
         model.to(tg.int64)
 

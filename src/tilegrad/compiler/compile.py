@@ -28,6 +28,7 @@ from ..runtime.executable import Recipe
 from ..runtime.store import default_store
 from ..schedule.lower import lower_graph
 from ..schedule.schedule import Schedule
+from .dispatch import offer, target_for
 from .flatten import program_text, recipe_of
 from .pipeline import run_pipeline
 
@@ -52,48 +53,50 @@ def version() -> str:
 
 
 def host() -> Target:
-    """The Target of this machine, with the Config's number of workers."""
-    from ..targets.llvm.target import host_target
-
-    return host_target().with_cores(config().threads)
+    """The Target of this machine's CPU, with the Config's number of workers."""
+    return target_for("cpu")
 
 
 def executable_for(
-    inputs: tuple[Node, ...], outputs: tuple[Node, ...], donate: tuple[int, ...] = ()
-) -> Any:
-    """The Executable that computes outputs from inputs (in that order); `donate` numbers the
-    inputs whose Buffers it may overwrite. `run(buffers, symbols) -> buffers`."""
+    inputs: tuple[Node, ...], outputs: tuple[Node, ...], donate: tuple[int, ...] = (),
+    device: str = "cpu",
+) -> Any:  # fmt: skip
+    """The Executable that computes outputs from inputs (in that order) on a device; `donate`
+    numbers the inputs whose Buffers it may overwrite. `run(buffers, symbols) -> buffers`."""
     if config().eager_debug:
         from .guard import GuardedExecutable
 
-        return GuardedExecutable(inputs, outputs)
-    key = (structure(inputs, outputs), donate, config().threads)
+        return GuardedExecutable(inputs, outputs, device)
+    key = (structure(inputs, outputs), donate, config().threads if device == "cpu" else device)
     found = _memory.get(key)
     if found is None:
         with _lock:
             found = _memory.get(key)
             if found is None:
-                found = _memory[key] = _make(key, inputs, outputs, donate)
+                found = _memory[key] = _make(key, inputs, outputs, donate, device)
     return found
 
 
 def compile_for(
-    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
-) -> Any:
+    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = (),
+    device: str = "cpu",
+) -> Any:  # fmt: skip
     """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
     _compile(texts, target)
-    return _bind(recipe, target)
+    return _bind(recipe, target, device)
 
 
-def _make(key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int]) -> Any:
+def _make(
+    key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int], device: str
+) -> Any:
     """Load from disk, else compile and store."""
-    target = host()
+    target = target_for(device)
     name = "recipe-" + digest(key, target.key, version())
     data = default_store().get(name)
     if data is not None:
-        bound = _bind(Recipe.from_text(data.decode()), target)
+        bound = _bind(Recipe.from_text(data.decode()), target, device)
         if bound is not None:
             counters["loaded"] += 1
             return bound
@@ -101,7 +104,7 @@ def _make(key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Seq
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
     _compile(texts, target)
-    bound = _bind(recipe, target)
+    bound = _bind(recipe, target, device)
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
     LOG.info("compiled %d kernels (%d programs) in %.0f ms", len(schedule.kernels), len(texts),
@@ -129,36 +132,32 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
 
 def _compile(texts: dict[str, str], target: Target) -> None:
     """Object code of every text, in parallel."""
-    from ..targets.llvm.driver import compile_text, load
-
     missing = [key for key in texts if key not in _modules]
     if not missing:
         return
+    serving = offer(target)
 
     def one(key: str) -> tuple[str, bytes]:
-        data = compile_text(texts[key], target)
-        return key, data
+        return key, serving.compile(texts[key], target)
 
     workers = min(len(missing), max(1, config().threads))
     with ThreadPoolExecutor(workers) as pool:
         for key, data in pool.map(one, missing):
             default_store().put("object-" + key, data)
-            _modules[key] = load(data)
+            _modules[key] = serving.load(data)
             counters["programs"] += 1
 
 
-def _bind(recipe: Recipe, target: Target) -> Any:
+def _bind(recipe: Recipe, target: Target, device: str) -> Any:
     """The Executable, or None if object code is missing."""
-    from ..targets.llvm.driver import load
-    from ..targets.llvm.step import Executable
-
+    serving = offer(target)
     for _, key in recipe.programs:
         if key not in _modules:
             data = default_store().get("object-" + key)
             if data is None:
                 return None
-            _modules[key] = load(data)
-    return Executable(recipe, _modules)
+            _modules[key] = serving.load(data)
+    return serving.bind(recipe, _modules, device)
 
 
 __all__ = ["executable_for", "program_text", "recipe_of", "schedule_for"]

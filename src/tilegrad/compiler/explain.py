@@ -1,7 +1,7 @@
 """`explain`: every stage of one compile as text, from the traced Graph to assembly.
 
 The stages are those of `compile`: the same pipeline, the same lowering, the same emitter, run
-anew and kept. Work that only a deep level needs (LLVM, assembly) is done when it is asked for.
+anew and kept. Work that only a deep level needs (target text, assembly) is done when asked for.
 Invariant: explaining a Graph runs nothing of it and leaves the caches of `compile` as they were.
 """
 
@@ -30,13 +30,14 @@ from .pipeline import Stage, run_pipeline
 
 # What each level shows; `all` is every section in this order.
 SECTIONS = ("summary", "graph", "passes", "final graph", "schedule", "kernels", "tile", "llvm",
-            "optimized", "assembly")  # fmt: skip
+            "optimized", "ptx", "assembly")  # fmt: skip
 LEVELS: dict[str, tuple[str, ...]] = {
     "summary": ("summary", "passes", "kernels"),
     "graph": ("summary", "graph", "passes", "final graph"),
     "schedule": ("summary", "schedule", "kernels"),
     "tile": ("summary", "kernels", "tile"),
     "llvm": ("summary", "kernels", "llvm", "optimized"),
+    "ptx": ("summary", "kernels", "ptx"),
     "assembly": ("summary", "kernels", "assembly"),
     "all": SECTIONS,
 }
@@ -72,23 +73,44 @@ class ProgramReport:
         return body_text(Body(body.name, body.block, body.grid, notes))
 
     @cached_property
-    def llvm(self) -> str:
-        """The LLVM IR that was emitted."""
+    def text(self) -> str:
+        """The target text that was emitted."""
         return program_text(self.body, self.target)[2]
+
+    @property
+    def llvm(self) -> str:
+        """The LLVM IR that was emitted; empty for a GPU."""
+        return self.text if self.target.kind == "cpu" else ""
+
+    @property
+    def ptx(self) -> str:
+        """The PTX that was emitted; empty for a CPU."""
+        return self.text if self.target.kind == "gpu" else ""
 
     @cached_property
     def optimized(self) -> str:
         """The LLVM IR after LLVM's passes."""
         from ..targets.llvm.driver import optimized
 
-        return optimized(self.llvm, self.target)
+        return optimized(self.llvm, self.target) if self.llvm else ""
 
     @cached_property
     def assembly(self) -> str:
-        """The Target's assembly."""
+        """The Target's assembly; for a GPU what ptxas says of the machine code."""
+        if self.target.kind == "gpu":
+            return self._report()
         from ..targets.llvm.driver import assembly
 
         return assembly(self.llvm, self.target)
+
+    def _report(self) -> str:
+        from ..targets.ptx.assemble import assemble, find_ptxas
+
+        if find_ptxas() is None:
+            return "// no ptxas here: the driver compiles the PTX"
+        made = assemble(self.text, self.target.cpu)
+        lines = [f"// {entry}: {report}" for entry, report in made.reports.items()]
+        return "\n".join(lines + [f"// {warning}" for warning in made.warnings])
 
 
 @dataclass
@@ -149,12 +171,13 @@ class Explanation:
         """The text of one section, whatever the level."""
         if name not in SECTIONS:
             raise UserError("no such section", op="explain", expected=", ".join(SECTIONS), got=name)
-        if name in ("tile", "llvm", "optimized", "assembly"):
-            mark = "//" if name == "assembly" else ";" if name != "tile" else "#"
+        if name in ("tile", "llvm", "optimized", "ptx", "assembly"):
+            mark = {"tile": "#", "assembly": "//", "ptx": "//"}.get(name, ";")
             return "\n".join(
                 f"{mark} {p.name} serves kernel {', '.join(map(str, p.kernels))}\n"
                 f"{getattr(p, name).strip()}\n"
                 for p in self.programs
+                if getattr(p, name)
             )
         texts = {
             "summary": self._summary, "graph": lambda: self.graph, "passes": self._passes_text,
@@ -250,11 +273,16 @@ class Explanation:
         floor = sum(k.floor for k in self.kernels)
         flops, moved = sum(k.flops for k in self.kernels), sum(k.bytes for k in self.kernels)
         return "\n".join([
-            f"{self.name} for {self.target.name} ({self.target.cpu}, {self.target.cores} workers)",
+            f"{self.name} for {self.target.name} ({self.target.cpu}, "
+            f"{self.target.cores} {self._units})",
             f"{counted(launched, 'kernel')} served by {counted(self.programs, 'program')}",
             f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
             self._memory_line(),
         ])  # fmt: skip
+
+    @property
+    def _units(self) -> str:
+        return "workers" if self.target.kind == "cpu" else "multiprocessors"
 
     def _memory_line(self) -> str:
         return (f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "

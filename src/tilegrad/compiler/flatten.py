@@ -1,11 +1,12 @@
 """Flatten a Schedule to a Recipe: one list of steps, Labels turned into entry numbers.
 
 Each Body is emitted once, however many launches share it. Invariant: the same Schedule gives
-the same Recipe and the same LLVM text.
+the same Recipe and the same target text.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..core.target import Target
@@ -16,12 +17,13 @@ from ..runtime.executable import Recipe, Step, Storage
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
 from ..tile.build import Body
+from .dispatch import offer, renamed
 
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 
 def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
-    """A Schedule as plain data, and the LLVM text of each object it needs by key."""
+    """A Schedule as plain data, and the target text of each object it needs by key."""
     flat = Flattener(target)
     for kernel in schedule.kernels:
         for step in kernel.steps:
@@ -30,7 +32,8 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
         jump.numbers.append(flat.labels[label])
     storage = [storage_of(slot) for slot in schedule.slots]
     recipe = Recipe(flat.table, storage, flat.steps, schedule.inputs, schedule.outputs,
-                    schedule.arena_bytes, flat.scratch, tiny(schedule))  # fmt: skip
+                    schedule.arena_bytes, flat.scratch, tiny(schedule),
+                    entries=[e for e in flat.entries if e])  # fmt: skip
     return recipe, flat.texts
 
 
@@ -48,6 +51,7 @@ class Flattener:
         self.target = target
         self.programs: dict[int, int] = {}  # Body -> its place in the table
         self.table: list[tuple[str, str]] = []
+        self.entries: list[str] = []  # of the same place
         self.texts: dict[str, str] = {}
         self.scratch = 0
         self.steps: list[Step] = []
@@ -70,31 +74,30 @@ class Flattener:
 
     def launch(self, step: Launch, kernel: Kernel) -> None:
         """Append a kernel entry, its Program emitted if it is new."""
-        from ..targets.llvm.emit import body_symbols
-
         body = step.body
         if id(body) not in self.programs:
-            name, key, text, need = program_text(body, self.target)
+            name, key, text, need, entry = program_text(body, self.target)
             self.programs[id(body)] = len(self.table)
             self.table.append((name, key))
+            self.entries.append(entry)
             self.texts[key] = text
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
-        symbols = [s.name for s in body_symbols(body)]
+        symbols = offer(self.target).symbols(body)
         small = high(kernel.flops) + high(kernel.bytes) < SMALL
         self.steps.append(Step("kernel", self.programs[id(body)], list(step.slots),
                                product(body.grid), symbols, small))  # fmt: skip
 
 
-def program_text(body: Body, target: Target) -> tuple[str, str, str, int]:
-    """(function name, key, LLVM text, scratch bytes) of a Body, emitted once."""
-    found = body.notes.get("program")
-    if found is None:
-        from ..targets.llvm.emit import emit
-
-        text, scratch = emit(body, "KERNEL_NAME", target)
-        tag = digest(text)[:12]
-        name = f"{body.name[:48]}_{tag}"
-        text = text.replace("KERNEL_NAME", name)
-        found = body.notes["program"] = (name, digest(text, target.key), text, scratch)
+def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:
+    """(function name, key, target text, scratch bytes, Entry) of a Body, emitted once."""
+    known, found = body.notes.get("program", ("", None))
+    if found is None or known != target.key:
+        program = offer(target).emit(body, "KERNEL_NAME", target)
+        tag = digest(program.text)[:12]
+        name = f"{re.sub(r'[^A-Za-z0-9_]', '_', body.name[:48])}_{tag}"
+        program = renamed(program, "KERNEL_NAME", name)
+        text = program.text
+        found = (name, digest(text, target.key), text, program.scratch, program.entry)
+        body.notes["program"] = (target.key, found)
     return found  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Eager debugging: run a Graph op by op and stop at the first NaN or infinity.
 
 Slow on purpose: each Node is computed alone by the interpreter, so the error names the op and
-the user's line at which a bad value first appears. Switched on by TILEGRAD_EAGER=1 or
-`configure(eager_debug=True)`. Invariant: results equal those of the compiled Graph within
-rounding.
+the user's line at which a bad value first appears; on the CPU, whatever the device. Switched on
+by TILEGRAD_EAGER=1 or `configure(eager_debug=True)`. Invariant: results equal those of the
+compiled Graph within rounding.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from ..graph.interpret import interpret
 from ..ir.node import Node, topological
 from ..ir.symbol import evaluate
 from ..runtime.buffer import Buffer
+from .dispatch import device
 
 
 class GuardedExecutable:
     """Runs op by op with NaN and infinity guards."""
 
-    def __init__(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+    def __init__(
+        self, inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu"
+    ) -> None:
+        self.inputs, self.outputs, self.device = tuple(inputs), tuple(outputs), device
 
     def run(
         self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
@@ -34,7 +37,10 @@ class GuardedExecutable:
         known: dict[Node, Any] = {}
         for node, buffer in zip(self.inputs, buffers):
             shape = tuple(evaluate(s, symbols) for s in node.shape)
-            known[node] = buffer.array(shape, node.dtype)
+            if buffer.device == "cpu":
+                known[node] = buffer.array(shape, node.dtype)
+            else:
+                known[node] = device(buffer.device).download(buffer, shape, node.dtype)
         bad = {node for node, value in known.items() if not _finite(value)}
         for node in topological(self.outputs, stop=known.__contains__):
             if node in known:
@@ -46,7 +52,10 @@ class GuardedExecutable:
             bad.add(node)
             if not any(i in bad for i in node.inputs) and node.op.group != "leaf":
                 raise first_bad(node, known[node])
-        return [Buffer.wrap(np.array(known[o], order="C")) for o in self.outputs]
+        arrays = [np.array(known[o], order="C") for o in self.outputs]
+        if self.device == "cpu":
+            return [Buffer.wrap(array) for array in arrays]
+        return [device(self.device).upload(array) for array in arrays]
 
 
 def _finite(value: Any) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
-from ..tensor.convert import check_device
+from ..tensor.convert import place
+from ..tensor.placement import device_name, elsewhere
 from ..tensor.tensor import Tensor, leaves, lift, mode, no_grad, own_node
 
 Self = TypeVar("Self", bound="Module")
@@ -316,12 +317,11 @@ class Module:
         """Floats in another dtype, everything on a device; changes this Module."""
         for target in targets:
             if isinstance(target, Tensor):
-                dtype = target.dtype
+                dtype, device = target.dtype, target.device if elsewhere() else None
             elif isinstance(target, DType) or not isinstance(target, str) or not _is_device(target):
                 dtype = target
             else:
                 device = target
-        check_device(device, f"{type(self).__name__}.to")
         if dtype is not None:
             wanted = dtype_of(dtype)
             if not wanted.is_float:
@@ -330,6 +330,10 @@ class Module:
             for tensor in self.tensors().values():
                 if tensor.dtype.is_float:
                     _retype(tensor, wanted)
+        name = f"{type(self).__name__}.to"
+        if device is not None and (elsewhere() or device_name(device, name) != "cpu"):
+            for tensor in self.tensors().values():
+                _rehome(tensor, device, name)
         return self
 
     def float(self: Self) -> Self:
@@ -350,7 +354,11 @@ class Module:
 
     def cpu(self: Self) -> Self:
         """Everything on the CPU."""
-        return self
+        return self.to("cpu")
+
+    def cuda(self: Self, device: Any = "cuda") -> Self:
+        """Everything on a GPU."""
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device)
 
     # ---- text -----------------------------------------------------------------------------
 
@@ -382,6 +390,18 @@ def _retype(tensor: Tensor, dtype: DType) -> None:
     if tensor.requires_grad:
         leaves[tensor.node] = tensor
     tensor.grad = None
+
+
+def _rehome(tensor: Tensor, device: Any, op: str) -> None:
+    """Another device for a Tensor that keeps its identity; its gradient comes along."""
+    for held in (tensor, tensor.grad):
+        if held is None:
+            continue
+        node = place(held.node, device, op)
+        if node is not held.node:
+            held.node = own_node(node)
+            if held.requires_grad:
+                leaves[held.node] = held
 
 
 __all__ = ["Keys", "Module", "Parameter"]

@@ -31,7 +31,8 @@ MADV_HUGEPAGE = 14
 class Buffer:
     """Untyped storage on a Device; see the module's docstring."""
 
-    __slots__ = ("_pointer", "bytes", "device", "ended", "label", "owner", "state", "writable")
+    __slots__ = ("_pointer", "adapts", "bytes", "device", "ended", "label", "owner", "state",
+                 "writable")  # fmt: skip
 
     def __init__(
         self, pointer: int, bytes: int, owner: object, device: str = "cpu", *,
@@ -43,6 +44,7 @@ class Buffer:
         self.device = device
         self.label = label
         self.writable = writable
+        self.adapts = False  # may be copied to whatever device it is needed on
         self.state = "alive"  # or 'freed', 'donated'
         self.ended: Location | None = None  # where it was freed or donated
 
@@ -73,6 +75,11 @@ class Buffer:
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A NumPy view of the memory that keeps it alive; `dtype` is anything NumPy takes."""
+        if self.device != "cpu":
+            raise StateError(
+                f"a Buffer on {self.device} has no address here", op="Buffer.array",
+                expected="a Buffer on the CPU", hint="copy it to the CPU first: x.cpu()",
+            )  # fmt: skip
         kind = np.dtype(getattr(dtype, "numpy", dtype))
         count = 1
         for size in shape:

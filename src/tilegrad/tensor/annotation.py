@@ -175,3 +175,11 @@ def typed(function: Function) -> Function:
         return result
 
     return checked  # type: ignore[return-value]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function; *args where Python cannot say."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]

@@ -11,8 +11,21 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of, promote
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
+from ..ir.node import Node
 from .maths import cast
-from .tensor import Tensor, lift, method, mode, operand, wrap
+from .placement import default_device, device_name, elsewhere, moved, settled, use
+from .tensor import (
+    Tensor,
+    compute,
+    from_buffer,
+    lift,
+    method,
+    mode,
+    operand,
+    own_node,
+    values,
+    wrap,
+)
 
 METHODS: dict[str, DType] = {
     "float": dtypes.float32, "double": dtypes.float64, "half": dtypes.float16,
@@ -39,13 +52,68 @@ def to(self: Tensor, *targets: Any, dtype: Any = None, device: Any = None,
     """The Tensor in a dtype, on a device, or both as another Tensor's."""
     for target in targets:
         if isinstance(target, Tensor):
-            dtype = target.dtype
+            dtype, device = target.dtype, target.device if elsewhere() else None
         elif _names_device(target):
             device = target
         elif not isinstance(target, bool):
             dtype = target
-    check_device(device, "to")
-    return self if dtype is None else cast(self, dtype_of(dtype))
+    found = self if dtype is None else cast(self, dtype_of(dtype))
+    return found if device is None else _on(found, device, "to")
+
+
+def _on(x: Tensor, device: Any, op: str) -> Tensor:
+    """The Tensor on a device; a leaf that collects gradients gives a leaf."""
+    name = device_name(device, op)
+    if not elsewhere() and name == "cpu":
+        return x
+    if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
+        raise UserError(
+            "derivatives do not go from one device to another", op=op, expected="a leaf, or a "
+            "Tensor that needs no gradient", got=f"a computed Tensor on {x.device}",
+            hint="move inputs and parameters before computing, or move x.detach()",
+        )  # fmt: skip
+    node = place(x.node, name, op)
+    if node is x.node:
+        return x
+    result = wrap(node)
+    if x._requires_grad:
+        result.requires_grad = True
+    return result
+
+
+def settle(node: Any, data: Any, device: Any) -> Any:
+    """The Node of a new Tensor: data goes to the device named, or else to the default one."""
+    buffer = values.get(node)
+    if buffer is not None and not isinstance(data, (Node, Tensor)):
+        name = default_device() if device is None else use(device, "Tensor")
+        buffer = values[node] = moved(buffer, name)
+        buffer.adapts = False
+    elif device is not None:
+        return place(node, device, "Tensor")
+    return node
+
+
+def place(node: Node, device: Any, op: str) -> Node:
+    """The value of a Node on a device: computed there if it is free to be, else copied there."""
+    name = use(device, op)
+    trace = mode.trace
+    if trace is not None:
+        if name != trace.device:
+            raise UserError(
+                "a jitted function runs on one device", op=op, expected=trace.device, got=name,
+                hint="move the Tensor before the call, or the result after it",
+            )  # fmt: skip
+        return node
+    if node not in values and not settled([node]):
+        return own_node(node, name)
+    if node not in values:
+        compute([node])
+    buffer = values[node]
+    if buffer.device == name and not buffer.adapts:
+        return node
+    buffer = moved(buffer, name)
+    buffer.adapts = False
+    return from_buffer(buffer, node.shape, node.dtype)
 
 
 def _names_device(target: Any) -> bool:
@@ -54,17 +122,18 @@ def _names_device(target: Any) -> bool:
     return type(target).__name__ == "device"
 
 
-def check_device(device: Any, op: str) -> None:
-    """Refuse a device that this machine or this version does not have."""
-    if device is not None and str(device).split(":")[0] != "cpu":
-        raise UserError("no such device here", op=op, expected="cpu", got=str(device),
-                        hint="`tilegrad doctor` shows what this machine has")  # fmt: skip
-
-
 @method()
 def cpu(self: Tensor) -> Tensor:
     """The Tensor on the CPU."""
-    return self
+    return _on(self, "cpu", "cpu")
+
+
+@method()
+def cuda(self: Tensor, device: Any = None) -> Tensor:
+    """The Tensor on a GPU, the first one by default."""
+    number = device if isinstance(device, int) else None
+    name = "cuda" if device is None else device
+    return _on(self, name if number is None else f"cuda:{number}", "cuda")
 
 
 @method()

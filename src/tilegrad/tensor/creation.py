@@ -17,14 +17,16 @@ from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size
-from .convert import check_device
+from .convert import place, settle
 from .maths import cast
 from .movement import sizes_of
+from .placement import device_name, elsewhere
 from .tensor import Tensor, as_array, from_array, lift, method, node_of, wrap
 
 
 def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
-    check_device(device, op)
+    if device is not None and (elsewhere() or device_name(device, op) != "cpu"):
+        node = place(node, device, op)
     tensor = wrap(node)
     if requires_grad:
         tensor.requires_grad = True
@@ -37,21 +39,29 @@ def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
 def tensor(data: Any, *, dtype: Any = None, device: Any = None,
            requires_grad: bool = False) -> Tensor:  # fmt: skip
     """A Tensor with a copy of the data: numbers, nested lists, arrays."""
-    check_device(device, "tensor")
     if isinstance(data, Tensor):
         data = data.detach()
-    return Tensor(data, dtype, requires_grad)
+    return Tensor(data, dtype, requires_grad, device)
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """A Tensor of the data, sharing memory with arrays where it can."""
-    check_device(device, "as_tensor")
     if isinstance(data, Tensor):
-        return data if dtype is None else cast(data, dtype_of(dtype))
+        return data if dtype is None and device is None else data.to(dtype=dtype, device=device)
     if isinstance(data, (list, tuple, bool, int, float)):
-        return Tensor(data, dtype)
-    found = wrap(from_array(as_array(data)))
-    return found if dtype is None else cast(found, dtype_of(dtype))
+        return Tensor(data, dtype, device=device)
+    if _on_gpu(data):
+        from .interop import from_torch
+
+        return as_tensor(from_torch(data), dtype, device)
+    found = from_array(as_array(data), adapts=False)
+    if elsewhere() or device is not None:
+        found = settle(found, data, device)
+    return wrap(found) if dtype is None else cast(wrap(found), dtype_of(dtype))
+
+
+def _on_gpu(data: Any) -> bool:
+    return type(data).__module__ == "torch" and data.device.type == "cuda"
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
@@ -59,7 +69,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     if not isinstance(array, np.ndarray):
         raise DTypeError("not a NumPy array", op="from_numpy", expected="numpy.ndarray",
                          got=type(array).__name__)  # fmt: skip
-    return wrap(from_array(array))
+    return wrap(from_array(array, adapts=False))
 
 
 # ---- constants ------------------------------------------------------------------------------
@@ -118,7 +128,7 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
 def _like(op: str, x: Any, value: Any, dtype: Any, requires_grad: bool) -> Tensor:
     tensor = lift(x)
     found = tensor.dtype if dtype is None else dtype
-    return _filled(op, (tensor.shape,), value, found, requires_grad, None)
+    return _filled(op, (tensor.shape,), value, found, requires_grad, _device(tensor))
 
 
 def zeros_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -145,19 +155,24 @@ def full_like(x: Any, fill_value: Any, *, dtype: Any = None,
 @method()
 def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
     """Zeros of a shape in this dtype."""
-    return zeros(*size, dtype=self.dtype if dtype is None else dtype)
+    return zeros(*size, dtype=self.dtype if dtype is None else dtype, device=_device(self))
 
 
 @method()
 def new_ones(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
     """Ones of a shape in this dtype."""
-    return ones(*size, dtype=self.dtype if dtype is None else dtype)
+    return ones(*size, dtype=self.dtype if dtype is None else dtype, device=_device(self))
 
 
 @method()
 def new_full(self: Tensor, size: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     """One value of a shape in this dtype."""
-    return full(size, fill_value, dtype=self.dtype if dtype is None else dtype)
+    wanted = self.dtype if dtype is None else dtype
+    return full(size, fill_value, dtype=wanted, device=_device(self))
+
+
+def _device(x: Tensor) -> str | None:
+    return x.device if elsewhere() else None
 
 
 @method()

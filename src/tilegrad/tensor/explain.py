@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..compiler.dispatch import target_for
 from ..compiler.explain import Explanation, explain_graph
 from ..core.errors import DTypeError, UserError
 from ..ir.node import topological
@@ -22,7 +23,7 @@ def explain(
 ) -> Explanation:
     """Every stage of compiling function(*args, **kwargs); print it, or ask for its parts.
 
-    `level` is summary, graph, schedule, tile, llvm, assembly or all. A lazy Tensor in place of
+    `level` is summary, graph, schedule, tile, llvm, ptx, assembly or all. A lazy Tensor in place of
     the function explains the Graph that reading it would run.
     """
     if isinstance(function, Tensor):
@@ -38,7 +39,7 @@ def explain(
         raise UserError("nothing is computed: every result is an argument or a plain value",
                         op="explain", got=jitted.name)  # fmt: skip
     return explain_graph(
-        lowered.inputs, lowered.outputs, donate=lowered.donate,
+        lowered.inputs, lowered.outputs, donate=lowered.donate, target=target_for(lowered.device),
         name=_identifier(jitted.name.split("<locals>.")[-1]),
         labels=_labels(jitted, lowered.sources, args, kwargs), level=level,
     )  # fmt: skip
@@ -56,7 +57,8 @@ def _explain_tensor(tensor: Tensor, level: str) -> Explanation:
                         hint="explain a function, or the Tensor before it is read")  # fmt: skip
     order = topological([tensor.node], stop=values.__contains__)
     inputs = [n for n in order if n in values or n.op.name == "input"]
-    return explain_graph(inputs, [tensor.node], name="tensor", level=level)
+    return explain_graph(inputs, [tensor.node], name="tensor", level=level,
+                         target=target_for(tensor.device))  # fmt: skip
 
 
 def _labels(

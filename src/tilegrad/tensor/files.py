@@ -72,7 +72,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     result = {}
     for name, facts in header.items():
         if name != "__metadata__":
-            result[name] = wrap(from_array(_part(data, name, facts, os.fspath(path))))
+            part = _part(data, name, facts, os.fspath(path))
+            result[name] = wrap(from_array(part, adapts=False))
     return result
 
 

@@ -18,7 +18,8 @@ from ..core.dtype import dtype_of
 from ..core.errors import DTypeError
 from ..graph import build
 from .movement import unbind
-from .tensor import Tensor, from_array, method, mode, values, wrap
+from .placement import opened, use
+from .tensor import Tensor, from_array, from_buffer, method, mode, values, wrap
 
 # torch dtypes that NumPy does not know, and the integers that carry their bits
 CARRIED: dict[str, tuple[str, Any]] = {
@@ -45,6 +46,11 @@ def _buffer(self: Tensor, flags: int) -> memoryview:
 
 @method("__dlpack__")
 def _dlpack(self: Tensor, **options: Any) -> Any:
+    buffer = self.buffer()
+    if buffer.device != "cpu":
+        from .dlpack import capsule_of
+
+        return capsule_of(buffer, self.shape, self.dtype, options.get("stream"))  # type: ignore[arg-type]
     if self.dtype.name in ("bfloat16", "float8_e4m3", "float8_e5m2"):
         return to_torch(self).__dlpack__()
     return self.numpy().__dlpack__(**options)
@@ -52,7 +58,8 @@ def _dlpack(self: Tensor, **options: Any) -> Any:
 
 @method("__dlpack_device__")
 def _dlpack_device(self: Tensor) -> tuple[int, int]:
-    return (1, 0)  # kDLCPU
+    device = self.device
+    return (1, 0) if device == "cpu" else (2, int(device.split(":")[1]))  # kDLCPU, kDLCUDA
 
 
 def from_dlpack(source: Any) -> Tensor:
@@ -60,9 +67,11 @@ def from_dlpack(source: Any) -> Tensor:
     if isinstance(source, Tensor):
         return source
     if type(source).__module__ == "torch":
-        return wrap(from_array(torch_array(source)))
+        return from_torch(source)
     try:
-        return wrap(from_array(np.from_dlpack(source)))
+        if source.__dlpack_device__()[0] == 2:  # kDLCUDA
+            return wrap(_shared(source))
+        return wrap(from_array(np.from_dlpack(source), adapts=False))
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise DTypeError(f"cannot share this memory: {error}", op="from_dlpack",
                          expected="an array on the CPU with __dlpack__",
@@ -84,12 +93,24 @@ def torch_array(source: Any) -> np.ndarray[Any, Any]:
     return source.view(getattr(torch, carried[0])).numpy().view(carried[1])  # type: ignore[no-any-return]
 
 
+def _shared(source: Any) -> Any:
+    """An input Node over another library's memory on a GPU."""
+    from .dlpack import buffer_of
+
+    name = use(f"cuda:{source.__dlpack_device__()[1]}", "from_dlpack")
+    stream = int(opened(name).stream)  # theirs is made to wait for, by them
+    buffer, shape, dtype = buffer_of(source.__dlpack__(stream=stream))
+    return from_buffer(buffer, shape, dtype)
+
+
 def from_torch(source: Any) -> Tensor:
     """A Tensor that shares a torch tensor's memory (copied if it is not contiguous)."""
     if type(source).__module__ not in ("torch", "torch.nn.parameter"):
         raise DTypeError("not a torch tensor", op="from_torch", expected="torch.Tensor",
                          got=type(source).__name__)  # fmt: skip
-    return wrap(from_array(torch_array(source)))
+    if source.device.type == "cuda":
+        return wrap(_shared(source.detach().contiguous()))
+    return wrap(from_array(torch_array(source), adapts=False))
 
 
 @method("torch")
@@ -100,6 +121,8 @@ def to_torch(self: Tensor) -> Any:
     except ImportError:
         raise DTypeError("torch is not installed", op="torch", expected="the package torch",
                          got="none", hint="pip install torch") from None  # fmt: skip
+    if self.device != "cpu":
+        return torch.from_dlpack(self)
     array = self.numpy()
     if not array.flags.writeable:
         array = array.copy()
@@ -115,7 +138,7 @@ def to_torch(self: Tensor) -> Any:
 
 def rebuild(array: np.ndarray[Any, Any], dtype: str, requires_grad: bool) -> Tensor:
     """A Tensor from what `pickle` kept."""
-    tensor = wrap(from_array(array.view(dtype_of(dtype).numpy)))
+    tensor = wrap(from_array(array.view(dtype_of(dtype).numpy), adapts=False))
     tensor.requires_grad = requires_grad
     return tensor
 

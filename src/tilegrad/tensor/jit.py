@@ -22,9 +22,10 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..ir.symbol import Expr, symbol
-from .annotation import annotations_of, check_call
+from .annotation import annotations_of, check_call, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
+from .placement import state, tag
 from .tensor import Tensor, from_data, mode, wrap
 
 LOG = logging.getLogger("tilegrad.jit")
@@ -43,7 +44,7 @@ class Jitted:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or getattr(function, "__qualname__", type(function).__name__)
-        self.parameters = _parameters(function)
+        self.parameters = parameters_of(function)
         self.names = tuple(p.name for p in self.parameters)
         plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self.parameters)
         self._arity = len(self.parameters) if plain else -1
@@ -90,6 +91,8 @@ class Jitted:
             if kind is Tensor:
                 type_ = leaf._node.type
                 key += (type_.shape, type_.dtype, leaf._requires_grad)
+                if state.active and (device := tag(leaf._node)):
+                    key.append(device)
             elif kind is float or kind is int:
                 key.append(kind)
             else:
@@ -130,6 +133,8 @@ class Jitted:
                 if symbols is not None and axes is not None and axes[i]:
                     shape = self._bind_symbols(i, shape, axes, symbols, structure)
                 key += (shape, type_.dtype, leaf._requires_grad)
+                if state.active and (device := tag(leaf._node)):
+                    key.append(device)
             elif leaf.__class__ in NUMBERS:
                 key.append(leaf.__class__)
             elif is_stateful(leaf):
@@ -156,6 +161,8 @@ class Jitted:
         for name, tensor in tensors.items():
             type_ = tensor._node.type
             parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)
+            if state.active:
+                parts.append(tag(tensor._node))
         settings = getattr(value, "settings", None)
         if callable(settings):
             parts.append(settings())
@@ -418,20 +425,14 @@ class Jitted:
         return self._find(key, given, leaves, structure, states)
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-
-
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, np.generic)) or type(leaf).__module__ == "torch"
 
 
 def _describe_leaf(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
-        return repr(leaf._node.type) + (" requires_grad" if leaf._requires_grad else "")
+        where = f" on {tag(leaf._node)}" if state.active and tag(leaf._node) else ""
+        return repr(leaf._node.type) + where + (" requires_grad" if leaf._requires_grad else "")
     if leaf.__class__ in NUMBERS:
         return leaf.__class__.__name__
     return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)

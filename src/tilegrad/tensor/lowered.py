@@ -29,6 +29,7 @@ from ..ir.types import Array
 from ..runtime.buffer import Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
+from .placement import check_device, common_device, copy_of, elsewhere, moved
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
 from .trace import Slot, Source, Trace, Tracing
@@ -74,6 +75,7 @@ class Lowered:
     guards: list[tuple[int, str, bool]] = field(default_factory=list)
     randomness: list[tuple[Any, int]] = field(default_factory=list)
     tracked: bool = False  # results have derivatives
+    device: str = "cpu"
     executable: Any = None
     other: Lowered | None = None
     _direct: tuple[int, ...] | None = None
@@ -101,7 +103,7 @@ class Lowered:
             for i in direct:
                 leaf = leaves[i]
                 buffer = known.get(ref(leaf._node))
-                buffers.append(leaf.buffer() if buffer is None else buffer)
+                buffers.append(leaf.buffer(self.device) if buffer is None else buffer)
             nodes: list[Node] | None = None
         else:
             buffers = self._buffers(leaves, states)
@@ -124,8 +126,9 @@ class Lowered:
         with self._lock:
             if self.executable is None:
                 self.executable = (
-                    executable_for(self.inputs, self.outputs, self.donate) if self.outputs else ()
-                )
+                    executable_for(self.inputs, self.outputs, self.donate, self.device)
+                    if self.outputs else ()
+                )  # fmt: skip
             return self.executable
 
     def _value(
@@ -168,9 +171,9 @@ class Lowered:
         for node, source in zip(self.inputs, self.sources):
             kind = source.kind
             if kind == "leaf":
-                found.append(leaves[source.index].buffer())
+                found.append(leaves[source.index].buffer(self.device))
             elif kind == "state":
-                found.append(states[source.index][source.name].buffer())
+                found.append(states[source.index][source.name].buffer(self.device))
             elif kind == "number":
                 found.append(_number(leaves[source.index], node, self.name))
             elif kind == "captured":
@@ -179,7 +182,7 @@ class Lowered:
                 found.append(source.holder)
             elif kind == "grad":
                 grad = self._tensor_of(source, leaves, states)._grad
-                found.append(grad.buffer())  # type: ignore[union-attr]
+                found.append(grad.buffer(self.device))  # type: ignore[union-attr]
             else:
                 value = drawn[id(source.holder)][0 if kind == "key" else 1]
                 found.append(Buffer.wrap(np.array(value, np.uint32)))
@@ -192,7 +195,9 @@ class Lowered:
                 expected=str(node.type), got=str(tensor._node.type),
                 hint="pass it as an argument",
             )  # fmt: skip
-        return tensor.buffer()
+        if elsewhere():
+            check_device(self.device, tensor._node, self.name)
+        return tensor.buffer(self.device)
 
     def _tensor_of(self, source: Source, leaves: Sequence[Any], states: States) -> Tensor:
         if source.name:
@@ -310,14 +315,6 @@ def _number(value: Any, node: Node, name: str) -> Buffer:
                          hint="mark the argument static") from None  # fmt: skip
 
 
-def copy_of(buffer: Buffer) -> Buffer:
-    """A Buffer of its own with the same bytes."""
-    fresh = Buffer.allocate(buffer.bytes, buffer.label)
-    shape = (buffer.bytes,)
-    fresh.array(shape, np.uint8)[...] = buffer.array(shape, np.uint8)
-    return fresh
-
-
 class _Probe:
     __slots__ = ("item",)
 
@@ -357,7 +354,8 @@ def trace_function(
     keep_gradients: bool = False,
 ) -> Lowered:
     """Trace a function of argument leaves; Tensors get `shapes`, which may be symbolic."""
-    trace = Trace(name)
+    device = _device_of(leaves, states, name)
+    trace = Trace(name, device)
     with Tracing(trace):
         inside = [_enter(trace, i, leaf, shapes[i], states) for i, leaf in enumerate(leaves)]
         results, structure = flatten(function(inside))
@@ -371,7 +369,7 @@ def trace_function(
     places = [_place_of(result, node, find) for result, node in zip(results, tensors)]
     writes = [Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
               for s, what, n in changes]  # fmt: skip
-    sources = tuple(trace.sources[n] for n in inputs)
+    sources = tuple(_moved(trace.sources[n], device) for n in inputs)
     differentiable = any(p.value is True and p.kind != "fixed" for p in places)
     return Lowered(
         name, tuple(inputs), sources, find.outputs(), structure, places, writes,
@@ -380,7 +378,24 @@ def trace_function(
                 if s.read_grad is not None and s.source.kind == "state"],
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
         tracked=differentiable and not writes and not given,
+        device=device,
     )  # fmt: skip
+
+
+def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
+    """The one device of the arguments and of the state they hold."""
+    if not elsewhere():
+        return "cpu"
+    nodes = [leaf._node for leaf in leaves if isinstance(leaf, Tensor)]
+    nodes += [t._node for held in states.values() for t in held.values()]
+    return common_device(nodes, op=f"jit {name}")
+
+
+def _moved(source: Source, device: str) -> Source:
+    """A constant's Buffer comes to the device once, not at every call."""
+    if source.kind != "constant" or source.holder.device == device:
+        return source
+    return Source("constant", source.index, source.name, moved(source.holder, device))
 
 
 def _place_of(result: Any, node: Node | None, find: _Places) -> Place:
@@ -464,4 +479,4 @@ class _Places:
         return tuple(self.unique)
 
 
-__all__ = ["Lowered", "Place", "Write", "copy_of", "trace_function"]
+__all__ = ["Lowered", "Place", "Write", "trace_function"]

@@ -22,6 +22,8 @@ from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
+from .convert import place
+from .placement import device_name, elsewhere
 from .tensor import Tensor, from_array, method, mode, node_of, wrap
 
 WORD = 1 << 32
@@ -175,7 +177,9 @@ def _float(op: str, dtype: Any) -> DType:
     return found
 
 
-def _leaf(node: Node, requires_grad: bool) -> Tensor:
+def _leaf(node: Node, requires_grad: bool = False, device: Any = None) -> Tensor:
+    if device is not None and (elsewhere() or device_name(device) != "cpu"):
+        node = place(node, device, "random")
     tensor = wrap(node)
     if requires_grad:
         tensor.requires_grad = True
@@ -186,21 +190,21 @@ def _leaf(node: Node, requires_grad: bool) -> Tensor:
 
 
 def rand(*size: Any, dtype: Any = None, generator: Generator | None = None,
-         requires_grad: bool = False) -> Tensor:  # fmt: skip
+         requires_grad: bool = False, device: Any = None) -> Tensor:  # fmt: skip
     """Uniform in [0, 1)."""
     node = unit(_shape("rand", size), _float("rand", dtype), generator)
-    return _leaf(node, requires_grad)
+    return _leaf(node, requires_grad, device)
 
 
 def randn(*size: Any, dtype: Any = None, generator: Generator | None = None,
-          requires_grad: bool = False) -> Tensor:  # fmt: skip
+          requires_grad: bool = False, device: Any = None) -> Tensor:  # fmt: skip
     """Standard normal."""
     node = normal_node(_shape("randn", size), _float("randn", dtype), generator)
-    return _leaf(node, requires_grad)
+    return _leaf(node, requires_grad, device)
 
 
 def randint(low: int, high: Any = None, size: Any = None, dtype: Any = None,
-            generator: Generator | None = None) -> Tensor:  # fmt: skip
+            generator: Generator | None = None, device: Any = None) -> Tensor:  # fmt: skip
     """Integers in low..high-1; `randint(high, size)` starts at 0."""
     if isinstance(high, (tuple, list)) or (size is None and high is not None):
         low, high, size = 0, low, high
@@ -221,7 +225,8 @@ def randint(low: int, high: Any = None, size: Any = None, dtype: Any = None,
         joined = build.binary(ops.bit_or, build.binary(ops.shift_left, word, thirty_two), more)
         found = build.binary(ops.remainder, joined, build.constant(span, dtypes.uint64))
     whole = build.add(build.cast(found, dtypes.int64), build.constant(int(low), dtypes.int64))
-    return wrap(build.cast(whole, dtypes.int64 if dtype is None else dtype_of(dtype)))
+    found = build.cast(whole, dtypes.int64 if dtype is None else dtype_of(dtype))
+    return _leaf(found, device=device)
 
 
 def uniform(low: Any = 0.0, high: Any = 1.0, size: Any = (), dtype: Any = None,
@@ -311,11 +316,13 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True,
     return wrap(build.where(keep, scaled, build.like(scaled, 0.0)), x)
 
 
-def randperm(n: int, dtype: Any = None, generator: Generator | None = None) -> Tensor:
+def randperm(n: int, dtype: Any = None, generator: Generator | None = None,
+             device: Any = None) -> Tensor:  # fmt: skip
     """A random order of 0..n-1."""
     drawn = bits(_shape("randperm", (n,)), generator)
     order = ops.get(ops.sort(drawn, axis=0, descending=False), index=1)
-    return wrap(build.cast(order, dtypes.int64 if dtype is None else dtype_of(dtype)))
+    found = build.cast(order, dtypes.int64 if dtype is None else dtype_of(dtype))
+    return _leaf(found, device=device)
 
 
 @method("multinomial")
@@ -350,19 +357,23 @@ def multinomial(weights: Tensor, num_samples: int, replacement: bool = False,
 
 def rand_like(x: Tensor, dtype: Any = None, generator: Generator | None = None) -> Tensor:
     """Uniform in [0, 1), shaped as x."""
-    return rand(x.shape, dtype=dtype or x.dtype, generator=generator)
+    return rand(x.shape, dtype=dtype or x.dtype, generator=generator, device=_device(x))
 
 
 def randn_like(x: Tensor, dtype: Any = None, generator: Generator | None = None) -> Tensor:
     """Standard normal, shaped as x."""
-    return randn(x.shape, dtype=dtype or x.dtype, generator=generator)
+    return randn(x.shape, dtype=dtype or x.dtype, generator=generator, device=_device(x))
 
 
 def randint_like(x: Tensor, low: int, high: int | None = None, dtype: Any = None,
                  generator: Generator | None = None) -> Tensor:  # fmt: skip
     """Integers in low..high-1, shaped as x."""
     low, high = (0, low) if high is None else (low, high)
-    return randint(low, high, x.shape, dtype=dtype or x.dtype, generator=generator)
+    return randint(low, high, x.shape, dtype or x.dtype, generator, _device(x))
+
+
+def _device(x: Tensor) -> str | None:
+    return x.device if elsewhere() else None
 
 
 # ---- in place --------------------------------------------------------------------------------

@@ -19,16 +19,24 @@ import numpy as np
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
-from ..core.errors import DTypeError, ShapeError, StateError, TraceError
+from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.symbol import Expr, Size
 from ..runtime.buffer import Buffer
+from .placement import default_device, elsewhere, is_pure, on_host, settled, state
+from .realize import (
+    by_device,
+    compute,
+    from_array,
+    from_buffer,
+    own_node,
+    stand_ins,
+    unknown_value,
+    values,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-# The known values of Nodes. A Node with a Buffer is a leaf of every Graph that is run.
-values: weakref.WeakKeyDictionary[Node, Buffer] = weakref.WeakKeyDictionary()
 
 
 class Leaves:
@@ -50,8 +58,6 @@ class Leaves:
 
 
 leaves = Leaves()
-# Inputs that stand for another Node: they take its value when one is needed.
-stand_ins: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
 
 
 class Mode(threading.local):
@@ -73,8 +79,14 @@ class Tensor:
     __array_priority__ = 1000
 
     def __init__(self, data: Any = None, dtype: Any = None, requires_grad: bool = False,
-                 device: str = "cpu") -> None:  # fmt: skip
+                 device: Any = None) -> None:  # fmt: skip
         node = data if isinstance(data, Node) else from_data(data, dtype)
+        if elsewhere() or device is not None:
+            from .convert import settle
+
+            node = settle(node, data, device)
+        elif not isinstance(data, (Node, Tensor)) and node in values:
+            values[node].adapts = False
         self._bind(node)
         self.requires_grad = requires_grad
 
@@ -139,8 +151,16 @@ class Tensor:
 
     @property
     def device(self) -> str:
-        """Where the Tensor lives."""
-        return "cpu"
+        """Where the Tensor lives: "cpu" or "cuda:0"."""
+        if not state.active:
+            return default_device()
+        trace = mode.trace
+        if trace is not None:
+            return trace.device  # type: ignore[no-any-return]
+        buffer = values.get(self._node)
+        if buffer is not None:
+            return buffer.device
+        return next(iter(settled([self._node])), None) or default_device()
 
     @property
     def requires_grad(self) -> bool:
@@ -181,17 +201,17 @@ class Tensor:
         realize([self])
         return self
 
-    def buffer(self) -> Buffer:
-        """The Buffer that holds the value, computing it if need be."""
+    def buffer(self, device: str | None = None) -> Buffer:
+        """The Buffer that holds the value, computing it if need be (on `device` if any will do)."""
         buffer = values.data.get(weakref.ref(self.node))  # values.get, without a call
         if buffer is None:
-            realize([self])
+            realize([self], device)
             buffer = values[self.node]
         return buffer
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The value as a NumPy array that shares memory (do not write to it)."""
-        return self.buffer().array(self.shape, self.dtype)  # type: ignore[arg-type]
+        """The value as a NumPy array; on the CPU it shares memory (do not write to it)."""
+        return on_host(self.buffer(), self.shape, self.dtype)  # type: ignore[arg-type]
 
     def item(self) -> Any:
         """The value of a Tensor of one element as a Python number."""
@@ -199,8 +219,10 @@ class Tensor:
         if type_.shape and any([s != 1 for s in type_.shape]):
             raise ShapeError("needs exactly one element", op="item", expected="1 element",
                              got=f"{self.numel()} in shape {build.show(self.shape)}")  # fmt: skip
-        pointer = self.buffer().pointer  # read by hand: a NumPy view costs several microseconds
-        dtype = type_.dtype.numpy
+        buffer, dtype = self.buffer(), type_.dtype.numpy
+        if buffer.device != "cpu":
+            return on_host(buffer, (), dtype).item()
+        pointer = buffer.pointer  # read by hand: a NumPy view costs several microseconds
         return np.frombuffer(string_at(pointer, dtype.itemsize), dtype).item()
 
     def tolist(self) -> Any:
@@ -227,6 +249,8 @@ class Tensor:
         node = build.broadcast_to(node, self.shape, "assign")
         if mode.trace is not None:
             mode.trace.check_assign(self)
+        elif state.active and not settled([node]):
+            node = own_node(node, self.device)  # what has no device comes to this one
         if self.node is node:
             return self
         if self._requires_grad:
@@ -382,38 +406,22 @@ def _nested(data: Any) -> Any:
     return data.numpy() if isinstance(data, Tensor) else data
 
 
-def own_node(node: Node) -> Node:
-    """A fresh input that takes the Node's value when one is needed."""
-    fresh = build.input_(node.shape, node.dtype)
-    if node in values:
-        values[fresh] = values[node]
-    else:
-        stand_ins[fresh] = stand_ins.get(node, node)
-    return fresh
-
-
-def from_array(array: np.ndarray[Any, Any]) -> Node:
-    """An input Node that shares the array's memory (copied if not contiguous)."""
-    dtype = dtype_of(array.dtype)
-    node = build.input_(tuple(array.shape), dtype)
-    values[node] = Buffer.wrap(np.ascontiguousarray(array).reshape(array.shape))
-    return node
-
-
-def from_buffer(buffer: Buffer, shape: tuple[Size, ...], dtype: DType) -> Node:
-    """An input Node on a Buffer."""
-    node = build.input_(shape, dtype)
-    values[node] = buffer
-    return node
-
-
 # ---- running --------------------------------------------------------------------------------
 
 
-def realize(tensors: Sequence[Tensor]) -> None:
-    """Compute the values of Tensors together, in one Executable."""
+def realize(tensors: Sequence[Tensor], device: str | None = None) -> None:
+    """Compute the values of Tensors together, in one Executable; on `device` if any will do."""
+    if elsewhere():
+        for tensor in tensors:
+            if tensor.node not in values and is_pure(tensor.node):
+                tensor.node = own_node(tensor.node, device or default_device())
+                if tensor._requires_grad:
+                    leaves[tensor.node] = tensor
     wanted = list(dict.fromkeys(t.node for t in tensors if t.node not in values))
-    if wanted:
+    if wanted and elsewhere():
+        for name, nodes in by_device(wanted, device).items():
+            compute(nodes, name)
+    elif wanted:
         compute(wanted)
     for tensor in tensors:
         if not tensor._requires_grad or leaves.get(tensor.node) is tensor:
@@ -428,50 +436,6 @@ def _drop_history(tensor: Tensor) -> None:
     tensor.node = from_buffer(buffer, tensor.shape, tensor.dtype)
     if tensor._requires_grad:
         leaves[tensor.node] = tensor
-
-
-def compute(wanted: Sequence[Node]) -> None:
-    """Run the Graph below the Nodes and keep their values."""
-    if not wanted:
-        return
-    inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
-    _fill([n for n in inputs if n not in values], wanted[0])
-    wanted = [n for n in wanted if n not in values]
-    if not wanted:
-        return
-    from ..compiler.compile import executable_for  # the compiler loads when it is first needed
-
-    executable = executable_for(tuple(inputs), tuple(wanted))
-    buffers = executable.run([values[n] for n in inputs])
-    for node, buffer in zip(wanted, buffers):
-        values[node] = buffer
-
-
-def _fill(inputs: Sequence[Node], wanted: Node) -> None:
-    """Give inputs that stand for other Nodes their values; `wanted` is what is being read."""
-    sources = [stand_ins.get(n) for n in inputs]
-    for source in sources:
-        if source is None:
-            raise unknown_value(wanted)
-    compute([s for s in dict.fromkeys(sources) if s is not None and s not in values])
-    for node, source in zip(inputs, sources):
-        if source is not None:
-            values[node] = values[source]
-            stand_ins.pop(node, None)
-
-
-def _is_leaf(node: Node) -> bool:
-    return node in values or node.op is ops.input_
-
-
-def unknown_value(node: Node) -> TraceError:
-    """The error for reading what has no value now."""
-    return TraceError(
-        "the value of a Tensor was read inside a jitted function (or kept from inside of one)",
-        op="read", expected="code that does not depend on the values of Tensors",
-        got=f"a traced Tensor {node.type}",
-        hint="use where()/cond() in place of a Python branch, or mark the argument static",
-    )  # fmt: skip
 
 
 @contextmanager
@@ -496,4 +460,4 @@ def is_symbolic(size: Size) -> bool:
 
 __all__ = ["StateError", "Tensor", "call", "compute", "from_array", "from_buffer", "grad_mode",
            "in_place", "leaves", "lift", "method", "mode", "no_grad", "node_of", "operand",
-           "realize", "values", "wrap"]  # fmt: skip
+           "realize", "stand_ins", "unknown_value", "values", "wrap"]  # fmt: skip

@@ -17,6 +17,7 @@ from ..core.errors import Location, TraceError, user_location
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace
+from .placement import check_device, elsewhere
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
 
 
@@ -67,6 +68,7 @@ class Trace:
     """What stands for outside Tensors while a function is traced."""
 
     name: str
+    device: str = "cpu"  # where the function will run
     location: Location | None = field(default_factory=user_location)
     sources: dict[Node, Source] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)  # by id of the Tensor
@@ -118,6 +120,8 @@ class Trace:
             return found
         if tensor.trace is not None:  # kept from inside another trace
             raise unknown_value(tensor._node)
+        if elsewhere():
+            check_device(self.device, tensor._node, self.name)
         return self._stand_for(Source("captured", holder=tensor), tensor)
 
     def check_assign(self, tensor: Tensor) -> None:

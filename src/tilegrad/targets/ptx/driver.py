@@ -137,6 +137,10 @@ class Device:
             call("cuCtxSetCurrent", self.context)
             _thread.device = self
 
+    def hand_over(self, stream: int) -> None:
+        """Let another stream of this context wait for all work on ours."""
+        Event(self, timing=False).record().wait(stream)
+
     def synchronize(self) -> None:
         """Wait until all work on the stream is done; a kernel's fault shows here."""
         self.activate()

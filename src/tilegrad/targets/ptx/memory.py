@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -126,7 +126,6 @@ class Pool:
             if not attempt:
                 self._trim()
         self._refuse(asked, describe(status))
-        raise AssertionError  # not reached
 
     def _trim(self) -> None:
         self.device.activate()
@@ -137,7 +136,7 @@ class Pool:
         self._free.clear()
         self.kept = 0
 
-    def _refuse(self, bytes: int, why: str) -> None:
+    def _refuse(self, bytes: int, why: str) -> NoReturn:
         held = ", ".join(f"{label} {_mib(size)} in {n}" for label, size, n in self.holders())
         raise MemoryLimitError(
             f"cannot allocate {_mib(bytes)} on {self.device.name}: {why}", op="Buffer.allocate",

@@ -1,0 +1,123 @@
+"""Giving Nodes values: the Buffers that are known, and `compute`, which runs what is not.
+
+Invariant: a Node never changes its value; a value is kept as long as its Node lives and no
+longer. Nothing here knows of Tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.dtype import DType, dtype_of
+from ..core.errors import TraceError
+from ..graph import build, ops
+from ..ir.node import Node, topological
+from ..ir.symbol import Size
+from ..runtime.buffer import Buffer
+from .placement import common_device, elsewhere, homes, is_pure, moved, stand_ins, values
+
+
+def own_node(node: Node, device: str | None = None) -> Node:
+    """A fresh input that takes the Node's value when one is needed, computed on `device`."""
+    fresh = build.input_(node.shape, node.dtype)
+    if node in values:
+        buffer = values[node]
+        values[fresh] = buffer if device is None else _fixed(buffer, device)
+    else:
+        stand_ins[fresh] = stand_ins.get(node, node)
+        if device is not None:
+            homes[fresh] = device
+    return fresh
+
+
+def _fixed(buffer: Buffer, device: str) -> Buffer:
+    """The value on a device, which it does not leave any more."""
+    there = moved(buffer, device)
+    return there.part(0, there.bytes) if there.adapts else there
+
+
+def from_array(array: np.ndarray[Any, Any], adapts: bool = True) -> Node:
+    """An input Node that shares the array's memory (copied if not contiguous); it goes to any
+    device it is needed on if it adapts, as tables and lists do, but a person's Tensors do not."""
+    dtype = dtype_of(array.dtype)
+    node = build.input_(tuple(array.shape), dtype)
+    buffer = values[node] = Buffer.wrap(np.ascontiguousarray(array).reshape(array.shape))
+    buffer.adapts = adapts
+    return node
+
+
+def from_buffer(buffer: Buffer, shape: tuple[Size, ...], dtype: DType) -> Node:
+    """An input Node on a Buffer."""
+    node = build.input_(shape, dtype)
+    values[node] = buffer
+    return node
+
+
+def by_device(wanted: Sequence[Node], device: str | None) -> dict[str, list[Node]]:
+    """Nodes by the device that each is to be computed on."""
+    found: dict[str, list[Node]] = {}
+    for node in wanted:
+        name = common_device([node], device, location=node.location)
+        found.setdefault(name, []).append(node)
+    return found
+
+
+def compute(wanted: Sequence[Node], device: str | None = None) -> None:
+    """Run the Graph below the Nodes and keep their values."""
+    if not wanted:
+        return
+    if device is None and elsewhere():
+        device = common_device(wanted, location=wanted[0].location)
+    inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
+    _fill([n for n in inputs if n not in values], wanted[0], device)
+    wanted = [n for n in wanted if n not in values]
+    if not wanted:
+        return
+    from ..compiler.compile import executable_for  # the compiler loads when it is first needed
+
+    executable = executable_for(tuple(inputs), tuple(wanted), (), device or "cpu")
+    given = [values[n] for n in inputs]
+    if device is not None:
+        given = [moved(buffer, device) for buffer in given]
+    buffers = executable.run(given)
+    for node, buffer in zip(wanted, buffers):
+        values[node] = buffer
+
+
+def _fill(inputs: Sequence[Node], wanted: Node, device: str | None) -> None:
+    """Give inputs that stand for other Nodes their values; `wanted` is what is being read."""
+    sources = [stand_ins.get(n) for n in inputs]
+    for source in sources:
+        if source is None:
+            raise unknown_value(wanted)
+    compute([s for s in dict.fromkeys(sources) if s is not None and s not in values], device)
+    for node, source in zip(inputs, sources):
+        if source is not None:
+            home = homes.pop(node, None)
+            values[node] = values[source] if home is None else _fixed(values[source], home)
+            stand_ins.pop(node, None)
+    if device not in (None, "cpu"):
+        for source in sources:
+            if source is not None and is_pure(source):  # Graphs for any device share this Node
+                values.pop(source, None)
+
+
+def _is_leaf(node: Node) -> bool:
+    return node in values or node.op is ops.input_
+
+
+def unknown_value(node: Node) -> TraceError:
+    """The error for reading what has no value now."""
+    return TraceError(
+        "the value of a Tensor was read inside a jitted function (or kept from inside of one)",
+        op="read", expected="code that does not depend on the values of Tensors",
+        got=f"a traced Tensor {node.type}",
+        hint="use where()/cond() in place of a Python branch, or mark the argument static",
+    )  # fmt: skip
+
+
+__all__ = ["by_device", "compute", "from_array", "from_buffer", "own_node", "stand_ins",
+           "unknown_value", "values"]  # fmt: skip
