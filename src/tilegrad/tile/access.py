@@ -1,0 +1,147 @@
+"""Who touched which box of a place last, and whether that is known to who touches it now.
+
+A clock is a list with one entry per agent: how far its holder knows that agent to be. Agents are
+roles (counted in events), the matrix unit and the store engine of each role (counted in ops) and
+the barriers (counted in completed phases; a copy that lands on a barrier is known to whoever
+knows that its phase is over). An access at an epoch of an agent is ordered before a clock if the
+clock's entry for the agent has reached the epoch.
+
+Invariant: a Region remembers its last write and all reads since; boxes of one place that overlap
+are neighbours of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ir.node import Node
+from ..ir.types import Memory
+
+Clock = list[int]
+Box = tuple[tuple[int, int], ...]  # start and stop along each axis
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Take over all that another clock knows."""
+    into[:] = map(max, into, other)
+
+
+class Touch(NamedTuple):
+    """One access: who, when by its own count, and by which op."""
+
+    agent: int
+    epoch: int
+    node: Node
+
+
+class Plain:
+    """A plain store to memory that asynchronous ops read: who, when, and the fence after it."""
+
+    __slots__ = ("agent", "epoch", "fence", "node")
+
+    def __init__(self, agent: int, epoch: int, node: Node) -> None:
+        self.agent, self.epoch, self.node = agent, epoch, node
+        self.fence: int | None = None
+
+
+class Region:
+    """A box of a place."""
+
+    __slots__ = ("box", "neighbours", "plain", "reads", "ready", "write", "written")
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.neighbours: list[Region] = []
+        self.write: Touch | None = None
+        self.reads: dict[int, Touch] = {}
+        self.plain: Plain | None = None
+        self.written = False  # by anyone, whole
+        self.ready = False  # found to be initialised
+
+    def around(self) -> Iterator[Region]:
+        """The box itself and all that overlap it."""
+        yield self
+        yield from self.neighbours
+
+
+class Place:
+    """A place or a parameter of one program, as boxes."""
+
+    def __init__(self, node: Node, shape: tuple[int, ...]) -> None:
+        type_ = node.type
+        assert isinstance(type_, Memory)
+        self.node, self.shape, self.scope = node, shape, type_.scope
+        self.use = type_.use
+        self.regions: dict[Any, Region] = {}
+        self.mask: np.ndarray[Any, Any] | None = None
+
+    def at(self, lead: tuple[int, ...]) -> Region | None:
+        """The tile at a leading index; None if there is none such."""
+        found = self.regions.get(lead)
+        if found is None:
+            if not all(0 <= i < size for i, size in zip(lead, self.shape)):
+                return None
+            box = tuple([(i, i + 1) for i in lead])
+            found = self._new(lead, box + tuple([(0, s) for s in self.shape[len(lead) :]]))
+        return found
+
+    def boxed(
+        self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
+    ) -> Region:
+        """The box of a tile at an index, as far as it lies inside."""
+        key = ("box", index, shape, axes)
+        found = self.regions.get(key)
+        if found is None:
+            length = dict(zip(axes, shape))
+            spans = [(i, i + length.get(axis, 1)) for axis, i in enumerate(index)]
+            box = tuple([(max(0, a), min(s, b)) for (a, b), s in zip(spans, self.shape)])
+            found = self._new(key, box)
+        return found
+
+    def _new(self, key: Any, box: Box) -> Region:
+        for other in self.regions.values():
+            if other.box == box:
+                self.regions[key] = other
+                return other
+        made = Region(box)
+        for other in dict.fromkeys(self.regions.values()):
+            if all(a < d and c < b for (a, b), (c, d) in zip(box, other.box)):
+                made.neighbours.append(other)
+                other.neighbours.append(made)
+        self.regions[key] = made
+        return made
+
+    def fresh(self) -> None:
+        """Allocated again: nothing is initialised."""
+        self.mask = None
+        for region in self.regions.values():
+            region.written = region.ready = False
+
+    def fill(self, region: Region) -> None:
+        """Remember that a box was written."""
+        if not region.written:
+            region.written = True
+            if self.mask is not None:
+                self.mask[_slices(region.box)] = True
+
+    def initialised(self, region: Region) -> bool:
+        """Whether all of a box was written."""
+        if not region.ready and not region.written and region.neighbours:
+            if self.mask is None:
+                self.mask = np.zeros(self.shape, np.bool_)
+                for other in self.regions.values():
+                    if other.written:
+                        self.mask[_slices(other.box)] = True
+            region.ready = bool(self.mask[_slices(region.box)].all())
+        return region.ready or region.written
+
+    def touched(self) -> bool:
+        """Whether any box was written."""
+        return any(r.written for r in self.regions.values())
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple([slice(a, b) for a, b in box])

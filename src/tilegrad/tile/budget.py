@@ -1,0 +1,278 @@
+"""What a Body takes of a GPU: shared bytes, registers, barriers, and the shapes engines accept.
+
+Facts come from `target.memories` and `target.limits`, else from the defaults below, which hold for
+every GPU with warps of 32. Registers are an estimate: the tiles alive at a time and the register
+places, spread over the threads of the role, and a margin for addresses and scalars; an 'error' is
+only what the register places alone exceed. Invariant: Targets that are no GPU have no Findings.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..core.target import Target
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import high
+from ..ir.types import Memory, Tile
+from .build import Body
+from .check import walk
+from .finding import Finding, finding, place_name
+from .skeleton import is_place
+
+LIMITS = {"registers": 255, "named_barriers": 16, "threads": 1024, "box": 256}
+SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
+MARGIN = 24  # addresses, indices, descriptors
+WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
+
+
+def check_budget(body: Body, target: Target) -> list[Finding]:
+    """Everything that does not fit."""
+    if target.kind != "gpu":
+        return []
+    limits = {**LIMITS, **target.limits}
+    roles = [n for n, _ in walk(body.block) if n.op.name == "role"]
+    found = shared_bytes(body, target)
+    found += boxes(body, limits)
+    found += role_shapes(body, roles, limits)
+    return found + registers(body, roles, target, limits)
+
+
+# ---- shared memory ------------------------------------------------------------------------------
+
+
+def place_bytes(node: Node) -> int:
+    """Bytes of a place."""
+    type_ = node.type
+    assert isinstance(type_, Memory)
+    return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
+
+
+def shared_bytes(body: Body, target: Target) -> list[Finding]:
+    """Places and barriers against the Scope, with the alignment that swizzles need."""
+    if "shared" not in target.memories:
+        return []
+    at, largest = 0, None
+    for node, _ in walk(body.block):
+        if node.op.name == "allocate" and node.type.scope == "shared":  # type: ignore[union-attr]
+            span = SPANS.get(node.type.layout, 0)  # type: ignore[union-attr]
+            align = 8 * span if span else 128
+            at = -(-at // align) * align + place_bytes(node)
+            if largest is None or place_bytes(node) > place_bytes(largest):
+                largest = node
+        elif node.op.name == "barrier":
+            at = -(-at // 8) * 8 + 8 * node.attrs["stages"]
+    have = target.memories["shared"].bytes
+    if at <= have:
+        return []
+    return [finding(
+        "error", "shared_bytes", f"places and barriers of {body.name} take {at} bytes of shared "
+        f"memory, which has {have}", largest, None, "fewer stages or smaller tiles",
+    )]  # fmt: skip
+
+
+# ---- shapes that copies and matrix ops accept ---------------------------------------------------
+
+
+def boxes(body: Body, limits: dict[str, int]) -> list[Finding]:
+    """Boxes of copies against what the engine takes, and swizzle spans against rows."""
+    found = []
+    for node, _ in walk(body.block):
+        if node.op.name not in ("copy_async", "copy_store"):
+            continue
+        place = node.inputs[0 if node.op.name == "copy_async" else 1]
+        shape, type_ = node.attrs["shape"], place.type
+        assert isinstance(type_, Memory)
+        span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
+        sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
+        if max(sides) > limits["box"]:
+            found.append(finding(
+                "error", "box", f"a box of {shape} has a side above {limits['box']}", node, place,
+                "copy it in parts",
+            ))  # fmt: skip
+        if row % 16:
+            found.append(finding(
+                "error", "box", f"rows of {row} bytes of {place_name(place)} are no multiple of "
+                "16 bytes", node, place,
+            ))  # fmt: skip
+        elif span and row > span and row % span:
+            found.append(finding(
+                "error", "box", f"rows of {row} bytes of {place_name(place)} are not made of "
+                f"spans of {type_.layout}", node, place,
+            ))  # fmt: skip
+    return found
+
+
+def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
+    """Warps, numbered barriers and their threads."""
+    found = []
+    threads = 32 * sum(r.attrs["warps"] for r in roles)
+    if threads > limits["threads"]:
+        found.append(finding("error", "threads", f"the roles have {threads} threads, a program at "
+                             f"most {limits['threads']}", roles[0]))  # fmt: skip
+    free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
+    for node, around in walk(body.block):
+        name, attrs = node.op.name, node.attrs
+        inside = [n for n in around if n.op.name == "role"]
+        if name in ("named_sync", "named_arrive"):
+            if not 0 <= attrs["number"] < free:
+                found.append(finding("error", "named_barrier", f"named barrier {attrs['number']}: "
+                                     f"numbers 0 to {free - 1} are free", node))  # fmt: skip
+            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= limits["threads"]:
+                found.append(finding("error", "named_barrier", f"{attrs['threads']} threads are "
+                                     "no whole number of warps", node))  # fmt: skip
+        if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
+            found.append(finding(
+                "error", "warps", f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps "
+                "and multiplies: matrix_async takes groups of 4", node, inside[0],
+            ))  # fmt: skip
+    return found
+
+
+# ---- registers ----------------------------------------------------------------------------------
+
+
+def registers(
+    body: Body, roles: list[Node], target: Target, limits: dict[str, int]
+) -> list[Finding]:
+    """What each role holds against what it may, and all roles against the register file."""
+    file = target.memories["register"].bytes // 4 if "register" in target.memories else 65536
+    total = 32 * sum(r.attrs["warps"] for r in roles)
+    given = min(limits["registers"], file // max(1, total) // 8 * 8)
+    found, taken = [], 0
+    for role in roles:
+        asked, threads = role.attrs["registers"], 32 * role.attrs["warps"]
+        if asked and (asked % 8 or not 24 <= asked <= 256):
+            found.append(finding("error", "registers", f"{role.attrs['name']} asks for {asked} "
+                                 "registers: a multiple of 8 in 24..256", role))  # fmt: skip
+        most = min(asked or given, limits["registers"])
+        taken += (asked or given) * threads
+        places, peak = estimate(role.blocks[0], threads)
+        if places > most:
+            found.append(finding(
+                "error", "registers", f"register places of {role.attrs['name']} take {places} "
+                f"registers a thread, it may hold {most}", role, None,
+                "smaller tiles, or more warps for the role",
+            ))  # fmt: skip
+        elif peak + MARGIN > most:
+            found.append(finding(
+                "warning", "registers", f"{role.attrs['name']} holds about {peak + MARGIN} "
+                f"registers a thread, it may hold {most}: it may spill", role,
+            ))  # fmt: skip
+    if roles and taken > file:
+        found.append(finding("error", "registers", f"the roles take {taken} registers, there are "
+                             f"{file}", roles[0], None, "ask for fewer"))  # fmt: skip
+    return found
+
+
+FREE = ("constant", "iota")
+ALIASES = ("broadcast", "reshape", "part", "extract", "transpose")
+
+
+def estimate(block: Block, threads: int) -> tuple[int, int]:
+    """Registers a thread of register places alone, and of these and the tiles alive with them."""
+    walker = _Liveness(threads)
+    walker.block(block, ())
+    return walker.places, walker.places + walker.peak()
+
+
+class _Liveness:
+    """Positions where tiles are made and last used."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.position = 0
+        self.made: dict[Node, tuple[int, tuple[int, ...]]] = {}  # position, loops around
+        self.last: dict[Node, int] = {}
+        self.pending: list[tuple[Node, tuple[int, ...]]] = []
+        self.ends: dict[int, int] = {}
+        self.places = 0
+        self.order: list[Node] = []
+
+    def block(self, block: Block, loops: tuple[int, ...]) -> None:
+        """Number the Nodes of a Block in order."""
+        for node in block.nodes:
+            self.position += 1
+            if node.op.name == "register_tile" or (is_place(node) and self.held(node)):
+                self.places += -(-place_bytes(node) // (4 * self.threads))
+            for source in node.inputs:
+                self.use(source, loops)
+            for inner in node.blocks:
+                own = (*loops, self.position) if node.op.name == "loop" else loops
+                for given in inner.arguments:
+                    self.make(given, own)
+                self.block(inner, own)
+                self.position += 1
+                for result in inner.results:
+                    self.use(result, own)
+                if node.op.name == "loop":
+                    self.ends[own[-1]] = self.position
+            self.make(node, loops)
+
+    def held(self, node: Node) -> bool:
+        return node.type.scope == "register"  # type: ignore[union-attr]
+
+    def make(self, node: Node, loops: tuple[int, ...]) -> None:
+        self.order.append(node)
+        if self.cost(node):
+            self.made[node] = (self.position, loops)
+
+    def use(self, node: Node, loops: tuple[int, ...]) -> None:
+        node = root(node)
+        self.last[node] = self.position
+        self.pending.append((node, loops))
+
+    def cost(self, node: Node) -> int:
+        """Registers a thread of one tile; views, constants and register places cost nothing."""
+        type_ = node.type
+        if not isinstance(type_, Tile) or type_.shape == () or node.op.name in (*FREE, *ALIASES):
+            return 0
+        if node.op.name == "read_place" and self.held(node.inputs[0]):
+            return 0
+        count = prod(type_.shape)
+        bytes_ = -(-count // 8) if type_.dtype.kind == "bool" else type_.dtype.storage_bytes(count)
+        return -(-bytes_ // (4 * self.threads))
+
+    def peak(self) -> int:
+        """The most that is alive at once."""
+        for node, loops in self.pending:
+            if node in self.made:  # used in a loop it was made outside of: alive to its end
+                for loop in loops:
+                    if loop not in self.made[node][1]:
+                        self.last[node] = max(self.last[node], self.ends[loop])
+        changes: list[tuple[int, int]] = []
+        inherited = self.inherited()
+        for node, (start, _) in self.made.items():
+            if node in inherited:
+                continue
+            stop = self.last.get(node, start)
+            if stop > start:
+                changes += [(start, self.cost(node)), (stop, -self.cost(node))]
+        most = alive = 0
+        for _, change in sorted(changes):  # what dies at a Node makes room for its result
+            alive += change
+            most = max(most, alive)
+        return most
+
+    def inherited(self) -> set[Node]:
+        """Tiles that take over the registers of a place whose value dies as they are made."""
+        found: set[Node] = set()
+        room: dict[Node, int] = {}
+        for node in self.order:
+            if node.op.name == "read_place" and self.held(node.inputs[0]):
+                room[node] = -(-place_bytes(node.inputs[0]) // (4 * self.threads))
+            elif node in self.made and node.op.group in ("unary", "binary", "ternary", "hole"):
+                start = self.made[node][0]
+                for source in map(root, node.inputs):
+                    if self.last.get(source) == start and room.get(source, 0) >= self.cost(node):
+                        room[node] = room.pop(source)
+                        found.add(node)
+                        break
+        return found
+
+
+def root(node: Node) -> Node:
+    """The tile that a view shows."""
+    while node.op.name in ALIASES:
+        node = node.inputs[0]
+    return node

@@ -1,0 +1,63 @@
+"""Findings: what the checks before launch say about a Body, in words a person can act on.
+
+Invariant: a Finding names its rule, both of the kernel's own lines where two ops are at odds, and
+is equal to every other one that says the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..core.errors import Location
+from ..ir.node import Node
+from ..ir.types import Memory
+
+LEVELS = ("error", "warning")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong ('error') or slow or unproved ('warning')."""
+
+    level: str
+    rule: str
+    message: str
+    hint: str = ""
+    line: str = ""
+    other: str = ""
+    location: Location | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        text = f"{self.level}: {self.rule}: {self.message}"
+        if self.line:
+            text += f"\n    at {self.line}"
+        if self.other and self.other != self.line:
+            text += f"\n    and {self.other}"
+        return text + (f"\n    hint: {self.hint}" if self.hint else "")
+
+
+def line_of(node: Node | None) -> str:
+    """The kernel's own line of a Node, with the op that stands there."""
+    if node is None:
+        return ""
+    where: Location | None = node.location
+    return f"{where if where is not None else 'an unknown line'} ({node.op.name})"
+
+
+def finding(
+    level: str, rule: str, message: str, node: Node | None = None, other: Node | None = None,
+    hint: str = "",
+) -> Finding:  # fmt: skip
+    """A Finding located at Nodes."""
+    where = None if node is None else node.location
+    return Finding(level, rule, message, hint, line_of(node), line_of(other), where)
+
+
+def place_name(node: Node) -> str:
+    """A place or a parameter in words: its name, or Scope, shape and dtype."""
+    if "name" in node.attrs:
+        return str(node.attrs["name"])
+    type_ = node.type
+    assert isinstance(type_, Memory)
+    shape = "x".join(str(s) for s in type_.shape)
+    return f"the {type_.scope} place {shape} {type_.dtype.name}"

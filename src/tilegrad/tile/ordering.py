@@ -1,0 +1,500 @@
+"""Roles against each other without data: turns, barriers, and who must know of whom.
+
+The events of every role (`skeleton`) are run against each other once. Who may touch what is
+decided by clocks (`access`), so one order stands for all of them, as long as every wait goes on
+for the same reason in every order. That is proved on the way, for each barrier:
+
+* an arrival, an expectation or a copy counts for phase n only if its role knows that n phases are
+  over: it cannot count for an earlier one, and by induction for no later one;
+* a wait that went on when n phases were over knows that n-1 are: it cannot have gone on earlier;
+* the end of phase n+1 knows of the wait: it cannot have been overtaken.
+
+Likewise for named barriers: who arrives in a round knows that the round before is over. Where one
+of these fails the Body is at the mercy of time, and that is a Finding of its own ('phase').
+
+Within a role the warps are one agent, but for one thing: what all of them stored, one thread hands
+to a copy (or all to a matrix op) only after a named barrier of the role. Arriving at a barrier is
+ordered after what all warps of the role did.
+
+The programs of a cluster are run together, as several sets of roles: each rank has places and
+barriers of its own, which the other ranks' copies, stores and arrivals reach; they end together.
+
+`protocol` says what each op does. Invariant: a Finding of level 'error' holds for some order in
+which the roles may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ir.node import Node
+from ..ir.symbol import evaluate
+from .access import Clock, Place, Plain, Region, Touch, join
+from .check import walk
+from .finding import Finding, finding, line_of, place_name
+from .skeleton import Event, Scenario, Skeleton, is_place
+
+MOST_FINDINGS = 24
+HINTS = {
+    "deadlock": "count who arrives, with how many bytes, and look at the parity",
+    "race": "order the two: arrive on a barrier after the one, wait for it before the other",
+    "phase": "wait for the barrier's phase before it is used again, or let a barrier in between "
+    "say so",
+    "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
+    "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
+    "unfinished": "wait for all groups before the role ends",
+    "uninitialised": "write it first on every path",
+    "dependent": "grid_dependency_wait before it, in this role or in one this role waits for",
+}
+
+
+class Bar:
+    """One barrier: the phase under way, what came, and the clock of each phase that is over."""
+
+    __slots__ = ("agent", "arrived", "coming", "count", "expected", "landed", "name", "over",
+                 "waits")  # fmt: skip
+
+    def __init__(self, name: str, count: int, agent: int) -> None:
+        self.name, self.count, self.agent = name, count, agent
+        self.arrived = self.expected = self.landed = 0
+        self.coming: Clock | None = None
+        self.over: list[Clock] = []
+        self.waits: list[tuple[int, int, int, Node]] = []  # phases over, agent, epoch, op
+
+    def come(self, clock: Clock, arrivals: int, expected: int, landed: int) -> None:
+        """Something comes; it may end the phase."""
+        if self.coming is None:
+            self.coming = list(clock)
+        else:
+            join(self.coming, clock)
+        self.arrived += arrivals
+        self.expected += expected
+        self.landed += landed
+        if self.arrived == self.count and self.expected == self.landed:
+            self.coming[self.agent] = len(self.over) + 1
+            self.over.append(self.coming)
+            self.coming, self.arrived, self.expected, self.landed = None, 0, 0, 0
+
+    def __str__(self) -> str:
+        text = f"{self.name} (phase {len(self.over)}: {self.arrived} of {self.count} arrivals"
+        if self.expected or self.landed:
+            text += f", {self.expected} bytes expected and {self.landed} copied"
+        return text + ")"
+
+
+class Round:
+    """A named barrier: threads that came in the round under way, clocks of rounds that are over."""
+
+    def __init__(self, number: int, agent: int) -> None:
+        self.number, self.agent = number, agent
+        self.arrived = self.threads = 0
+        self.coming: Clock | None = None
+        self.over: list[Clock] = []
+        self.node: Node | None = None
+
+
+@dataclass
+class Group:
+    """Asynchronous work of a role: ops issued, last op of each group, last op waited for."""
+
+    agent: int
+    issued: int = 0
+    committed: list[int] = field(default_factory=list)
+    known: int = 0
+    last: Node | None = None
+
+
+class Role:
+    """A role (or the program around them) as an agent."""
+
+    def __init__(
+        self, name: str, number: int, warps: int, rank: int, size: int, main: bool
+    ) -> None:
+        self.name, self.number, self.warps, self.rank = name, number, warps, rank
+        self.alone = main or warps == 1  # no warps that could be apart
+        self.clock: Clock = [0] * size
+        self.groups = {"matrix_async": Group(number + 1), "copy_store": Group(number + 2)}
+        self.events: list[Event] = []
+        self.at = self.base = 0
+        self.joined: int | None = None  # round of a named barrier it waits in
+        self.fenced = False
+        self.registers: set[Node] = set()  # touched since the last matrix_fence
+        self.unfenced: list[Plain] = []
+        self.synced = 0  # up to here the warps of the role have met
+
+    @property
+    def epoch(self) -> int:
+        """The count of its events."""
+        return self.clock[self.number]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.at >= len(self.events)
+
+
+Handler = Callable[["Machine", Role, Node, tuple[Any, ...]], Any]
+
+
+class Machine:
+    """The roles, barriers and places of one program, or of the programs of a cluster."""
+
+    def __init__(
+        self, skeleton: Skeleton, scenario: Scenario, handlers: dict[str, Handler], ranks: int
+    ) -> None:
+        self.skeleton, self.scenario, self.ranks = skeleton, scenario, ranks
+        self.handlers = handlers
+        self.names: list[str] = []
+        self.findings: dict[Any, Finding] = {}
+        ops = [node for node, _ in walk(skeleton.body.block)]
+        self.dependent = any(n.op.name == "grid_dependency_wait" for n in ops)
+        self.grid = self.agent("the launches before")
+        self.bars: dict[tuple[int, Node], list[Bar]] = {}
+        self.rounds: dict[tuple[int, int], Round] = {}
+        self.places: dict[tuple[int, Node], Place] = {}
+        numbered: list[tuple[int, Node | None, int]] = []
+        for rank in range(ranks):
+            self._declare(rank, ops)
+            for node in (None, *[n for n in ops if n.op.name == "role"]):
+                name = "the program" if node is None else node.attrs["name"]
+                numbered.append((rank, node, self.agent(self.on(rank, name))))
+                self.agent(f"matrix_async of {self.on(rank, name)}")
+                self.agent(f"copy_store of {self.on(rank, name)}")
+        size, main = len(self.names), skeleton.body.notes.get("warps", 4)
+        self.roles = {
+            (rank, node): Role(self.names[number], number,
+                               main if node is None else node.attrs["warps"], rank, size,
+                               node is None)
+            for rank, node, number in numbered
+        }  # fmt: skip
+
+    def _declare(self, rank: int, ops: list[Node]) -> None:
+        """Agents of barriers, so that every clock has its full length from the start."""
+        for node in ops:
+            a = node.attrs
+            if node.op.name == "barrier":
+                made = []
+                for stage in range(a["stages"]):
+                    name = self.on(rank, f"{a['name']}[{stage}]")
+                    made.append(Bar(name, a["count"], self.agent(f"copies on {name}")))
+                self.bars[rank, node] = made
+            elif node.op.name in ("named_sync", "named_arrive"):
+                key = (rank, a["number"])
+                if key not in self.rounds:
+                    name = self.on(rank, f"named barrier {a['number']}")
+                    self.rounds[key] = Round(a["number"], self.agent(name))
+
+    def on(self, rank: int, name: str) -> str:
+        """A name, with the rank where there are several."""
+        return name if self.ranks == 1 else f"{name} of rank {rank}"
+
+    def agent(self, name: str) -> int:
+        """The number of a new agent."""
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def report(
+        self, rule: str, message: str, node: Node, other: Node | None = None, level: str = "error",
+        hint: str = "",
+    ) -> None:  # fmt: skip
+        """Note a Finding, each pair of ops once."""
+        key = (rule, node, other)
+        if key not in self.findings and len(self.findings) < MOST_FINDINGS:
+            self.findings[key] = finding(
+                level, rule, message, node, other, hint or HINTS.get(rule, "")
+            )
+
+    # ---- turns ------------------------------------------------------------------------------
+
+    def run(self, traces: list[list[Any]]) -> list[Finding]:
+        """Run all ranks' events; gives what was found."""
+        positions = [0] * self.ranks
+        while any(p < len(t) for p, t in zip(positions, traces)):
+            together: list[Role] = []
+            mains: list[Role] = []
+            for rank, trace in enumerate(traces):
+                start = positions[rank]
+                stop = start
+                while stop < len(trace) and trace[stop][0] != "roles":
+                    stop += 1
+                main = self.roles[rank, None]
+                mains.append(main)
+                self.begin(main, trace[start:stop])
+                positions[rank] = stop
+            if not self.schedule(mains):
+                return list(self.findings.values())
+            for rank, trace in enumerate(traces):
+                if positions[rank] < len(trace):
+                    together += self.fork(rank, trace[positions[rank]][1])
+                    positions[rank] += 1
+            if not self.schedule(together):
+                return list(self.findings.values())
+            for role in together:
+                join(self.roles[role.rank, None].clock, role.clock)
+        self.end()
+        return list(self.findings.values())
+
+    def begin(self, role: Role, events: list[Event]) -> None:
+        """Give a role events to run."""
+        role.base, role.events, role.at = role.epoch, events, 0
+
+    def fork(self, rank: int, roles: list[tuple[Node, list[Event]]]) -> list[Role]:
+        """Roles start with what the program knows."""
+        main = self.roles[rank, None]
+        main.clock[main.number] += 1
+        started = []
+        for node, events in roles:
+            role = self.roles[rank, node]
+            own = role.epoch
+            join(role.clock, main.clock)
+            role.clock[role.number] = own
+            self.begin(role, events)
+            started.append(role)
+        return started
+
+    def schedule(self, roles: list[Role]) -> bool:
+        """Give turns until all have ended; False after a deadlock."""
+        moved = True
+        while moved:
+            moved = False
+            for role in roles:
+                before = role.at
+                self.advance(role)
+                moved = moved or role.at != before
+        stuck = [r for r in roles if not r.done]
+        if stuck:
+            self.deadlock(stuck)
+        for role in roles:
+            if role.done and role is not self.roles[role.rank, None]:
+                self.settled(role)
+        return not stuck
+
+    def advance(self, role: Role) -> None:
+        """Run a role until it waits or ends."""
+        events, at = role.events, role.at
+        while at < len(events):
+            node, values = events[at]
+            role.clock[role.number] = role.base + at + 1
+            if self.handlers[node.op.name](self, role, node, values) is False:
+                break
+            at += 1
+        role.at = at
+
+    def settled(self, role: Role) -> None:
+        """Report groups that the role has not waited for."""
+        for kind, group in role.groups.items():
+            if group.issued > group.known and group.last is not None:
+                self.report("unfinished", f"{role.name} ends with {kind} under way", group.last)
+
+    def deadlock(self, stuck: list[Role]) -> None:
+        """Name every role and what it waits for."""
+        waits = []
+        for role in stuck:
+            node, values = role.events[role.at]
+            waits.append(f"{role.name} waits on {self.awaited(role, node, values)} "
+                         f"at {line_of(node)}")  # fmt: skip
+        first = stuck[0].events[stuck[0].at][0]
+        second = stuck[1].events[stuck[1].at][0] if len(stuck) > 1 else None
+        self.report("deadlock", "; ".join(waits), first, second)
+
+    def awaited(self, role: Role, node: Node, values: tuple[Any, ...]) -> str:
+        """What a role waits for, in words."""
+        if node.op.name == "wait":
+            bar = self.bars[role.rank, node.inputs[0]][values[0]]
+            return f"{bar} with parity {values[1]}"
+        round_ = self.rounds[role.rank, node.attrs["number"]]
+        return (f"named barrier {round_.number} ({round_.arrived} of {node.attrs['threads']} "
+                "threads came)")  # fmt: skip
+
+    def end(self) -> None:
+        """The program is over: copies have landed, waits were not overtaken."""
+        for rank in range(self.ranks):
+            main = self.roles[rank, None]
+            self.settled(main)
+            if self.dependent and main.clock[self.grid] < 1:
+                self.report("dependent", "the program may end before grid_dependency_wait",
+                            next(n for n, _ in walk(self.skeleton.body.block)
+                                 if n.op.name == "grid_dependency_wait"))  # fmt: skip
+        for (rank, node), bars in self.bars.items():
+            known = self.roles[rank, None].clock
+            for bar in bars:
+                self.left(bar, node, known)
+                self.overtaken(bar)
+
+    def left(self, bar: Bar, node: Node, known: Clock) -> None:
+        """Bytes that nobody counts, and copies that nobody waits for."""
+        if bar.arrived == bar.count and bar.expected != bar.landed:
+            self.report("bytes", f"{bar} never ends this phase", node,
+                        hint="expect exactly the bytes that the copies land")  # fmt: skip
+        elif bar.landed or bar.expected or known[bar.agent] < len(bar.over):
+            if bar.landed or bar.expected or self.copied(bar):
+                self.report("unfinished", f"the program ends with copies on {bar.name} under way",
+                            node, hint="wait for the barrier before the end")  # fmt: skip
+
+    def copied(self, bar: Bar) -> bool:
+        """Whether the last phase of a barrier had copies."""
+        return any(
+            r.write is not None and r.write.agent == bar.agent and r.write.epoch == len(bar.over)
+            for p in self.places.values() for r in p.regions.values()
+        )  # fmt: skip
+
+    def overtaken(self, bar: Bar) -> None:
+        """A phase that may end while a role still waits for the one before."""
+        for over, agent, epoch, node in bar.waits:
+            if over < len(bar.over) and bar.over[over][agent] <= epoch:
+                self.report(
+                    "phase",
+                    f"{bar.name} may end phase {over} before {self.names[agent]} comes to wait "
+                    f"for {'the start' if over == 0 else f'phase {over - 1}'}, which then "
+                    "waits for ever or one phase too long", node,
+                )  # fmt: skip
+
+    # ---- who touches what -------------------------------------------------------------------
+
+    def place(self, rank: int, node: Node) -> Place:
+        """The boxes of a place or a parameter."""
+        key = (rank if is_place(node) else 0, node)
+        found = self.places.get(key)
+        if found is None:
+            shape = tuple([evaluate(s, self.scenario.symbols) for s in node.type.shape])  # type: ignore[union-attr]
+            found = self.places[key] = Place(node, shape)
+        return found
+
+    def name_of(self, place: Place, region: Region) -> str:
+        """A box of a place in words."""
+        lead = [a for (a, b), s in zip(region.box, place.shape) if b - a == 1 and s > 1]
+        at = f" at {lead}" if lead and place.scope != "global" else ""
+        return place_name(place.node) + at
+
+    def race(
+        self, place: Place, region: Region, node: Node, agent: int, verb: str, other: Touch,
+        done: str,
+    ) -> None:  # fmt: skip
+        """Report two unordered accesses."""
+        self.report(
+            "race", f"{self.names[agent]} {verb} {self.name_of(place, region)} while "
+            f"{self.names[other.agent]} {done} it, and no barrier or wait orders the two",
+            node, other.node,
+        )  # fmt: skip
+
+    def touch(
+        self, place: Place, region: Region, role: Role, node: Node, writes: bool, agent: int,
+        epoch: int,
+    ) -> None:  # fmt: skip
+        """An agent of a role touches a box: it must know of all that conflicts."""
+        clock, verb = role.clock, "writes" if writes else "reads"
+        engine = agent in (role.number + 1, role.number + 2)
+        for near in region.around():
+            other = near.write
+            if other is not None and clock[other.agent] < other.epoch:
+                if not (engine and other.agent == agent):
+                    self.race(place, region, node, agent, verb, other, "writes")
+            if writes:
+                for number, read in near.reads.items():
+                    if clock[number] < read.epoch and not (engine and number == agent):
+                        self.race(place, region, node, agent, verb, read, "reads")
+        made = Touch(agent, epoch, node)
+        if writes:
+            region.write = made
+            region.reads.clear()
+            place.fill(region)
+        else:
+            region.reads[agent] = made
+
+    def require(self, place: Place, region: Region, role: Role, node: Node) -> None:
+        """A place is read: it must have been written."""
+        if place.scope != "global" and not place.initialised(region):
+            self.report("uninitialised", f"{role.name} reads {self.name_of(place, region)}, which "
+                        "nothing has written on this path", node, place.node)  # fmt: skip
+
+    def plain(self, place: Place, region: Region, role: Role, node: Node, writes: bool) -> None:
+        """A plain load or store of a role."""
+        if not writes:
+            self.require(place, region, role, node)
+            for near in region.around():
+                self.met(place, near.plain, role, node)
+        self.touch(place, region, role, node, writes, role.number, role.epoch)
+        if place.scope == "register":
+            role.registers.add(place.node)
+        elif writes:
+            region.plain = Plain(role.number, role.epoch, node)
+            role.unfenced.append(region.plain)
+
+    def asynchronous(
+        self, place: Place, region: Region, role: Role, node: Node, writes: bool, agent: int,
+        epoch: int,
+    ) -> None:  # fmt: skip
+        """A copy or a matrix op touches a box: plain stores before it are fenced."""
+        if not writes:
+            self.require(place, region, role, node)
+        self.touch(place, region, role, node, writes, agent, epoch)
+        for near in region.around():
+            if near.plain is not None:
+                self.published(place, region, near.plain, role, node)
+        if writes:
+            region.plain = None
+
+    def published(
+        self, place: Place, region: Region, plain: Plain, role: Role, node: Node
+    ) -> None:
+        """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
+        what = self.name_of(place, region)
+        if plain.fence is None:
+            self.report("fence", f"{node.op.name} of {role.name} meets plain stores to {what} "
+                        "without fence('async')", node, plain.node)  # fmt: skip
+        elif plain.agent != role.number and role.clock[plain.agent] < plain.fence:
+            self.report("fence", f"{node.op.name} of {role.name} does not know of the "
+                        f"fence('async') after the stores to {what}", node, plain.node)  # fmt: skip
+        elif plain.agent == role.number and not role.alone and role.synced <= plain.fence:
+            self.report(
+                "fence", f"{node.op.name} of {role.name} meets stores to {what} by all "
+                f"{role.warps} warps, which have not met since their fence('async')", node,
+                plain.node, hint="named_sync with the role's own threads after the fence",
+            )  # fmt: skip
+
+    def met(self, place: Place, plain: Plain | None, role: Role, node: Node) -> None:
+        """A role reads what its own warps stored: other threads may hold it now."""
+        if plain is None or place.scope == "global" or plain.agent != role.number:
+            return
+        if not role.alone and role.synced <= plain.epoch:
+            self.report(
+                "warps", f"{role.name} reads {place_name(place.node)}, which its {role.warps} "
+                "warps stored, and they have not met since", node, plain.node, "warning",
+                "named_sync with the role's own threads, unless each thread reads its own",
+            )  # fmt: skip
+
+    def depends(self, role: Role, memory: Node, node: Node, writes: bool) -> None:
+        """Parameters are touched after the dependency wait, but for reads of constants."""
+        if self.dependent and role.clock[self.grid] < 1 and not is_place(memory):
+            if writes or memory.type.use != "constant":  # type: ignore[union-attr]
+                verb = "writes" if writes else "reads"
+                self.report("dependent", f"{role.name} {verb} {memory.attrs['name']} before it "
+                            "knows of grid_dependency_wait", node)  # fmt: skip
+
+    # ---- barriers ---------------------------------------------------------------------------
+
+    def bar(self, rank: int, node: Node, op: Node, stage: Any) -> Bar | None:
+        """One barrier of an array."""
+        bars = self.bars[rank, node]
+        if not 0 <= stage < len(bars):
+            self.report("index", f"{op.op.name} at stage {stage} of the {len(bars)} barriers "
+                        f"{node.attrs['name']}", op, node)  # fmt: skip
+            return None
+        return bars[stage]
+
+    def come(
+        self, role: Role, bar: Bar, node: Node, arrivals: int, expected: int, landed: int
+    ) -> None:
+        """An arrival or a copy, in a phase that the role knows to have begun."""
+        if role.clock[bar.agent] < len(bar.over):
+            verb = "copies" if landed else "arrives"
+            self.report(
+                "phase", f"{role.name} {verb} on {bar.name} in phase {len(bar.over)} without "
+                "knowing that the phase before is over: it may count for the wrong one", node,
+            )  # fmt: skip
+        bar.come(role.clock, arrivals, expected, landed)
+        if bar.arrived > bar.count:
+            self.report("arrivals", f"{bar}: more arrivals than it counts", node,
+                        hint="the count of the barrier is who arrives in one phase")  # fmt: skip

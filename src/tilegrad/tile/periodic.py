@@ -1,0 +1,214 @@
+"""Which loops of a skeleton repeat: after how many indices a trip does the same again.
+
+Every scalar of a loop's Block is seen as a function f of the loop's trip with
+f(trip + period) = f(trip) + shift: the index itself shifts by the step, a remainder of it has
+shift 0 and a period, a quotient shifts less often. A loop repeats if all scalars that the
+protocol hangs on (stages, parities, leading indices, conditions, bounds of inner loops) have
+shift 0. A comparison of scalars that shift against each other changes at most once (twice for
+equality) as the trip grows; it is `watched`: the trace compares its signs at both ends of what it
+leaves out, and where they agree it was constant between.
+
+Loops of one depth share a period in indices and a rule for what is left out, which looks only at
+the bounds: so a producer that walks 0, 1, 2, ... and consumers that walk every other index leave
+out the same range. Invariant: the middle is a whole number of periods; two periods (in which every
+ring that the loop turns comes round twice) and the last two indices are kept, and in an innermost
+loop at least `2 * stages + 2` indices.
+"""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+from typing import TYPE_CHECKING, Any
+
+from ..ir.block import Block
+from ..ir.node import Node
+from .check import walk
+
+if TYPE_CHECKING:
+    from .skeleton import Skeleton
+
+Shift = tuple[int, int]  # period in trips, shift after it
+CONSTANT: Shift = (1, 0)
+LONGEST = 1 << 12
+COMPARES = ("equal", "not_equal", "less", "less_equal")
+
+
+class Periods:
+    """The period of a skeleton's loops."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self.skeleton = skeleton
+        self.watched: set[Node] = set()
+        self.repeating: set[Node] = set()
+        self.periods: dict[int, int] = {}  # by the number of loops around
+        self.fronts: dict[int, int] = {}
+        self.depths: dict[Node, int] = {}
+        stages = 1
+        for node, around in walk(skeleton.body.block):
+            if node.op.name == "barrier":
+                stages = max(stages, node.attrs["stages"])
+            elif node.op.name == "loop":
+                self._loop(node, sum(n.op.name == "loop" for n in around))
+        inner = {d for n, d in self.depths.items() if not _holds_loop(n.blocks[0])}
+        for depth, period in self.periods.items():
+            least = 2 * stages + 2 if depth in inner else 1
+            self.fronts[depth] = period * max(2, -(-least // period))
+
+    def _loop(self, node: Node, depth: int) -> None:
+        found = _Loop(self.skeleton, node).find()
+        self.depths[node] = depth
+        period = self.periods.setdefault(depth, 2)
+        if found is not None:
+            self.periods[depth] = lcm(period, found[0] * node.attrs["step"])
+            self.watched |= found[1]
+            self.repeating.add(node)
+
+    def middle(self, loop: Node, lower: int, upper: int) -> tuple[int, int, int]:
+        """The first index that may be left out, how many indices are, and the period."""
+        depth = self.depths[loop]
+        period = self.periods[depth]
+        first = lower // period * period + self.fronts[depth]
+        count = (upper - 2 - first) // period
+        return first, max(0, count) * period, period
+
+
+def _holds_loop(block: Block) -> bool:
+    return any(n.op.name == "loop" for n, _ in walk(block))
+
+
+class _Loop:
+    """The shifts of the scalars within one loop, by its trip."""
+
+    def __init__(self, skeleton: Skeleton, loop: Node) -> None:
+        self.skeleton, self.loop = skeleton, loop
+        self.inside: set[Node] = set(loop.blocks[0].arguments)
+        self._enter(loop.blocks[0])
+        self.memory: dict[Node, Shift | None] = {}
+        self.watched: set[Node] = set()
+
+    def _enter(self, block: Block) -> None:
+        for node in block.nodes:
+            self.inside.add(node)
+            for inner in node.blocks:
+                self.inside.update(inner.arguments)
+                self._enter(inner)
+
+    def find(self) -> tuple[int, set[Node]] | None:
+        """The period in trips and the comparisons to watch, if the loop repeats."""
+        from .skeleton import uses
+
+        period = 1
+        for node, _ in walk(self.loop.blocks[0]):
+            found = uses(node, self.skeleton.tracked)
+            relevant = list(found[0]) if found is not None else []
+            if node.op.name == "loop":
+                relevant += node.inputs[:2]
+            elif node.op.name == "branch":
+                relevant.append(node.inputs[0])
+            for scalar in relevant:
+                shift = self.shift(scalar)
+                if shift is None or shift[1] != 0:
+                    return None
+                period = lcm(period, shift[0])
+                if period > LONGEST:
+                    return None
+        return period, self.watched
+
+    def shift(self, node: Node) -> Shift | None:
+        """How a scalar moves with the trip; None where that is not known."""
+        if node not in self.inside:
+            return CONSTANT
+        if node not in self.memory:
+            self.memory[node] = None  # a carried value that leads back to itself
+            self.memory[node] = self._shift(node)
+        return self.memory[node]
+
+    def _shift(self, node: Node) -> Shift | None:
+        from .skeleton import computable
+
+        name = node.op.name
+        if name == "constant":
+            return CONSTANT
+        if node in self.skeleton.owner:
+            return self._argument(*self.skeleton.owner[node])
+        if name == "get":
+            return self._get(node)
+        parts = [self.shift(i) for i in self.skeleton.parts(node)]
+        if any(p is None for p in parts):
+            return None
+        known: list[Shift] = [p for p in parts if p is not None]
+        if not known or not computable(node):
+            steady = all(p[1] == 0 for p in known)
+            return (lcm(*[p[0] for p in known]), 0) if known and steady else None
+        return self._arithmetic(node, name, known)
+
+    def _argument(self, loop: Node, position: int) -> Shift | None:
+        """A loop's index or carried value."""
+        if loop is self.loop and position == 0:
+            return 1, loop.attrs["step"]
+        if position == 0:
+            return self.shift(loop.inputs[0])  # at the same trip of the inner loop
+        given, result = loop.blocks[0].arguments[position], loop.blocks[0].results[position - 1]
+        more = _added(given, result)
+        if loop is self.loop:
+            return None if more is None else (1, more)
+        return None if more is None else self.shift(loop.inputs[1 + position])
+
+    def _get(self, node: Node) -> Shift | None:
+        made, index = node.inputs[0], node.attrs["index"]
+        if made.op.name == "loop":
+            return self.shift(made.blocks[0].arguments[1 + index])
+        parts = [self.shift(p) for p in (made.inputs[0], *[b.results[index] for b in made.blocks])]
+        return self._same(parts[0], parts[1:])
+
+    def _same(self, condition: Shift | None, values: list[Shift | None]) -> Shift | None:
+        """One of several values that move alike, by a condition that repeats."""
+        if condition is None or condition[1] != 0 or any(v is None for v in values):
+            return None
+        known: list[Shift] = [v for v in values if v is not None]
+        period = lcm(condition[0], *[k[0] for k in known])
+        shifts = {k[1] * (period // k[0]) for k in known}
+        return (period, shifts.pop()) if len(shifts) == 1 else None
+
+    def _arithmetic(self, node: Node, name: str, parts: list[Shift]) -> Shift | None:
+        period = lcm(*[p[0] for p in parts])
+        shifts = [p[1] * (period // p[0]) for p in parts]
+        if name in COMPARES:
+            if shifts[0] != shifts[1]:
+                self.watched.add(node)
+            return period, 0
+        if name == "where":
+            return self._same(parts[0], list(parts[1:]))
+        if all(s == 0 for s in shifts):
+            return period, 0
+        if name in ("add", "subtract"):
+            return period, shifts[0] + (shifts[1] if name == "add" else -shifts[1])
+        if name in ("minimum", "maximum") and shifts[0] == shifts[1]:
+            return period, shifts[0]
+        if name in ("cast", "negative"):
+            return period, shifts[0] if name == "cast" else -shifts[0]
+        by = [_constant(i) for i in node.inputs]
+        if name == "multiply" and any(b is not None for b in by):
+            return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])
+        divisor = by[1] if len(by) > 1 else None
+        if divisor and name in ("floor_divide", "unsigned_divide", "remainder",
+                                "unsigned_remainder"):  # fmt: skip
+            more = abs(divisor) // gcd(divisor, shifts[0])
+            divides = name.endswith("divide")
+            return period * more, shifts[0] * more // divisor if divides else 0
+        return None
+
+
+def _constant(node: Node) -> Any:
+    return int(node.attrs["value"]) if node.op.name == "constant" else None
+
+
+def _added(given: Node, result: Node) -> int | None:
+    """The constant a carried value grows by each trip, if it does."""
+    if result is given:
+        return 0
+    if result.op.name == "add" and given in result.inputs:
+        other = result.inputs[1] if result.inputs[0] is given else result.inputs[0]
+        found = _constant(other)
+        return None if found is None else int(found)
+    return None

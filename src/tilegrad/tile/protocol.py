@@ -1,0 +1,269 @@
+"""Races and deadlock across roles: what each op of the placed level does to clocks and barriers.
+
+`check_protocol` runs the skeleton of a Body (no data) on the Machine of `ordering`, which finds
+races, missing fences, uninitialised boxes, phases that are not certain, deadlock and accesses
+before the dependency wait, whatever the order in which roles run. Invariant: HANDLERS has one row
+per op that `skeleton` makes an event of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ..ir.node import Node
+from .access import join
+from .finding import Finding, place_name
+from .ordering import Handler, Machine, Role
+from .skeleton import Scenario, Skeleton, is_place
+
+# ---- what each op does ------------------------------------------------------------------------
+
+
+def _quiet(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    return None
+
+
+def _allocate(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    machine.place(role.rank, node).fresh()
+
+
+def _arrive(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    rank = values[1] if node.op.name == "arrive_remote" else role.rank
+    if not 0 <= rank < machine.ranks:
+        machine.report("index", f"arrive_remote to rank {rank} of {machine.ranks}", node)
+        return
+    bar = machine.bar(rank, node.inputs[0], node, values[0])
+    if bar is not None:
+        machine.come(role, bar, node, 1, node.attrs.get("bytes", 0), 0)
+
+
+def _wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> bool:
+    bar = machine.bar(role.rank, node.inputs[0], node, values[0])
+    if bar is None:
+        return True
+    over = len(bar.over)
+    if over % 2 == values[1]:
+        return False
+    if role.clock[bar.agent] < over - 1:
+        machine.report(
+            "phase", f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
+            "the phase before is over: it may go on too early", node,
+        )  # fmt: skip
+    bar.waits.append((over, role.number, role.epoch, node))
+    if over:
+        ended = bar.over[over - 1]
+        role.synced = max(role.synced, ended[role.number])
+        join(role.clock, ended)
+    return True
+
+
+def _named(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> bool:
+    threads = node.attrs["threads"]
+    round_ = machine.rounds[role.rank, node.attrs["number"]]
+    if role.joined is None:
+        if role.clock[round_.agent] < len(round_.over):
+            machine.report(
+                "phase", f"{role.name} arrives at named barrier {round_.number} without knowing "
+                "that the round before is over: it may count for the wrong one", node, round_.node,
+            )  # fmt: skip
+        if round_.arrived and threads != round_.threads:
+            machine.report(
+                "arrivals", f"named barrier {round_.number} is used with {round_.threads} and "
+                f"with {threads} threads", node, round_.node,
+            )  # fmt: skip
+        role.joined = len(round_.over)
+        round_.threads, round_.node = threads, node
+        round_.arrived += 32 * role.warps
+        if round_.coming is None:
+            round_.coming = list(role.clock)
+        else:
+            join(round_.coming, role.clock)
+        if round_.arrived > threads:
+            machine.report("arrivals", f"named barrier {round_.number}: {round_.arrived} of "
+                           f"{threads} threads came", node)  # fmt: skip
+        if round_.arrived >= threads:
+            round_.coming[round_.agent] = len(round_.over) + 1
+            round_.over.append(round_.coming)
+            round_.coming, round_.arrived = None, 0
+    joined = role.joined
+    if node.op.name == "named_sync":
+        if len(round_.over) <= joined:
+            return False
+        role.synced = max(role.synced, role.epoch)
+        join(role.clock, round_.over[joined])
+    role.joined = None
+    return True
+
+
+def _fence(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    if node.attrs["kind"] == "async":
+        for plain in role.unfenced:
+            plain.fence = role.epoch
+        role.unfenced = []
+
+
+def _lead(machine: Machine, rank: int, node: Node, memory: Node, lead: Any) -> Any:
+    """The place and box at a leading index."""
+    place = machine.place(rank, memory)
+    region = place.at(lead)
+    if region is None:
+        machine.report("index", f"{node.op.name} at {list(lead)} leaves {place_name(memory)}", node,
+                       memory)  # fmt: skip
+    return place, region
+
+
+def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    into, memory, barrier = node.inputs[:3]
+    machine.depends(role, memory, node, False)
+    shape, mask = node.attrs["shape"], node.attrs.get("mask", 1 << role.rank)
+    leads = len(into.type.shape) - len(shape)  # type: ignore[union-attr]
+    lead, box = values[1 : 1 + leads], values[1 + leads :]
+    rows: tuple[int, ...] = ()
+    if node.op.name == "copy_multicast":
+        rows, box = (box[0],), box[1:]
+    for rank in range(machine.ranks):
+        bar = machine.bar(rank, barrier, node, values[0]) if mask >> rank & 1 else None
+        if bar is None:
+            continue
+        place, region = _lead(machine, rank, node, into, lead)
+        if region is None:
+            continue
+        if rows:
+            axes = tuple(range(leads, leads + len(shape)))
+            region = place.boxed((*lead, *rows, *[0] * (len(shape) - 1)), shape, axes)
+        epoch = len(bar.over) + 1
+        if box and rank == role.rank:
+            source = machine.place(rank, memory)
+            part = source.boxed(box, shape, node.attrs["axes"])
+            machine.asynchronous(source, part, role, node, False, bar.agent, epoch)
+        machine.asynchronous(place, region, role, node, True, bar.agent, epoch)
+        machine.come(role, bar, node, 0, 0, into.dtype.storage_bytes(prod(shape)))
+
+
+def _issue(role: Role, kind: str, node: Node) -> tuple[int, int]:
+    """A new op of an engine: its agent and number."""
+    group = role.groups[kind]
+    group.issued += 1
+    group.last = node
+    return group.agent, group.issued
+
+
+def _copy_store(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    memory, place_node = node.inputs[:2]
+    machine.depends(role, memory, node, True)
+    rank = len(memory.type.shape)  # type: ignore[union-attr]
+    lead, index = values[: len(values) - rank], values[len(values) - rank :]
+    place, region = _lead(machine, role.rank, node, place_node, lead)
+    engine = _issue(role, "copy_store", node)
+    if region is not None:
+        machine.asynchronous(place, region, role, node, False, *engine)
+    into = machine.place(role.rank, memory)
+    box = into.boxed(index, node.attrs["shape"], node.attrs["axes"])
+    machine.asynchronous(into, box, role, node, True, *engine)
+
+
+def _matrix_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    accumulate, rest = values[0], values[1:]
+    engine = _issue(role, "matrix_async", node)
+    found = []
+    for memory in node.inputs[:3]:
+        count = len(memory.type.shape) - 2  # type: ignore[union-attr]
+        lead, rest = rest[:count], rest[count:]
+        place, region = _lead(machine, role.rank, node, memory, lead)
+        if region is None:
+            return
+        if place.scope == "register" and (memory in role.registers or not role.fenced):
+            machine.report("matrix_fence", f"{role.name} uses {place_name(memory)} in matrix_async "
+                           "without matrix_fence", node, memory)  # fmt: skip
+        found.append((place, region))
+    for place, region in found[1:]:
+        machine.asynchronous(place, region, role, node, False, *engine)
+    if accumulate:
+        machine.asynchronous(*found[0], role, node, False, *engine)
+    machine.asynchronous(*found[0], role, node, True, *engine)
+
+
+def _matrix_fence(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    role.registers.clear()
+    role.fenced = True
+
+
+def _commit(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    group = role.groups["matrix_async" if node.op.name == "matrix_commit" else "copy_store"]
+    group.committed.append(group.issued)
+
+
+def _group_wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    group = role.groups["matrix_async" if node.op.name == "matrix_wait" else "copy_store"]
+    covered = len(group.committed) - node.attrs["pending"]
+    if covered > 0:
+        group.known = max(group.known, group.committed[covered - 1])
+        role.clock[group.agent] = group.known
+
+
+def _read_place(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    rank, lead = role.rank, values
+    if node.op.name == "write_remote":
+        rank, lead = values[0], values[1:]
+    if not 0 <= rank < machine.ranks:
+        machine.report("index", f"{node.op.name} to rank {rank} of {machine.ranks}", node)
+        return
+    place, region = _lead(machine, rank, node, node.inputs[0], lead)
+    if region is not None:
+        machine.plain(place, region, role, node, node.op.name != "read_place")
+
+
+def _load(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    memory, writes = node.inputs[0], node.op.name == "store"
+    machine.depends(role, memory, node, writes)
+    if not values or (node.attrs["masked"] and not is_place(memory)):
+        return  # nobody writes it, or the mask says which part
+    place = machine.place(role.rank, memory)
+    shape = node.inputs[1].shape if writes else node.attrs["shape"]
+    machine.plain(place, place.boxed(values, shape, node.attrs["axes"]), role, node, writes)
+
+
+def _whole(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    name = node.op.name
+    writes = name in ("scatter", "atomic_add", "matrix_store", "sort")
+    for memory in node.inputs[: 2 if name == "sort" else 1]:
+        machine.depends(role, memory, node, writes)
+        if not is_place(memory):
+            continue
+        place, region = _lead(machine, role.rank, node, memory, ())
+        if name != "matrix_store" and not (writes and node.attrs.get("mode") == "set"):
+            if not place.touched():
+                machine.require(place, region, role, node)
+            machine.touch(place, region, role, node, False, role.number, role.epoch)
+        if writes:
+            machine.plain(place, region, role, node, True)
+
+
+def _grid(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    role.clock[machine.grid] = 1
+
+
+HANDLERS: dict[str, Handler] = {
+    "barrier": _quiet, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
+    "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
+    "named_arrive": _named, "fence": _fence, "copy_async": _copy_async,
+    "copy_multicast": _copy_async, "write_remote": _read_place, "copy_store": _copy_store,
+    "commit_copies": _commit, "wait_copies": _group_wait, "matrix_async": _matrix_async,
+    "matrix_fence": _matrix_fence, "matrix_commit": _commit, "matrix_wait": _group_wait,
+    "read_place": _read_place, "write_place": _read_place, "load": _load, "store": _load,
+    "gather": _whole, "scatter": _whole, "atomic_add": _whole, "matrix_load": _whole,
+    "matrix_store": _whole, "sort": _whole, "grid_dependency_wait": _grid,
+}  # fmt: skip
+
+
+def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> list[Finding]:
+    """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
+    ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
+    first = program[0] // ranks * ranks if program else 0
+    traces = []
+    for rank in range(ranks):
+        own = (first + rank, *program[1:]) if program else ()
+        traces.append(skeleton.trace(replace(scenario, program=own, rank=rank), whole))
+    return Machine(skeleton, scenario, HANDLERS, ranks).run(traces)

@@ -1,0 +1,440 @@
+"""The control skeleton of a Body: what each role does in order, run with scalars and no data.
+
+Control and protocol of a Body hang on scalars: loop bounds, stages, parities, leading indices.
+`Skeleton` cuts out just these, and `trace` runs them for one program and gives every role's
+events as a list. A scalar that comes from memory is *data*: a Scenario says what to take for it
+(the same in every role), as it says which value within its bounds a Symbol has.
+
+Long loops are not walked whole. Where `periodic` proves that a trip does the same to the protocol
+as the trip `period` later, the middle of the loop is left out, a whole number of periods, and the
+same index range in every role; `trace` checks that comparisons which may turn in the middle say
+the same at both of its ends, and walks the loop whole if one does not.
+
+Invariant: an event carries the Node and the values of the scalars `uses` lists for it, and the
+trace of a role does not depend on any other role.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import InternalError
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import Expr, atoms, evaluate, high, low
+from ..ir.types import Memory, Tile
+from .build import Body
+from .check import walk
+
+Event = tuple[Node, tuple[Any, ...]]
+MOST_EVENTS = 60_000
+
+
+class TooLong(InternalError):
+    """A trace has more events than anyone wants to wait for."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run: the program, values of Symbols by name, and what loaded scalars are."""
+
+    program: tuple[int, ...]
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    data: int = 0
+    rank: int = 0  # of the program within its cluster
+
+
+# ---- which scalars an op hangs on ---------------------------------------------------------------
+
+
+def is_place(node: Node) -> bool:
+    """Whether a Memory is allocated and not a parameter."""
+    return isinstance(node.type, Memory) and node.op.name in ("allocate", "register_tile")
+
+
+WRITES = {"store": 0, "scatter": 0, "copy_store": 0, "atomic_add": 0, "matrix_store": 0,
+          "write_place": 0}  # fmt: skip
+QUIET = {"named_sync", "named_arrive", "fence", "commit_copies", "wait_copies", "matrix_fence",
+         "matrix_commit", "matrix_wait", "allocate", "register_tile", "barrier",
+         "grid_dependency_wait", "gather", "scatter", "atomic_add", "matrix_load",
+         "matrix_store", "sort"}  # fmt: skip
+
+
+def written_parameters(body: Body) -> set[Node]:
+    """Parameters that the Body writes: only these can be raced for."""
+    found = set()
+    for node, _ in walk(body.block):
+        if node.op.name in WRITES and not is_place(node.inputs[0]):
+            found.add(node.inputs[0])
+    return found
+
+
+def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]] | None:
+    """Scalars that say what an event does to the protocol, then those that only say which part of
+    a parameter it touches; None where the op is no event."""
+    name, inputs = node.op.name, node.inputs
+    if name in QUIET:
+        return (), ()
+    if name in ("arrive", "expect", "wait", "arrive_remote"):
+        return inputs[1:], ()
+    if name in ("copy_async", "copy_multicast"):
+        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        box = inputs[4 : 4 + rank] if inputs[1] in tracked else ()
+        return (inputs[3], *inputs[4 + rank :]), box
+    if name == "copy_store":
+        rank = len(inputs[0].type.shape)  # type: ignore[union-attr]
+        return inputs[2 + rank :], inputs[2 : 2 + rank]
+    if name == "matrix_async":
+        return inputs[3:], ()
+    if name in ("read_place", "write_place"):
+        return inputs[1 if name == "read_place" else 2 :], ()
+    if name == "write_remote":
+        return inputs[2:], ()
+    if name in ("load", "store"):
+        first, rank = 1 if name == "load" else 2, len(inputs[0].type.shape)  # type: ignore[union-attr]
+        index = inputs[first : first + rank]
+        if is_place(inputs[0]):
+            return index, ()
+        return (), index if inputs[0] in tracked else ()
+    return None
+
+
+# ---- scalar arithmetic --------------------------------------------------------------------------
+
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "negative": operator.neg, "absolute": abs,
+    "bit_not": lambda a: not a if isinstance(a, bool) else ~a,
+}  # fmt: skip
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+    "floor_divide": lambda a, b: a // b if b else 0,
+    "remainder": lambda a, b: a % b if b else 0,
+    "unsigned_divide": lambda a, b: a // b if b else 0,
+    "unsigned_remainder": lambda a, b: a % b if b else 0,
+    "minimum": min, "maximum": max, "bit_and": operator.and_, "bit_or": operator.or_,
+    "bit_xor": operator.xor, "shift_left": lambda a, b: a << b if 0 <= b < 64 else 0,
+    "shift_right": lambda a, b: a >> b if 0 <= b < 64 else 0,
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt,
+    "less_equal": operator.le,
+}  # fmt: skip
+COMPARES = ("equal", "not_equal", "less", "less_equal")
+TERNARY: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "where": lambda c, a, b: a if c else b, "multiply_add": lambda a, b, c: a * b + c,
+}  # fmt: skip
+
+
+def is_scalar(node: Node) -> bool:
+    """Whether a Node is one value."""
+    return isinstance(node.type, Tile) and node.type.shape == ()
+
+
+def computable(node: Node) -> bool:
+    """Whether a scalar follows from its inputs by arithmetic of this module."""
+    name = node.op.name
+    if not all(is_scalar(i) for i in node.inputs):
+        return False
+    if name == "cast":
+        return True
+    if any(i.dtype.is_float for i in node.inputs) and name not in COMPARES:
+        return False
+    return name in UNARY or name in BINARY or name in TERNARY
+
+
+def _convert(node: Node) -> Callable[[Any], Any]:
+    dtype = node.dtype
+    if dtype.kind == "bool":
+        return bool
+    return float if dtype.is_float else int
+
+
+# ---- the code of a skeleton ---------------------------------------------------------------------
+
+(ONE, TWO, THREE, WATCH, DATA, EVENT, LOOP, BRANCH, ROLES) = range(9)
+Code = list[tuple[Any, ...]]
+
+
+class Skeleton:
+    """The scalars and events of a Body, ready to be traced."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.tracked = written_parameters(body)
+        self.owner: dict[Node, tuple[Node, int]] = {}  # Block argument: loop, position
+        for node, _ in walk(body.block):
+            if node.op.name == "loop":
+                for position, a in enumerate(node.blocks[0].arguments):
+                    self.owner[a] = (node, position)
+        self.needed: set[Node] = set()
+        self._need()
+        self.slots: dict[Node, int] = {}
+        self.start: list[Any] = []
+        self.programs: list[tuple[int, int]] = []
+        self.ranks: list[int] = []
+        self.symbols: list[tuple[int, Any]] = []
+        self.has_data = False
+        from .periodic import Periods  # it reads the skeleton
+
+        self.periods = Periods(self)
+        self.code = self._block(body.block)
+
+    def _need(self) -> None:
+        """Gather the scalars that events, bounds and conditions hang on."""
+        stack: list[Node] = []
+        for node, _ in walk(self.body.block):
+            found = uses(node, self.tracked)
+            if found is not None:
+                stack += [*found[0], *found[1]]
+            if node.op.name == "loop":
+                stack += node.inputs[:2]
+            elif node.op.name == "branch":
+                stack.append(node.inputs[0])
+        while stack:
+            node = stack.pop()
+            if node in self.needed or not is_scalar(node):
+                continue
+            self.needed.add(node)
+            stack += self.parts(node)
+
+    def parts(self, node: Node) -> Sequence[Node]:
+        """The scalars that a scalar follows from."""
+        name = node.op.name
+        if node in self.owner:
+            loop, position = self.owner[node]
+            if position == 0:
+                return loop.inputs[:2]
+            return (loop.inputs[1 + position], loop.blocks[0].results[position - 1])
+        if name == "get":
+            made, index = node.inputs[0], node.attrs["index"]
+            given = [b.results[index] for b in made.blocks]
+            if made.op.name == "loop":
+                return (*given, made.inputs[2 + index], made.blocks[0].arguments[1 + index])
+            return (*given, *made.inputs[:1])
+        if name == "load":
+            return [i for i in node.inputs[1:] if is_scalar(i)]
+        return node.inputs if computable(node) else ()
+
+    def slot(self, node: Node) -> int:
+        """Where the value of a scalar stands."""
+        if node not in self.slots:
+            self.slots[node] = len(self.start)
+            self.start.append(None)
+        return self.slots[node]
+
+    def _block(self, block: Block) -> Code:
+        code: Code = []
+        for node in block.nodes:
+            name = node.op.name
+            if name == "role":
+                if not (code and code[-1][0] == ROLES):
+                    code.append((ROLES, []))
+                code[-1][1].append((node, self._block(node.blocks[0])))
+            elif name == "loop":
+                self._loop(code, node)
+            elif name == "branch":
+                self._branch(code, node)
+            else:
+                found = uses(node, self.tracked)
+                if found is not None:
+                    taken = tuple([self.slot(n) for n in (*found[0], *found[1])])
+                    code.append((EVENT, node, taken))
+                if node in self.needed and name != "get":
+                    self._scalar(code, node)
+        return code
+
+    def _scalar(self, code: Code, node: Node) -> None:
+        name, out = node.op.name, self.slot(node)
+        if name == "constant":
+            self.start[out] = node.attrs["value"]
+        elif name == "program":
+            self.programs.append((out, node.attrs["axis"]))
+        elif name == "cluster_rank":
+            self.ranks.append(out)
+        elif name == "symbol":
+            self.symbols.append((out, node.attrs["value"]))
+        elif not computable(node):
+            self.has_data = True
+            index = [self.slot(i) for i in self.parts(node) if i.dtype.kind != "bool"]
+            code.append((DATA, out, tuple(index), _convert(node)))
+        elif name == "cast":
+            code.append((ONE, out, _convert(node), self.slot(node.inputs[0])))
+        elif name in UNARY:
+            code.append((ONE, out, UNARY[name], self.slot(node.inputs[0])))
+        elif name in TERNARY:
+            code.append((THREE, out, TERNARY[name], *[self.slot(i) for i in node.inputs]))
+        else:
+            kind = WATCH if node in self.periods.watched else TWO
+            code.append((kind, out, BINARY[name], *[self.slot(i) for i in node.inputs]))
+
+    def _loop(self, code: Code, node: Node) -> None:
+        block = node.blocks[0]
+        carried, results = [], []
+        for k, given in enumerate(block.arguments[1:]):
+            if given in self.needed:
+                carried.append((self.slot(given), self.slot(node.inputs[2 + k]),
+                                self.slot(block.results[k])))  # fmt: skip
+                results.append((k, self.slot(given)))
+        inner = self._block(block)
+        if not inner and not carried:
+            return
+        index = self.slot(block.arguments[0])
+        bounds = (self.slot(node.inputs[0]), self.slot(node.inputs[1]))
+        code.append((LOOP, node, index, *bounds, node.attrs["step"], inner, carried,
+                     self._gets(node, dict(results))))  # fmt: skip
+
+    def _gets(self, node: Node, results: dict[int, int]) -> list[tuple[int, int]]:
+        found = []
+        for get in self.needed:
+            if get.op.name == "get" and get.inputs[0] is node:
+                found.append((self.slot(get), results[get.attrs["index"]]))
+        return found
+
+    def _branch(self, code: Code, node: Node) -> None:
+        arms = [self._block(b) for b in node.blocks]
+        results = []
+        for get in self.needed:
+            if get.op.name == "get" and get.inputs[0] is node:
+                given = [self.slot(b.results[get.attrs["index"]]) for b in node.blocks]
+                results.append((self.slot(get), *given))
+        if any(arms) or results:
+            code.append((BRANCH, self.slot(node.inputs[0]), *arms, results))
+
+    # ---- scenarios --------------------------------------------------------------------------
+
+    def scenarios(self) -> list[Scenario]:
+        """The first and the last program; Symbols and data at the ends and just inside."""
+        names: dict[str, Expr] = {}
+        for value in (*[e for _, e in self.symbols], *self.body.grid, *self._sizes()):
+            names.update({a.name: a for a in atoms(value) if a.kind == "symbol"})
+        picks = (0,) if not names and not self.has_data else (0, 1, 2)
+        found: dict[Any, Scenario] = {}
+        for pick in picks:
+            bound = {n: (low(s), min(low(s) + 1, high(s)), high(s))[pick]
+                     for n, s in names.items()}  # fmt: skip
+            grid = [evaluate(size, bound) for size in self.body.grid]
+            if any(size < 1 for size in grid):
+                continue
+            data = (0, 1, 3001)[pick] if self.has_data else 0
+            for program in ((0,) * len(grid), tuple(size - 1 for size in grid)):
+                key = (program if self.programs else (), tuple(bound.items()), data)
+                found.setdefault(key, Scenario(program, bound, data))
+        return list(found.values())
+
+    def _sizes(self) -> Iterator[Any]:
+        for parameter in self.tracked:
+            yield from parameter.type.shape  # type: ignore[union-attr]
+
+    def trace(self, scenario: Scenario, whole: bool = False) -> list[Any]:
+        """Events of the program; a ('roles', [(Node, events)...]) stands where roles run."""
+        kept = set(self.periods.repeating)
+        while True:
+            run = _Run(self, scenario, set() if whole else kept)
+            try:
+                return run.start()
+            except _Turned as turned:
+                kept.discard(turned.loop)
+
+
+class _Turned(InternalError):
+    """A comparison changed in the part of a loop that was left out."""
+
+    def __init__(self, loop: Node) -> None:
+        self.loop = loop
+        super().__init__("tile.skeleton", f"{loop!r} does not repeat")
+
+
+class _Run:
+    """One trace under way."""
+
+    def __init__(self, skeleton: Skeleton, scenario: Scenario, repeating: set[Node]) -> None:
+        self.skeleton, self.scenario, self.repeating = skeleton, scenario, repeating
+        self.count = 0
+        self.signs: list[int] = []
+
+    def start(self) -> list[Any]:
+        """Run the Body."""
+        values = list(self.skeleton.start)
+        for slot, axis in self.skeleton.programs:
+            values[slot] = self.scenario.program[axis]
+        for slot in self.skeleton.ranks:
+            values[slot] = self.scenario.rank
+        for slot, value in self.skeleton.symbols:
+            values[slot] = evaluate(value, self.scenario.symbols)
+        events: list[Any] = []
+        self.run(self.skeleton.code, values, events)
+        return events
+
+    def run(self, code: Code, v: list[Any], out: list[Any]) -> None:
+        """Run code; `v` holds the scalars."""
+        for item in code:
+            kind = item[0]
+            if kind == TWO:
+                _, to, function, a, b = item
+                v[to] = function(v[a], v[b])
+            elif kind == EVENT:
+                out.append((item[1], tuple([v[s] for s in item[2]])))
+            elif kind == ONE:
+                v[item[1]] = item[2](v[item[3]])
+            elif kind == WATCH:
+                _, to, function, a, b = item
+                v[to] = function(v[a], v[b])
+                self.signs.append((v[a] > v[b]) - (v[a] < v[b]))
+            elif kind == LOOP:
+                self.loop(item, v, out)
+            elif kind == BRANCH:
+                taken = 0 if v[item[1]] else 1
+                self.run(item[2 + taken], v, out)
+                for result in item[4]:
+                    v[result[0]] = v[result[1 + taken]]
+            elif kind == THREE:
+                v[item[1]] = item[2](v[item[3]], v[item[4]], v[item[5]])
+            elif kind == DATA:
+                base, index = self.scenario.data, sum(int(v[s]) for s in item[2])
+                v[item[1]] = item[3](base & 1 if item[3] is bool else base * (1 + index % 4))
+            else:
+                self.roles(item[1], v, out)
+
+    def roles(self, roles: list[tuple[Node, Code]], v: list[Any], out: list[Any]) -> None:
+        """Trace roles that run at the same time, one after another."""
+        found = []
+        for node, code in roles:
+            events: list[Any] = []
+            self.run(code, v, events)
+            found.append((node, events))
+        out.append(("roles", found))
+
+    def loop(self, item: tuple[Any, ...], v: list[Any], out: list[Any]) -> None:
+        """Run a loop, leaving out the middle of a long one that repeats."""
+        _, node, index, lower, upper, step, code, carried, results = item
+        i, stop = v[lower], v[upper]
+        first, skipped, period = self.skeleton.periods.middle(node, i, stop)
+        if node not in self.repeating or not skipped:
+            first, skipped = stop, 0
+        seen: dict[int, list[int]] = {}
+        for given, init, _ in carried:
+            v[given] = v[init]
+        jumped = False
+        while i < stop:
+            if i >= first and not jumped:
+                i, jumped = i + skipped, True
+                continue
+            v[index] = i
+            before = len(self.signs)
+            self.run(code, v, out)
+            if skipped:
+                signs = self.signs[before:]
+                if first - period <= i < first:
+                    seen[i] = signs
+                elif jumped and seen.get(i - skipped - period, signs) != signs:
+                    raise _Turned(node)
+            again = [v[result] for _, _, result in carried]
+            for (given, _, _), value in zip(carried, again):
+                v[given] = value
+            i += step
+            self.count += 1
+            if len(out) > MOST_EVENTS or self.count > 4 * MOST_EVENTS:
+                raise TooLong("tile.skeleton", f"{self.skeleton.body.name} has too many events")
+        for to, given in results:
+            v[to] = v[given]

@@ -1,0 +1,115 @@
+"""Bodies broken in one place: every barrier op, fence, wait and commit dropped or changed in turn.
+
+`mutants(body)` gives each broken Body with a label that says op, number of its kind and change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tilegrad.core.dtype import int64
+from tilegrad.ir.node import Node
+from tilegrad.tile import placed
+from tilegrad.tile.build import Body
+from tilegrad.tile.check import walk
+from tilegrad.tile.placed import PlacedBuilder, rebuild
+
+DROPS = ("wait", "arrive", "expect", "matrix_wait", "matrix_fence", "fence", "copy_async",
+         "named_sync", "named_arrive", "matrix_commit", "wait_copies", "commit_copies",
+         "grid_dependency_wait", "arrive_remote", "copy_multicast")  # fmt: skip
+Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
+
+
+def nodes_of(body: Body, op: str) -> list[Node]:
+    """The Nodes of an op in order."""
+    return [node for node, _ in walk(body.block) if node.op.name == op]
+
+
+def changed(body: Body, victim: Node, change: Change) -> Body:
+    """The Body with one Node replaced."""
+    return rebuild(body, lambda b, node, i: change(b, node, i) if node is victim else None)
+
+
+def drop(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """Nothing in its place."""
+    return b.constant(0, int64)
+
+
+def flip(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The other parity."""
+    other = b.apply("subtract", b.constant(1, int64), inputs[2])
+    return b.add(node.op.make((*inputs[:2], other), {}))
+
+
+def next_stage(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The stage after."""
+    stages = b.constant(node.inputs[0].attrs["stages"], int64)
+    stage = b.apply("remainder", b.apply("add", inputs[1], b.constant(1, int64)), stages)
+    return b.add(node.op.make((inputs[0], stage, *inputs[2:]), node.attrs))
+
+
+def other_rank(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The other program of a cluster of two."""
+    other = b.apply("subtract", b.constant(1, int64), inputs[2])
+    return b.add(node.op.make((*inputs[:2], other), {}))
+
+
+def twice(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The op two times."""
+    b.add(node.op.make(inputs, node.attrs))
+    return b.add(node.op.make(inputs, node.attrs))
+
+
+def with_attrs(**new: object) -> Change:
+    """Other attrs."""
+    return lambda b, node, i: b.add(node.op.make(i, {**node.attrs, **new}))
+
+
+def as_arrive(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """A named_sync that does not wait."""
+    return b.add(placed.named_arrive.make((), node.attrs))
+
+
+def changes(node: Node) -> Iterator[tuple[str, Change]]:
+    """The ways to break one Node."""
+    name, a = node.op.name, node.attrs
+    if name in DROPS:
+        yield "dropped", drop
+    if name == "wait":
+        yield "parity flipped", flip
+    if name in ("wait", "arrive", "expect", "arrive_remote") and node.inputs[0].attrs["stages"] > 1:
+        yield "next stage", next_stage
+    if name in ("arrive", "expect", "arrive_remote"):
+        yield "twice", twice
+    if name == "arrive_remote":
+        yield "other rank", other_rank
+    if name == "copy_multicast":
+        yield "to one", with_attrs(mask=1)
+    if name == "expect":
+        yield "more bytes", with_attrs(bytes=a["bytes"] + 16)
+        yield "half the bytes", with_attrs(bytes=a["bytes"] // 2)
+        yield "no bytes", with_attrs(bytes=0)
+    if name in ("matrix_wait", "wait_copies"):
+        yield "one more pending", with_attrs(pending=a["pending"] + 1)
+    if name == "barrier":
+        yield "count + 1", with_attrs(count=a["count"] + 1)
+        if a["count"] > 1:
+            yield "count - 1", with_attrs(count=a["count"] - 1)
+    if name in ("named_sync", "named_arrive"):
+        yield "threads doubled", with_attrs(threads=a["threads"] * 2)
+        yield "threads halved", with_attrs(threads=a["threads"] // 2)
+        yield "number + 1", with_attrs(number=a["number"] + 1)
+    if name == "named_sync":
+        yield "arrives only", as_arrive
+    if name == "fence":
+        yield "kind 'global'", with_attrs(kind="global")
+
+
+def mutants(body: Body) -> Iterator[tuple[str, Body]]:
+    """Every broken Body with its label."""
+    counts: dict[str, int] = {}
+    for node, _ in walk(body.block):
+        name = node.op.name
+        number = counts[name] = counts.get(name, -1) + 1
+        for label, change in changes(node):
+            yield f"{name} {number} {label}", changed(body, node, change)
