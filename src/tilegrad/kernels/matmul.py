@@ -22,6 +22,8 @@ from ..ir.symbol import (
     ceil_divide,
     combine,
     floor_divide,
+    high,
+    low,
     maximum,
     minimum,
     modulo,
@@ -105,8 +107,8 @@ class WideMatmul:
         program = b.program(0, plan.programs)
         self.rank = b.cluster_rank(plan.cluster) if plan.cluster > 1 else 0
         self.program, self.walkers = program // plan.cluster, plan.programs // plan.cluster
-        b.role("producer", 4, 40, self.producer)
-        registers = 232 if self.halves == 2 else 240 if self.halves == 1 else 160
+        few, registers = {1: (0, 0), 2: (40, 232), 3: (32, 160)}[self.halves]
+        b.role("producer", 4, few, self.producer)
         for own in range(self.halves):
             b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
         notes = {"cluster": (plan.cluster,)} if plan.cluster > 1 else {}
@@ -130,9 +132,9 @@ class WideMatmul:
         row = combine(multiply(row, self.plan.cluster), self.rank, 1)
         return batch, multiply(row, tm), multiply(floor_divide(within, rows), tn)
 
-    def turn(self, count: Size, step: Size) -> tuple[Size, Size]:
-        """(stage, parity) of a step of the program's tile number `count`."""
-        turn = combine(multiply(count, self.steps), step, 1)
+    def turn(self, before: Size, step: Size) -> tuple[Size, Size]:
+        """(stage, lap) of a step of a tile; `before` steps were those of earlier tiles."""
+        turn = combine(before, step, 1)
         return turn % self.plan.stages, turn // self.plan.stages
 
     def for_tiles(self, body: object) -> None:
@@ -148,48 +150,91 @@ class WideMatmul:
     # ---- roles ----------------------------------------------------------------------------
 
     def producer(self) -> None:
-        """Fill the ring."""
-        b, x, plan = self.b, self.x, self.plan
-        tm, tn, tk = plan.tile
-        if plan.dependent:
+        """Fill the ring; the constant operand's first tiles come before the dependency."""
+        b, plan = self.b, self.plan
+        early = 0
+        if plan.dependent and isinstance(self.steps, int):
+            early = min(plan.stages, self.steps)
+            some = b.less(self.program, self.tiles)
+            b.branch(some, lambda: self.fill_early(early, True) or ())
             b.do(placed.grid_dependency_wait)
-        a, weight = b.parameters[:2]
-        size = x.dtype.size
+            b.branch(some, lambda: self.fill_early(early, False) or ())
+        elif plan.dependent:
+            b.do(placed.grid_dependency_wait)
 
         def tile(count: Size, number: Size) -> None:
-            batch, row, column = self.corner(number)
-            lead = () if x.batch == 1 else (batch,)
-            axes = (0, 1) if x.batch == 1 else (1, 2)
+            where = self.held_corner(number)
+            turn = self.held("turn", multiply(count, self.steps))
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                stage, lap = self.turn(count, s)
+                stage, lap = self.turn(turn, s)
                 b.wait(self.empty, stage, (lap + 1) % 2)
-                b.expect(self.full, stage, (tm + tn) * tk * size)
-                k = multiply(s, tk)
-                for own in range(self.halves):
-                    at = combine(row, 64 * own, 1)
-                    index = (at, k) if x.a_along_k else (k, at)
-                    b.copy_async(self.left, (stage, own), a, (*lead, *index), axes, self.full,
-                                 stage)  # fmt: skip
-                self.fill_right(stage, lead, k, column)
+                b.expect(self.full, stage, self.stage_bytes)
+                self.fill_left(stage, where, s)
+                self.fill_right(stage, where, s)
                 return []
 
-            b.loop("step", 0, self.steps, 1, step)
+            done = maximum(combine(early, multiply(count, early), -1), 0)
+            b.loop("step", done, self.steps, 1, step)
 
         self.for_tiles(tile)
 
-    def fill_right(self, stage: Size, lead: tuple[Size, ...], k: Size, column: Size) -> None:
+    def fill_early(self, count: int, constant: bool) -> None:
+        """The first steps of the first tile: of the constant operand, or of the other."""
+        b = self.b
+        where = self.held_corner(self.program)
+
+        def step(s: Size, _: list[Node]) -> Sequence[Node]:
+            if constant:
+                b.expect(self.full, s, self.stage_bytes)
+            fill = self.fill_left if constant == self.x.turned else self.fill_right
+            fill(s, where, s)
+            return []
+
+        b.loop("early", 0, count, 1, step)
+
+    def held(self, name: str, value: Size) -> Size:
+        """A value computed here, once."""
+        if isinstance(value, int):
+            return value
+        return self.b.atom(name, self.b.index(value), low(value), high(value))
+
+    def held_corner(self, number: Size) -> tuple[Size, Size, Size]:
+        """The corner of a tile, computed before the loop over its steps."""
+        batch, row, column = self.corner(number)
+        return self.held("batch", batch), self.held("row", row), self.held("column", column)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that land in one stage."""
+        tm, tn, tk = self.plan.tile
+        return (tm + tn) * tk * self.x.dtype.size
+
+    def fill_left(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
+        """A tile of a, 64 rows a copy."""
+        b, x = self.b, self.x
+        batch, row, _ = where
+        lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
+        k = multiply(step, self.plan.tile[2])
+        for own in range(self.halves):
+            at = combine(row, 64 * own, 1)
+            index = (at, k) if x.a_along_k else (k, at)
+            b.copy_async(self.left, (stage, own), b.parameters[0], (*lead, *index), axes,
+                         self.full, stage)  # fmt: skip
+
+    def fill_right(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
         """A tile of b; in a cluster each program brings a share of its rows for all."""
         b, x, cluster = self.b, self.x, self.plan.cluster
-        axes = (0, 1) if x.batch == 1 else (1, 2)
+        batch, _, column = where
+        lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
+        k = multiply(step, self.plan.tile[2])
+        index = (column, k) if x.b_along_k else (k, column)
         weight = b.parameters[1]
         if cluster == 1:
-            index = (column, k) if x.b_along_k else (k, column)
             b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full, stage)
             return
         rows = self.right.type.shape[1] // cluster  # type: ignore[union-attr]
         first = multiply(self.rank, rows)
-        index = (column, k) if x.b_along_k else (k, column)
         index = (combine(index[0], first, 1), index[1])
         b.copy_multicast(self.right, (stage,), (first, rows), weight, (*lead, *index), axes,
                          self.full, stage, (1 << cluster) - 1)  # fmt: skip
@@ -206,24 +251,27 @@ class WideMatmul:
         b, plan, x = self.b, self.plan, self.x
         if plan.dependent:
             b.do(placed.grid_dependency_wait)
+            b.do(placed.grid_launch_dependents)
         total = b.register_tile((64, plan.tile[1]), float32)
 
         def tile(count: Size, number: Size) -> None:
+            turn = self.held("turn", multiply(count, self.steps))
+
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                stage, lap = self.turn(count, s)
+                stage, lap = self.turn(turn, s)
                 b.wait(self.full, stage, lap % 2)
                 b.do(placed.matrix_fence)
                 b.matrix_async(total, self.left, self.right, b.less(0, s), (stage, own, stage),
                                transpose_a=not x.a_along_k, transpose_b=x.b_along_k)  # fmt: skip
                 b.do(placed.matrix_commit)
                 b.do(placed.matrix_wait, pending=1)
-                before = self.turn(count, combine(s, 1, -1))[0]
+                before = self.turn(turn, combine(s, 1, -1))[0]
                 b.branch(b.less(0, s), lambda: self.release(before) or ())
                 return []
 
             b.loop("step", 0, self.steps, 1, step)
             b.do(placed.matrix_wait, pending=0)
-            self.release(self.turn(count, combine(self.steps, 1, -1))[0])
+            self.release(self.turn(turn, combine(self.steps, 1, -1))[0])
             self.write(own, count, number, total)
 
         self.for_tiles(tile)
@@ -232,7 +280,7 @@ class WideMatmul:
     def write(self, own: int, count: Size, number: Size, total: Node) -> None:
         """Piece by piece: epilogue, cast, stage (two places in turn), copy out."""
         b, plan, x = self.b, self.plan, self.x
-        batch, row, column = self.corner(number)
+        batch, row, column = self.held_corner(number)
         row = combine(row, 64 * own, 1)
         sums = b.read(total)
         wide = plan.staged

@@ -380,8 +380,9 @@ class Emitter(PlacedEmitter):
             w.place(after)
             first += warps
         w.place(join)
+        if self.dependent():  # warps without work wait too
+            w.put("griddepcontrol.wait")
         if self.body.notes.get("cluster"):  # nobody leaves while another may still reach in
-            w.put("bar.warp.sync", "-1")
             w.put("barrier.cluster.arrive.aligned")
             w.put("barrier.cluster.wait.aligned")
         self.thread, self.threads, self.in_role, self.single = whole, all_threads, False, False
@@ -394,7 +395,7 @@ class Emitter(PlacedEmitter):
             w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
         self.single = one_thread(node)
         if self.single:
-            w.put("bra", join, guard=w.value("pred", "setp.ne.s32", self.thread, "0"))
+            w.put("bra", join, guard=w.value("pred", "setp.ge.u32", self.thread, "32"))
         self.inner(node.blocks[0])
         self.leave()
 
@@ -422,7 +423,7 @@ class Emitter(PlacedEmitter):
 
 
 def one_thread(role: Node) -> bool:
-    """Whether a role does nothing that needs more than one thread."""
+    """Whether a role does nothing that needs more than one thread: one warp runs it."""
     nodes = list(all_nodes(role.blocks[0]))
     plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
     return plain and any(n.op.name.startswith("copy_") for n in nodes)

@@ -1,7 +1,7 @@
 """The placed level: barriers, asynchronous copies, matrix products, swizzled places.
 
 A swizzled place lies as column blocks of one swizzle span: block, row, column within the block,
-its 16-byte chunks exchanged by the row. One thread of a role issues copies; each warp arrives
+its 16-byte chunks exchanged by the row. One thread of a role issues copies (a role of copies alone is one warp); each warp arrives
 for itself, so a barrier's count is multiplied by the warps of the roles that arrive. Invariant:
 the order of what is emitted is the order of the Body: nothing is waited for that it does not
 wait for.
@@ -33,7 +33,7 @@ class PlacedEmitter(ShapeEmitter):
         self.maps: dict[TensorMap, int] = {}
         self.map_addresses: dict[TensorMap, str] = {}
         self.places: dict[Node, list[str]] = {}  # registers of register places
-        self.single = False  # this role is one thread
+        self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
 
@@ -51,9 +51,7 @@ class PlacedEmitter(ShapeEmitter):
         return found  # type: ignore[no-any-return]
 
     def first_thread(self) -> str:
-        """Holds for one thread of the role; '' where there is only one."""
-        if self.single:
-            return ""
+        """Holds for one thread of the role."""
         key = ("first", self.thread)
         return self.known(key) or self.keep(  # type: ignore[no-any-return]
             key, self.w.value("pred", "setp.eq.s32", self.thread, "0"))  # fmt: skip
@@ -218,9 +216,7 @@ class PlacedEmitter(ShapeEmitter):
         return self.w.value("b32", "add.s32", part, str(at))
 
     def one_lane(self) -> str:
-        """The warp's lanes meet; then holds for one of them. '' where there is one thread."""
-        if self.single:
-            return ""
+        """The warp's lanes meet; then holds for one of them."""
         self.w.put("bar.warp.sync", "-1")
         key = ("lane 0", self.thread)
         return self.known(key) or self.keep(  # type: ignore[no-any-return]
@@ -234,7 +230,7 @@ class PlacedEmitter(ShapeEmitter):
         address = self.barrier_address(*node.inputs[:2])
         remote = self.w.value("b32", "mapa.shared::cluster.u32", address,
                               self.index32(node.inputs[2]))  # fmt: skip
-        self.w.put("mbarrier.arrive.release.cluster.shared::cluster.b64", "_", f"[{remote}]",
+        self.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]",
                    guard=self.one_lane())  # fmt: skip
 
     def emit_cluster_rank(self, node: Node) -> None:
