@@ -259,6 +259,7 @@ class Grid:
         while not cluster.done and self.steps < end:
             ready = [w for w in cluster.warps if w.groups and w.can_go()]
             if not ready and not cluster.queues:
+                simulate_matrix.unfinished(cluster)
                 if any(w.active for w in cluster.warps):
                     raise DeadlockError(f"deadlock: {cluster.stuck()}")
                 break

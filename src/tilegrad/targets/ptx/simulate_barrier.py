@@ -277,9 +277,10 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
     def run(warp: Warp, mask: Mask) -> None:
         tokens = np.zeros(LANES, np.uint64)
         address = where(warp)
+        lanes = lanes_of(mask)
+        barriers = [phases_of(warp, int(address[lane])) for lane in lanes]
         clock = None if relaxed else warp.release()
-        for lane in lanes_of(mask):
-            barrier = phases_of(warp, int(address[lane]))
+        for lane, barrier in zip(lanes, barriers):
             number = int(count(warp)[lane]) if count is not None else (0 if expect else 1)
             tokens[lane] = barrier.phase
             if partial and number >= barrier.pending:

@@ -24,7 +24,7 @@ from .simulate_values import LANES, TYPES, Array, Decoder, Mask, Run
 from .simulate_warp import whole
 
 if TYPE_CHECKING:
-    from .simulate_machine import Cta, Warp
+    from .simulate_machine import Cluster, Cta, Warp
 
 SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes of a swizzle by its code in a descriptor
@@ -80,6 +80,18 @@ def decode_stmatrix(d: Decoder, i: Instruction) -> Run:
             matrix = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(8, 8)
             rows.append(np.ascontiguousarray(matrix.T if trans else matrix))
         store(warp, kind, where(warp)[: 8 * count], np.concatenate(rows).view(np.uint8))
+
+    return run
+
+
+def decode_movmatrix(d: Decoder, i: Instruction) -> Run:
+    """movmatrix: an 8 x 8 matrix transposed across the warp."""
+    put, read = d.put(i.operands[0], "b32"), d.read(i.operands[1], "b32")
+
+    def run(warp: Warp, mask: Mask) -> None:
+        whole(warp, mask, "movmatrix")
+        matrix = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(8, 8)
+        put(warp, mask, np.ascontiguousarray(matrix.T).reshape(-1).view(np.uint32))
 
     return run
 
@@ -369,6 +381,17 @@ class Product:
             warp.engine("wgmma").done = number
 
 
+def unfinished(cluster: Cluster) -> None:
+    """Nobody can go on: fail if a wgmma waits for warps that do not come."""
+    for cta in cluster.ctas:
+        for (first, _), came in cta.products.items():
+            here = sorted(x.warp.number for x in came)
+            instruction = cluster.grid.code[came[0].where].instruction
+            raise WarpgroupError(
+                f"only warps {here} of {first}..{first + 3} issue this wgmma; the program stands "
+                f"still: {cluster.stuck()}", instruction, cta.name)  # fmt: skip
+
+
 def gather(space: Space, at: Array, type_: str) -> Array:
     """Elements of shared memory at addresses."""
     dtype = TYPES["f32" if type_ == "tf32" else type_]
@@ -436,5 +459,6 @@ def decode_wgmma(d: Decoder, i: Instruction) -> Run:
 def decode(d: Decoder, i: Instruction) -> Run | None:
     """Decode a matrix instruction; None if it is not one."""
     table = {"ldmatrix": decode_ldmatrix, "stmatrix": decode_stmatrix, "mma": decode_mma,
+             "movmatrix": decode_movmatrix,
              "wgmma": decode_wgmma}  # fmt: skip
     return table[i.words[0]](d, i) if i.words[0] in table else None

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .simulate_machine import Clock, Cluster, Warp
 
 UNFENCED = 2**31 - 1
+NOTED = 1 << 20  # bytes of a global memory of which reads before the first write are noted
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local")
 
 
@@ -130,9 +131,9 @@ class Space:
             return
         if self.defined is not None and not self.defined[index].all():
             raise UninitialisedError(f"{self.name} is read where nothing was written")
-        history = self._history
-        if history is None and not self.shared and not self.writeable:
-            return
+        if self._history is None and not self.shared:
+            if not self.writeable or self.data.size > NOTED:
+                return
         history = self.history
         other = history.unordered_write(clock, index, cluster.number, atomic)
         if other is not None:
@@ -150,7 +151,8 @@ class Space:
                     f"{cluster.agents[agent]} reads {self.name} through the asynchronous proxy, "
                     "but its writer did not run fence.proxy.async before the barrier"
                 )
-        history.record_read(index, agent, epoch, cluster.number)
+        if not atomic:
+            history.record_read(index, agent, epoch, cluster.number)
 
     def note_write(self, cluster: Cluster, index: Any, clock: Clock, agent: int, epoch: int, *,
                    proxy: bool = False, atomic: bool = False) -> None:  # fmt: skip

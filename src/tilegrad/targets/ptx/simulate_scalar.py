@@ -614,6 +614,8 @@ def decode_cvt(d: Decoder, i: Instruction) -> Run:
     """cvt in all directions."""
     words = i.words
     into, source = words[-2], words[-1]
+    if words[1] == "pack":
+        return _pack_integers(d, i)
     if into.endswith("x2") or source.endswith("x2"):
         return _packed_cvt(d, i, into, source)
     mode = next((w for w in words if w in ("rni", "rzi", "rmi", "rpi")), "")
@@ -640,6 +642,21 @@ def decode_cvt(d: Decoder, i: Instruction) -> Run:
 
         return apply(d, i, saturate, into, source)
     return apply(d, i, lambda a: a.astype(dtype), into, source)
+
+
+def _pack_integers(d: Decoder, i: Instruction) -> Run:
+    """cvt.pack.sat: two s32 side by side in the low bits, then what a third operand holds."""
+    into = i.words[3]
+    info = np.iinfo(TYPES[into])
+    mask = np.uint32((1 << info.bits) - 1)
+
+    def run(a: Array, b: Array, *rest: Array) -> Array:
+        high, low = (np.clip(v, info.min, info.max).astype(np.int32).view(np.uint32) & mask
+                     for v in (a, b))  # fmt: skip
+        packed = high << np.uint32(info.bits) | low
+        return packed | rest[0] << np.uint32(16) if rest else packed
+
+    return apply(d, i, run, "b32", "s32", "s32", *["b32"] * (len(i.operands) - 3))
 
 
 def _integer_to_float(into: str, source: str, finish: Function) -> Function:
