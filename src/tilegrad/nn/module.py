@@ -399,7 +399,7 @@ def _rehome(tensor: Tensor, device: Any, op: str) -> None:
             continue
         node = place(held.node, device, op)
         if node is not held.node:
-            held.node = own_node(node)
+            held.node = node
             if held.requires_grad:
                 leaves[held.node] = held
 
