@@ -3,9 +3,8 @@
 On top of what `ir.verify` knows of every IR: index counts and masks, Scopes that exist in the
 Target, marks of the parameters (nothing stores to a constant; at the portable level a result is
 not read before it is written), sizes of places against target.memories, and which ops a level
-has. The proofs of races, deadlock, dependent launch, bank conflicts and register pressure will
-stand here too; until then `interpret` finds the first three by running. Invariant: a check reads
-and never changes.
+has. The proofs of races, deadlock, dependent launch, bank conflicts and register pressure stand in
+`prove`. Invariant: a check reads and never changes.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ MOST_FINDINGS = 24
 HINTS = {
     "deadlock": "count who arrives, with how many bytes, and look at the parity",
     "race": "order the two: arrive on a barrier after the one, wait for it before the other",
-    "phase": "wait for the barrier's phase before it is used again, or let a barrier in between "
-    "say so",
+    "phase": "wait for the barrier's phase before it is used again, in this role or one before it",
     "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
     "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
     "unfinished": "wait for all groups before the role ends",
@@ -152,6 +151,7 @@ class Machine:
         self.dependent = any(n.op.name == "grid_dependency_wait" for n in ops)
         self.grid = self.agent("the launches before")
         self.bars: dict[tuple[int, Node], list[Bar]] = {}
+        self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
         self.rounds: dict[tuple[int, int], Round] = {}
         self.places: dict[tuple[int, Node], Place] = {}
         numbered: list[tuple[int, Node | None, int]] = []
@@ -302,8 +302,7 @@ class Machine:
     def awaited(self, role: Role, node: Node, values: tuple[Any, ...]) -> str:
         """What a role waits for, in words."""
         if node.op.name == "wait":
-            bar = self.bars[role.rank, node.inputs[0]][values[0]]
-            return f"{bar} with parity {values[1]}"
+            return f"{self.bars[role.rank, node.inputs[0]][values[0]]} with parity {values[1]}"
         round_ = self.rounds[role.rank, node.attrs["number"]]
         return (f"named barrier {round_.number} ({round_.arrived} of {node.attrs['threads']} "
                 "threads came)")  # fmt: skip

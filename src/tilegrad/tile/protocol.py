@@ -21,8 +21,11 @@ from .skeleton import Scenario, Skeleton, is_place
 # ---- what each op does ------------------------------------------------------------------------
 
 
-def _quiet(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    return None
+def _barrier(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    if (role.rank, node) in machine.made:
+        machine.report("unproved", f"the barrier {node.attrs['name']} is set up several times", node,
+                       level="warning", hint="set it up once, before the roles")  # fmt: skip
+    machine.made.add((role.rank, node))
 
 
 def _allocate(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
@@ -246,7 +249,7 @@ def _grid(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
 
 
 HANDLERS: dict[str, Handler] = {
-    "barrier": _quiet, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
+    "barrier": _barrier, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
     "named_arrive": _named, "fence": _fence, "copy_async": _copy_async,
     "copy_multicast": _copy_async, "write_remote": _read_place, "copy_store": _copy_store,

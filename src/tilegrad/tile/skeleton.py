@@ -45,6 +45,7 @@ class Scenario:
     symbols: Mapping[str, int] = field(default_factory=dict)
     data: int = 0
     rank: int = 0  # of the program within its cluster
+    extra: bool = False  # worth a run only where runs are short
 
 
 # ---- which scalars an op hangs on ---------------------------------------------------------------
@@ -168,7 +169,10 @@ class Skeleton:
                 for position, a in enumerate(node.blocks[0].arguments):
                     self.owner[a] = (node, position)
         self.needed: set[Node] = set()
-        self._need()
+        self._need(False)
+        self.by_program = any(n.op.name == "program" for n in self.needed)
+        self._need(True)
+        self.events = 0  # of all traces so far
         self.slots: dict[Node, int] = {}
         self.start: list[Any] = []
         self.programs: list[tuple[int, int]] = []
@@ -180,13 +184,14 @@ class Skeleton:
         self.periods = Periods(self)
         self.code = self._block(body.block)
 
-    def _need(self) -> None:
-        """Gather the scalars that events, bounds and conditions hang on."""
+    def _need(self, boxes: bool) -> None:
+        """Gather the scalars that events, bounds and conditions hang on, boxes of parameters too
+        if asked."""
         stack: list[Node] = []
         for node, _ in walk(self.body.block):
             found = uses(node, self.tracked)
             if found is not None:
-                stack += [*found[0], *found[1]]
+                stack += [*found[0], *(found[1] if boxes else ())]
             if node.op.name == "loop":
                 stack += node.inputs[:2]
             elif node.op.name == "branch":
@@ -304,23 +309,35 @@ class Skeleton:
     # ---- scenarios --------------------------------------------------------------------------
 
     def scenarios(self) -> list[Scenario]:
-        """The first and the last program; Symbols and data at the ends and just inside."""
+        """The last and the first program, others as extras; Symbols and data at the ends and just
+        inside."""
         names: dict[str, Expr] = {}
         for value in (*[e for _, e in self.symbols], *self.body.grid, *self._sizes()):
             names.update({a.name: a for a in atoms(value) if a.kind == "symbol"})
         picks = (0,) if not names and not self.has_data else (0, 1, 2)
         found: dict[Any, Scenario] = {}
-        for pick in picks:
-            bound = {n: (low(s), min(low(s) + 1, high(s)), high(s))[pick]
-                     for n, s in names.items()}  # fmt: skip
-            grid = [evaluate(size, bound) for size in self.body.grid]
-            if any(size < 1 for size in grid):
-                continue
-            data = (0, 1, 3001)[pick] if self.has_data else 0
-            for program in ((0,) * len(grid), tuple(size - 1 for size in grid)):
-                key = (program if self.programs else (), tuple(bound.items()), data)
-                found.setdefault(key, Scenario(program, bound, data))
+        for extra in (False, True):
+            for pick in picks:
+                bound = {n: (low(s), min(low(s) + 1, high(s)), high(s))[pick]
+                         for n, s in names.items()}  # fmt: skip
+                grid = [evaluate(size, bound) for size in self.body.grid]
+                if any(size < 1 for size in grid):
+                    continue
+                data = (0, 1, 3001)[pick] if self.has_data else 0
+                for program in self._programs(grid, extra):
+                    key = (program, tuple(bound.items()), data)
+                    found.setdefault(key, Scenario(program, bound, data, extra=extra))
         return list(found.values())
+
+    def _programs(self, grid: list[int], extra: bool) -> list[tuple[int, ...]]:
+        """Programs to run: one where they all do the same."""
+        last = tuple([size - 1 for size in grid])
+        if not self.by_program:
+            return [] if extra else [last]
+        if not extra:
+            return [last, tuple([0 for _ in grid])]
+        inner = [[1 for _ in grid], [s // 2 for s in grid], [s // 2 + 1 for s in grid]]
+        return [tuple(map(min, last, program)) for program in inner]
 
     def _sizes(self) -> Iterator[Any]:
         for parameter in self.tracked:
@@ -364,6 +381,8 @@ class _Run:
             values[slot] = evaluate(value, self.scenario.symbols)
         events: list[Any] = []
         self.run(self.skeleton.code, values, events)
+        self.skeleton.events += len(events) + sum(
+            len(done) for item in events if item[0] == "roles" for _, done in item[1])  # fmt: skip
         return events
 
     def run(self, code: Code, v: list[Any], out: list[Any]) -> None:

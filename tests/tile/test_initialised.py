@@ -1,0 +1,93 @@
+"""tile/initialised.py: places of portable Bodies that are read before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tilegrad.core.dtype import float32
+from tilegrad.ir.node import Node
+from tilegrad.ir.types import Memory
+from tilegrad.tile import ops
+from tilegrad.tile.build import BodyBuilder
+from tilegrad.tile.prove import check_body
+
+
+def found(build: Callable[[BodyBuilder, Node], object]) -> list[tuple[str, str]]:
+    """(level, rule) of the Findings of a Body over a place of 8 numbers."""
+    b = BodyBuilder("places", [("x", Memory((8,), float32, use="state"))])
+    build(b, b.allocate((8,), float32, "l1"))
+    findings = check_body(b.finish((2,)))
+    assert all("(allocate)" in f.other for f in findings)
+    return [(f.level, f.rule) for f in findings]
+
+
+def read(b: BodyBuilder, place: Node) -> None:
+    """place -> x"""
+    b.store(b.parameters[0], b.load(place, (0,), (8,), (0,)), (0,), (0,))
+
+
+def write(b: BodyBuilder, place: Node) -> None:
+    """x -> place"""
+    b.store(place, b.load(b.parameters[0], (0,), (8,), (0,)), (0,), (0,))
+
+
+def in_loop(*steps: Callable[[BodyBuilder, Node], None], count: int = 4) -> Callable:
+    """The steps in every trip of a loop."""
+
+    def build(b: BodyBuilder, place: Node) -> None:
+        b.loop("i", 0, count, 1, lambda i, _: [s(b, place) for s in steps] and [])
+
+    return build
+
+
+def in_branch(*arms: Callable[[BodyBuilder, Node], None] | None) -> Callable:
+    """Arms of a branch on the program."""
+
+    def build(b: BodyBuilder, place: Node) -> None:
+        condition = b.less(b.program(0, 2), 1)
+        b.branch(condition, *[lambda arm=arm: (arm and arm(b, place)) or () for arm in arms])
+
+    return build
+
+
+def after(first: Callable, second: Callable) -> Callable:
+    """One after the other."""
+    return lambda b, place: (first(b, place), second(b, place))
+
+
+GOOD = {
+    "straight": after(write, read),
+    "trip": in_loop(write, read),
+    "after a loop": after(in_loop(write), read),
+    "both arms": after(in_branch(write, write), read),
+}
+BAD = {
+    "never": read,
+    "too late": after(read, write),
+    "in the first trip": in_loop(read, write),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_written_first(name: str) -> None:
+    assert found(GOOD[name]) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_read_first(name: str) -> None:
+    assert found(BAD[name]) == [("error", "uninitialised")]
+
+
+def test_on_some_paths() -> None:
+    """One arm writes: it may be that only its programs read."""
+    assert found(after(in_branch(write, None), read)) == [("warning", "uninitialised")]
+
+
+def test_combining_reads() -> None:
+    """A scatter that adds reads what is there; one that sets does not."""
+    for mode, expected in (("set", []), ("add", [("error", "uninitialised")])):
+        assert found(lambda b, place, mode=mode: b.scatter(
+            place, b.constant(1, float32, (8,)), b.add(ops.iota(size=8, dtype=ops.int64)),
+            mode=mode)) == expected  # fmt: skip
