@@ -241,3 +241,43 @@ def test_names_of_the_real_enumerations(bindings) -> None:
     value = bindings.CUstreamAttrValue()
     value.accessPolicyWindow.num_bytes = 5
     assert value.accessPolicyWindow.num_bytes == 5
+
+
+def test_arguments_are_what_the_real_functions_take(bindings) -> None:
+    """Arguments are converted before the driver's library is looked for, so this needs none."""
+    b = bindings
+    stream, function, event, node = b.CUstream(5), b.CUfunction(7), b.CUevent(9), b.CUgraphNode(3)
+    graph, made, jit = b.CUgraph(3), b.CUgraphExec(3), b.CUjit_option
+    config = launch_config((1,), (32,), 0, stream, (2,), True)
+    options = [jit.CU_JIT_ERROR_LOG_BUFFER, jit.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    most = b.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    window = b.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    mode = b.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    given = {
+        "cuMemFree": (4096,), "cuMemHostAlloc": (100, 0), "cuEventRecord": (event, stream),
+        "cuMemcpyHtoDAsync": (4096, 8192, 10, stream), "cuStreamWaitEvent": (1234, event, 0),
+        "cuMemcpyDtoHAsync": (8192, 4096, 10, stream), "cuMemsetD8Async": (4096, 3, 10, stream),
+        "cuMemcpyDtoDAsync": (8192, 4096, 10, stream), "cuModuleLoadData": (b"code",),
+        "cuModuleLoadDataEx": (b"text\0", 2, options, [bytearray(64), 64]),
+        "cuModuleGetFunction": (b.CUmodule(4), b"name"), "cuFuncLoad": (function,),
+        "cuFuncSetAttribute": (function, most, 5), "cuLaunchKernelEx": (config, function, 4096, 0),
+        "cuStreamSetAttribute": (stream, window, b.CUstreamAttrValue()),
+        "cuStreamBeginCapture": (stream, mode), "cuGraphInstantiate": (graph, 0),
+        "cuGraphExecKernelNodeSetParams": (made, node, b.CUDA_KERNEL_NODE_PARAMS()),
+        "cuGraphLaunch": (made, stream), "cuGetErrorName": (b.CUresult(700),),
+        "cuGetProcAddress": (b"cuTensorMapEncodeTiled", 12000, 0), "cuStreamCreate": (0,),
+    }  # fmt: skip
+    if calls_library_is_here(bindings):
+        pytest.skip("a driver is here: these numbers are no handles")
+    for name, arguments in given.items():
+        with pytest.raises(Exception, match=r"dlopen|driver library|libcuda") as caught:
+            getattr(bindings, name)(*arguments)
+        assert not isinstance(caught.value, (TypeError, ValueError)), name
+
+
+def calls_library_is_here(bindings) -> bool:
+    try:
+        bindings.cuInit(0)
+    except Exception:
+        return False
+    return True

@@ -271,12 +271,12 @@ class Module:
     def _compiled(self, text: bytes) -> Any:
         """PTX text compiled by the driver; an error carries its log."""
         kinds = api().CUjit_option
-        log = ctypes.create_string_buffer(LOG_BYTES)
+        log = bytearray(LOG_BYTES)
         options = [kinds.CU_JIT_ERROR_LOG_BUFFER, kinds.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        values = [ctypes.addressof(log), LOG_BYTES]
+        values = [log, LOG_BYTES]
         status, handle = api().cuModuleLoadDataEx(text + b"\0", len(options), options, values)
         if status:
-            said = log.value.decode(errors="replace").strip()
+            said = log.split(b"\0")[0].decode(errors="replace").strip()
             raise InternalError(
                 "ptx driver", f"the driver cannot compile this PTX: {describe(status)}\n{said}"
             )
