@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.config import config
 from ..core.errors import DTypeError, StateError, UserError
 from ..core.target import Target
 from ..graph import build, ops
@@ -168,7 +169,9 @@ class Kernel:
         shared: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.definition, self.plan, self.tuning = definition, plan or Plan(), tuning
-        self._shared = {"derivatives": Derivatives(), "tables": {}} if shared is None else shared
+        if shared is None:
+            shared = {"derivatives": Derivatives(), "tables": {}, "callees": {}}
+        self._shared = shared  # with every Kernel that differs only in its Plan
         self.trials: tuple[Any, ...] = ()  # of the last search, or those the table kept
         functools.update_wrapper(self, definition.function)
 
@@ -204,18 +207,15 @@ class Kernel:
         if plan.sizes:
             types.update(dict(plan.sizes))
         found = self.definition.callee(types, plan, self._target(tensors))
-        return TensorCallee(found.name, found.launches, self._shared["derivatives"])
+        key = (found.key, self._shared["derivatives"])
+        known: dict[Any, TensorCallee] = self._shared["callees"]
+        if key not in known:
+            known[key] = TensorCallee(found.name, found.launches, key[1])
+        return known[key]
 
     def _target(self, tensors: Mapping[str, Tensor]) -> Target:
-        devices = {str(t.device) for t in tensors.values()}
-        device = devices.pop() if len(devices) == 1 else "cpu"
-        if device == "cpu":
-            from ..compiler.compile import host
-
-            return host()
-        from ..compiler.dispatch import target_for
-
-        return target_for(device)
+        devices = {t.device for t in tensors.values()}
+        return target_of(devices.pop() if len(devices) == 1 else "cpu", config().threads)
 
     def lower(self, *args: Any, **kwargs: Any) -> tuple[Body, ...]:
         """The Bodies that a call would launch, as they were traced."""
@@ -342,6 +342,14 @@ def _arguments(tensors: Mapping[str, Tensor]) -> tuple[list[Buffer], dict[str, i
         shape = tuple(evaluate(s, symbols) for s in type_.shape)
         found.append(Buffer.wrap(random.standard_normal(shape).astype(type_.dtype.numpy)))
     return found, symbols
+
+
+@functools.lru_cache(maxsize=16)
+def target_of(device: str, threads: int) -> Target:
+    """The Target of a device, found once for a number of workers."""
+    from ..compiler.dispatch import target_for
+
+    return target_for(device)
 
 
 class Decorator:

@@ -734,6 +734,10 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     if not isinstance(memory, MemoryValue) or not memory.writable:
         raise TraceError("not an array the kernel writes", op="tile.atomic_add",
                          got=repr(memory), hint="tile.result(shape, dtype, fill=0)")  # fmt: skip
+    if memory.dtype.bits < 32 or memory.dtype.kind == "bool":
+        raise DTypeError("no atomic op on this dtype", op="tile.atomic_add",
+                         expected="floats and integers of 32 or 64 bits", got=memory.dtype,
+                         )  # fmt: skip
     b = tracer("atomic_add").builder
     offsets = _offsets(memory, index)
     if offsets is None:

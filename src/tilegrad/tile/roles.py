@@ -195,6 +195,39 @@ def matrix_async(
                                           transpose_b)  # fmt: skip
 
 
+def cluster(size: int) -> Any:
+    """Run `size` neighbouring programs together; gives this one's number among them."""
+    t = _placed("cluster")
+    t.hints["cluster"] = (size,)
+    return index_of(t.builder.cluster_rank(size))
+
+
+def copy_multicast(
+    place: Any, at: Any, rows: tuple[Any, int], memory: Any, index: Any, axes: Sequence[int],
+    barrier_: BarrierValue, stage: Any, mask: int,
+) -> None:  # fmt: skip
+    """Copy `rows` (first, count) of a place to every program of the cluster in a mask."""
+    _builder("copy_multicast").copy_multicast(
+        _memory(place, "copy_multicast"), _sizes(at), (size_of(rows[0], "row"), rows[1]),
+        _memory(memory, "copy_multicast"), _sizes(index), tuple(axes), barrier_.node,
+        size_of(stage, "stage"), mask,
+    )  # fmt: skip
+
+
+def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:
+    """Arrive at the barrier of another program of the cluster."""
+    sizes = size_of(stage, "stage"), size_of(rank, "rank")
+    _builder("arrive_remote").arrive_remote(barrier_.node, *sizes)
+
+
+def write_remote(place: Any, value: Any, rank: Any, *index: Any) -> None:
+    """Write into the place of another program of the cluster."""
+    node = _memory(place, "write_remote")
+    tile = cast(tile_of(value, node.dtype, "write_remote"), node.dtype)
+    b = _builder("write_remote")
+    b.write_remote(node, tile.node, size_of(rank, "rank"), *_sizes(index))
+
+
 def commit_copies() -> None:
     """Close this role's group of copy_store."""
     _builder("commit_copies").do(placed.commit_copies)

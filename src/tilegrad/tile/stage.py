@@ -86,6 +86,15 @@ def _arguments(names: list[ast.arg]) -> ast.arguments:
     return ast.arguments([], names, None, [], [], None, [])
 
 
+def _at(new: Any, near: ast.AST) -> Any:
+    """A made statement, on the first line of what it stands for, and all that is in it."""
+    for node in ast.walk(new):
+        if getattr(node, "lineno", None) is None and "lineno" in node._attributes:
+            node.lineno = node.end_lineno = near.lineno  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = near.col_offset  # type: ignore[attr-defined]
+    return new
+
+
 def _given(own: ast.arguments) -> list[ast.arg]:
     found = [*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg]
     return [a for a in found if a is not None]
@@ -179,7 +188,7 @@ class _Rewriter(ast.NodeTransformer):
         back = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
         arguments = _arguments([ast.arg(n) for n in (*given, *names)])
         new = ast.FunctionDef(name, arguments, [*body, back], [], None)
-        ast.copy_location(back, near)
+        _at(back, near)
         return ast.copy_location(new, near)
 
     def finish(self, names: list[str], value: ast.Call, near: ast.stmt) -> ast.stmt:
@@ -190,7 +199,7 @@ class _Rewriter(ast.NodeTransformer):
             last = ast.Assign([into], value)
         else:
             last = ast.Expr(value)
-        return ast.copy_location(last, near)
+        return _at(last, near)
 
     def values(self, names: list[str]) -> list[ast.expr]:
         given: ast.expr = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
@@ -204,13 +213,13 @@ class _Rewriter(ast.NodeTransformer):
         body = [s for old in node.body for s in self.statements(old)]
         if escapes or node.orelse:
             node.body = body
-            node.iter = ast.copy_location(self.call("plain_range", [node.iter]), node.iter)
+            node.iter = _at(self.call("plain_range", [node.iter]), node)
             node.orelse = [s for old in node.orelse for s in self.statements(old)]
             return node
         names = [n for n in names if n not in targets]
         self.count += 1
         name, item = f"__tilegrad_loop{self.count}", f"__tilegrad_item{self.count}"
-        first = ast.copy_location(ast.Assign([node.target], ast.Name(item, ast.Load())), node)
+        first = _at(ast.Assign([node.target], ast.Name(item, ast.Load())), node)
         made = self.block(name, [item], [first, *body], names, node)
         value = self.call("loop", [node.iter, ast.Name(name, ast.Load()), *self.values(names)])
         return [made, self.finish(names, value, node)]
@@ -222,7 +231,7 @@ class _Rewriter(ast.NodeTransformer):
         other = [s for old in node.orelse for s in self.statements(old)]
         if escapes:
             node.body, node.orelse = body, other
-            node.test = ast.copy_location(self.call("plain_test", [node.test]), node.test)
+            node.test = _at(self.call("plain_test", [node.test]), node)
             return node
         self.count += 1
         parts = []
@@ -232,7 +241,7 @@ class _Rewriter(ast.NodeTransformer):
         return [*parts, self.finish(names, self.call("branch", given), node)]
 
     def visit_While(self, node: ast.While) -> Any:
-        node.test = ast.copy_location(self.call("plain_test", [node.test]), node.test)
+        node.test = _at(self.call("plain_test", [node.test]), node)
         node.body = [s for old in node.body for s in self.statements(old)]
         return node
 

@@ -82,7 +82,7 @@ class Tracer:
         self.fills: dict[str, float] = {}
         self.grid: tuple[Size, ...] | None = None
         self.programs: list[Size] = []
-        self.hints: dict[str, int] = {}
+        self.hints: dict[str, Any] = {}  # notes that functions leave for the emitter
         self.depth = 0  # Blocks around
         self.placed = False
         self.rows: Rows | None = None  # of the program, where the grid is implied

@@ -15,7 +15,16 @@ from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.types import Memory
 from .emit_shape import ShapeEmitter, lanes_of, split_shape, unravel
-from .rules import convert, mangle, memory_type, row_for, scalar_type, splat_constant, vector
+from .rules import (
+    convert,
+    literal,
+    mangle,
+    memory_type,
+    row_for,
+    scalar_type,
+    splat_constant,
+    vector,
+)
 from .sort import sort_function
 
 
@@ -286,6 +295,38 @@ class MemoryEmitter(ShapeEmitter):
             self.w.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
 
         self.guarded(mask, act)
+
+    def emit_atomic_add(self, node: Node) -> None:
+        memory, value, offset = node.inputs[:3]
+        mask = node.inputs[3] if len(node.inputs) > 3 else None
+        lanes, dtype = lanes_of(value.type), node.dtype  # type: ignore[arg-type]
+        found, element = self.values[value], scalar_type(node.dtype)
+        masks = self.masks(node, mask, len(found), lanes)
+        result = []
+        for x, o, m in zip(found, self.values[offset], masks):
+            before = [
+                self.atomic(memory, dtype, *(
+                    self.lane(part, kind, lanes, lane)
+                    for part, kind in ((x, element), (o, "i64"), (m, "i1"))
+                )) for lane in range(lanes)
+            ]  # fmt: skip
+            result.append(self.pack(before, element) if lanes > 1 else before[0])
+        self.values[node] = result
+
+    def atomic(self, memory: Node, dtype: DType, x: str, offset: str, mask: str | None) -> str:
+        """Add to one element as one step; the value before, 0 where the mask is false."""
+        w, element = self.w, scalar_type(dtype)
+        name = "fadd" if dtype.is_float else "add"
+        yes, join = w.fresh_label("add"), w.fresh_label("join")
+        before = w.label
+        w.line(f"br i1 {mask or 'true'}, label %{yes}, label %{join}")
+        w.start(yes)
+        where = self.pointer(memory, offset)
+        old = w.value(f"atomicrmw {name} ptr {where}, {element} {x} monotonic")
+        w.line(f"br label %{join}")
+        w.start(join)
+        zero = literal(0, dtype)
+        return w.value(f"phi {element} [ {zero}, %{before} ], [ {old}, %{yes} ]")
 
     def emit_prefetch(self, node: Node) -> None:
         memory = node.inputs[0]

@@ -1,0 +1,106 @@
+"""The placed level of the tile language: a warp-specialised matmul, its twin and its faults."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilegrad as tg
+from tilegrad import kernel, tile
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.interpret import run
+from tilegrad.tile.text import body_text, parse_body
+
+BLOCK, DEPTH = 16, 16
+
+
+def pipelined(release: bool = True, parity: int = 0):
+    """c = a @ b^T: a producer fills a ring of stages, one consumer multiplies."""
+
+    @kernel
+    def matmul(a, b, *, stages: int = 3):
+        (m, k), n = a.shape, b.shape[0]
+        i, j = tile.grid(m // BLOCK, n // BLOCK)
+        out = tile.result((m, n), tile.f32)
+        left = tile.shared((stages, BLOCK, DEPTH), a.dtype)
+        right = tile.shared((stages, BLOCK, DEPTH), b.dtype)
+        ring = tile.pipeline("ab", stages, consumers=1)
+        with tile.role("producer", warps=4, registers=40):
+            tile.grid_dependency_wait()
+            for s in tile.range(k // DEPTH):
+                at = ring.stage(s)
+                ring.acquire(s)
+                ring.expect(s, 2 * BLOCK * DEPTH * 2)
+                tile.copy_async(left, (at,), a, (i * BLOCK, s * DEPTH), (0, 1), ring.full, at)
+                tile.copy_async(right, (at,), b, (j * BLOCK, s * DEPTH), (0, 1), ring.full, at)
+        with tile.role("consumer", warps=4, registers=232):
+            tile.grid_dependency_wait()
+            total = tile.register((BLOCK, BLOCK), tile.f32, fill=0.0)
+            tile.matrix_fence()
+            for s in tile.range(k // DEPTH):
+                ring.wait(s + parity * stages)
+                at = ring.stage(s)
+                tile.matrix_async(total, left, right, True, (at, at), transpose_b=True)
+                tile.matrix_commit()
+                tile.matrix_wait(0)
+                if release:
+                    ring.release(s)
+            tile.store(out, (i * BLOCK, j * BLOCK), tile.read(total))
+
+    return matmul
+
+
+def operands():
+    random = np.random.default_rng(3)
+    return [random.standard_normal((32, 128)).astype(ml_dtypes.bfloat16) for _ in "ab"]
+
+
+@kernel
+def twin(a, b):
+    """The same product at the portable level."""
+    (m, k), n = a.shape, b.shape[0]
+    i, j = tile.grid(m // BLOCK, n // BLOCK)
+    total = tile.zeros((BLOCK, BLOCK))
+    for s in tile.range(0, k, DEPTH):
+        right = tile.load(b, (j * BLOCK, s), (BLOCK, DEPTH))
+        total = tile.dot(tile.load(a, (i * BLOCK, s), (BLOCK, DEPTH)), right.T, total)
+    tile.store(tile.result((m, n)), (i * BLOCK, j * BLOCK), total)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_roles_agree_with_the_portable_twin(seed):
+    a, b = operands()
+    (body,) = pipelined().lower(tg.tensor(a), tg.tensor(b))
+    assert body.notes["level"] == "placed"
+    verify_body(body, "placed")
+    assert body_text(parse_body(body_text(body))) == body_text(body)
+    out = np.zeros((32, 32), np.float32)
+    run(body, [a, b, out], seed=seed)
+    np.testing.assert_allclose(out, twin(tg.tensor(a), tg.tensor(b)).numpy(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("fault", [{"release": False}, {"parity": 1}])
+def test_faults_of_the_protocol_are_found(fault):
+    a, b = operands()
+    (body,) = pipelined(**fault).lower(tg.tensor(a), tg.tensor(b))
+    with pytest.raises(tg.InternalError):
+        run(body, [a, b, np.zeros((32, 32), np.float32)])
+
+
+def test_a_placed_kernel_needs_a_machine_with_roles():
+    a, b = operands()
+    with pytest.raises(tg.UserError, match="placed level"):
+        pipelined()(tg.tensor(a), tg.tensor(b)).realize()
+    with pytest.raises(tg.UserError, match="no batch"):
+        tg.vmap(pipelined(), (0, None))(tg.tensor(np.stack([a, a])), tg.tensor(b))
+
+
+def test_every_op_has_a_function():
+    from tilegrad.tile import ROLES, placed
+
+    other = {"atomic_add", "arrive", "expect", "wait", "register_tile", "read_place",
+             "write_place", "cluster_rank"}  # methods of barriers, or under a shorter name
+    names = {op.name for op in vars(placed).values() if isinstance(op, placed.Op)}
+    assert names - other - ROLES == set()
+    assert all(callable(getattr(tile, name)) for name in ROLES)
