@@ -81,7 +81,8 @@ class TiledDot:
             total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
-        body = self.b.finish((multiply(batch, tiles),), warps=4)
+        warps = min(4, rows * columns // (LEAST * LEAST))
+        body = self.b.finish((multiply(batch, tiles),), warps=warps)
         roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
         roles += [("store", i) for i in range(len(self.stored))]
         return [(body, [roles[number] for number in self.b.numbers])]

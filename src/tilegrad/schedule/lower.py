@@ -29,7 +29,9 @@ from .loops import LoopLowering
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
 from .schedule import Copy, Kernel, Launch, Schedule, Slot
+from .threads.both import pair_up
 from .threads.lower import lower_threads
+from .threads.recompute import compute_again
 from .threads.update import lower_update as threads_update
 from .update import lower_update
 
@@ -71,9 +73,14 @@ class Lowering:
     def lower_all(self) -> None:
         """Fuse, and add the Kernels of every group."""
         self.fuser = Fuser(self.arguments, self.results)
+        if self.target.kind == "gpu":
+            compute_again(self.fuser.values, self.arguments, self.results)
         groups = self.fuser.run()
         self.order_updates(groups)
-        for group in self.fuser.in_order():
+        ordered = self.fuser.in_order()
+        if self.target.kind == "gpu":
+            ordered = pair_up(ordered, self.fuser.values, self.results)
+        for group in ordered:
             self.lower(group)
 
     def nested(self, arguments: Sequence[Node], results: Sequence[Node]) -> Lowering:

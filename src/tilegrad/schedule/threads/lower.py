@@ -11,6 +11,7 @@ from ...ir.node import Node
 from ...tile.build import Body
 from ..fuse import Group
 from .axis import lower_cumulative
+from .both import Both, lower_both
 from .loops import lower_loops
 from .sort import lower_sort
 from .space import Roles
@@ -20,6 +21,8 @@ def lower_threads(
     group: Group, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, Roles]]:
     """Bodies with the roles of their parameters, in the order they run."""
+    if isinstance(group, Both):
+        return lower_both(group, reads, values, target, name)
     if group.kind in ("loops", "mixed"):
         return lower_loops(group, reads, values, target, name)
     if group.kind == "dot":

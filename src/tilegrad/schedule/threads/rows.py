@@ -36,24 +36,24 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import MOVEMENT, Index, unravel
 from ..evaluate import ravel_strides, wide
-from ..fuse import leaves_of
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .space import WARP, Roles, ThreadSpace, plain_reads, turned_reads
 from .tiles import power_of_two
 
 HELD = 16384  # most elements of a row that is held
 EACH = 16  # elements of a tile that a thread holds
-LOWEST = -3e38  # a finite stand-in for the largest of nothing but -inf: exp gives 0, not nan
+FINITE = 3e38  # stands for an infinite largest: exp gives 0 or inf, not nan
 FAR_OFF = 1 << 62  # no place: above every index
 
 
 @dataclass
 class Online:
-    """A sum of exp(x - largest), found in the same walk as `largest`."""
+    """A sum of exp(x - shift), found in the same walk as `largest`, on which the shift rests."""
 
     total: Node
     largest: Node
     x: Node
+    shift: Node
 
 
 class ThreadRows(ThreadSpace):
@@ -215,15 +215,33 @@ class ThreadRows(ThreadSpace):
             e = _through_casts(v.inputs[0])
             if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
                 continue
-            x, largest = e.inputs[0].inputs
-            while largest.op in MOVEMENT:
-                largest = largest.inputs[0]
-            if largest.op is not ops.max_ or self.levels.get(largest) != 1:
+            x, shift = e.inputs[0].inputs
+            if any(self.levels[u] for u in self.below(x)):
                 continue
-            inside = [u for u in [x, *leaves_of(x, self.all_values)] if u in self.members]
-            if largest in self.reduces and all(self.levels[u] == 0 for u in inside):
-                found.append(Online(v, largest, x))
+            first = [u for u in self.below(shift) if u.op is ops.max_ and self.levels[u] == 1]
+            if first and self._per_row(shift):
+                found.append(Online(v, first[0], x, shift))
         return found
+
+    def below(self, node: Node) -> list[Node]:
+        """The group's own values that an expression rests on, itself included."""
+        found: dict[Node, None] = {}
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in self.members and current not in found:
+                found[current] = None
+            if current in self.members or current not in self.all_values:
+                stack.extend(i for i in current.inputs if current not in self.reduces)
+        return list(found)
+
+    def _per_row(self, node: Node) -> bool:
+        """Whether a value is the same for all columns of a row."""
+        while node.op in MOVEMENT:
+            if node.op is ops.expand and self.is_row_level(node.inputs[0]):
+                return True
+            node = node.inputs[0]
+        return self.is_row_level(node)
 
     def sweep(self, row: Size, start: Size, stop: Size, reduces: Sequence[Node],
               writes: Sequence[Node]) -> list[Node]:  # fmt: skip
@@ -328,7 +346,8 @@ class ThreadRows(ThreadSpace):
             position += width
         for n, o in enumerate(online):
             before, after = largest[o.largest]
-            after = self.b.apply("maximum", after, self.b.constant(LOWEST, after.dtype))
+            after = self.b.apply("maximum", after, self.b.constant(-FINITE, after.dtype))
+            after = self.b.apply("minimum", after, self.b.constant(FINITE, after.dtype))
             total = self.b.apply("multiply", values[position + n], self._exp(before, after))
             for part in parts:
                 x, _, mask = part[len(reduces) + n]
@@ -361,7 +380,7 @@ class ThreadRows(ThreadSpace):
     def finish_sweep(self, row: Size, reduces: Sequence[Node], values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
         position = 0
-        tops: dict[Node, tuple[Node, Node]] = {}
+        tops: dict[Node, Node] = {}
         for v in reduces:
             index = unravel(row, v.shape)
             if v.op is ops.argmax:
@@ -370,14 +389,14 @@ class ThreadRows(ThreadSpace):
                 self.e.bind(v, index, self.first_largest(best, where, None, 0))
                 continue
             total = self._all(values[position], KINDS[v.op])
-            tops[v] = values[position], total
+            tops[v] = values[position]
             position += 1
             self.e.bind(v, index, total)
         for o in self.online:
             if o.largest not in reduces:
                 continue
-            each, top = tops[o.largest]
-            scale = self.b.apply("exp", self.b.apply("subtract", each, top))
+            shift = self.e.value(o.shift, reduce_index(o.total, row, 0))
+            scale = self.b.apply("exp", self.b.apply("subtract", tops[o.largest], shift))
             total = self._all(self.b.apply("multiply", values[position], scale), "sum")
             position += 1
             self.e.bind(o.total, unravel(row, o.total.shape), total)

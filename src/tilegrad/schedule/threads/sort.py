@@ -27,6 +27,7 @@ from .space import WARP, Roles
 from .tiles import TileEvaluator, Viewed, power_of_two
 
 LOCAL = 4096  # elements that one program sorts
+FAR_TILE = 1024  # partners that one program exchanges
 Pair = list[Node]  # keys, places
 
 
@@ -229,7 +230,7 @@ class SortLowering:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
         parameters, roles = self.pairs(lines, "state")
         b = BodyBuilder(f"{self.name}_far_{level}_{far}", parameters)
-        net = self.network(b, 1024)
+        net = self.network(b, FAR_TILE)
         grid = net.far_programs(b.parameters, self.padded, lines, level, far)
         return b.finish((grid,), warps=4), roles
 

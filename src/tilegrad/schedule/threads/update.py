@@ -38,6 +38,7 @@ from ...tile.build import Body
 from ..access import Condition, Index, unravel
 from ..evaluate import ravel_strides, symbolic, wide
 from ..fuse import Group, leaves_of
+from . import sort as sorting
 from .loops import lower_loops
 from .sort import LOCAL, Network
 from .space import WARP, Roles
@@ -262,7 +263,7 @@ class UpdateLowering:
         for level in range(local + 1, levels + 1):
             for far in range(level - 1, local - 1, -1):
                 memory = self.begin(f"{self.name}_far_{level}_{far}", writes=("keys", "numbers"))
-                net = Network(self.b, 1024, self.key_dtype, False)
+                net = Network(self.b, sorting.FAR_TILE, self.key_dtype, False)
                 grid = net.far_programs(list(memory.values()), self.padded, 1, level, far)
                 found.append(self.end(grid, 4))
             found.append(self.chunks(level))

@@ -1,0 +1,253 @@
+"""Rows and columns at once: reductions by columns fused into the rows they share elements with.
+
+The backward pass of a norm wants, of the same arrays, sums along rows (for the input's derivative)
+and along columns (for the weight's). A program takes every so-many-th row, holds it in registers
+as `rows` does, and adds what the columns want to accumulators that stay in registers from row to
+row; they go to scratch at the end and a second launch adds them up. The next row is asked for
+before this one is reduced. So the arrays are read once, not twice.
+
+Invariant: which rows a program takes, and so the order of every sum, depends on shapes and the
+Target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...core.target import Target
+from ...graph import ops
+from ...ir.node import Node
+from ...ir.symbol import (
+    Expr,
+    Size,
+    coefficient,
+    combine,
+    high,
+    minimum,
+    multiply,
+    named,
+)  # fmt: skip
+from ...ir.types import Array, Memory, product, row_major
+from ...tile.build import Body
+from ..access import MOVEMENT, Index, depends, unravel
+from ..evaluate import ravel_strides, wide
+from ..fuse import REDUCE, Group, leaves_of, own_index
+from ..space import COMBINE, KINDS, identity, reduce_index
+from .loops import ThreadLowering
+from .rows import EACH, HELD
+from .space import WARP, Roles, plain_reads
+from .tiles import power_of_two
+
+SHORTEST = 512  # columns above which a program holds one row
+MOST = 4  # accumulators that stay in registers
+
+
+@dataclass
+class Both(Group):
+    """A group by rows and one by columns over the same elements, as one Kernel."""
+
+    first: Group = field(default_factory=lambda: Group("loops"))
+    second: Group = field(default_factory=lambda: Group("loops"))
+
+
+def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node]) -> list[Group]:
+    """Groups in order, those that share their elements joined."""
+    found: list[Group] = list(groups)
+    for second in groups:
+        if second.order != "column" or second not in found:
+            continue
+        for first in found:
+            if first.number not in second.needs and not _shares(first, second):
+                continue
+            if isinstance(first, Both) or not _fits(first, second, values):
+                continue
+            found[found.index(first)] = _join(first, second, groups, results)
+            found.remove(second)
+            break
+    return found
+
+
+def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequence[Node]) -> Both:
+    """One Kernel; what only the columns read of the rows is not stored."""
+    wanted = set(results)
+    for g in groups:
+        if g is not second and g is not first:
+            wanted |= g.reads
+    values, reads = [*first.values, *second.values], first.reads | second.reads
+    joined = Both("both", values, first.total, first.rows, first.order, first.number, first.needs,
+                  reads, [], first, second)  # fmt: skip
+    first.stored = [v for v in first.stored if v in wanted]
+    joined.stored = [*first.stored, *second.stored]
+    return joined
+
+
+def _shares(first: Group, second: Group) -> bool:
+    """Whether both read the same large array."""
+    return any(product(n.shape) == first.total for n in first.reads & second.reads)
+
+
+def _fits(first: Group, second: Group, values: set[Node]) -> bool:
+    """Whether a group by columns can be computed along with one by rows."""
+    if first.kind != "loops" or second.kind != "loops" or first.order != "row":
+        return False
+    if first.rows is None or first.total != second.total or first.columns != second.rows:
+        return False
+    if not second.needs - {first.number} <= first.needs or second.number in first.needs:
+        return False
+    columns = first.columns
+    if not isinstance(columns, int) or not SHORTEST < columns <= HELD or high(first.rows) < 256:
+        return False
+    reduces = reductions(second)
+    if not reduces or len(reduces) > MOST or any(v.op is ops.argmax for v in reduces):
+        return False
+    if not any(v.op in REDUCE for v in first.values):
+        return False
+    return all(_aligned(v, first, second, values) for v in reduces)
+
+
+def reductions(group: Group) -> list[Node]:
+    """The reductions of a group."""
+    return [v for v in group.values if v.op in REDUCE]
+
+
+def _aligned(reduce: Node, first: Group, second: Group, values: set[Node]) -> bool:
+    """Whether a reduction by columns reads what the rows hold at its own element only."""
+    row = named("loop", "row", 0, max(1, high(first.rows or 1) - 1))
+    lane = named("loop", "lane", 0, max(1, high(first.columns) - 1))
+    inside, others = set(first.values), set(second.values)
+    stack: list[tuple[Node, Index]] = [(reduce.inputs[0], reduce_index(reduce, lane, row))]
+    while stack:
+        node, index = stack.pop()
+        if node in others:
+            return False  # a second stage
+        if node in inside:
+            if own_index(node, row, lane, first) != index:
+                return False
+        elif node in values or not node.inputs:
+            if node in values and product(node.shape) == first.total:
+                factor = coefficient(ravel_strides(index, row_major(node.shape)), lane)
+                if factor != 1:
+                    return False
+        elif node.op in MOVEMENT:
+            below, conditions = MOVEMENT[node.op](node, index)
+            if conditions:
+                return False
+            stack.append((node.inputs[0], below))
+        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+            stack.extend((i, index) for i in node.inputs)
+        elif set(leaves_of(node, values)) & inside:
+            return False
+    return True
+
+
+class BothLowering(ThreadLowering):
+    """Lowers the rows of a pair, with the columns along."""
+
+    def lower_pair(self, pair: Both, values: set[Node]) -> list[tuple[Body, Roles]]:
+        """The launch over rows and the one that adds up the columns."""
+        rows, columns = self.group.rows, self.group.columns
+        assert rows is not None and isinstance(columns, int)
+        self.inputs = {n: n for n in self.reads}
+        self.inner = columns
+        self.shape = self._shape(columns)
+        self.sums = reductions(pair.second)
+        programs = min(high(rows), 2 * max(1, self.target.cores))
+        types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
+        after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
+                 for n, t in enumerate(types)]  # fmt: skip
+        places = self.begin(self.name, after=after)
+        lanes = power_of_two(columns)
+        threads = self.threads_for(lanes, EACH if self.many_reads() <= 3 else EACH // 2)
+        self.over_rows(rows, columns, lanes, programs, places)
+        first = self.end((programs,), threads // WARP, self.roles() + self.scratch_roles(types))
+        last = ThreadLowering(pair.second, values, self.target, self.name)
+        last.inner = columns
+        last.reads = _reads_after(pair.second, values, set(pair.first.values))
+        numbers = {n: i for i, n in enumerate(self.reads)}
+        body, roles = last.sum_parts(columns, programs, types)
+        start = len(pair.first.stored)
+        fixed = [("read", numbers[last.reads[what]]) if role == "read" else
+                 ("store", start + what) if role == "store" else (role, what)
+                 for role, what in roles]  # fmt: skip
+        return [first, (body, fixed)]
+
+    def over_rows(self, rows: Size, columns: int, lanes: int, programs: int,
+                  places: Sequence[Node]) -> None:  # fmt: skip
+        """Every `programs`-th row, the accumulators of the columns carried along."""
+        b, e = self.b, self.e
+        p = b.program(0, programs)
+        with e.tile(0, 1, 1, 0, lanes, columns) as (_, lane):
+            for node, index in self.reads_at(p, lane):
+                if not any(depends(i, [p]) for i in index if isinstance(p, Expr)):
+                    e.value(node, index)  # the same for all rows
+            asked = [e.value(node, index) for node, index in self.first_reads(p, lane)]
+            starts = []
+            for v in self.sums:
+                dtype = wide(v.inputs[0].dtype)
+                starts.append(b.constant(identity(KINDS[v.op], dtype), dtype, (lanes,)))
+            raw = [b.cast(x, n.dtype) for x, (n, _) in zip(asked, self.first_reads(p, lane))]
+
+            def step(row: Size, carried: list[Node]) -> Sequence[Node]:
+                sums, held = carried[: len(starts)], carried[len(starts) :]
+                with e.scope():
+                    for x, (node, index) in zip(held, self.first_reads(row, lane)):
+                        e.bind(node, index, b.cast(x, wide(node.dtype)))
+                    after = minimum(combine(row, programs, 1), combine(rows, 1, -1))
+                    wanted = self.first_reads(after, lane)
+                    ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]
+                    self.one_row(row, lane)
+                    return [*self.added(row, lane, sums), *ahead]
+
+            bounds = (0, max(0, high(rows) - 1))
+            found = b.loop("row", p, rows, programs, step, [*starts, *raw], bounds=bounds)
+            for x, place in zip(found, places):
+                e.store(place, x, combine(multiply(p, columns), lane, 1))
+
+    def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+        """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
+        found = self.reads_at(row, lane)
+        return [(n, i) for n, i in found if product(n.shape) == self.group.total][:3]
+
+    def reads_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+        """What is read at a row without a guard."""
+        starts = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
+        starts += [(v, self.index_at(v, row, lane)) for v in self.group.stored]
+        starts += [(v.inputs[0], reduce_index(v, lane, row)) for v in self.sums]
+        return plain_reads(starts, self.inputs)
+
+    def one_row(self, row: Size, lane: Size) -> None:
+        """All stages of one row, and what is stored of it."""
+        for stage in range(1, self.stages() + 1):
+            for v in self.reduces:
+                if self.levels[v] == stage:
+                    x = self.e.value(v.inputs[0], reduce_index(v, row, lane))
+                    self.e.bind(v, unravel(row, v.shape), self.over_tile(v, x, lane))
+        self.write_all(row, lane)
+
+    def added(self, row: Size, lane: Size, sums: Sequence[Node]) -> list[Node]:
+        """The accumulators with one more row."""
+        found = []
+        for v, total in zip(self.sums, sums):
+            x = self.e.value(v.inputs[0], reduce_index(v, lane, row))
+            found.append(self.b.apply(COMBINE[KINDS[v.op]], total, x))
+        return found
+
+
+def _reads_after(group: Group, values: set[Node], inside: set[Node]) -> list[Node]:
+    """What the results of the columns read beside their sums."""
+    own = set(group.values)
+    found: dict[Node, None] = {}
+    for v in group.stored:
+        if v.op not in REDUCE:
+            found.update(dict.fromkeys(n for n in leaves_of(v, values) if n not in own))
+    return [n for n in found if n not in inside]
+
+
+def lower_both(
+    pair: Both, reads: list[Node], values: set[Node], target: Target, name: str
+) -> list[tuple[Body, Roles]]:
+    """The Bodies of a pair."""
+    lowering = BothLowering(pair.first, values, target, name)
+    lowering.reads = reads
+    return lowering.lower_pair(pair, values)

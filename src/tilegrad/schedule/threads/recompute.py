@@ -1,0 +1,68 @@
+"""Which elementwise values are better computed again than stored, where arithmetic is cheap.
+
+A value that several groups read is stored by default. On a machine that computes many operations
+in the time one element takes to come from memory, it is better computed again by every reader,
+if what it is computed from is no more to read than the value itself. Invariant: what is an
+argument, a result, or computed by anything but inlined elementwise ops stays a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...graph import ops
+from ...ir.node import Node, topological, users
+from ...ir.symbol import high
+from ...ir.types import Array, product
+from ..access import MOVEMENT
+from ..fuse import INLINE, leaves_of
+
+KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
+
+
+def compute_again(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
+    """Take such values out of the set."""
+    given = set(arguments) | set(results)
+    order = topological(results, stop=set(arguments).__contains__)
+    readers = users(order)
+    for node in order:
+        if node not in values or node in given or node.op not in INLINE or node.op in KEPT:
+            continue
+        if not isinstance(node.type, Array) or node.op in MOVEMENT:
+            continue
+        if _needed(node, readers) or _spread(node, readers):
+            continue
+        values.discard(node)
+        if _bytes([*leaves_of(node, values)]) > high(product(node.shape)) * node.dtype.size * 5 / 4:
+            values.add(node)
+
+
+def _bytes(nodes: Sequence[Node]) -> int:
+    return sum(high(product(n.shape)) * n.dtype.size for n in nodes if isinstance(n.type, Array))
+
+
+def _needed(node: Node, readers: dict[Node, list[Node]]) -> bool:
+    """Whether something reads it that only reads what is stored."""
+    stack, seen = list(readers.get(node, ())), set()
+    while stack:
+        reader = stack.pop()
+        if reader in seen:
+            continue
+        seen.add(reader)
+        if reader.op not in INLINE and reader.op.group != "reduce":
+            return True
+        if reader.op in MOVEMENT:
+            stack.extend(readers.get(reader, ()))
+    return False
+
+
+def _spread(node: Node, readers: dict[Node, list[Node]]) -> bool:
+    """Whether some reader takes each element many times."""
+    stack = list(readers.get(node, ()))
+    while stack:
+        reader = stack.pop()
+        if reader.op in (ops.expand, ops.windows, ops.gather):
+            return True
+        if reader.op in MOVEMENT:
+            stack.extend(readers.get(reader, ()))
+    return False
