@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from tilegrad.core.dtype import int64
@@ -17,6 +18,12 @@ from tilegrad.tile.placed import PlacedBuilder, rebuild
 DROPS = ("wait", "arrive", "expect", "matrix_wait", "matrix_fence", "fence", "copy_async",
          "named_sync", "named_arrive", "matrix_commit", "wait_copies", "commit_copies",
          "grid_dependency_wait", "arrive_remote", "copy_multicast")  # fmt: skip
+# pairs of ops in a row of which the first must stay the first
+ORDERS = {("matrix_wait", "arrive"), ("fence", "named_sync"), ("named_sync", "copy_store"),
+          ("wait", "matrix_async"), ("wait", "expect"), ("matrix_fence", "matrix_async"),
+          ("copy_store", "commit_copies"), ("matrix_async", "matrix_commit"),
+          ("wait_copies", "write_place"), ("write_place", "fence"),
+          ("matrix_commit", "matrix_wait"), ("matrix_wait", "arrive_remote")}  # fmt: skip
 Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
 
 
@@ -28,6 +35,31 @@ def nodes_of(body: Body, op: str) -> list[Node]:
 def changed(body: Body, victim: Node, change: Change) -> Body:
     """The Body with one Node replaced."""
     return rebuild(body, lambda b, node, i: change(b, node, i) if node is victim else None)
+
+
+def swapped(body: Body, first: Node, second: Node) -> Body:
+    """The Body in which one Node comes after a later one of its Block."""
+    late: list[tuple[Node, tuple[Node, ...]]] = []
+
+    def replace(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node is first:
+            late.append((node, inputs))
+            return b.constant(0, int64)
+        if node is not second:
+            return None
+        made = b.add(node.op.make(inputs, node.attrs))
+        b.add(first.op.make(late[0][1], first.attrs))
+        return made
+
+    return rebuild(body, replace)
+
+
+def in_a_row(body: Body) -> Iterator[tuple[Node, Node]]:
+    """Ops with effects next to each other in a Block."""
+    blocks = [body.block, *[b for node, _ in walk(body.block) for b in node.blocks]]
+    for block in blocks:
+        effects = [n for n in block.nodes if n.op.effect and n.op.name != "read_place"]
+        yield from itertools.pairwise(effects)
 
 
 def drop(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -113,3 +145,8 @@ def mutants(body: Body) -> Iterator[tuple[str, Body]]:
         number = counts[name] = counts.get(name, -1) + 1
         for label, change in changes(node):
             yield f"{name} {number} {label}", changed(body, node, change)
+    for number, (first, second) in enumerate(in_a_row(body)):
+        pair = (first.op.name, second.op.name)
+        if pair in ORDERS:
+            label = f"{pair[0]} after {pair[1]} ({number})"
+            yield label, swapped(body, first, second)

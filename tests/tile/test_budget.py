@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 import bodies
 
 from tilegrad.core.dtype import bfloat16, float32
-from tilegrad.core.target import AVX512
+from tilegrad.core.target import A100, AVX512, H100
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.tile import placed
@@ -35,7 +35,7 @@ def one(build: Callable[[PlacedBuilder], object], warps: int = 4, registers: int
 
 def found(body: Body) -> list[Finding]:
     """Against the H100."""
-    return check_budget(body, bodies.HOPPER)
+    return check_budget(body, H100)
 
 
 def test_golden_bodies_fit() -> None:
@@ -57,7 +57,7 @@ def test_shared_bytes_with_alignment_and_barriers() -> None:
         b.barrier("full", 1, 4)
         return b.finish((1,))
 
-    rest = (227 << 10) - 1024 - 16384 - 32
+    rest = (227 << 10) - 1024 - 16384 - 32 - 1024  # the last to align the whole
     assert not found(body(8, rest // 2))
     (finding,) = found(body(520, rest // 2))
     assert finding.rule == "shared_bytes" and "which has 232448" in finding.message
@@ -161,3 +161,14 @@ def test_named_barriers_and_warps() -> None:
     assert not found(one(multiply))
     assert "matrix_async takes groups of 4" in found(one(multiply, warps=2))[0].message
     assert "1056 threads" in found(one(lambda b: None, warps=33))[0].message
+
+
+def test_engines_of_the_machine() -> None:
+    """Copies back and clusters are not everywhere."""
+    b = PlacedBuilder("out", PARAMETERS)
+    place = b.allocate((8, 8), float32, "shared")
+    b.copy_store(b.parameters[1], (0, 0), (0, 1), place)
+    body = b.finish((4,), cluster=(4,))
+    assert not check_budget(body, H100)
+    rules = [f.rule for f in check_budget(body, A100)]
+    assert rules == ["copies", "cluster"]

@@ -55,6 +55,7 @@ KERNELS: dict[str, Callable[[], Body]] = {
 }
 TURN = "named barrier 4 is as good as 3: nobody else uses it"
 ORDERED = "the first consumer waited for the same phase before it handed over the turn"
+FILLED = "before keys come the values of the block before, and these wait for the whole trip"
 LAST = "the release of the last values: nobody waits for it"
 EQUIVALENT: dict[str, dict[str, str]] = {
     "ping_pong_matmul_gelu": {"named_sync 3 number + 1": TURN},
@@ -65,6 +66,12 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wait 10 dropped": ORDERED,
         "arrive 3 dropped": LAST,
         "arrive 7 dropped": LAST,
+        "matrix_wait after arrive (40)": LAST,
+        "matrix_wait after arrive (87)": LAST,
+        "wait after matrix_async (97)": ORDERED,
+        "wait after matrix_async (100)": ORDERED,
+        "matrix_wait after arrive (57)": FILLED,
+        "matrix_wait after arrive (104)": FILLED,
     },
     "wide_matmul": {
         "named_sync 2 number + 1": "the barrier of the second consumer alone may have any number",

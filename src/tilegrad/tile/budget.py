@@ -20,9 +20,12 @@ from .check import walk
 from .finding import Finding, finding, place_name
 from .skeleton import is_place
 
-LIMITS = {"registers": 255, "named_barriers": 16, "threads": 1024, "box": 256}
+LIMITS = {"registers_per_thread": 255, "registers_per_block": 65536, "named_barriers": 16,
+          "threads_per_block": 1024, "cluster": 8}  # fmt: skip
+BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 MARGIN = 24  # addresses, indices, descriptors
+SLACK = 1024  # to bring the start of shared memory to a swizzle's boundary
 WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
 
@@ -33,9 +36,10 @@ def check_budget(body: Body, target: Target) -> list[Finding]:
     limits = {**LIMITS, **target.limits}
     roles = [n for n, _ in walk(body.block) if n.op.name == "role"]
     found = shared_bytes(body, target)
-    found += boxes(body, limits)
+    found += boxes(body)
+    found += engines(body, target, limits)
     found += role_shapes(body, roles, limits)
-    return found + registers(body, roles, target, limits)
+    return found + registers(body, roles, limits)
 
 
 # ---- shared memory ------------------------------------------------------------------------------
@@ -52,17 +56,18 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
     if "shared" not in target.memories:
         return []
-    at, largest = 0, None
+    at, slack, largest = 0, 0, None
     for node, _ in walk(body.block):
         if node.op.name == "allocate" and node.type.scope == "shared":  # type: ignore[union-attr]
             span = SPANS.get(node.type.layout, 0)  # type: ignore[union-attr]
             align = 8 * span if span else 128
             at = -(-at // align) * align + place_bytes(node)
+            slack = SLACK if span else slack
             if largest is None or place_bytes(node) > place_bytes(largest):
                 largest = node
         elif node.op.name == "barrier":
             at = -(-at // 8) * 8 + 8 * node.attrs["stages"]
-    have = target.memories["shared"].bytes
+    have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
     return [finding(
@@ -74,7 +79,7 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
 
 
-def boxes(body: Body, limits: dict[str, int]) -> list[Finding]:
+def boxes(body: Body) -> list[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
     for node, _ in walk(body.block):
@@ -85,9 +90,9 @@ def boxes(body: Body, limits: dict[str, int]) -> list[Finding]:
         assert isinstance(type_, Memory)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
-        if max(sides) > limits["box"]:
+        if max(sides) > BOX:
             found.append(finding(
-                "error", "box", f"a box of {shape} has a side above {limits['box']}", node, place,
+                "error", "box", f"a box of {shape} has a side above {BOX}", node, place,
                 "copy it in parts",
             ))  # fmt: skip
         if row % 16:
@@ -103,13 +108,27 @@ def boxes(body: Body, limits: dict[str, int]) -> list[Finding]:
     return found
 
 
+def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]:
+    """Copies that the machine has, and programs that its clusters hold."""
+    found = []
+    copies = target.memories["shared"].copies if "shared" in target.memories else ()
+    for node, _ in walk(body.block):
+        if node.op.name in ("copy_async", "copy_store") and copies and node.op.name not in copies:
+            found.append(finding("error", "copies", f"{target.name} has no {node.op.name}", node))
+    cluster = prod(body.notes.get("cluster", (1,)))
+    if cluster > limits["cluster"]:
+        found.append(finding("error", "cluster", f"a cluster of {cluster} programs, {target.name} "
+                             f"has at most {limits['cluster']}"))  # fmt: skip
+    return found
+
+
 def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
     """Warps, numbered barriers and their threads."""
     found = []
     threads = 32 * sum(r.attrs["warps"] for r in roles)
-    if threads > limits["threads"]:
+    if threads > limits["threads_per_block"]:
         found.append(finding("error", "threads", f"the roles have {threads} threads, a program at "
-                             f"most {limits['threads']}", roles[0]))  # fmt: skip
+                             f"most {limits['threads_per_block']}", roles[0]))  # fmt: skip
     free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
     for node, around in walk(body.block):
         name, attrs = node.op.name, node.attrs
@@ -118,7 +137,7 @@ def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[F
             if not 0 <= attrs["number"] < free:
                 found.append(finding("error", "named_barrier", f"named barrier {attrs['number']}: "
                                      f"numbers 0 to {free - 1} are free", node))  # fmt: skip
-            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= limits["threads"]:
+            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= limits["threads_per_block"]:
                 found.append(finding("error", "named_barrier", f"{attrs['threads']} threads are "
                                      "no whole number of warps", node))  # fmt: skip
         if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
@@ -132,20 +151,18 @@ def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[F
 # ---- registers ----------------------------------------------------------------------------------
 
 
-def registers(
-    body: Body, roles: list[Node], target: Target, limits: dict[str, int]
-) -> list[Finding]:
+def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
     """What each role holds against what it may, and all roles against the register file."""
-    file = target.memories["register"].bytes // 4 if "register" in target.memories else 65536
+    file = limits["registers_per_block"]
     total = 32 * sum(r.attrs["warps"] for r in roles)
-    given = min(limits["registers"], file // max(1, total) // 8 * 8)
+    given = min(limits["registers_per_thread"], file // max(1, total) // 8 * 8)
     found, taken = [], 0
     for role in roles:
         asked, threads = role.attrs["registers"], 32 * role.attrs["warps"]
         if asked and (asked % 8 or not 24 <= asked <= 256):
             found.append(finding("error", "registers", f"{role.attrs['name']} asks for {asked} "
                                  "registers: a multiple of 8 in 24..256", role))  # fmt: skip
-        most = min(asked or given, limits["registers"])
+        most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
         places, peak = estimate(role.blocks[0], threads)
         if places > most:

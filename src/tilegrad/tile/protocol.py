@@ -23,8 +23,8 @@ from .skeleton import Scenario, Skeleton, is_place
 
 def _barrier(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     if (role.rank, node) in machine.made:
-        machine.report("unproved", f"the barrier {node.attrs['name']} is set up several times", node,
-                       level="warning", hint="set it up once, before the roles")  # fmt: skip
+        text = f"the barrier {node.attrs['name']} is set up several times"
+        machine.report("unproved", text, node, None, "warning", "set it up once, before the roles")
     machine.made.add((role.rank, node))
 
 

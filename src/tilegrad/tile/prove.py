@@ -21,7 +21,6 @@ from .initialised import check_initialised
 from .protocol import check_protocol
 from .skeleton import Skeleton, TooLong
 
-
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
 
