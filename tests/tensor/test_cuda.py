@@ -1,4 +1,5 @@
-"""Tensors on a GPU, with a fake driver whose kernels are Bodies run by the Tile interpreter."""
+"""Tensors on a GPU, with a fake driver whose kernels are run by the Tile interpreter, or by the
+simulator of the PTX that is emitted for them."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tilegrad.core.errors import StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
 from tilegrad.targets.ptx import calls, driver
-from tilegrad.targets.ptx.emit import body_symbols
+from tilegrad.targets.ptx.emit import body_symbols, emit
 from tilegrad.targets.ptx.program import Entry
+from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tensor import dlpack, interop, placement
 from tilegrad.tile import interpret
 
@@ -51,6 +53,10 @@ class Interpreted:
         return text.encode()
 
     def run(self, body, symbols, values) -> None:
+        interpret.run(body, *self.bound(body, symbols, values))
+
+    def bound(self, body, symbols, values) -> tuple[list[np.ndarray], dict[str, int]]:
+        """The memories and Symbols that a launch names."""
         count = len(body.parameters)
         bound = dict(zip(symbols, values[count:]))
         memories = []
@@ -60,11 +66,33 @@ class Interpreted:
             span = 1 + sum((a - 1) * b for a, b in zip(shape, strides)) if 0 not in shape else 0
             data = (ctypes.c_uint8 * (span * parameter.dtype.size)).from_address(pointer)
             memories.append(np.ctypeslib.as_array(data).view(parameter.dtype.numpy))
-        interpret.run(body, memories, bound)
+        return memories, bound
 
 
-@pytest.fixture
-def cuda(monkeypatch):
+class Simulated(Interpreted):
+    """The same with the PTX that is emitted, run by the simulator."""
+
+    def emit(self, body, name, target) -> dispatch.Program:
+        text, entry = emit(body, name, target)
+        number = f"body{len(self.bodies)}"
+        self.bodies[number] = (body, [v for k, v in entry.arguments if k == "symbol"], text, entry)
+        return dispatch.Program(f"{number} {name}", 0, entry.to_text())
+
+    def compile(self, text, target) -> bytes:
+        number, name = text.split()
+        body, symbols, code, entry = self.bodies[number]
+        entry, code = dataclasses.replace(entry, name=name), code.replace("KERNEL_NAME", name)
+        self.cuda.parameters[name] = [128 if k == "map" else 8 for k, _ in entry.arguments]
+
+        def run(*values) -> None:
+            simulate(code, entry, *self.bound(body, symbols, values))
+
+        self.cuda.kernels[name] = run
+        return text.encode()
+
+
+@pytest.fixture(params=[Interpreted, Simulated])
+def cuda(request, monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
@@ -72,7 +100,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(compiler, "_modules", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     monkeypatch.setattr(placement, "state", placement.state)
-    monkeypatch.setitem(dispatch.OFFERS, "gpu", Interpreted(fake).offer)
+    monkeypatch.setitem(dispatch.OFFERS, "gpu", request.param(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
     with calls.substitute(fake), override(cache_folder=""):
         yield fake
@@ -107,6 +135,7 @@ def test_ops_run_where_their_tensors_are(cuda) -> None:
     np.testing.assert_allclose((tg.tensor(a) + 1).numpy(), a + 1)
 
 
+@pytest.mark.parametrize("cuda", [Interpreted], indirect=True)  # no PTX for portable products yet
 def test_matmul_and_softmax(cuda) -> None:
     a, b = numbers(16, 24), numbers(24, 8)
     x, y = tg.tensor(a).cuda(), tg.tensor(b).cuda()
@@ -232,6 +261,7 @@ def test_control_flow(cuda) -> None:
     np.testing.assert_allclose(sums.numpy()[1:], rows.cumsum(0)[:-1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("cuda", [Interpreted], indirect=True)  # no PTX for portable products yet
 def test_derivatives_and_training(cuda) -> None:
     w = tg.tensor(numbers(3, 3), device="cuda", requires_grad=True)
     x = tg.tensor(numbers(2, 3), device="cuda")

@@ -62,9 +62,9 @@ class Pool:
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
 
-    def take(self, bytes: int, label: str = "") -> Block:
-        """A Block of at least `bytes` bytes."""
-        size = size_class(bytes)
+    def take(self, bytes: int, label: str = "", size: int = 0) -> Block:
+        """A Block of at least `bytes` bytes; `size` is their size class where it is known."""
+        size = size or size_class(bytes)
         with self._lock:
             if self._returned:
                 self._settle()
@@ -77,8 +77,10 @@ class Pool:
             else:
                 pointer = self._reserve(size, bytes)
             self.in_use += size
-            self.peak = max(self.peak, self.in_use)
-            self._live[pointer] = (size, label)
+            if self.in_use > self.peak:
+                self.peak = self.in_use
+            if label:
+                self._live[pointer] = (size, label)
         return Block(self, pointer, size)
 
     def give(self, pointer: int, bytes: int) -> None:
@@ -97,22 +99,30 @@ class Pool:
             self._settle()
 
     def holders(self, count: int = 5) -> list[tuple[str, int, int]]:
-        """The largest holders as (label, bytes, Buffers), largest first."""
+        """The largest holders as (label, bytes, Buffers), largest first; 0 Buffers: not counted."""
         totals: dict[str, list[int]] = {}
         for size, label in list(self._live.values()):
-            entry = totals.setdefault(label or "unnamed", [0, 0])
+            entry = totals.setdefault(label, [0, 0])
             entry[0] += size
             entry[1] += 1
+        rest = self.in_use - sum(size for size, _ in totals.values())
+        if rest:
+            totals["unnamed"] = [rest, 0]
         ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:count]
         return [(label, size, number) for label, (size, number) in ranked]
 
     def _settle(self) -> None:
-        while self._returned:
-            pointer, size = self._returned.popleft()
-            self._live.pop(pointer, None)
+        returned, live, free = self._returned, self._live, self._free
+        while returned:
+            pointer, size = returned.popleft()
+            if live:
+                live.pop(pointer, None)
             self.in_use -= size
-            self._free.setdefault(size, []).append(pointer)
             self.kept += size
+            if size in free:
+                free[size].append(pointer)
+            else:
+                free[size] = [pointer]
 
     def _reserve(self, size: int, asked: int) -> int:
         self.device.activate()
@@ -137,7 +147,8 @@ class Pool:
         self.kept = 0
 
     def _refuse(self, bytes: int, why: str) -> NoReturn:
-        held = ", ".join(f"{label} {_mib(size)} in {n}" for label, size, n in self.holders())
+        held = ", ".join(f"{label} {_mib(size)}" + (f" in {n}" if n else "")
+                         for label, size, n in self.holders())  # fmt: skip
         raise MemoryLimitError(
             f"cannot allocate {_mib(bytes)} on {self.device.name}: {why}", op="Buffer.allocate",
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
