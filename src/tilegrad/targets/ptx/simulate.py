@@ -259,6 +259,10 @@ class Grid:
         while not cluster.done and self.steps < end:
             ready = [w for w in cluster.warps if w.groups and w.can_go()]
             if not ready and not cluster.queues:
+                for warp in cluster.warps:
+                    warp.loose = len(warp.groups) > 1
+                ready = [w for w in cluster.warps if w.loose and w.can_go()]
+            if not ready and not cluster.queues:
                 simulate_matrix.unfinished(cluster)
                 if any(w.active for w in cluster.warps):
                     raise DeadlockError(f"deadlock: {cluster.stuck()}")

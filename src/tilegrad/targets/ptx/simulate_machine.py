@@ -114,6 +114,7 @@ class Warp:
         self.carry: Array = np.zeros(LANES, np.bool_)
         self.pair: dict[str, Any] = {}  # what a handler keeps between two steps
         self.depended = False
+        self.loose = False  # lanes may run ahead of others that wait
         self._special: dict[str, Array] = {}
 
     def special(self, name: str) -> Array:
@@ -153,19 +154,23 @@ class Warp:
         return mask
 
     def can_go(self) -> bool:
-        """Whether a group can run."""
-        return any(g.waiting is None or g.waiting.ready() for g in self.groups)
+        """Whether a group can run: the lowest one, or any of them if the warp is `loose`."""
+        return self.pick() is not None
 
     def pick(self) -> Group | None:
-        """The group to run: the lowest counter of those that can."""
+        """The group to run. Lanes further on wait for those behind, so that they meet, unless
+        nothing else in the cluster can go on."""
         if len(self.groups) > 1:
             self.merge()
         best = None
         for group in self.groups:
+            if self.loose and group.waiting is not None and not group.waiting.ready():
+                continue
             if best is None or group.pc < best.pc:
-                if group.waiting is None or group.waiting.ready():
-                    best = group
-        return best
+                best = group
+        if best is None or best.waiting is None or best.waiting.ready():
+            return best
+        return None
 
     def merge(self) -> None:
         """Join groups that have met."""
@@ -203,6 +208,7 @@ class Warp:
                 count += 1
                 if not self.step(group, step):
                     break
+            self.loose = False
         except SimulationError as error:
             if error.instruction is None:
                 raise type(error)(error.message, step.instruction, self.name) from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import MatrixFenceError, TextError, WarpgroupError
+from .simulate_errors import MatrixFenceError, TextError, UninitialisedError, WarpgroupError
 from .simulate_machine import Engine, Waiting
 from .simulate_memory import Space, load, store
 from .simulate_text import Instruction, Module
@@ -373,6 +373,8 @@ class Product:
         for order, warp in enumerate(warps):
             before = None
             if issues[0].scale:
+                if any(warp.registers[s] is None for s in self.slots):
+                    raise UninitialisedError("an accumulator is added to but was never written")
                 before = from_accumulators([warp.registers[s] for s in self.slots], self.into)
             total = accumulate(product[16 * order : 16 * order + 16], before, self.into,
                                "satfinite" in self.i.words)  # fmt: skip
