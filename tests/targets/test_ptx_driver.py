@@ -55,6 +55,7 @@ def test_a_number_that_is_not_there(cuda) -> None:
 
 def test_upload_and_download_pass_through_two_chunks(device, cuda, monkeypatch) -> None:
     monkeypatch.setattr("tilegrad.targets.ptx.memory.CHUNK", 1000)
+    monkeypatch.setattr("tilegrad.targets.ptx.memory.SMALL", 10)
     values = np.random.default_rng(0).integers(0, 255, 5500).astype(np.uint8)
     buffer = device.upload(values)
     assert np.array_equal(device.download(buffer), values)

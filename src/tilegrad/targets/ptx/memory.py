@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 GRANULE = 512
 CHUNK = 8 << 20  # of one staged copy
+SMALL = 16 << 10  # bytes of a copy that needs no staging
 BIG = 64 << 20  # above this, sizes are rounded to 2 MiB only
 PAGE = 2 << 20
 
@@ -184,6 +185,9 @@ class Staging:
 
     def upload(self, pointer: int, source: int, bytes: int, stream: Any) -> None:
         """Copy host memory to the GPU; `source` may be changed when this returns."""
+        if bytes <= SMALL:  # the driver takes these bytes at once and waits for nothing
+            call("cuMemcpyHtoDAsync", pointer, source, bytes, stream)
+            return
         with self.lock:
             for at in range(0, bytes, CHUNK):
                 part = min(CHUNK, bytes - at)

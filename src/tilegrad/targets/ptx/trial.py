@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.errors import InternalError
+
 START_SECONDS = 120.0  # a child imports the package and opens the GPU
 END_SECONDS = 5.0
 
@@ -47,7 +49,7 @@ class Worker:
         """Call a function (one that a fresh process can import) in the child."""
         try:
             self._start()
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError, InternalError) as error:
             self.close()
             return Outcome(error=f"the worker did not start: {error}", kind="crash")
         try:
@@ -76,7 +78,7 @@ class Worker:
         self._process.start()
         far.close()
         if not self._pipe.poll(START_SECONDS):
-            raise TimeoutError(f"no sign of life in {START_SECONDS:g} s")
+            raise InternalError("ptx trial", f"no sign of life in {START_SECONDS:g} s")
         self._pipe.recv()
 
     def _died(self) -> Outcome:
