@@ -244,3 +244,26 @@ def test_threads_share_an_executable(device) -> None:
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong
+
+
+def test_kernels_get_aligned_pointers(device, cuda) -> None:
+    seen = []
+    cuda.kernels["double"] = lambda a, b: (seen.append((a, b)), double(a, b))
+    slots = [storage("input", bytes=4 * 27), storage("output", bytes=4 * 27),
+             storage("view", alias=0), storage("view", alias=1)]  # fmt: skip
+    steps = [
+        Step("set_counter", numbers=[0, 0]), Step("set_slot", -1, [2, 0], numbers=[0, 36, 0]),
+        Step("set_slot", -1, [3, 1], numbers=[0, 36, 0]), kernel(1, 2, 3),
+        Step("add_counter", numbers=[0, 1]), Step("jump_counter_less", numbers=[0, 3, 1]),
+    ]  # fmt: skip
+    run = make(device, steps, slots, [0], [1])
+    rows = np.arange(27, dtype=np.float32).reshape(3, 9)
+    (out,) = run.run([device.upload(rows)])
+    found = device.download(out, (3, 9), np.float32)
+    assert np.array_equal(found[:, :N], 2 * rows[:, :N])
+    assert len(seen) == 3 and not any(p % 16 for pair in seen for p in pair)
+    odd = device.upload(np.arange(N + 1, dtype=np.float32)).part(4, 4 * N)
+    single = make(device, [kernel(1, 0, 1)], [storage("input"), storage("output")], [0], [1])
+    (out,) = single.run([odd])
+    assert values(device, out) == [2.0 * i for i in range(1, N + 1)]
+    assert not any(p % 16 for pair in seen for p in pair)

@@ -4,7 +4,7 @@ One kernel is launched as it is. A sequence whose course is known (counters incl
 graph for each choice of Symbols, kept for a few sets of addresses and patched for others; where
 a value on the GPU decides the course, the host walks the steps and reads it. Invariant: all of
 a run is on the Device's stream; a call never leaves pointers behind that a later call could use
-without having given them.
+without having given them; every pointer that a kernel gets is a multiple of 16.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Executable:
         self.single = recipe.steps[0] if _is_single(recipe) else None
         self.on_host = any(s.kind == "jump_unless" for s in recipe.steps)
         self.fixed = _is_fixed(recipe, self.entries)
+        self.spare: dict[tuple[int, int], Buffer] = {}  # aligned copies, for graphs to come
         self.bindings: OrderedDict[Any, Binding] = OrderedDict()
         self.quick = self._quick()
 
@@ -103,7 +104,7 @@ class Executable:
         device = self.device
         name = device.name
         for buffer in buffers:
-            if buffer.device != name:
+            if buffer.device != name or buffer.pointer & 15:
                 return self.run([self._here(b) for b in buffers], symbols)
         with device.lock:
             device.activate()
@@ -139,9 +140,10 @@ class Executable:
         return found
 
     def _here(self, buffer: Buffer) -> Buffer:
-        """A Buffer on this Device: small values of the host come along at each call."""
+        """A Buffer on this Device, aligned as kernels expect: small values of the host come along
+        at each call, and another library's memory may begin anywhere."""
         if buffer.device == self.device.name:
-            return buffer
+            return buffer if not buffer.pointer & 15 else self.device.copy(buffer)
         if buffer.device != "cpu":
             raise UserError("a Buffer is on another GPU", op="run", expected=self.device.name,
                             got=buffer.device, hint=f'.to("{self.device.name}")')  # fmt: skip
@@ -213,13 +215,34 @@ class Executable:
             if step.kind == "kernel":
                 prepared = binding.launches[here]
                 if prepared is not None and not prepared.empty:
-                    yield Operation(prepared, tuple([slots[s] for s in step.slots]))
+                    pointers = tuple([slots[s] for s in step.slots])
+                    if any([p & 15 for p in pointers]):
+                        yield from self._aligned(binding, prepared, step, pointers)
+                    else:
+                        yield Operation(prepared, pointers)
             elif step.kind == "copy":
                 target, source = step.slots
                 if binding.grids[here]:
                     yield Operation(None, (slots[target], slots[source]), binding.grids[here])
             else:
                 at = self._control(step, binding.numbers[here], slots, counters, at)
+
+    def _aligned(
+        self, binding: Binding, prepared: Prepared, step: Step, pointers: tuple[int, ...]
+    ) -> Iterator[Operation]:
+        """A launch on parts of arrays that begin at odd places: it works on aligned copies."""
+        moved = {}
+        for slot, pointer in zip(step.slots, pointers):
+            if pointer & 15:
+                bytes = int(evaluate(self.recipe.slots[slot].bytes, binding.symbols))
+                if (slot, bytes) not in self.spare:
+                    self.spare[slot, bytes] = self.device.allocate(bytes, "aligned copies")
+                moved[pointer] = (self.spare[slot, bytes].pointer, bytes)
+        for pointer, (there, bytes) in moved.items():
+            yield Operation(None, (there, pointer), bytes)
+        yield Operation(prepared, tuple([moved[p][0] if p in moved else p for p in pointers]))
+        for pointer, (there, bytes) in moved.items():
+            yield Operation(None, (pointer, there), bytes)
 
     def _control(
         self, step: Step, n: list[int], slots: list[int], counters: list[int], at: int
