@@ -40,6 +40,7 @@ from .space import WARP, Roles, plain_reads
 from .tiles import power_of_two
 
 SHORTEST = 512  # columns above which a program holds one row
+BUSY = 512  # threads of a core that keep enough rows on their way
 MOST = 4  # accumulators that stay in registers
 
 
@@ -57,22 +58,33 @@ def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node])
     for second in groups:
         if second.order != "column" or second not in found:
             continue
-        for first in found:
+        for at, group in enumerate(found):
+            first = group.first if isinstance(group, Both) else group
             if first.number not in second.needs and not _shares(first, second):
                 continue
-            if isinstance(first, Both) or not _fits(first, second, values):
+            joined = _with(group.second, second) if isinstance(group, Both) else second
+            if not _fits(first, joined, values):
                 continue
-            found[found.index(first)] = _join(first, second, groups, results)
+            found[at] = _join(first, joined, found, results)
             found.remove(second)
             break
     return found
 
 
+def _with(one: Group, other: Group) -> Group:
+    """Two groups by columns as one."""
+    found = Group("loops", [*one.values, *other.values], one.total, one.rows, one.order, one.number,
+                  one.needs | other.needs, one.reads | other.reads)  # fmt: skip
+    found.stored = [*one.stored, *other.stored]
+    return found if (one.total, one.rows) == (other.total, other.rows) else Group("apart")
+
+
 def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequence[Node]) -> Both:
     """One Kernel; what only the columns read of the rows is not stored."""
     wanted = set(results)
+    own = {*first.values, *second.values}
     for g in groups:
-        if g is not second and g is not first:
+        if not own & set(g.values):
             wanted |= g.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
     joined = Both("both", values, first.total, first.rows, first.order, first.number, first.needs,
@@ -113,6 +125,8 @@ def reductions(group: Group) -> list[Node]:
 
 def _aligned(reduce: Node, first: Group, second: Group, values: set[Node]) -> bool:
     """Whether a reduction by columns reads what the rows hold at its own element only."""
+    if product(reduce.shape) != first.columns:
+        return False
     row = named("loop", "row", 0, max(1, high(first.rows or 1) - 1))
     lane = named("loop", "lane", 0, max(1, high(first.columns) - 1))
     inside, others = set(first.values), set(second.values)
@@ -152,13 +166,14 @@ class BothLowering(ThreadLowering):
         self.inner = columns
         self.shape = self._shape(columns)
         self.sums = reductions(pair.second)
-        programs = min(high(rows), 2 * max(1, self.target.cores))
+        lanes = power_of_two(columns)
+        threads = self.threads_for(lanes, EACH if self.many_reads() <= 3 else EACH // 2)
+        programs = max(2, BUSY // threads) * max(1, self.target.cores)
+        programs = max(1, min(programs, high(rows) // 8))
         types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
         after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
                  for n, t in enumerate(types)]  # fmt: skip
         places = self.begin(self.name, after=after)
-        lanes = power_of_two(columns)
-        threads = self.threads_for(lanes, EACH if self.many_reads() <= 3 else EACH // 2)
         self.over_rows(rows, columns, lanes, programs, places)
         first = self.end((programs,), threads // WARP, self.roles() + self.scratch_roles(types))
         last = ThreadLowering(pair.second, values, self.target, self.name)

@@ -92,9 +92,7 @@ class ThreadColumns(ThreadRows):
              stop: Size) -> None:  # fmt: skip
         """Walk the reduced elements from start to stop and bind what the reductions gave."""
         b, e, inner = self.b, self.e, self.inner
-        full: tuple[int, ...] = (self.deep, self.block)
-        if self.deep == 1:
-            full = (self.block,) if self.block > 1 else ()
+        full = self.tile_shape(self.deep, self.block)
 
         def step(whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
             def run(at: Size, values: list[Node]) -> Sequence[Node]:
@@ -121,6 +119,12 @@ class ThreadColumns(ThreadRows):
         if modulo(span, self.deep) != 0:
             values = b.loop("rest", middle, stop, self.deep, step(False), values)
         self.bind_columns(reduces, row, values)
+
+    def tile_shape(self, deep: int, block: int) -> tuple[int, ...]:
+        """The shape of a tile of so many reduced elements and results."""
+        if deep > 1:
+            return (deep, block)
+        return (block,) if block > 1 else ()
 
     def bind_columns(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators."""
@@ -174,18 +178,24 @@ class ThreadColumns(ThreadRows):
         """A block of results a program: all parts as one tile."""
         extra = [(f"part{n}", Memory(t.shape, t.dtype)) for n, t in enumerate(types)]
         places = self.begin(f"{self.name}_whole", extra)
-        deep, block = power_of_two(parts), min(32, power_of_two(high(results)))
-        self.deep = deep
+        block = min(32, power_of_two(high(results)))
+        self.deep = deep = min(power_of_two(parts), 64)
         p = self.b.program(0, ceil_divide(results, block))
         base = multiply(p, block)
         with self.e.tile(0, 1, 1, base, block, results) as (_, lane):
-            for v, place in zip(self.reduces, places):
-                with self.e.tile(0, deep, parts, base, block, results) as (part, _):
-                    x = self.e._load(place, combine(multiply(part, results), lane, 1))
-                    starts = self.b.broadcast(self.starts(v, ())[0], x.shape)
-                    inside = self.e.inside()
-                    x = x if inside is None else self.b.apply("where", inside, x, starts)
-                self.bind_columns([v], lane, [x])
+
+            def step(at: Size, totals: list[Node]) -> Sequence[Node]:
+                found = []
+                with self.e.tile(at, deep, parts, base, block, results) as (part, own):
+                    for v, place, total in zip(self.reduces, places, totals):
+                        x = self.e._load(place, combine(multiply(part, results), own, 1))
+                        found += self.take(v, x, x, self.e.inside(), [total])
+                return found
+
+            full = self.tile_shape(deep, block)
+            starts = [x for v in self.reduces for x in self.starts(v, full)]
+            totals = self.b.loop("part", 0, parts, deep, step, starts)
+            self.bind_columns(self.reduces, lane, totals)
             self.column_results(lane)
         given = self.roles()
         roles = given[: len(self.reads)] + self.scratch_roles(types) + given[len(self.reads) :]

@@ -14,6 +14,8 @@ from ..fuse import Group
 from .columns import ThreadColumns
 from .space import Roles
 
+UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
+
 
 class ThreadLowering(ThreadColumns):
     """Lowers one group."""
@@ -31,10 +33,10 @@ class ThreadLowering(ThreadColumns):
         return self.flat()
 
     def crooked(self) -> bool:
-        """Whether rows are so short or so uneven that no vector of theirs is aligned."""
+        """Whether rows are short and so uneven that no vector of theirs is aligned."""
         if not isinstance(self.inner, int):
             return high(self.inner) < 8
-        return self.inner < 8 or self.inner % 4 != 0
+        return self.inner < 8 or (self.inner < UNEVEN and self.inner % 4 != 0)
 
 
 def lower_loops(
