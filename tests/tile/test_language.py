@@ -128,6 +128,25 @@ def test_a_loaded_index():
 
 
 @kernel
+def paged(cache, table):
+    """A page table: a loaded integer in index arithmetic."""
+    pages, size = cache.shape
+    (count,) = table.shape
+    i = tile.grid(count)
+    page = tile.index(tile.load(table, (i,)), 0, pages - 1)
+    start = page % 2 * 4
+    out = tile.result((count, 4), cache.dtype)
+    tile.store(out, (i, 0), cache[page, start : start + 4] + 0.0)
+    assert size == 8
+
+
+def test_page_tables():
+    cache, table = normal(5, 8), np.array([4, 1, 1, 0], np.int32)
+    expected = np.stack([cache[p, p % 2 * 4 : p % 2 * 4 + 4] for p in table])
+    check(paged, cache, table, expected=expected)
+
+
+@kernel
 def permute(x, places):
     (size,) = x.shape
     tile.grid(1)
@@ -582,6 +601,23 @@ def make_scaled(factor):
         out[0:size] = times(tile.load(x, (0,), (size,)))
 
     return scaled
+
+
+def test_closures_and_static_values_are_told_apart():
+    factor = 2.0
+
+    @kernel
+    def times(x, *, more=1):
+        (size,) = x.shape
+        value = tile.full((size,), 7, tile.i32) * more * factor
+        tile.store(tile.result((size,), value.dtype), (0,), value)
+
+    x = normal(4)
+    assert times(tg.tensor(x)).dtype is tg.float32
+    factor = 3
+    assert times(tg.tensor(x)).tolist() == [21] * 4
+    assert times(tg.tensor(x)).dtype is tg.int32
+    assert times(tg.tensor(x), more=1.0).dtype is tg.float32
 
 
 def test_closures():

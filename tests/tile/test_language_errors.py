@@ -152,6 +152,29 @@ def loops_over_index(x):
         pass
 
 
+def leaks_from_loop(x):
+    tile.grid(1)
+    kept = []
+    for j in tile.range(4):
+        kept.append(tile.load(x, (j, 0), (8,)))
+    tile.store(tile.result((8,)), (0,), kept[0])  # here
+
+
+def leaks_from_role(x):
+    tile.grid(1)
+    with tile.role("one", warps=4):
+        a = tile.load(x, (0, 0), (8,))
+    tile.store(tile.result((8,)), (0,), a)  # here
+
+
+def moving_end_leaves_branch(x):
+    i = tile.grid(4)
+    a = tile.zeros((8,))
+    if i == 2:  # here
+        a = tile.load(x, (0, tile.load(x, (0, 0)).to("int32")), (8,))
+    tile.store(tile.result((8,)), (0,), a)
+
+
 def no_result(x):
     tile.grid(1)
 
@@ -179,6 +202,9 @@ CASES = {
     an_array_is_no_tile: (tg.DTypeError, "not a tile"),
     atomic_on_half: (tg.DTypeError, "no atomic"),
     loops_over_index: (tg.TraceError, "known only when the kernel runs"),
+    leaks_from_loop: (tg.UserError, "made in the loop is used after it"),
+    leaks_from_role: (tg.UserError, "made in the one is used after it"),
+    moving_end_leaves_branch: (tg.ShapeError, "'a' carries a partial tile whose end moves"),
     no_result: (tg.UserError, "has no result"),
 }
 

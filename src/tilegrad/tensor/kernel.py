@@ -214,18 +214,18 @@ class Kernel:
         return known[key]
 
     def _target(self, tensors: Mapping[str, Tensor]) -> Target:
-        devices = {t.device for t in tensors.values()}
-        return target_of(devices.pop() if len(devices) == 1 else "cpu", config().threads)
+        return target_of(_device(tensors), config().threads)
 
     def lower(self, *args: Any, **kwargs: Any) -> tuple[Body, ...]:
         """The Bodies that a call would launch, as they were traced."""
         given, tensors = self._bind(args, kwargs)
-        return tuple(body for body, _ in self._callee(given, tensors, self.plan).launches)
+        callee = self._callee(given, tensors, self._known_plan(given, tensors))
+        return tuple(body for body, _ in callee.launches)
 
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """The results as NumPy arrays, by the Tile interpreter: slow, and the judge."""
         given, tensors = self._bind(args, kwargs)
-        callee = self._callee(given, tensors, self.plan)
+        callee = self._callee(given, tensors, self._known_plan(given, tensors))
         found = callee.interpret(*[t.numpy() for t in tensors.values()])
         return found[0] if len(found) == 1 else found
 
@@ -295,23 +295,36 @@ class Kernel:
         tuning = self.tuning
         assert tuning is not None
         target = self._target(tensors)
-        table = self._shared["tables"].setdefault(tuning.cache, PlanTable(tuning.cache))
+        if tuning.cache not in self._shared["tables"]:
+            self._shared["tables"][tuning.cache] = PlanTable(tuning.cache)
+        table = self._shared["tables"][tuning.cache]
         key = self._problem(given, tensors, target)
         entry = table.get(key)
         if entry is None:
             plans = plans_in(dict(tuning.space), self.plan)
-            buffers, symbols = _arguments(tensors)
+            buffers, symbols = _arguments(tensors, _device(tensors))
 
             def make(plan: Plan) -> Any:
                 inputs = tuple(build.input_(t.node.shape, t.dtype) for t in tensors.values())
                 callee = self._callee(given, tensors, plan)
                 return inputs, tuple(_outputs(ops.call(*inputs, callee=callee)))
 
-            entry = search(plans, make, buffers, symbols, target, tuning.budget_ms)
+            entry = search(plans, make, buffers, symbols, target, tuning.budget_ms,
+                           _device(tensors))  # fmt: skip
             table.put(key, entry)
             LOG.info("autotune %s: %s of %d Plans", self.definition.name, entry.plan, len(plans))
         self.trials = entry.trials
         return entry.plan
+
+    def _known_plan(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
+        """The Plan of a call that measures nothing: the best known, or the first of the space."""
+        if self.tuning is None:
+            return self.plan
+        table = self._shared["tables"].get(self.tuning.cache)
+        entry = table and table.get(self._problem(given, tensors, self._target(tensors)))
+        if entry:
+            return entry.plan  # type: ignore[no-any-return]
+        return self.plan.with_(**{name: values[0] for name, values in self.tuning.space})
 
     def _problem(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor],
                  target: Target) -> str:  # fmt: skip
@@ -324,7 +337,9 @@ class Kernel:
         return f"{self.definition.name}-{made}"
 
 
-def _arguments(tensors: Mapping[str, Tensor]) -> tuple[list[Buffer], dict[str, int]]:
+def _arguments(
+    tensors: Mapping[str, Tensor], device: str
+) -> tuple[list[Buffer], dict[str, int]]:
     """Buffers to measure with: the real ones, or random ones of the same types in a trace."""
     if mode.trace is None and not mode.depth:
         return [t.buffer() for t in tensors.values()], {}
@@ -340,8 +355,27 @@ def _arguments(tensors: Mapping[str, Tensor]) -> tuple[list[Buffer], dict[str, i
 
                 symbols.update({a.name: high(a) for a in atoms(size)})
         shape = tuple(evaluate(s, symbols) for s in type_.shape)
-        found.append(Buffer.wrap(random.standard_normal(shape).astype(type_.dtype.numpy)))
+        data = random.standard_normal(shape).astype(type_.dtype.numpy)
+        found.append(Buffer.wrap(data) if device == "cpu" else _sent(data, device))
     return found, symbols
+
+
+def _sent(data: Any, device: str) -> Any:
+    """Data as a Buffer on a GPU; the trace in progress does not see it."""
+    before, mode.trace = mode.trace, None
+    try:
+        return lift(data).to(device).buffer()
+    finally:
+        mode.trace = before
+
+
+def _device(tensors: Mapping[str, Tensor]) -> str:
+    """Where a kernel runs: where its arguments are."""
+    devices = {t.device for t in tensors.values()}
+    if len(devices) > 1:
+        raise UserError("arguments on several devices", op="kernel", got=sorted(devices),
+                        hint="move them with .to(device)")  # fmt: skip
+    return devices.pop() if devices else "cpu"
 
 
 @functools.lru_cache(maxsize=16)

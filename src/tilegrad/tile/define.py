@@ -15,14 +15,16 @@ from typing import Any
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, TraceError, UserError
 from ..core.target import Target
+from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, product
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .check import verify_body
+from .control import Stage
 from .plan import Plan
 from .stage import staged
-from .trace import Stage, Tracer
+from .trace import Tracer
 from .value import state
 
 Function = Callable[..., Any]
@@ -85,7 +87,8 @@ class Definition:
 
     def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """The Callee for arguments by name: Array types, or values known now."""
-        key = (tuple(given.items()), plan, target.key)
+        values = tuple([(n, exact(v)) for n, v in given.items()])
+        key = (values, plan, exact(plan.sizes), self.captured(), target.key)
         try:
             found = self.known.get(key)
         except TypeError:
@@ -95,6 +98,18 @@ class Definition:
         if found is None:
             found = self.known[key] = self.trace(given, plan, target)
         return found
+
+    def captured(self) -> tuple[Any, ...]:
+        """Plain values of the variables the function closes over: others are taken as fixed."""
+        found = []
+        for cell in self.function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue
+            plain = isinstance(value, (bool, int, float, str, DType))
+            found.append(exact(value) if plain else id(value))
+        return tuple(found)
 
     def trace(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """Run the function once and make its Bodies."""

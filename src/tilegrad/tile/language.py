@@ -33,6 +33,7 @@ from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .trace import Range, Rows, make_range
 from .value import (
+    FAR,
     Edge,
     Edges,
     Index,
@@ -158,6 +159,14 @@ def static_shape(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, (int, Index, TileValue)):
         shape = (shape,)
     return tuple(static(s, "shape of a tile") for s in shape)
+
+
+def index(value: Any, low: int = 0, high: int = FAR) -> Any:
+    """An integer that was loaded or computed, with its bounds, for index arithmetic."""
+    tile = tile_of(value, op="index")
+    if tile.shape != () or not tile.dtype.is_integer:
+        raise DTypeError("not an integer scalar", op="tile.index", got=repr(tile))
+    return index_of(tracer("index").atom_of(tile.node, low, high))
 
 
 def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:

@@ -32,8 +32,8 @@ COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 def legalize(body: Body, target: Target) -> Body:
     """The Body with no tile larger than the Target's registers can work with."""
     limit = limit_of(target)
-    if not _has_large(body.block, limit) and "shared" in target.memories:
-        return body
+    if "shared" in target.memories or not _has_large(body.block, limit):
+        return body  # many threads hold a tile together
     return _Legalizer(body, target, limit).run()
 
 

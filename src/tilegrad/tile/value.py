@@ -20,7 +20,6 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, low
 from ..ir.types import Memory
-from . import ops
 
 if TYPE_CHECKING:
     from .trace import Tracer
@@ -214,7 +213,7 @@ def _decide(a: Size, b: Size, name: str) -> bool | None:
 class TileValue:
     """A tile (or a scalar) of a kernel that is being traced."""
 
-    __slots__ = ("edges", "linear", "node", "zero")
+    __slots__ = ("block", "edges", "linear", "node", "zero")
 
     def __init__(
         self, node: Node, edges: Edges | None = None, zero: tuple[bool, ...] = (),
@@ -224,6 +223,17 @@ class TileValue:
         self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
         self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
         self.linear = linear  # start, for a tile start, start+1, ...
+        self.block = tracer("tile").builder.builder.open[-1]  # where it can be used
+
+    def checked(self) -> TileValue:
+        """Itself, unless the loop, branch or role it was made in is over."""
+        if self.block not in tracer("tile").builder.builder.open:
+            raise UserError(
+                f"a tile made in the {self.block.name} is used after it", op="kernel",
+                got=repr(self), hint="what leaves a loop or a branch is a variable set before it; "
+                "roles share places, not tiles",
+            )  # fmt: skip
+        return self
 
     def __repr__(self) -> str:
         return repr(self.node.type)
@@ -396,7 +406,8 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
             raise ShapeError(
                 f"axis {axis} of {memory.name} is cut to a length that is not a static integer",
                 op="kernel", expected="start:start+length with an integer length",
-                got=f"{start}:{stop}", hint="the shape of a tile is fixed when it is compiled",
+                got=f"{start}:{stop}", hint="the shape of a tile is fixed when it is compiled; an "
+                "integer that was loaded is made an index by tile.index(x)",
             )  # fmt: skip
         index.append(start)
         shape.append(length)
@@ -423,11 +434,7 @@ def size_of(value: Any, what: str) -> Size:
     if isinstance(value, Undefined):
         raise value.fail()
     if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
-        b = tracer(what).builder
-        node = b.cast(value.node, dtypes.int64)
-        if node.op is ops.constant:
-            return int(node.attrs["value"])
-        return b.atom("at", node, -FAR, FAR)
+        return tracer(what).atom_of(value.checked().node, -FAR, FAR)
     raise DTypeError(f"the {what} is not an integer", op="kernel",
                      expected="an int, an index or an integer scalar", got=repr(value))  # fmt: skip
 
@@ -440,7 +447,7 @@ def number(value: Any) -> bool:
 def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileValue:
     """A value as a tile; a number becomes a scalar of the dtype given, or of its own."""
     if isinstance(value, TileValue):
-        return value
+        return value.checked()
     if isinstance(value, Undefined):
         raise value.fail()
     b = tracer(op).builder

@@ -58,19 +58,34 @@ def search(
                 trials.append(Trial(plan, None, f"the same program as {seen[programs]}"))
                 continue
             seen[programs] = plan
-            run = executable_for(inputs, outputs)
+            run = executable_for(inputs, outputs, device=device)
         except UserError as error:
             trials.append(Trial(plan, None, str(error).splitlines()[0]))
             continue
         start = time.perf_counter()
         share = max(1.0, (budget_ms - spent) / max(1, len(plans) - number))
-        trials.append(Trial(plan, measure(lambda: run.run(list(buffers), symbols), share)))  # noqa: B023
+        trials.append(Trial(plan, measure(_runner(run, buffers, symbols, device), share)))
         spent += 1e3 * (time.perf_counter() - start)
     timed = [t for t in trials if t.milliseconds is not None]
     if not timed:
         shown = "\n".join(str(t) for t in trials[:8])
         raise UserError(f"no Plan of the space can be run\n{shown}", op="autotune")
     return Entry(min(timed, key=lambda t: t.milliseconds or 0.0).plan, tuple(trials))
+
+
+def _runner(
+    executable: Any, buffers: Sequence[Any], symbols: Mapping[str, int], device: str
+) -> Callable[[], Any]:
+    """A run to its end: on a GPU, until the device is done."""
+    if device == "cpu":
+        return lambda: executable.run(list(buffers), symbols)
+    from ..compiler.dispatch import device as opened
+
+    def run() -> None:
+        executable.run(list(buffers), symbols)
+        opened(device).synchronize()
+
+    return run
 
 
 def _programs(inputs: Sequence[Node], outputs: Sequence[Node], target: Target) -> Any:
