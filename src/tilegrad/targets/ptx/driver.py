@@ -105,6 +105,8 @@ class Device:
         self.context = call("cuDevicePrimaryCtxRetain", self.handle)
         self.activate()
         self.stream = call("cuStreamCreate", 0)  # in order with the legacy default stream
+        # Graphs are captured on one of their own, which the legacy stream does not touch.
+        self.capture_stream = call("cuStreamCreate", 1)
         self.pool = Pool(self, config().memory_bytes)
         self.staging = Staging(self)
         self.lock = threading.RLock()
@@ -188,11 +190,12 @@ class Device:
         self.copy_bytes(fresh.pointer, buffer.pointer, buffer.bytes)
         return fresh
 
-    def copy_bytes(self, target: int, source: int, bytes: int) -> None:
+    def copy_bytes(self, target: int, source: int, bytes: int, stream: Any = None) -> None:
         """Copy between addresses of this GPU, on the stream."""
         if bytes:
             self.activate()
-            call("cuMemcpyDtoDAsync", target, source, bytes, self.stream)
+            there = self.stream if stream is None else stream
+            call("cuMemcpyDtoDAsync", target, source, bytes, there)
 
     def fill(self, buffer: Buffer, byte: int = 0) -> None:
         """Set every byte of a Buffer."""
@@ -228,19 +231,21 @@ class Device:
         window.hitProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
         window.missProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
         value.accessPolicyWindow = window
-        kind = here.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-        call("cuStreamSetAttribute", self.stream, kind, value)
+        self._set_window(value)
+
+    def _set_window(self, value: Any) -> None:
+        kind = api().CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+        for stream in (self.stream, self.capture_stream):
+            call("cuStreamSetAttribute", stream, kind, value)
 
     def end_persistence(self) -> None:
         """Let the L2 cache hold what it likes again."""
         self.activate()
-        here = api()
-        value = here.CUstreamAttrValue()
+        value = api().CUstreamAttrValue()
         window = value.accessPolicyWindow
         window.num_bytes = 0
         value.accessPolicyWindow = window
-        kind = here.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-        call("cuStreamSetAttribute", self.stream, kind, value)
+        self._set_window(value)
         call("cuCtxResetPersistingL2Cache")
 
     # ---- code -----------------------------------------------------------------------------
@@ -400,8 +405,8 @@ def launch(
     del memory
 
 
-def start(function: Function, config_: Any, table: int) -> None:
-    """The launch itself, checked; in synchronous mode waits for it."""
+def start(function: Function, config_: Any, table: int, captured: bool = False) -> None:
+    """The launch itself, checked; in synchronous mode waits for it unless it is captured."""
     status = api().cuLaunchKernelEx(config_, function.handle, table, 0)[0]
     if status:
         shape = (f"grid {config_.gridDimX}x{config_.gridDimY}x{config_.gridDimZ}, "
@@ -409,7 +414,7 @@ def start(function: Function, config_: Any, table: int) -> None:
                  f"{config_.sharedMemBytes} bytes of shared memory")  # fmt: skip
         fail("cuLaunchKernelEx", status, f"kernel {function.name}, {shape}")
     Recent.kernel = function.name
-    if config().cuda_sync:
+    if config().cuda_sync and not captured:
         call("cuStreamSynchronize", config_.hStream, during=f"kernel {function.name}")
 
 

@@ -1,9 +1,9 @@
 """Replay: a sequence of launches and copies captured as a CUDA graph and launched whole.
 
-Launches are captured from the stream, so a graph holds exactly what the stream would have run;
-an Entry that waits for its dependency itself is captured with a programmatic edge from the
-kernel before it. Invariant: `operations` is what the next launch runs; kernels already under way
-are not touched by a patch.
+Launches are captured from a stream kept for that, so a graph holds what the stream would have
+run, and nothing that others do meanwhile disturbs it; an Entry that waits for its dependency
+itself is captured with a programmatic edge from the kernel before it. Invariant: `operations` is
+what the next launch runs; kernels already under way are not touched by a patch.
 """
 
 from __future__ import annotations
@@ -40,6 +40,18 @@ def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> 
         prepared.start(dependent=follows_kernel)
 
 
+def capture(device: Device, operation: Operation, follows_kernel: bool) -> None:
+    """Put one operation into the graph that is being captured."""
+    prepared = operation.prepared
+    if prepared is None:
+        target, source = operation.pointers
+        device.copy_bytes(target, source, operation.bytes, device.capture_stream)
+    else:
+        prepared.last = None
+        prepared.point(operation.pointers)
+        prepared.capture(follows_kernel)
+
+
 class Replay:
     """One instantiated graph."""
 
@@ -60,13 +72,13 @@ class Replay:
         return f"graph of {len(names)} operations: {shown}"
 
     def _capture(self) -> None:
-        device, stream = self.device, self.device.stream
+        device, stream = self.device, self.device.capture_stream
         mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         call("cuStreamBeginCapture", stream, mode)
         try:
             after_kernel = False  # the first one waits for all that came before the graph
             for operation in self.operations:
-                run_directly(device, operation, after_kernel)
+                capture(device, operation, after_kernel)
                 self.nodes.append(self._last_node())
                 after_kernel = operation.prepared is not None
         except BaseException:
@@ -77,7 +89,7 @@ class Replay:
 
     def _last_node(self) -> Any:
         """The node that was captured last."""
-        _, _, _, nodes, _, count = call("cuStreamGetCaptureInfo", self.device.stream)
+        _, _, _, nodes, _, count = call("cuStreamGetCaptureInfo", self.device.capture_stream)
         if int(count) != 1:
             raise InternalError("ptx graph", f"a launch left {count} ends in the capture")
         return nodes[0]

@@ -71,6 +71,16 @@ class Prepared:
         if not self.empty:
             start(self.function, self.dependent_config if dependent else self.config, self.table)
 
+    def capture(self, dependent: bool) -> None:
+        """The same on the stream that graphs are captured from."""
+        chosen = self.dependent_config if dependent else self.config
+        device = self.function.device
+        chosen.hStream = device.capture_stream
+        try:
+            start(self.function, chosen, self.table, captured=True)
+        finally:
+            chosen.hStream = device.stream
+
     def launch(self, pointers: tuple[int, ...]) -> None:
         """Point and start, with the least work on the way."""
         if pointers != self.last:
