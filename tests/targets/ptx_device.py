@@ -1,0 +1,57 @@
+"""The simulator's own tests on a GPU: `python tests/targets/ptx_device.py` where one is.
+
+The hand-written kernels that obey the rules are launched instead of simulated, so the expected
+numbers in the tests, and with them the simulator, are judged by the hardware. Approximate
+functions, which hardware does not round correctly, and faults on purpose are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ptx_text
+import pytest
+
+from tilegrad.targets.ptx.driver import open_device
+from tilegrad.targets.ptx.prepare import Prepared
+from tilegrad.targets.ptx.program import Entry
+
+HERE = Path(__file__).resolve().parent
+OBEYING = (
+    "test_ptx_simulate_scalar.py and not functions and not float_arithmetic",
+    "diverge_and_meet or branches_of_branches or grids_symbols or widths_and_vectors or atomics",
+    "test_shuffles or votes_matches or reducing_barriers",
+    "test_named_barriers and not wrongly", "test_mbarriers and not wrongly",
+    "ldmatrix_and_stmatrix or movmatrix or test_mma or reads_by_descriptors or a_in_registers",
+    "wgmma_that_obeys",
+    "test_tensor_loads and not wrongly", "test_tensor_stores and not wrongly",
+    "reducing_tensor_stores", "test_bulk_copies and not wrongly",
+    "test_cp_async and not wrongly and not mbarrier", "test_clusters and not wrongly",
+    "one_tile", "test_ring and not fault and not quick",
+)  # fmt: skip
+
+
+def launch(text: str, entry: Entry, memories: Sequence[np.ndarray],
+           symbols: Mapping[str, int] | None = None, **_: Any) -> None:  # fmt: skip
+    """What `simulate` does, on the first GPU."""
+    device = open_device(0)
+    function = device.load(text).function(entry.name, entry.shared_bytes, entry.cluster)
+    buffers = [device.upload(memory) for memory in memories]
+    prepared = Prepared(function, entry, dict(symbols or {}))
+    prepared.point([buffer.pointer for buffer in buffers])
+    prepared.start()
+    device.synchronize()
+    for buffer, memory in zip(buffers, memories):
+        if memory.flags.writeable:
+            memory[...] = device.download(buffer, memory.shape, memory.dtype)
+
+
+if __name__ == "__main__":
+    ptx_text.simulate = launch
+    chosen = " or ".join(f"({one})" for one in OBEYING)
+    files = [str(path) for path in sorted(HERE.glob("test_ptx_simulate*.py"))]
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", chosen, *files]))
