@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.config import config
-from ..core.errors import TilegradError
+from ..core.errors import TilegradError, UserError
 
 # extra -> modules it brings, what it is for
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -66,9 +66,24 @@ def machine_lines() -> list[tuple[str, str]]:
         found.append(("cpu", f"{target.cpu}: {', '.join(sets) or 'base set only'}"))
     except TilegradError as error:
         found.append(("cpu", f"could not be examined: {error}"))
+    found.append(("gpu", gpu_line()))
     found.append(("threads", f"{config().threads} (TILEGRAD_THREADS changes it)"))
     found.append(("memory", _memory_line()))
     return found
+
+
+def gpu_line() -> str:
+    """The NVIDIA GPUs that can be used, or why there are none."""
+    from ..targets.ptx.calls import api
+    from ..targets.ptx.driver import devices
+
+    try:
+        api()
+        found = [f"cuda:{d['number']} {d['name']}, {d['total_memory'] / 2**30:.0f} GiB"
+                 for d in devices()]  # fmt: skip
+    except TilegradError as error:
+        return f"none: {error.got}" if isinstance(error, UserError) else f"none: {error}"
+    return ", ".join(found) or "none"
 
 
 def _version_of(package: str) -> str:
