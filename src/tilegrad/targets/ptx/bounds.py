@@ -19,6 +19,10 @@ WIDE: Range = (-(1 << 63), (1 << 63) - 1)
 INT32: Range = (-(1 << 31), (1 << 31) - 1)
 
 
+SAME = ("broadcast", "reshape", "transpose", "extract", "part")
+EXTREMES = ("max", "min")
+
+
 class Bounds:
     """Ranges and divisors by Node."""
 
@@ -60,11 +64,19 @@ class Bounds:
         found = _leaf(node, self.grid) if not node.inputs else _range(name, ranges)
         if name == "where":
             found = (min(r[0] for r in ranges[1:]), max(r[1] for r in ranges[1:]))
-        if name in ("broadcast", "reshape", "transpose", "extract", "get"):
-            found = ranges[0] if name != "get" else None
+        if name in SAME or (name in ("reduce", "cumulative") and node.attrs["kind"] in EXTREMES):
+            found = ranges[0]
+        if name in ("reduce", "cumulative") and node.attrs["kind"] == "sum":
+            least, most = ranges[0]
+            count = node.inputs[0].shape[node.attrs["axis"]]
+            found = (min(least, count * least), max(most, count * most))
+        if name in ("stack", "stack_rows"):
+            found = (min(r[0] for r in ranges), max(r[1] for r in ranges))
         if name == "cast" and node.inputs[0].dtype.is_integer:
             source = ranges[0] if node.inputs[0] in self.ranges else _of_dtype(node.inputs[0])
             found = source
+        if name == "cast" and node.inputs[0].dtype.kind == "bool":
+            found = (0, 1)
         limit = _of_dtype(node)
         if found is None or found[0] < limit[0] or found[1] > limit[1]:
             found = limit
@@ -76,18 +88,32 @@ class Bounds:
         if name == "constant":
             return abs(int(node.attrs["value"]))
         if name == "symbol":
-            return 1
+            return divisor_of(node.attrs["value"])
         if name in ("add", "subtract", "minimum", "maximum"):
             return math.gcd(*given)
         if name == "multiply":
             return given[0] * given[1]
-        if name in ("broadcast", "reshape", "transpose", "extract", "cast"):
+        if name in (*SAME, "cast"):
             return given[0]
         if name == "where":
             return math.gcd(given[1], given[2])
         if name in ("remainder", "unsigned_remainder"):
             return math.gcd(given[0], given[1])
         return 1
+
+
+def divisor_of(size: Size) -> int:
+    """A number that divides a Size whatever its Symbols are; 0 for the Size 0."""
+    if isinstance(size, int):
+        return abs(size)
+    if size.kind == "sum":
+        found = abs(size.constant)
+        for product, factor in size.terms:
+            found = math.gcd(found, math.prod((divisor_of(a) for a in product), start=factor))
+        return found
+    if size.kind in ("min", "max"):
+        return math.gcd(*(divisor_of(a) for a in size.args))
+    return 1
 
 
 def _of_dtype(node: Node) -> Range:

@@ -20,8 +20,10 @@ from ...ir.symbol import Expr, Size, atoms, high
 from ...ir.types import Memory, product
 from ...tile.build import Body
 from . import rules
-from .emit_memory import SWIZZLES
-from .emit_placed import PlacedEmitter, arrivals
+from .emit_control import ControlEmitter
+from .emit_memory import SWIZZLES, all_nodes
+from .emit_placed import arrivals
+from .emit_shared import Hazards
 from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
 
@@ -63,15 +65,17 @@ def emit(body: Body, name: str, target: Target) -> tuple[str, Entry]:
     return Emitter(body, target).run(name)
 
 
-class Emitter(PlacedEmitter):
+class Emitter(ControlEmitter):
     """Emits one Body."""
 
     def run(self, name: str) -> tuple[str, Entry]:
         """Emit the entry."""
         self.collect_maps(self.body.block)
         self.frame()
+        start = len(self.w.lines)
         self.block(self.body.block)
         self.w.put("ret")
+        self.w.lines[start:start] = self.scratch_frame()
         symbols = [s.name for s in body_symbols(self.body)]
         arguments: list[tuple[str, Any]] = [
             ("pointer", i) for i in range(len(self.body.parameters))]  # fmt: skip
@@ -108,16 +112,13 @@ class Emitter(PlacedEmitter):
         """The whole module."""
         arch = self.target.cpu or "sm_90a"
         lines = [f".version {VERSION}", f".target {arch}", ".address_size 64", ""]
-        if self.shared_bytes:
+        if self.shared_bytes or self.scratch_bytes:
             lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
         lines += [f".visible .entry {name}(", ",\n".join(self.declared()), ")"]
         lines.append(f".maxntid {32 * self.warps}, 1, 1")
         if self.has_roles:
             lines.append(".minnctapersm 1")
         lines.append("{")
-        for number, bytes_ in enumerate(self.scratch_bytes):
-            if bytes_:
-                lines.append(f"\t.shared .align 16 .b8 exchange_{number}[{bytes_}];")
         return "\n".join([*lines, *self.w.declarations(), *self.w.lines, "}", ""])
 
     def declared(self) -> list[str]:
@@ -152,6 +153,20 @@ class Emitter(PlacedEmitter):
                 base = w.value("b32", "and.b32", base, "-1024")
             self.base = base
 
+    def scratch_frame(self) -> list[str]:
+        """Lines for the entry's start: where scratch lies, and registers with a first value."""
+        w = self.w
+        written, w.lines = w.lines, []
+        if self.scratch_bases and not self.base:
+            self.base = w.value("b32", "mov.u32", "dynamic_shared")
+        for key, register in self.scratch_bases.items():
+            at = self.reserve(self.scratch_bytes[key], 128)
+            w.put("add.s32", register, self.base, str(at))
+        for register, value in self.toggles.items():
+            w.put("mov.b32", register, str(value))
+        made, w.lines = w.lines, written
+        return made
+
     def collect_maps(self, block: Block) -> None:
         """Find the tensor maps that copies need, so that they can be parameters."""
         for node in all_nodes(block):
@@ -179,15 +194,6 @@ class Emitter(PlacedEmitter):
                 continue
             self.node(nodes[number])
             number += 1
-
-    def inner(self, block: Block) -> None:
-        """A Block within: what is made in it ends with it."""
-        self.made.append({})
-        self.block(block)
-
-    def leave(self) -> None:
-        """Forget what the inner Block made."""
-        self.made.pop()
 
     def node(self, node: Node) -> None:
         """Emit one Node."""
@@ -233,128 +239,6 @@ class Emitter(PlacedEmitter):
     def emit_hole(self, node: Node) -> None:
         raise InternalError("ptx.emit", f"the hole {node.attrs['name']!r} is not filled")
 
-    def emit_get(self, node: Node) -> None:
-        if node not in self.held:
-            raise InternalError("ptx.emit", f"{node!r} has no value")
-
-    # ---- loops and branches -----------------------------------------------------------------
-
-    def results_of(self, node: Node) -> list[tuple[Node, list[str], str]]:
-        """(carried argument, its registers, kind) for what a loop carries."""
-        found = []
-        for argument in node.blocks[0].arguments[1:]:
-            kind = rules.kind_of(self.dtype(argument))
-            count = len(self.plan.spread(argument).registers)
-            found.append((argument, [self.w.new(kind) for _ in range(count)], kind))
-        return found
-
-    def emit_loop(self, node: Node) -> None:
-        w, block = self.w, node.blocks[0]
-        index = block.arguments[0]
-        dtype = self.dtype(index)
-        suffix, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
-        start, stop = (self.resize(self.scalar(i), self.dtype(i), dtype) for i in node.inputs[:2])
-        carried = self.results_of(node)
-        for (argument, registers, k), given in zip(carried, node.inputs[2:]):
-            spread = self.plan.spread(argument)
-            self.move(registers, self.given(given, argument, spread), k)
-            self.held[argument] = registers
-        counter = w.value(kind, f"mov.{kind}", start)
-        self.held[index] = [counter]
-        again, done, more = w.label("loop"), w.label("done"), w.new("pred")
-        w.put(f"setp.ge.{suffix}", more, counter, stop)
-        w.put("bra", done, guard=more)
-        w.place(again)
-        shared = self.touches_shared(block)
-        turn = self.scratch_turn
-        if shared:
-            self.read = self.written = True
-        self.inner(block)
-        results = [self.given(r, a, self.plan.spread(a))
-                   for r, (a, _, _) in zip(block.results, carried)]  # fmt: skip
-        self.swap([r for _, r, _ in carried], results, [k for _, _, k in carried])
-        self.leave()
-        if self.scratch_turn != turn:
-            self.sync()
-        w.put(f"add.{suffix}", counter, counter, str(node.attrs["step"]))
-        w.put(f"setp.lt.{suffix}", more, counter, stop)
-        w.put("bra", again, guard=more)
-        w.place(done)
-        if shared:
-            self.read = self.written = True
-        for number, (_, registers, _) in enumerate(carried):
-            self.give(node, number, registers)
-
-    def given(self, value: Node, argument: Node, spread: Any) -> list[str]:
-        """A value as a carried argument holds it."""
-        registers = self.get(value, spread)
-        return [self.resize(r, self.dtype(value), self.dtype(argument))
-                if value.dtype is int64 else r for r in registers]  # fmt: skip
-
-    def swap(self, to: list[list[str]], values: list[list[str]], kinds: list[str]) -> None:
-        """Set all carried registers at once: a value may be another's old register."""
-        targets = {r for registers in to for r in registers}
-        for registers, new, kind in zip(to, values, kinds):
-            if any(r in targets and r != own for r, own in zip(new, registers)):
-                form = "mov.pred" if kind == "pred" else f"mov.{kind}"
-                new[:] = [self.w.value(kind, form, r) for r in new]
-        for registers, new, kind in zip(to, values, kinds):
-            self.move([a for a, b in zip(registers, new) if a != b],
-                      [b for a, b in zip(registers, new) if a != b], kind)  # fmt: skip
-
-    def give(self, node: Node, number: int, registers: list[str]) -> None:
-        """Hand a result of a loop or branch to the `get` Nodes that read it."""
-        for user in self.gets().get(node, ()):
-            if user.attrs["index"] == number:
-                self.held[user] = registers
-
-    def gets(self) -> dict[Node, list[Node]]:
-        """The `get` Nodes of each loop and branch."""
-        if not hasattr(self, "_gets"):
-            self._gets: dict[Node, list[Node]] = {}
-            for node in all_nodes(self.body.block):
-                if node.op.name == "get":
-                    self._gets.setdefault(node.inputs[0], []).append(node)
-        return self._gets
-
-    def touches_shared(self, block: Block) -> bool:
-        """Whether a Block reads or writes shared places by plain ops."""
-        return any(n.op.name in ("load", "store", "gather", "scatter")
-                   and n.inputs[0].type.scope != "global"  # type: ignore[union-attr]
-                   for n in all_nodes(block))  # fmt: skip
-
-    def emit_branch(self, node: Node) -> None:
-        w = self.w
-        otherwise, done = w.label("else"), w.label("end")
-        results = []
-        for user in node.blocks[0].results:
-            sample = self.get_for(node, len(results))
-            kind = rules.kind_of(self.dtype(sample or user))
-            count = 1 if user.shape == () else len(self.plan.spread(sample or user).registers)
-            results.append((sample or user, [w.new(kind) for _ in range(count)], kind))
-        w.put("bra", otherwise, guard=f"!{self.scalar(node.inputs[0])}")
-        state = (self.read, self.written)
-        seen = []
-        for number, block in enumerate(node.blocks):
-            self.read, self.written = state
-            self.inner(block)
-            for (sample, registers, kind), value in zip(results, block.results):
-                spread = self.plan.spread(sample)
-                self.move(registers, self.given(value, sample, spread), kind)
-            self.leave()
-            seen.append((self.read, self.written))
-            if number == 0:
-                w.put("bra", done)
-                w.place(otherwise)
-        w.place(done)
-        self.read, self.written = (any(s[i] for s in seen) for i in range(2))
-        for number, (_, registers, _) in enumerate(results):
-            self.give(node, number, registers)
-
-    def get_for(self, node: Node, number: int) -> Node | None:
-        """A `get` Node of a result, if it is read."""
-        return next((g for g in self.gets().get(node, ()) if g.attrs["index"] == number), None)
-
     # ---- roles ----------------------------------------------------------------------------
 
     def roles(self, nodes: list[Node]) -> None:
@@ -374,6 +258,7 @@ class Emitter(PlacedEmitter):
             self.made.append({})
             self.thread = whole if first == 0 else w.value("b32", "sub.s32", whole, str(32 * first))
             self.threads, self.role_number, self.in_role = 32 * warps, number, True
+            self.hazards = Hazards()
             self.role(node, join)
             self.made.pop()
             w.put("bra", join)
@@ -440,16 +325,6 @@ def barrier_factors(roles: list[Node]) -> dict[Node, int]:
             factor = arrivals(role.attrs["warps"], single, node)
             if found.setdefault(node.inputs[0], factor) != factor:
                 raise InternalError("ptx.emit", "roles of different sizes arrive at one barrier")
-    return found
-
-
-def all_nodes(block: Block) -> list[Node]:
-    """Every Node of a Block, those of inner Blocks too."""
-    found: list[Node] = []
-    for node in block.nodes:
-        found.append(node)
-        for inner in node.blocks:
-            found += all_nodes(inner)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Reductions over Tiles, scans, and Tiles seen in other shapes.
+"""Reductions over Tiles, and Tiles seen in other shapes.
 
 A reduction combines what a thread holds, then lanes by shuffles, then warps through shared
 memory; every thread that asks gets the result. Invariant: the order of a sum depends on the
@@ -7,22 +7,22 @@ Spread alone, so it is the same in every run.
 
 from __future__ import annotations
 
-from ...core.dtype import DType
+from ...core.dtype import DType, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
-from .emit_memory import MemoryEmitter
+from .emit_elements import ElementEmitter
 from .spread import Spread
 
 
-class ShapeEmitter(MemoryEmitter):
-    """Emits reduce, cumulative, broadcast, reshape, transpose and extract of held Tiles."""
+class ShapeEmitter(ElementEmitter):
+    """Emits reduce, broadcast, reshape, transpose, part, extract and stack_rows of held Tiles."""
 
     def emit_reduce(self, node: Node) -> None:
         x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
         source = self.spread_of(x)
-        dtype = self.dtype(x)
-        registers = self.get(x, source)
+        dtype = self.dtype(node)
+        registers = self.of_dtype(x, self.get(x, source), dtype)
         result = source.drop(axis)
         groups: dict[tuple[int, ...], list[str]] = {}
         for at, register in zip(source.registers, registers):
@@ -34,12 +34,16 @@ class ShapeEmitter(MemoryEmitter):
                      for r in found]  # fmt: skip
         if warps:
             found = self.over_warps(found, source, axis, warps, kind, dtype)
-        if node.shape == ():
-            self.held[node] = found
-        elif self.plan.spread(node) == result:
+        if node.shape == () or self.plan.spread(node) == result:
             self.held[node] = found
         else:
             self.held[node] = self.change(node, found, result, self.plan.spread(node))
+
+    def of_dtype(self, x: Node, registers: list[str], dtype: DType) -> list[str]:
+        """Registers of a value as its result is held: int64 may be in 32 or 64 bits."""
+        if x.dtype is not int64:
+            return registers
+        return [self.resize(r, self.dtype(x), dtype) for r in registers]
 
     def fold(self, registers: list[str], kind: str, dtype: DType) -> str:
         """Registers of one thread combined, as a balanced tree."""
@@ -96,7 +100,7 @@ class ShapeEmitter(MemoryEmitter):
         first = "" if lanes > 1 else w.value("pred", "setp.eq.s32", lane, "0")
         for i, register in enumerate(registers):
             self.put_word(f"[{address}+{i * lanes * size}]", register, dtype, first)
-        self.sync()
+        self.scratch_written()
         others = sum(1 << (b - 5) for b in bits)
         own = w.value("b32", "and.b32", warp, str((warps - 1) & ~others)) if (
             (warps - 1) & ~others) else ""  # fmt: skip
@@ -112,25 +116,6 @@ class ShapeEmitter(MemoryEmitter):
                      for t in sorted(turns)]  # fmt: skip
             result.append(self.fold(parts, kind, dtype))
         return result
-
-    def put_word(self, where: str, register: str, dtype: DType, guard: str) -> None:
-        """Leave one value in shared memory, in 4 or 8 bytes."""
-        w, kind = self.w, rules.kind_of(dtype)
-        if kind == "pred":
-            register = w.value("b32", "selp.b32", "1", "0", register)
-        elif kind == "b16":
-            register = w.value("b32", "cvt.u32.u16", register)
-        w.put("st.shared.b64" if kind == "b64" else "st.shared.b32", where, register, guard=guard)
-
-    def get_word(self, where: str, dtype: DType) -> str:
-        """Take it back."""
-        w, kind = self.w, rules.kind_of(dtype)
-        if kind == "b64":
-            return w.value("b64", "ld.shared.b64", where)
-        word = w.value("b32", "ld.shared.b32", where)
-        if kind == "pred":
-            return w.value("pred", "setp.ne.s32", word, "0")
-        return w.value("b16", "cvt.u16.u32", word) if kind == "b16" else word
 
     # ---- shapes ---------------------------------------------------------------------------
 
@@ -158,25 +143,41 @@ class ShapeEmitter(MemoryEmitter):
 
     def emit_extract(self, node: Node) -> None:
         x, index = node.inputs[0], node.attrs["index"]
-        if node.shape == () and len(x.shape) == 1:
+        if node.shape == ():
             self.held[node] = [self.pick(x, index)]
             return
-        own = self.plan.spread(x)
-        if any(f[2] == 0 for f in own.fields):
-            raise InternalError("ptx.emit", f"extract of {x.type} spread over threads")
-        wanted = self.plan.spread(node) if node.shape else own.drop(0)
-        registers = [self.get(x, own)[own.where[(index, *at)]] for at in own.drop(0).registers]
-        self.held[node] = self.change(node, registers, own.drop(0), wanted)
+        start = (index,) + (0,) * len(node.shape)
+        self.held[node] = self.cut(x, start, (1, *node.shape), self.plan.spread(node).stack(1))
 
     def emit_part(self, node: Node) -> None:
-        x, start = node.inputs[0], node.attrs["start"]
+        self.held[node] = self.cut(node.inputs[0], node.attrs["start"], node.shape,
+                                   self.plan.spread(node))  # fmt: skip
+
+    def cut(
+        self, x: Node, start: tuple[int, ...], shape: tuple[int, ...], to: Spread
+    ) -> list[str]:
+        """A rectangle of a Tile: by renaming, else through shared memory."""
         own = self.spread_of(x)
-        cut = own.part(start, node.shape)
         registers = self.get(x, own)
-        found = [registers[own.where[tuple(c + a for c, a in zip(at, start))]]
-                 for at in cut.registers]  # fmt: skip
-        to = self.plan.spread(node)
-        self.held[node] = found if to == cut else self.change(node, found, cut, to)
+        try:
+            inside = own.part(start, shape)
+        except InternalError:
+            inside = None
+        if inside is not None and inside.fields == to.fields:
+            place = {at: registers[own.where[tuple(c + a for c, a in zip(at, start))]]
+                     for at in inside.registers}  # fmt: skip
+            if all(at in place for at in to.registers):
+                return [place[at] for at in to.registers]
+        self.leave_in_scratch(registers, own, self.dtype(x))
+        return self.take_from_scratch(own.shape, start, to, self.dtype(x))
+
+    def emit_stack_rows(self, node: Node) -> None:
+        own = self.spread_of(next((x for x in node.inputs if not self.plan.free(x)),
+                                  node.inputs[0]))  # fmt: skip
+        registers = [r for x in node.inputs
+                     for r in self.of_dtype(x, self.get(x, own), self.dtype(node))]  # fmt: skip
+        stacked, to = own.stack(len(node.inputs)), self.plan.spread(node)
+        self.held[node] = self.change(node, registers, stacked, to)
 
     def pick(self, x: Node, index: int) -> str:
         """One element of a line, for all threads."""
@@ -192,22 +193,5 @@ class ShapeEmitter(MemoryEmitter):
             owner = self.owner(own)
             guard = self.w.value("pred", "and.pred", mine, owner) if owner else mine
             self.put_word(f"[{base}+0]", register, dtype, guard)
-        self.sync()
+        self.scratch_written()
         return self.get_word(f"[{base}+0]", dtype)
-
-    def emit_cumulative(self, node: Node) -> None:
-        x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
-        own, dtype = self.plan.spread(node), self.dtype(node)
-        lines: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for number, at in enumerate(own.registers):
-            lines.setdefault(at[:axis] + at[axis + 1 :], []).append((at[axis], number))
-        if any(f[2] == axis for f in own.fields):
-            raise InternalError("ptx.emit", "a running sum across threads is not lowered")
-        registers, result = self.get(x, own), [""] * len(own.registers)
-        for line in lines.values():
-            total = ""
-            for _, number in sorted(line):
-                total = registers[number] if not total else rules.combine(
-                    self.w, kind, dtype, total, registers[number])  # fmt: skip
-                result[number] = total
-        self.held[node] = result

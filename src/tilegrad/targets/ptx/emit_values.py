@@ -130,6 +130,8 @@ class Values:
             return self.positions(spread, 0, self.dtype(node))
         if name == "broadcast":
             return self.broadcast(node, spread)
+        if name == "stack":
+            return self.stack(node, spread)
         if name == "reshape":
             return self.get(node.inputs[0], spread.reshape(node.inputs[0].shape))
         if name == "transpose":
@@ -201,6 +203,22 @@ class Values:
 
         return [registers[source.where[of(at)]] for at in spread.registers]
 
+    def stack(self, node: Node, spread: Spread) -> list[str]:
+        """Scalars as a column: chosen by the row."""
+        dtype = self.dtype(node)
+        scalars = [self.resize(self.scalar(x), self.dtype(x), dtype) if x.dtype is int64
+                   else self.scalar(x) for x in node.inputs]  # fmt: skip
+        if not any(f[2] == 0 for f in spread.fields):
+            return [scalars[at[0]] for at in spread.registers]
+        found = []
+        for row in self.positions(spread, 0, int32):
+            value = scalars[0]
+            for number, other in enumerate(scalars[1:], 1):
+                mine = self.w.value("pred", "setp.eq.s32", row, str(number))
+                value = rules.apply(self.w, "where", dtype, mine, other, value)
+            found.append(value)
+        return found
+
     # ---- elementwise ----------------------------------------------------------------------
 
     def elementwise(self, node: Node, spread: Spread) -> list[str]:
@@ -249,7 +267,8 @@ class Values:
             return rules.bitcast(w, node.inputs[0].dtype, node.dtype, wide[0])
         of = node.inputs[-1].dtype
         if of is not int64:
-            return rules.apply(w, name, of, *operands)
+            given = self.literal_divisor(node, of, operands) if of.is_integer else operands
+            return rules.apply(w, name, of, *given)
         operands_held = held[1:] if name == "where" else held
         if all(h is int32 for h in operands_held) and (result is int32 or node.dtype is not int64):
             return rules.apply(w, name, int32, *self.literal_divisor(node, int32, operands))
@@ -260,8 +279,12 @@ class Values:
     def literal_divisor(self, node: Node, dtype: DType, operands: Any) -> list[str]:
         """A constant to divide by as a literal, so that it becomes a multiplication."""
         found = list(operands)
-        if node.op.name in DIVISIONS and node.inputs[1].op.name == "constant":
-            found[1] = rules.literal(node.inputs[1].attrs["value"], dtype)
+        if node.op.name in DIVISIONS:
+            divisor = node.inputs[1]
+            while divisor.op.name == "broadcast":
+                divisor = divisor.inputs[0]
+            if divisor.op.name == "constant":
+                found[1] = rules.literal(divisor.attrs["value"], dtype)
         return found
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> list[str]:

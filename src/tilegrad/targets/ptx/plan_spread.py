@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ...core.dtype import bfloat16, float16, float32
 from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory, Tile
 from ...tile.build import Body
-from .spread import SCALAR, Spread, accumulator, accumulator_80, blocked
+from .spread import SCALAR, Spread, accumulator, accumulator_80, blocked, grid, lines
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
 DERIVED = ("broadcast", "reshape", "transpose")
@@ -35,6 +36,35 @@ class Relation:
     make: Callable[[Spread], Spread]
 
 
+@dataclass
+class Wish:
+    """What a class would have of its Spread: where nothing fixes it, these choose."""
+
+    size: int = 16  # least bytes of an element that memory sees
+    inner: dict[int, int] = field(default_factory=dict)  # axes along which memory is contiguous
+    reduced: set[int] = field(default_factory=set)  # axes that are reduced
+    scanned: int = -1  # an axis with a running sum
+
+    def merge(self, other: Wish) -> None:
+        """Both wishes."""
+        self.size = min(self.size, other.size)
+        for axis, votes in other.inner.items():
+            self.inner[axis] = self.inner.get(axis, 0) + votes
+        self.reduced |= other.reduced
+        self.scanned = max(self.scanned, other.scanned)
+
+    def spread(self, shape: tuple[int, ...], threads: int) -> Spread:
+        """The Spread that serves it."""
+        if self.scanned >= 0:
+            return lines(shape, threads, self.scanned)
+        last = len(shape) - 1
+        inner = max(self.inner, key=lambda a: (self.inner[a], a), default=last)
+        kept = [a for a in range(len(shape)) if a not in self.reduced]
+        warps_along = max(kept, key=lambda a: shape[a]) if self.reduced and kept else -1
+        return blocked(shape, threads, max(1, 16 // min(self.size, 16)),
+                       -1 if inner == last else inner, warps_along)  # fmt: skip
+
+
 class SpreadPlan:
     """Spreads by Node, for one Body."""
 
@@ -44,7 +74,7 @@ class SpreadPlan:
         self.threads: dict[Node, int] = {}
         self.anchors: dict[Node, Spread] = {}
         self.relations: list[Relation] = []
-        self.sizes: dict[Node, int] = {}  # least bytes of an element that memory sees, by class
+        self.wishes: dict[Node, Wish] = {}
         self._free: dict[Node, bool] = {}
         self._walk(body.block, warps)
         self._resolve()
@@ -85,15 +115,14 @@ class SpreadPlan:
             self.parent[b] = a
             if b in self.anchors:
                 self._anchor(a, self.anchors.pop(b))
-            if b in self.sizes:
-                self._size(a, self.sizes.pop(b))
+            if b in self.wishes:
+                self._wish(a).merge(self.wishes.pop(b))
 
     def _anchor(self, node: Node, spread: Spread) -> None:
         self.anchors.setdefault(self._find(node), spread)
 
-    def _size(self, node: Node, bytes_: int) -> None:
-        root = self._find(node)
-        self.sizes[root] = min(bytes_, self.sizes.get(root, 16))
+    def _wish(self, node: Node) -> Wish:
+        return self.wishes.setdefault(self._find(node), Wish())
 
     def _walk(self, block: Block, warps: int) -> None:
         for node in block.nodes:
@@ -114,7 +143,7 @@ class SpreadPlan:
         self.threads[node] = 32 * warps
         name, group = node.op.name, node.op.group
         tile = isinstance(node.type, Tile)
-        if tile and (name in ("constant", "iota") or (
+        if tile and (name in ("constant", "iota", "stack") or (
             (group in ELEMENTWISE or name in DERIVED)
             and all(i.shape == () or self.free(i) for i in node.inputs)
         )):  # fmt: skip
@@ -124,7 +153,7 @@ class SpreadPlan:
             self.parent.setdefault(node, node)
         if group in ELEMENTWISE:
             self._join(node, *(i for i in node.inputs if i.shape == node.shape))
-        elif name in DERIVED or name in ("reduce", "cumulative", "extract", "part"):
+        elif name in DERIVED or name in ("reduce", "cumulative", "extract", "part", "stack_rows"):
             self._shape(node)
         elif name in ("load", "gather", "store", "scatter", "atomic_add"):
             self._memory(node)
@@ -148,9 +177,16 @@ class SpreadPlan:
         x, name = node.inputs[0], node.op.name
         if name == "cumulative":
             self._join(node, x)
+            self._wish(node).scanned = node.attrs["axis"]
         elif name in ("reduce", "extract"):
             axis = node.attrs.get("axis", 0)
             self.relations.append(Relation(x, node, lambda s: s.drop(axis)))
+            if name == "reduce" and self._holds(x):
+                self._wish(x).reduced.add(axis)
+        elif name == "stack_rows":
+            self._join(*node.inputs)
+            count = len(node.inputs)
+            self.relations.append(Relation(x, node, lambda s: s.stack(count)))
         elif name == "part":
             start, shape = node.attrs["start"], node.attrs["shape"]
             self.relations.append(Relation(x, node, lambda s: s.part(start, shape)))
@@ -180,15 +216,19 @@ class SpreadPlan:
         size = max(1, node.inputs[0].dtype.size)
         for t in tiles:
             if self._holds(t):
-                self._size(t, size)
+                self._wish(t).size = min(size, self._wish(t).size)
+        held = next((t for t in tiles if self._holds(t)), None)
+        if name in ("load", "store") and held is not None:
+            strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
+            for axis, walked in enumerate(node.attrs["axes"]):
+                if strides[walked] == 1:
+                    votes = self._wish(held).inner
+                    votes[axis] = votes.get(axis, 0) + 1
 
     def _matrix(self, node: Node, warps: int) -> None:
         if node.op.name == "dot":
             self._join(node, node.inputs[2])
-            rows, columns = node.shape
-            if rows % 16 == 0 and columns % 8 == 0:
-                down, across = warp_grid(rows, columns, warps)
-                self._anchor(node, accumulator_80((rows, columns), down, across))
+            self._anchor(node, dot_spread(node, 32 * warps))
             return
         total, a = node.inputs[0], node.inputs[1]
         for place in (total, a):
@@ -201,7 +241,8 @@ class SpreadPlan:
         if place.type.scope == "register":  # type: ignore[union-attr]
             self._join(place, value)
         elif self._holds(value):
-            self._size(value, max(1, place.dtype.size))
+            wish = self._wish(value)
+            wish.size = min(wish.size, max(1, place.dtype.size))
 
     # ---- resolution -----------------------------------------------------------------------
 
@@ -216,8 +257,8 @@ class SpreadPlan:
             if not missing:
                 return
             root = missing[0]
-            vector = max(1, 16 // self.sizes.get(root, 4))
-            self.anchors[root] = blocked(root.type.shape, self.threads[root], vector)  # type: ignore[union-attr, arg-type]
+            wish = self.wishes.get(root) or Wish(4)
+            self.anchors[root] = wish.spread(root.type.shape, self.threads[root])  # type: ignore[union-attr, arg-type]
 
     def _derive(self, relations: list[Relation]) -> list[Relation]:
         """Apply relations as long as they say something new; gives those that have not."""
@@ -252,16 +293,35 @@ def broadcast_source(spread: Spread, own: tuple[int, ...]) -> Spread:
     return found.squeeze([a for a, size in enumerate(own) if size == 1])
 
 
+def by_matrix(node: Node) -> bool:
+    """Whether a dot is one that the matrix units of a warp take."""
+    a, b, c = node.inputs
+    (m, k), n = a.shape, b.shape[1]
+    return (a.dtype is b.dtype and a.dtype in (bfloat16, float16) and c.dtype is float32
+            and m % 16 == 0 and n % 8 == 0 and k % 16 == 0)  # fmt: skip
+
+
+def dot_spread(node: Node, threads: int) -> Spread:
+    """How a dot holds its result."""
+    rows, columns = node.shape
+    if not by_matrix(node):
+        return grid((rows, columns), threads)
+    down, across = warp_grid(rows, columns, threads // 32)
+    return accumulator_80((rows, columns), down, across)
+
+
 def warp_grid(rows: int, columns: int, warps: int) -> tuple[int, int]:
-    """Warps down and across a Tile, as near to square pieces as they get."""
+    """Warps down and across a Tile, as near to square pieces as they get.
+
+    A Tile too small for all of them is held by fewer, and the others do the same work.
+    """
     best = None
     for down in (1 << i for i in range(warps.bit_length())):
-        across = warps // down
-        if rows % (16 * down) or columns % (8 * across):
-            continue
-        cost = rows // down + columns // across
-        if best is None or cost < best[0]:
-            best = (cost, down, across)
-    if best is None:
-        raise InternalError("ptx.spread", f"a dot of {rows}x{columns} does not fit {warps} warps")
+        for across in (1 << i for i in range((warps // down).bit_length())):
+            if rows % (16 * down) or columns % (8 * across):
+                continue
+            cost = (-down * across, rows // down + columns // across)
+            if best is None or cost < best[0]:
+                best = (cost, down, across)
+    assert best is not None
     return best[1], best[2]

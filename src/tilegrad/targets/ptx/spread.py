@@ -8,7 +8,6 @@ Invariant: every element of the Tile is held by some thread.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from functools import cached_property
 from ...core.errors import InternalError
 
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
+MOST_REGISTERS = 1024  # of one Tile in one thread
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Spread:
 
     def drop(self, axis: int) -> Spread:
         """Without an axis: what is left after a reduction along it."""
-        return self._without(axis, lambda c: c[:axis] + c[axis + 1 :], self._minus(axis))
+        fields = tuple((s, w, a - (a > axis), d) for s, w, a, d in self.fields if a != axis)
+        made = tuple(dict.fromkeys(c[:axis] + c[axis + 1 :] for c in self.registers))
+        return Spread(self.shape[:axis] + self.shape[axis + 1 :], fields, made)
 
     def squeeze(self, axes: Sequence[int]) -> Spread:
         """With size 1 along some axes: what a broadcast along them reads."""
@@ -51,11 +53,11 @@ class Spread:
             found = Spread(shape, tuple(f for f in found.fields if f[2] != axis), made)
         return found
 
-    def insert(self, axis: int) -> Spread:
-        """With a new axis of size 1."""
-        shape = self.shape[:axis] + (1,) + self.shape[axis:]
-        fields = tuple((s, w, a + (a >= axis), d) for s, w, a, d in self.fields)
-        return Spread(shape, fields, tuple(c[:axis] + (0,) + c[axis:] for c in self.registers))
+    def stack(self, count: int) -> Spread:
+        """Several such Tiles along a new first axis, each in registers of its own."""
+        fields = tuple((s, w, a + 1, d) for s, w, a, d in self.fields)
+        made = tuple((number, *at) for number in range(count) for at in self.registers)
+        return Spread((count, *self.shape), fields, made)
 
     def permute(self, order: Sequence[int]) -> Spread:
         """With axes in another order: axis i of the result is axis order[i]."""
@@ -98,13 +100,6 @@ class Spread:
                 made.append(moved)
         return Spread(shape, self.fields, tuple(made))
 
-    def _minus(self, axis: int) -> tuple[Field, ...]:
-        return tuple((s, w, a - (a > axis), d) for s, w, a, d in self.fields if a != axis)
-
-    def _without(self, axis: int, cut: object, fields: tuple[Field, ...]) -> Spread:
-        made = tuple(dict.fromkeys(c[:axis] + c[axis + 1 :] for c in self.registers))
-        return Spread(self.shape[:axis] + self.shape[axis + 1 :], fields, made)
-
 
 SCALAR = Spread((), (), ((),))
 
@@ -138,22 +133,81 @@ def _merge(fields: Sequence[Field]) -> tuple[Field, ...]:
     return tuple(merged)
 
 
-def blocked(shape: tuple[int, ...], threads: int, vector: int) -> Spread:
+def _bits(shape: Sequence[int]) -> list[tuple[int, int]]:
+    """(axis, stride) of the binary digits of a Tile's coordinates, innermost first.
+
+    An axis of odd * 2 ** n elements has n of them.
+    """
+    return [(axis, 1 << bit) for axis in reversed(range(len(shape)))
+            for bit in range((shape[axis] & -shape[axis]).bit_length() - 1)]  # fmt: skip
+
+
+def _assigned(
+    shape: tuple[int, ...], thread_bits: Sequence[tuple[int, int]], fastest: int = -1
+) -> Spread:
+    """The Spread in which a thread's binary digits are the given ones; all others are registers,
+    whose coordinate along the axis `fastest` runs fastest."""
+    fields = [(shift, 1, *bit) for shift, bit in enumerate(thread_bits)]
+    offsets: list[tuple[int, ...]] = [()]
+    for axis, size in enumerate(shape):
+        taken = sum(bit[1] for bit in thread_bits if bit[0] == axis)
+        places = [c for c in range(size) if not c % (size & -size) & taken]
+        offsets = [(*at, c) for at in offsets for c in places]
+    if len(offsets) > MOST_REGISTERS:
+        raise InternalError(
+            "ptx.spread", f"a tile of {shape} is {len(offsets)} registers of each thread"
+        )
+    if fastest >= 0:
+        offsets.sort(key=lambda at: (at[:fastest] + at[fastest + 1 :], at[fastest]))
+    return Spread(shape, _merge(fields), tuple(offsets))
+
+
+def blocked(
+    shape: tuple[int, ...], threads: int, vector: int, inner: int = -1, warps_along: int = -1
+) -> Spread:
     """Neighbouring threads hold neighbouring runs of `vector` elements, in rounds.
 
-    Sizes must be powers of two.
+    Runs lie along the axis `inner` (the last where it is -1). Warps are spread over the axis
+    `warps_along` first, so that what lies along the others stays within one.
     """
-    total = math.prod(shape)
-    if total & (total - 1):
-        raise InternalError("ptx.spread", f"a tile of {shape} has a size that is no power of two")
-    vector = max(1, min(vector, total // threads))
-    spread_over = min(threads, total // vector)
-    rounds = total // (vector * spread_over)
-    registers = tuple((turn * vector * spread_over + i,) for turn in range(rounds)
-                      for i in range(vector))  # fmt: skip
-    width = spread_over.bit_length() - 1
-    fields = ((0, width, 0, vector),) if width else ()
-    return Spread((total,), fields, registers).reshape(shape)
+    bits = _bits(shape)
+    if inner >= 0:
+        bits = [b for b in bits if b[0] == inner] + [b for b in bits if b[0] != inner]
+    wanted = threads.bit_length() - 1
+    run = max(0, min(vector.bit_length() - 1, len(bits) - wanted))
+    free = bits[run:]
+    lanes, free = free[: min(5, wanted)], free[min(5, wanted) :]
+    free = [b for b in free if b[0] == warps_along] + [b for b in free if b[0] != warps_along]
+    return _assigned(shape, (lanes + free)[:wanted], inner)
+
+
+def lines(shape: tuple[int, ...], threads: int, axis: int) -> Spread:
+    """A thread holds neighbours along an axis, and neighbouring threads what follows."""
+    wanted = threads.bit_length() - 1
+    size = shape[axis]
+    bits = _bits(shape)
+    if size & (size - 1):  # no power of two: every thread holds whole lines
+        return _assigned(shape, [b for b in bits if b[0] != axis][:wanted])
+    run = max(0, len(bits) - wanted)
+    return _assigned(shape, [b for b in bits if b[0] != axis or b[1] >> run][:wanted])
+
+
+def grid(shape: tuple[int, int], threads: int) -> Spread:
+    """Rectangles of a matrix: runs of four columns, eight threads of a warp along them; rows of
+    one thread stand apart."""
+    rows, columns = shape
+    if rows & (rows - 1) or columns & (columns - 1):
+        raise InternalError("ptx.spread", f"a dot of {shape}: sizes must be powers of two")
+    down = [(0, 1 << bit) for bit in range(rows.bit_length() - 1)]
+    across = [(1, 1 << bit) for bit in range(columns.bit_length() - 1)][2:]
+    wanted = threads.bit_length() - 1
+    taken = across[:3]
+    across = across[3:]
+    while len(taken) < min(5, wanted) and down:
+        taken.append(down.pop(0))
+    while len(taken) < wanted and (down or across):
+        taken.append(down.pop(0) if len(down) >= len(across) else across.pop(0))
+    return _assigned(shape, taken)
 
 
 def accumulator(shape: tuple[int, int], warps: int) -> Spread:

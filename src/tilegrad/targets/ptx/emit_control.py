@@ -1,0 +1,194 @@
+"""Loops and branches of a Body.
+
+Conditions and bounds are scalars, so all threads go the same way. What a loop carries has
+registers of its own, set at the end of each turn; an unrolled loop hands values from one copy of
+its Block to the next and leaves what does not fill a whole round to a plain loop. Invariant: a
+Block is emitted with the hazards that every way into it may bring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...core.dtype import int32, int64
+from ...core.errors import InternalError
+from ...ir.block import Block
+from ...ir.node import Node
+from . import rules
+from .emit_dot import DotEmitter
+from .emit_memory import all_nodes
+from .emit_placed import PlacedEmitter
+from .emit_scan import ScanEmitter
+from .emit_shared import Head
+from .spread import Spread
+
+MOST_UNROLLED = 600  # Nodes
+
+
+@dataclass
+class Carried:
+    """A value that a loop carries: the Block's argument and its registers."""
+
+    argument: Node
+    registers: list[str]
+    kind: str
+
+
+class ControlEmitter(ScanEmitter, DotEmitter, PlacedEmitter):
+    """Emits loop, branch and get."""
+
+    def block(self, block: Block) -> None:
+        """Every Node of a Block."""
+        raise NotImplementedError
+
+    def inner(self, block: Block) -> None:
+        """A Block within: what is made in it ends with it."""
+        self.made.append({})
+        self.block(block)
+
+    def leave(self) -> None:
+        """Forget what the inner Block made."""
+        self.made.pop()
+
+    # ---- loops ----------------------------------------------------------------------------
+
+    def emit_loop(self, node: Node) -> None:
+        w, block, step = self.w, node.blocks[0], node.attrs["step"]
+        index = block.arguments[0]
+        dtype = self.dtype(index)
+        suffix, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
+        start, stop = (self.resize(self.scalar(i), self.dtype(i), dtype) for i in node.inputs[:2])
+        carried = self.carried(node)
+        counter = w.value(kind, f"mov.{kind}", start)
+        times = self.times(node)
+        if times > 1:
+            limit = w.value(kind, f"sub.{suffix}", stop, str((times - 1) * step))
+            self.turns(block, carried, counter, limit, suffix, step, times)
+        self.turns(block, carried, counter, stop, suffix, step, 1)
+        for number, one in enumerate(carried):
+            self.give(node, number, one.registers)
+
+    def times(self, node: Node) -> int:
+        """Copies of a loop's Block in one turn."""
+        times = max(1, node.attrs["unroll"])
+        nodes = all_nodes(node.blocks[0])
+        small = len(nodes) * times <= MOST_UNROLLED
+        plain = not any(n.op.name in ("allocate", "barrier", "role") for n in nodes)
+        return times if small and plain and not self.in_role else 1
+
+    def carried(self, node: Node) -> list[Carried]:
+        """Registers for what a loop carries, set to what it starts with."""
+        found = []
+        for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:]):
+            kind = rules.kind_of(self.dtype(argument))
+            spread = self.plan.spread(argument)
+            registers = [self.w.new(kind) for _ in spread.registers]
+            self.move(registers, self.given(given, argument, spread), kind)
+            found.append(Carried(argument, registers, kind))
+        return found
+
+    def turns(
+        self, block: Block, carried: list[Carried], counter: str, stop: str, suffix: str,
+        step: int, times: int,
+    ) -> None:  # fmt: skip
+        """A loop of so many copies of a Block."""
+        w = self.w
+        again, done, more = w.label("loop"), w.label("done"), w.new("pred")
+        w.put(f"setp.ge.{suffix}", more, counter, stop)
+        w.put("bra.uni", done, guard=more)
+        w.place(again)
+        before, head = self.hazards.state(), Head()
+        self.hazards.heads.append(head)
+        values = [list(one.registers) for one in carried]
+        index = counter
+        for copy in range(times):
+            self.made.append({})
+            self.held[block.arguments[0]] = [index]
+            for one, registers in zip(carried, values):
+                self.held[one.argument] = registers
+            self.inner(block)
+            values = [self.given(r, one.argument, self.plan.spread(one.argument))
+                      for r, one in zip(block.results, carried)]  # fmt: skip
+            self.leave()
+            self.made.pop()
+            if copy + 1 < times:
+                kind = "b32" if suffix == "s32" else "b64"
+                index = w.value(kind, f"add.{suffix}", index, str(step))
+        self.swap([one.registers for one in carried], values, [one.kind for one in carried])
+        if self.hazards.turns(head):
+            self.sync()
+        self.hazards.heads.pop()
+        w.put(f"add.{suffix}", counter, counter, str(step * times))
+        w.put(f"setp.lt.{suffix}", more, counter, stop)
+        w.put("bra.uni", again, guard=more)
+        w.place(done)
+        self.hazards.join(before, self.hazards.state())
+
+    def given(self, value: Node, argument: Node, spread: Spread) -> list[str]:
+        """A value as a carried argument holds it."""
+        registers = self.get(value, spread)
+        return [self.resize(r, self.dtype(value), self.dtype(argument))
+                if value.dtype is int64 else r for r in registers]  # fmt: skip
+
+    def swap(self, to: list[list[str]], values: list[list[str]], kinds: list[str]) -> None:
+        """Set all carried registers at once: a value may be another's old register."""
+        targets = {r for registers in to for r in registers}
+        for registers, new, kind in zip(to, values, kinds):
+            if any(r in targets and r != own for r, own in zip(new, registers)):
+                form = "mov.pred" if kind == "pred" else f"mov.{kind}"
+                new[:] = [self.w.value(kind, form, r) for r in new]
+        for registers, new, kind in zip(to, values, kinds):
+            self.move([a for a, b in zip(registers, new) if a != b],
+                      [b for a, b in zip(registers, new) if a != b], kind)  # fmt: skip
+
+    # ---- results ----------------------------------------------------------------------------
+
+    def emit_get(self, node: Node) -> None:
+        if node not in self.held:
+            raise InternalError("ptx.emit", f"{node!r} has no value")
+
+    def give(self, node: Node, number: int, registers: list[str]) -> None:
+        """Hand a result of a loop or branch to the `get` Nodes that read it."""
+        for user in self.gets.get(node, ()):
+            if user.attrs["index"] == number:
+                self.held[user] = registers
+
+    @cached_property
+    def gets(self) -> dict[Node, list[Node]]:
+        """The `get` Nodes of each loop and branch."""
+        found: dict[Node, list[Node]] = {}
+        for node in all_nodes(self.body.block):
+            if node.op.name == "get":
+                found.setdefault(node.inputs[0], []).append(node)
+        return found
+
+    # ---- branches ---------------------------------------------------------------------------
+
+    def emit_branch(self, node: Node) -> None:
+        w = self.w
+        otherwise, done = w.label("else"), w.label("end")
+        results: list[Carried] = []
+        for number, value in enumerate(node.blocks[0].results):
+            sample = next((g for g in self.gets.get(node, ()) if g.attrs["index"] == number), value)
+            kind = rules.kind_of(self.dtype(sample))
+            count = len(self.plan.spread(sample).registers) if not self.plan.free(sample) else 0
+            results.append(Carried(sample, [w.new(kind) for _ in range(count)], kind))
+        w.put("bra.uni", otherwise, guard=f"!{self.scalar(node.inputs[0])}")
+        before, after = self.hazards.state(), []
+        for number, block in enumerate(node.blocks):
+            self.hazards.reset(before)
+            self.inner(block)
+            for one, value in zip(results, block.results):
+                if one.registers:
+                    spread = self.plan.spread(one.argument)
+                    self.move(one.registers, self.given(value, one.argument, spread), one.kind)
+            self.leave()
+            after.append(self.hazards.state())
+            if number == 0:
+                w.put("bra.uni", done)
+                w.place(otherwise)
+        w.place(done)
+        self.hazards.join(*after)
+        for number, one in enumerate(results):
+            self.give(node, number, one.registers)
