@@ -33,8 +33,8 @@ class Interpreted:
         self.cuda, self.bodies = cuda, {}
 
     def offer(self) -> dispatch.Offer:
-        return dispatch.Offer(self.emit, lambda body: [], self.compile, lambda data: data,
-                              dispatch._ptx().bind)  # fmt: skip
+        return dispatch.Offer(self.emit, lambda body: [], dispatch.architecture, self.compile,
+                              lambda data: data, dispatch._ptx().bind)  # fmt: skip
 
     def emit(self, body, name, target) -> dispatch.Program:
         symbols = [s.name for s in body_symbols(body)]
@@ -45,7 +45,8 @@ class Interpreted:
         self.bodies[number] = (body, symbols)
         return dispatch.Program(f"{number} {name}", 0, entry.to_text())
 
-    def compile(self, text, target) -> bytes:
+    def compile(self, text, target, machine) -> bytes:
+        assert machine == "sm_90a"
         number, name = text.split()
         body, symbols = self.bodies[number]
         self.cuda.parameters[name] = [8] * (len(body.parameters) + len(symbols))
@@ -78,7 +79,8 @@ class Simulated(Interpreted):
         self.bodies[number] = (body, [v for k, v in entry.arguments if k == "symbol"], text, entry)
         return dispatch.Program(f"{number} {name}", 0, entry.to_text())
 
-    def compile(self, text, target) -> bytes:
+    def compile(self, text, target, machine) -> bytes:
+        assert machine == "sm_90a"
         number, name = text.split()
         body, symbols, code, entry = self.bodies[number]
         entry, code = dataclasses.replace(entry, name=name), code.replace("KERNEL_NAME", name)
@@ -382,7 +384,7 @@ def test_recipes_are_bound_again_from_disk(cuda, tmp_path) -> None:
 
 def test_fields_of_the_offer() -> None:
     assert {f.name for f in dataclasses.fields(dispatch.Offer)} == {
-        "emit", "symbols", "compile", "load", "bind"
+        "emit", "symbols", "machine", "compile", "load", "bind"
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ LOG = logging.getLogger("tilegrad.compile")
 _memory: dict[Any, Any] = {}
 _lock = threading.RLock()
 _bodies: dict[str, dict[Any, Any]] = {}  # lowered Bodies by Target, shared between Graphs
-_modules: dict[str, Any] = {}  # loaded object code by key
+_modules: dict[str, dict[str, Any]] = {}  # loaded object code by kind of machine and key
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
@@ -88,7 +88,7 @@ def compile_for(
     """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
-    _compile(texts, target)
+    _compile(texts, target, device)
     return _bind(recipe, target, device)
 
 
@@ -107,7 +107,7 @@ def _make(
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
-    _compile(texts, target)
+    _compile(texts, target, device)
     bound = _bind(recipe, target, device)
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
@@ -134,34 +134,38 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
     return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
-def _compile(texts: dict[str, str], target: Target) -> None:
+def _compile(texts: dict[str, str], target: Target, device: str) -> None:
     """Object code of every text, in parallel."""
-    missing = [key for key in texts if key not in _modules]
+    serving = offer(target)
+    machine = serving.machine(device)
+    modules = _modules.setdefault(machine, {})
+    missing = [key for key in texts if key not in modules]
     if not missing:
         return
-    serving = offer(target)
 
     def one(key: str) -> tuple[str, bytes]:
-        return key, serving.compile(texts[key], target)
+        return key, serving.compile(texts[key], target, machine)
 
     workers = min(len(missing), max(1, config().threads))
     with ThreadPoolExecutor(workers) as pool:
         for key, data in pool.map(one, missing):
-            default_store().put("object-" + key, data)
-            _modules[key] = serving.load(data)
+            default_store().put(f"object{machine}-{key}", data)
+            modules[key] = serving.load(data)
             counters["programs"] += 1
 
 
 def _bind(recipe: Recipe, target: Target, device: str) -> Any:
     """The Executable, or None if object code is missing."""
     serving = offer(target)
+    machine = serving.machine(device)
+    modules = _modules.setdefault(machine, {})
     for _, key in recipe.programs:
-        if key not in _modules:
-            data = default_store().get("object-" + key)
+        if key not in modules:
+            data = default_store().get(f"object{machine}-{key}")
             if data is None:
                 return None
-            _modules[key] = serving.load(data)
-    return serving.bind(recipe, _modules, device)
+            modules[key] = serving.load(data)
+    return serving.bind(recipe, modules, device)
 
 
 __all__ = ["executable_for", "program_text", "recipe_of", "schedule_for"]

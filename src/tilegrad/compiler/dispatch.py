@@ -38,7 +38,8 @@ class Offer:
 
     emit: Callable[[Body, str, Target], Program]
     symbols: Callable[[Body], list[str]]  # of a Body, in the order its kernel takes them
-    compile: Callable[[str, Target], bytes]  # text to object code; threads may call it
+    machine: Callable[[str], str]  # what object code for a device depends on besides its Target
+    compile: Callable[[str, Target, str], bytes]  # text to object code; threads may call it
     load: Callable[[bytes], Any]  # object code, ready to be bound
     bind: Callable[[Recipe, Mapping[str, Any], str], Any]  # to an Executable on a device
 
@@ -93,10 +94,13 @@ def _llvm() -> Offer:
     def symbols(body: Body) -> list[str]:
         return [s.name for s in body_symbols(body)]
 
+    def compiled(text: str, target: Target, machine: str) -> bytes:
+        return compile_text(text, target)
+
     def bind(recipe: Recipe, modules: Mapping[str, Any], device: str) -> Any:
         return Executable(recipe, modules)
 
-    return Offer(emitted, symbols, compile_text, load, bind)
+    return Offer(emitted, symbols, lambda device: "", compiled, load, bind)
 
 
 # ---- NVIDIA GPUs -----------------------------------------------------------------------------
@@ -114,14 +118,19 @@ def _ptx() -> Offer:
 
         return Executable(recipe, code, device(name))
 
-    return Offer(emitted, lambda body: [], assembled, lambda data: data, bind)
+    return Offer(emitted, lambda body: [], architecture, assembled, lambda data: data, bind)
 
 
-def assembled(text: str, target: Target) -> bytes:
+def architecture(name: str) -> str:
+    """What PTX is assembled to for a GPU; a Target for older ones may be forced on it."""
+    return device(name).arch  # type: ignore[no-any-return]
+
+
+def assembled(text: str, target: Target, machine: str) -> bytes:
     """A cubin where ptxas is here, else the text, which the driver compiles when it is loaded."""
     from ..targets.ptx.assemble import assemble, find_ptxas
 
-    return text.encode() if find_ptxas() is None else assemble(text, target.cpu).cubin
+    return text.encode() if find_ptxas() is None else assemble(text, machine).cubin
 
 
 def renamed(program: Program, before: str, after: str) -> Program:
