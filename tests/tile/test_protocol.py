@@ -30,7 +30,7 @@ from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.finding import Finding
 from tilegrad.tile.placed import PlacedBuilder, fill
-from tilegrad.tile.protocol import check_protocol
+from tilegrad.tile.protocol import HANDLERS, check_protocol
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.skeleton import Skeleton
 
@@ -286,6 +286,32 @@ def test_a_barrier_that_may_overtake() -> None:
     assert [f.rule for f in found] == ["phase"] and found[0].line.endswith("(wait)")
     assert "full[0] may end phase 1 before role1 comes to wait for phase 0" in found[0].message
     assert rules(roles(slow, twice)) == {"deadlock"}
+
+
+def test_who_ends_a_phase_knows_it() -> None:
+    """The only one to arrive may do so again, if nobody can miss the phase between."""
+
+    def alone(b: PlacedBuilder, place: Node, full: Node) -> None:
+        for parity in range(2):
+            b.arrive(full, 0)
+            b.wait(full, 1, parity)
+
+    def answers(b: PlacedBuilder, place: Node, full: Node) -> None:
+        for parity in range(2):
+            b.wait(full, 0, parity)
+            b.arrive(full, 1)
+
+    assert not check_body(roles(lambda b, place, full: [b.arrive(full, 0) for _ in range(3)]))
+    assert not check_body(roles(alone, answers))
+    assert "phase" in rules(roles(lambda b, place, full: [b.arrive(full, 0) for _ in range(2)],
+                                  lambda b, place, full: b.arrive(full, 0), count=2))  # fmt: skip
+
+
+def test_every_op_has_a_rule() -> None:
+    """Ops with effects are events of the protocol, or are known to touch nothing it minds."""
+    silent = {"role", "loop", "branch", "hole", "prefetch", "grid_launch_dependents"}
+    effects = {name for name, op in ops.tile.ops.items() if op.effect}
+    assert effects == set(HANDLERS) | silent
 
 
 def test_too_many_arrivals_and_bad_stages() -> None:

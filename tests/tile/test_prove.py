@@ -78,9 +78,9 @@ def test_real_sizes_are_judged_at_once() -> None:
     body = wide_matmul(x, WidePlan(tile=(128, 256, 64), stages=4, programs=132))
     best = 1.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         assert [f for f in check_body(body, bodies.HOPPER) if f.level == "error"] == []
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.3
 
 

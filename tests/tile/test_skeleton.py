@@ -162,3 +162,53 @@ def test_real_sizes_stay_short() -> None:
         for scenario in skeleton.scenarios():
             skeleton.trace(scenario)
         assert skeleton.events < 4000 * len(skeleton.scenarios())
+
+
+def ring(count: Size, peeled: bool, steps: Size = 1) -> Body:
+    """A producer and a consumer over two stages; the consumer's last trip may stand apart."""
+    b = PlacedBuilder("ring", [("x", Memory((64,), float32))])
+    place = b.allocate((2, 4), float32, "shared")
+    full, empty = b.barrier("full", 1, 2), b.barrier("empty", 1, 2)
+
+    def fill(turn: Size) -> None:
+        b.wait(empty, turn % 2, (turn // 2 + 1) % 2)
+        b.expect(full, turn % 2, 16)
+        b.copy_async(place, (turn % 2,), b.parameters[0], (0,), (0,), full, turn % 2)
+
+    def drain(turn: Size) -> None:
+        b.wait(full, turn % 2, turn // 2 % 2)
+        b.read(place, turn % 2)
+        b.arrive(empty, turn % 2)
+
+    def nest(upper: Size, each: Callable[[Size], None]) -> None:
+        def inner(i: Size, _: list[Node]) -> list[Node]:
+            b.loop("s", 0, steps, 1, lambda s, _: each(i * steps + s) or [])
+            return []
+
+        b.loop("i", 0, upper, 1, inner)
+
+    def consumer() -> None:
+        nest(count - 1 if peeled else count, drain)
+        if peeled:
+            drain(count - 1)
+
+    b.role("producer", 4, 0, lambda: nest(count, fill))
+    b.role("consumer", 4, 0, consumer)
+    return b.finish((1,))
+
+
+def test_loops_with_a_trip_apart() -> None:
+    """Bounds that differ by one may leave out different ranges: the whole loop then decides."""
+    for count in range(2, 40):
+        assert not check_body(ring(count, peeled=True)), count
+
+
+def test_symbolic_strides_repeat_too() -> None:
+    """Turns counted as tile * steps + step with a symbolic number of steps."""
+    body = ring(symbol("tiles", 1, 300), False, symbol("steps", 1, 300))
+    assert not check_body(body)
+    skeleton = Skeleton(body)
+    for scenario in skeleton.scenarios():
+        assert len(skeleton.periods_of(scenario).repeating) == 4
+        skeleton.trace(scenario)
+    assert skeleton.events < 10_000

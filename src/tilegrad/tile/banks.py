@@ -27,6 +27,7 @@ from .finding import Finding, finding, place_name
 from .skeleton import is_place
 
 BANKS, WORD, LANES = 32, 4, 32
+SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "read_place")
 ACCESSES = ("read_place", "write_place", "load", "store")
 
 
@@ -77,15 +78,20 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
     return turns(address(type_, tile.shape, axes, where), vector * size)
 
 
-def from_accumulator(node: Node, accumulators: set[Node], depth: int = 64) -> bool:
+def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
     """Whether a tile is computed elementwise from what a matrix unit left."""
-    if node.op.name == "read_place":
-        return node.inputs[0] in accumulators
-    if depth == 0 or node.op.name in ("reshape", "transpose", "reduce", "load", "gather"):
-        return False
-    tiles = [i for i in node.inputs if isinstance(i.type, Tile) and i.type.shape]
-    return any(from_accumulator(i, accumulators, depth - 1) for i in tiles
-               if i.op.name != "broadcast")  # fmt: skip
+    stack, seen = [node], {node}
+    while stack:
+        tile = stack.pop()
+        if tile.op.name == "read_place" and tile.inputs[0] in accumulators:
+            return True
+        if tile.op.name in SCATTERED:
+            continue
+        for source in tile.inputs:
+            if isinstance(source.type, Tile) and source.type.shape and source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return False
 
 
 def fits_accumulator(shape: tuple[int, ...]) -> bool:

@@ -26,7 +26,6 @@ which the roles may run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.node import Node
@@ -34,6 +33,7 @@ from ..ir.symbol import evaluate
 from .access import Clock, Place, Plain, Region, Touch, join
 from .check import walk
 from .finding import Finding, finding, line_of, place_name
+from .phases import Bar, Group, Round
 from .skeleton import Event, Scenario, Skeleton, is_place
 
 MOST_FINDINGS = 24
@@ -47,62 +47,6 @@ HINTS = {
     "uninitialised": "write it first on every path",
     "dependent": "grid_dependency_wait before it, in this role or in one this role waits for",
 }
-
-
-class Bar:
-    """One barrier: the phase under way, what came, and the clock of each phase that is over."""
-
-    __slots__ = ("agent", "arrived", "coming", "count", "expected", "landed", "name", "over",
-                 "waits")  # fmt: skip
-
-    def __init__(self, name: str, count: int, agent: int) -> None:
-        self.name, self.count, self.agent = name, count, agent
-        self.arrived = self.expected = self.landed = 0
-        self.coming: Clock | None = None
-        self.over: list[Clock] = []
-        self.waits: list[tuple[int, int, int, Node]] = []  # phases over, agent, epoch, op
-
-    def come(self, clock: Clock, arrivals: int, expected: int, landed: int) -> None:
-        """Something comes; it may end the phase."""
-        if self.coming is None:
-            self.coming = list(clock)
-        else:
-            join(self.coming, clock)
-        self.arrived += arrivals
-        self.expected += expected
-        self.landed += landed
-        if self.arrived == self.count and self.expected == self.landed:
-            self.coming[self.agent] = len(self.over) + 1
-            self.over.append(self.coming)
-            self.coming, self.arrived, self.expected, self.landed = None, 0, 0, 0
-
-    def __str__(self) -> str:
-        text = f"{self.name} (phase {len(self.over)}: {self.arrived} of {self.count} arrivals"
-        if self.expected or self.landed:
-            text += f", {self.expected} bytes expected and {self.landed} copied"
-        return text + ")"
-
-
-class Round:
-    """A named barrier: threads that came in the round under way, clocks of rounds that are over."""
-
-    def __init__(self, number: int, agent: int) -> None:
-        self.number, self.agent = number, agent
-        self.arrived = self.threads = 0
-        self.coming: Clock | None = None
-        self.over: list[Clock] = []
-        self.node: Node | None = None
-
-
-@dataclass
-class Group:
-    """Asynchronous work of a role: ops issued, last op of each group, last op waited for."""
-
-    agent: int
-    issued: int = 0
-    committed: list[int] = field(default_factory=list)
-    known: int = 0
-    last: Node | None = None
 
 
 class Role:
@@ -493,7 +437,13 @@ class Machine:
                 "phase", f"{role.name} {verb} on {bar.name} in phase {len(bar.over)} without "
                 "knowing that the phase before is over: it may count for the wrong one", node,
             )  # fmt: skip
+        before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
         bar.come(role.clock, arrivals, expected, landed)
+        if len(bar.over) > before and not bytes_:  # it ended the phase, if it knew of all others
+            others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
+            others[bar.agent] = True
+            if all(others):
+                role.clock[bar.agent] = len(bar.over)
         if bar.arrived > bar.count:
             self.report("arrivals", f"{bar}: more arrivals than it counts", node,
                         hint="the count of the barrier is who arrives in one phase")  # fmt: skip

@@ -5,8 +5,8 @@ f(trip + period) = f(trip) + shift: the index itself shifts by the step, a remai
 shift 0 and a period, a quotient shifts less often. A loop repeats if all scalars that the
 protocol hangs on (stages, parities, leading indices, conditions, bounds of inner loops) have
 shift 0. A comparison of scalars that shift against each other changes at most once (twice for
-equality) as the trip grows; it is `watched`: the trace compares its signs at both ends of what it
-leaves out, and where they agree it was constant between.
+equality) as the trip grows: the trace compares the signs of all comparisons at both ends of what
+it leaves out, and where they agree they were constant between.
 
 Loops of one depth share a period in indices and a rule for what is left out, which looks only at
 the bounds: so a producer that walks 0, 1, 2, ... and consumers that walk every other index leave
@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir.block import Block
 from ..ir.node import Node
+from ..ir.symbol import evaluate
 from .check import walk
+from .skeleton import BINARY, COMPARES, computable, uses
 
 if TYPE_CHECKING:
-    from .skeleton import Skeleton
+    from .skeleton import Scenario, Skeleton
 
 Shift = tuple[int, int]  # period in trips, shift after it
 CONSTANT: Shift = (1, 0)
 LONGEST = 1 << 12
-COMPARES = ("equal", "not_equal", "less", "less_equal")
 
 
 class Periods:
     """The period of a skeleton's loops."""
 
-    def __init__(self, skeleton: Skeleton) -> None:
-        self.skeleton = skeleton
-        self.watched: set[Node] = set()
+    def __init__(self, skeleton: Skeleton, scenario: Scenario | None) -> None:
+        self.skeleton, self.scenario = skeleton, scenario
         self.repeating: set[Node] = set()
         self.periods: dict[int, int] = {}  # by the number of loops around
         self.fronts: dict[int, int] = {}
@@ -55,12 +55,11 @@ class Periods:
             self.fronts[depth] = period * max(2, -(-least // period))
 
     def _loop(self, node: Node, depth: int) -> None:
-        found = _Loop(self.skeleton, node).find()
+        found = _Loop(self.skeleton, self.scenario, node).find()
         self.depths[node] = depth
         period = self.periods.setdefault(depth, 2)
         if found is not None:
-            self.periods[depth] = lcm(period, found[0] * node.attrs["step"])
-            self.watched |= found[1]
+            self.periods[depth] = lcm(period, found * node.attrs["step"])
             self.repeating.add(node)
 
     def middle(self, loop: Node, lower: int, upper: int) -> tuple[int, int, int]:
@@ -79,12 +78,11 @@ def _holds_loop(block: Block) -> bool:
 class _Loop:
     """The shifts of the scalars within one loop, by its trip."""
 
-    def __init__(self, skeleton: Skeleton, loop: Node) -> None:
-        self.skeleton, self.loop = skeleton, loop
+    def __init__(self, skeleton: Skeleton, scenario: Scenario | None, loop: Node) -> None:
+        self.skeleton, self.scenario, self.loop = skeleton, scenario, loop
         self.inside: set[Node] = set(loop.blocks[0].arguments)
         self._enter(loop.blocks[0])
         self.memory: dict[Node, Shift | None] = {}
-        self.watched: set[Node] = set()
 
     def _enter(self, block: Block) -> None:
         for node in block.nodes:
@@ -93,10 +91,8 @@ class _Loop:
                 self.inside.update(inner.arguments)
                 self._enter(inner)
 
-    def find(self) -> tuple[int, set[Node]] | None:
-        """The period in trips and the comparisons to watch, if the loop repeats."""
-        from .skeleton import uses
-
+    def find(self) -> int | None:
+        """The period in trips, if the loop repeats."""
         period = 1
         for node, _ in walk(self.loop.blocks[0]):
             found = uses(node, self.skeleton.tracked)
@@ -112,7 +108,7 @@ class _Loop:
                 period = lcm(period, shift[0])
                 if period > LONGEST:
                     return None
-        return period, self.watched
+        return period
 
     def shift(self, node: Node) -> Shift | None:
         """How a scalar moves with the trip; None where that is not known."""
@@ -124,10 +120,8 @@ class _Loop:
         return self.memory[node]
 
     def _shift(self, node: Node) -> Shift | None:
-        from .skeleton import computable
-
         name = node.op.name
-        if name == "constant":
+        if name in ("constant", "program", "symbol", "cluster_rank"):
             return CONSTANT
         if node in self.skeleton.owner:
             return self._argument(*self.skeleton.owner[node])
@@ -174,9 +168,7 @@ class _Loop:
         period = lcm(*[p[0] for p in parts])
         shifts = [p[1] * (period // p[0]) for p in parts]
         if name in COMPARES:
-            if shifts[0] != shifts[1]:
-                self.watched.add(node)
-            return period, 0
+            return period, 0  # the trace looks at their signs
         if name == "where":
             return self._same(parts[0], list(parts[1:]))
         if all(s == 0 for s in shifts):
@@ -187,7 +179,7 @@ class _Loop:
             return period, shifts[0]
         if name in ("cast", "negative"):
             return period, shifts[0] if name == "cast" else -shifts[0]
-        by = [_constant(i) for i in node.inputs]
+        by = [self.constant(i) for i in node.inputs]
         if name == "multiply" and any(b is not None for b in by):
             return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])
         divisor = by[1] if len(by) > 1 else None
@@ -197,6 +189,21 @@ class _Loop:
             divides = name.endswith("divide")
             return period * more, shifts[0] * more // divisor if divides else 0
         return None
+
+
+    def constant(self, node: Node) -> Any:
+        """The value of a scalar that is the same all along, if it is known."""
+        name = node.op.name
+        if name == "constant":
+            return int(node.attrs["value"])
+        if self.scenario is None or node in self.skeleton.owner:
+            return None
+        if name == "symbol":
+            return evaluate(node.attrs["value"], self.scenario.symbols)
+        if name not in BINARY or not computable(node):
+            return None
+        parts = [self.constant(i) for i in node.inputs]
+        return None if None in parts else BINARY[name](*parts)
 
 
 def _constant(node: Node) -> Any:

@@ -3,11 +3,13 @@
 `check_body` gathers the Findings of `protocol` (races, deadlock, fences, uninitialised places),
 `dependent`, `initialised`, `budget` and `banks`; `require` turns errors into one exception that
 lists all of them. A Finding of a trace that left out the middle of a loop counts only if the whole
-loop shows it too. Invariant: a Body is read and never changed, and no data is computed, so a
-kernel of real size is judged in milliseconds.
+loop shows it too, where that is short enough to be walked. Invariant: a Body is read and never
+changed, and no data is computed, so a kernel of real size is judged in milliseconds.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
@@ -46,14 +48,15 @@ def _protocol(skeleton: Skeleton) -> list[Finding]:
             break
         try:
             here = check_protocol(skeleton, scenario)
-            if here and skeleton.periods.repeating:
-                here = check_protocol(skeleton, scenario, whole=True)
         except TooLong:
             here = [finding(
                 "warning", "unproved", f"{skeleton.body.name} is too long to be followed for "
                 f"program {scenario.program}", None, None,
                 "stages and parities computed from loop indices by // and % let it be cut short",
             )]  # fmt: skip
+        if any(f.level == "error" for f in here):
+            with suppress(TooLong):
+                here = check_protocol(skeleton, scenario, whole=True)
         found += here
         if any(f.level == "error" for f in here):
             break  # the same again in other programs

@@ -19,7 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InternalError
 from ..ir.block import Block
@@ -28,6 +28,9 @@ from ..ir.symbol import Expr, atoms, evaluate, high, low
 from ..ir.types import Memory, Tile
 from .build import Body
 from .check import walk
+
+if TYPE_CHECKING:
+    from .periodic import Periods
 
 Event = tuple[Node, tuple[Any, ...]]
 MOST_EVENTS = 60_000
@@ -181,7 +184,7 @@ class Skeleton:
         self.has_data = False
         from .periodic import Periods  # it reads the skeleton
 
-        self.periods = Periods(self)
+        self.periods = Periods(self, None)
         self.code = self._block(body.block)
 
     def _need(self, boxes: bool) -> None:
@@ -270,7 +273,7 @@ class Skeleton:
         elif name in TERNARY:
             code.append((THREE, out, TERNARY[name], *[self.slot(i) for i in node.inputs]))
         else:
-            kind = WATCH if node in self.periods.watched else TWO
+            kind = WATCH if name in COMPARES else TWO
             code.append((kind, out, BINARY[name], *[self.slot(i) for i in node.inputs]))
 
     def _loop(self, code: Code, node: Node) -> None:
@@ -343,11 +346,20 @@ class Skeleton:
         for parameter in self.tracked:
             yield from parameter.type.shape  # type: ignore[union-attr]
 
+    def periods_of(self, scenario: Scenario) -> Periods:
+        """The periods of loops; those that hang on Symbols are found for their values."""
+        if not self.symbols or len(self.periods.repeating) == len(self.periods.depths):
+            return self.periods
+        from .periodic import Periods
+
+        return Periods(self, scenario)
+
     def trace(self, scenario: Scenario, whole: bool = False) -> list[Any]:
         """Events of the program; a ('roles', [(Node, events)...]) stands where roles run."""
-        kept = set(self.periods.repeating)
+        periods = self.periods_of(scenario)
+        kept = set(periods.repeating)
         while True:
-            run = _Run(self, scenario, set() if whole else kept)
+            run = _Run(self, scenario, periods, set() if whole else kept)
             try:
                 return run.start()
             except _Turned as turned:
@@ -365,8 +377,11 @@ class _Turned(InternalError):
 class _Run:
     """One trace under way."""
 
-    def __init__(self, skeleton: Skeleton, scenario: Scenario, repeating: set[Node]) -> None:
+    def __init__(
+        self, skeleton: Skeleton, scenario: Scenario, periods: Periods, repeating: set[Node]
+    ) -> None:
         self.skeleton, self.scenario, self.repeating = skeleton, scenario, repeating
+        self.periods = periods
         self.count = 0
         self.signs: list[int] = []
 
@@ -428,7 +443,7 @@ class _Run:
         """Run a loop, leaving out the middle of a long one that repeats."""
         _, node, index, lower, upper, step, code, carried, results = item
         i, stop = v[lower], v[upper]
-        first, skipped, period = self.skeleton.periods.middle(node, i, stop)
+        first, skipped, period = self.periods.middle(node, i, stop)
         if node not in self.repeating or not skipped:
             first, skipped = stop, 0
         seen: dict[int, list[int]] = {}
