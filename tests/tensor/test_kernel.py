@@ -213,6 +213,26 @@ def test_custom_vjp_around_a_kernel():
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-3, atol=1e-3)
 
 
+def test_derivatives_of_equal_kernels_are_told_apart():
+    def make(factor):
+        @kernel
+        def copied(x):
+            tile.store(tile.result((4,)), (0,), tile.load(x, (0,), (4,)))
+
+        copied.vjp(lambda inputs, y, g: (g * factor,))
+        return copied
+
+    one, two = make(1.0), make(2.0)
+    x = normal(4)
+    for factor, function in ((1, one), (2, two), (1, one)):
+        assert tg.grad(lambda x: function(x).sum())(x).tolist() == [factor] * 4  # noqa: B023
+        batch = tg.grad(lambda x: tg.vmap(function)(x).sum())(tg.stack([x, x]))  # noqa: B023
+        assert batch.tolist() == [[factor] * 4] * 2
+    assert repr(one(x).node.attrs["callee"]) == repr(two(x).node.attrs["callee"])
+    both = tg.stack([x, x])
+    assert tg.vmap(one)(both).node is tg.vmap(one)(both).node
+
+
 def test_no_derivative_is_an_error():
     with pytest.raises(tg.UserError, match="matmul has no reverse derivative"):
         tg.grad(lambda a: matmul(a, a).sum())(normal(4, 4))

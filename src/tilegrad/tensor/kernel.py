@@ -101,6 +101,15 @@ def _checked(name: str, found: Any, like: Sequence[Node], op: str) -> list[Any]:
     return answer
 
 
+def code_key(code: Any) -> str:
+    """A hash of what a function does, the same in every process: its code, names, constants."""
+    parts = [code.co_code, repr(code.co_names).encode()]
+    for constant in code.co_consts:
+        inner = hasattr(constant, "co_code")
+        parts.append((code_key(constant) if inner else repr(constant)).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Derivatives:
     """What a kernel was given as its derivatives: functions of (inputs, outputs, moved)."""
@@ -110,15 +119,12 @@ class Derivatives:
 
     @property
     def tag(self) -> str:
-        """A name that tells derivatives apart: that of the functions and of their code."""
-        parts = []
-        for f in (self.reverse, self.forward):
-            code = getattr(f, "__code__", None)
-            data = b"" if code is None else code.co_code + repr(code.co_consts).encode()
-            name = f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', f)}"
-            parts.append("" if f is None else name + hashlib.sha256(data).hexdigest()[:16])
-        return "|".join(parts) if any(parts) else ""
+        """What tells derivatives apart in this process (the functions live as long as they)."""
+        if self.reverse is None and self.forward is None:
+            return ""
+        return f" {id(self.reverse)} {id(self.forward)}"
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019  (equal batches of a kernel are one Node)
     def batched(self, flags: tuple[bool, ...]) -> Derivatives:
         """The derivatives of the batch: each rule, over the examples."""
         from .transforms import vmap
@@ -329,10 +335,10 @@ class Kernel:
     def _problem(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor],
                  target: Target) -> str:  # fmt: skip
         """The name of a problem: kernel, its source, types, static values, space, Target."""
-        code = self.definition.function.__code__
+        code = code_key(self.definition.function.__code__)
         types = [(n, str(tensors[n].node.type) if n in tensors else repr(v))
                  for n, v in given.items()]  # fmt: skip
-        parts = (code.co_code, repr(code.co_consts), types, self.tuning, self.plan, target.key)
+        parts = (code, types, self.tuning, self.plan, target.key)
         made = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
         return f"{self.definition.name}-{made}"
 

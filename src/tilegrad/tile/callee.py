@@ -39,12 +39,17 @@ class KernelCallee(Callee):
         self.vjp, self.jvp, self.tag = vjp, jvp, tag
 
     def __repr__(self) -> str:
-        return f"<callee {self.name} {self.key}>"
+        return f"<callee {self.name} {self.content}>"  # the same in every process
+
+    @cached_property
+    def content(self) -> str:
+        """The hash of the Bodies' text: what is computed."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()[:32]
 
     @cached_property
     def key(self) -> str:  # type: ignore[override]
-        """The hash of the Bodies' text and of the derivative's name."""
-        return hashlib.sha256(f"{self.to_text()}\0{self.tag}".encode()).hexdigest()[:32]
+        """The content, and which derivative comes with it in this process."""
+        return f"{self.content}{self.tag}"
 
     @property
     def name(self) -> str:

@@ -1,0 +1,154 @@
+"""Kernels of the tile language as PTX: assembled, simulated, and compared with the interpreter.
+
+The same functions as in the tests of the language and of `tensor.kernel`; nothing in a kernel
+knows where it will run.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilegrad as tg
+from tilegrad import kernel, tile
+from tilegrad.core.dtype import BY_NUMPY
+from tilegrad.core.target import A100, H100
+from tilegrad.ir.types import Array
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.ptx.assemble import assemble, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import INF, KTile, f16, f32
+from tilegrad.tile.plan import Plan
+
+RANDOM = np.random.default_rng(5)
+TARGETS = pytest.mark.parametrize("target", [H100, A100], ids=lambda t: t.cpu)
+
+
+def normal(*shape, dtype=np.float32):
+    return RANDOM.standard_normal(shape).astype(dtype)
+
+
+def as_ptx(function, *arrays, target=H100, tolerance=1e-5, plan=None, **static):
+    """Emit, assemble where ptxas is, simulate; compare with the interpreter, give the results."""
+    names = list(function.definition.signature.parameters)
+    types = {n: Array(a.shape, BY_NUMPY[a.dtype]) for n, a in zip(names, arrays)}
+    given = function.definition.bind((), {**types, **static}, Plan())
+    callee = function.definition.callee(given, plan or Plan(), target)
+    expected = callee.interpret(*arrays)
+    results = [np.zeros_like(e) for e in expected]
+    for body, roles in callee.launches:
+        text, entry = emit(fitted(body, target), body.name, target)
+        if find_ptxas() is not None:
+            assemble(text, target.cpu)
+        simulate(text, entry, [arrays[i] if r == "read" else results[i] for r, i in roles])
+    for got, one in zip(results, expected):
+        np.testing.assert_allclose(got.astype(np.float64), one.astype(np.float64), rtol=tolerance,
+                                   atol=tolerance)  # fmt: skip
+    return results
+
+
+@kernel
+def many_things(x, index, *, block: int):
+    """Loads at an edge, masks, gathers, reductions, scans, branches and loops in one kernel."""
+    rows, columns = x.shape
+    i = tile.grid(rows)
+    out, found = tile.result((rows, columns)), tile.result((rows, 4))
+    total, count = 0.0, 0
+    for j in tile.range(0, columns, block):
+        part = tile.load(x, (i, j), (block,))
+        if tile.max(part) > 1.5:
+            part = part * 0.5
+            count += 1
+        total = total + tile.sum(part)
+        tile.store(out, (i, j), tile.cumsum(tile.exp(tile.minimum(part, 1.0))))
+    at = tile.load(index, (0,), (16,))
+    picked = tile.load(x, at + i * columns, mask=at < columns - 1, other=2.0)
+    tile.store(found, (i, 0), total)
+    tile.store(found, (i, 1), count)
+    tile.store(found, (i, 2), tile.sum(picked))
+    tile.store(found, (i, 3), tile.load(x, (i, tile.load(index, (i,)))))
+
+
+@TARGETS
+def test_many_things(target):
+    x, index = normal(3, 50), RANDOM.integers(0, 50, 16).astype(np.int32)
+    as_ptx(many_things, x, index, target=target, block=32)
+
+
+@kernel
+def histogram(x):
+    (size,) = x.shape
+    i = tile.grid(tile.ceil_divide(size, 64))
+    counts = tile.result((8,), tile.i32, fill=0)
+    tile.atomic_add(counts, tile.load(x, (i * 64,), (64,)), 1)
+
+
+def test_atomics():
+    x = RANDOM.integers(0, 8, 150).astype(np.int32)
+    (found,) = as_ptx(histogram, x)
+    np.testing.assert_array_equal(found, np.bincount(x, minlength=8))
+
+
+@kernel
+def matmul(a, b):
+    (m, k), n = a.shape, b.shape[1]
+    T = tile.context()
+    i, j = tile.grid(tile.ceil_divide(m, T.m), tile.ceil_divide(n, T.n))
+    total = tile.zeros((T.m, T.n))
+    for p in tile.range(0, k, T.k):
+        left = tile.load(a, (i * T.m, p), (T.m, T.k))
+        total = tile.dot(left, tile.load(b, (p, j * T.n), (T.k, T.n)), total)
+    tile.store(tile.result((m, n)), (i * T.m, j * T.n), total)
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(32, 32, 64), (33, 20, 40)])
+def test_matmul(target, dtype, shape):
+    m, n, k = shape
+    a, b = normal(m, k, dtype=dtype), normal(k, n, dtype=dtype)
+    plan = Plan().with_(block=(32, 32), k=32, warps=4)
+    (found,) = as_ptx(matmul, a, b, target=target, plan=plan, tolerance=1e-4)
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+
+
+@kernel
+def flash_attention(Q: KTile[f16], K: KTile[f16], V: KTile[f16]) -> KTile[f16]:
+    """The seed's."""
+    T = tile.context()
+    Qb = tile.load(Q, rows=T.m, cols=T.d, vector=T.vector, prefetch=2)
+    acc, m, total = tile.zeros((T.m, T.d), f32), tile.full((T.m,), -INF), tile.zeros((T.m,), f32)
+    for nblk in tile.range_n(Q.shape, T.n):
+        Kb = tile.load(K, nblk, cols=T.d, vector=T.vector, prefetch=2)
+        Vb = tile.load(V, nblk, cols=T.d, vector=T.vector, prefetch=2)
+        scores = tile.dot(Qb, tile.transpose(Kb)) * tile.rsqrt(float(T.d))
+        p, m_curr, l_curr = tile.softmax_online(scores)
+        acc, m, total = tile.softmax_accumulate(acc, m, total, p, Vb, m_curr, l_curr)
+    return tile.cast(acc / total[:, None], f16)
+
+
+@TARGETS
+@pytest.mark.parametrize("tokens", [64, 50])
+def test_flash_attention(target, tokens):
+    q, k, v = (normal(2, tokens, 32, dtype=np.float16) for _ in "qkv")
+    plan = Plan().with_(block=(64, 32), warps=4, stages=2)
+    (found,) = as_ptx(flash_attention, q, k, v, target=target, plan=plan, tolerance=2e-3)
+    exact = [x.astype(np.float64) for x in (q, k, v)]
+    scores = exact[0] @ exact[1].swapaxes(-1, -2) / np.sqrt(32)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    exact_result = weights / weights.sum(-1, keepdims=True) @ exact[2]
+    np.testing.assert_allclose(found, exact_result, atol=2e-3)
+
+
+def test_the_default_plan_of_a_gpu_is_assembled():
+    """Blocks of 128 x 128 with 8 warps, as a call on a GPU would have them."""
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE: the default Plan's PTX is not assembled")
+    array = Array((2, 1024, 64), tg.float16)
+    callee = flash_attention.definition.callee({n: array for n in "QKV"}, Plan(), H100)
+    ((body, _),) = callee.launches
+    text, entry = emit(fitted(body, H100), body.name, H100)
+    assert entry.threads == 256 and entry.grid[:1]
+    assemble(text, H100.cpu)
