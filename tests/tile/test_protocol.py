@@ -7,6 +7,7 @@ let pass is listed with the reason why it does no harm. `pytest -s` prints who c
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections import Counter
@@ -413,6 +414,33 @@ def test_own_stores_read_back_are_a_warning() -> None:
     assert rules(build(False), "warning") == {"warps"} and not rules(build(False))
 
 
+def test_roles_inside_of_a_loop_are_joined() -> None:
+    """Each trip starts the roles anew; what one trip's roles did, the next trip knows."""
+
+    def build(trips: int, parity: Callable[[object], object]) -> Body:
+        b = PlacedBuilder("trips", PARAMETERS)
+        place, full = b.allocate((16,), float32, "shared"), b.barrier("full", 1)
+
+        def trip(i: object, _: list[Node]) -> list[Node]:
+            def fills() -> None:
+                b.expect(full, 0, 64)
+                b.copy_async(place, (), b.parameters[0], (0, 0), (1,), full, 0)
+
+            def drains() -> None:
+                b.wait(full, 0, parity(i))
+                b.store(b.parameters[1], b.read(place), (0, 0), (1,))
+
+            b.role("fills", 4, 0, fills)
+            b.role("drains", 4, 0, drains)
+            return []
+
+        b.loop("i", 0, trips, 1, trip)
+        return b.finish((1,))
+
+    assert not check_body(build(3, lambda i: i % 2)) and not check_body(build(100, lambda i: i % 2))
+    assert rules(build(3, lambda i: 0)) == {"deadlock"}
+
+
 def test_results_of_two_roles_may_not_overlap() -> None:
     """Boxes of a parameter that two roles write; neighbours are fine, masked ones unknown."""
 
@@ -461,3 +489,68 @@ def test_data_and_symbols_are_tried_at_their_ends() -> None:
 
     assert Skeleton(build(False)).has_data and not check_body(build(False))
     assert {"race", "phase"} <= rules(build(True))
+
+
+# ---- random roles -------------------------------------------------------------------------------
+
+Step = Callable[[PlacedBuilder, Node, Node, random.Random, int], object]
+
+
+def copied_out(b: PlacedBuilder, place: Node, bar: Node, rng: random.Random, own: int) -> None:
+    """A stage goes out to the role's own row, and is mostly waited for."""
+    b.copy_store(b.parameters[1], (own, 0), (1,), place, (rng.randint(0, 1),))
+    b.do(placed.commit_copies)
+    if rng.random() < 0.8:
+        b.do(placed.wait_copies, pending=0)
+
+
+def copied_in(b: PlacedBuilder, place: Node, bar: Node, rng: random.Random, own: int) -> None:
+    """A stage is filled."""
+    b.expect(bar, 0, 64)
+    b.copy_async(place, (rng.randint(0, 1),), b.parameters[0], (0, 0), (1,), bar, 0)
+
+
+STEPS: list[Step] = [
+    lambda b, place, bar, rng, own: b.write(place, b.constant(1, float32, (16,)),
+                                            rng.randint(0, 1)),
+    lambda b, place, bar, rng, own: b.read(place, rng.randint(0, 1)),
+    lambda b, place, bar, rng, own: b.load(place, (0, 0), (2, 4), (0, 1)),
+    lambda b, place, bar, rng, own: b.arrive(bar, 0),
+    lambda b, place, bar, rng, own: b.wait(bar, 0, 0 if rng.random() < 0.7 else 1),
+    lambda b, place, bar, rng, own: b.do(placed.fence, kind="async"),
+    lambda b, place, bar, rng, own: b.do(placed.named_sync, number=1, threads=128),
+    lambda b, place, bar, rng, own: b.do(placed.named_sync, number=2, threads=256),
+    lambda b, place, bar, rng, own: b.do(placed.named_arrive, number=2, threads=256),
+    lambda b, place, bar, rng, own: b.store(b.parameters[1], b.constant(0, float32, (16,)),
+                                            (rng.randint(0, 3), 0), (1,)),
+    copied_in, copied_out,
+]  # fmt: skip
+
+
+def random_body(seed: int) -> Body:
+    """Two or three roles of a few random steps over one place and two barriers."""
+    rng = random.Random(seed)
+    b = PlacedBuilder("random", PARAMETERS)
+    place = b.allocate((2, 16), float32, "shared")
+    bars = [b.barrier("one", 1), b.barrier("both", rng.choice((1, 2)))]
+
+    def role(own: int) -> None:
+        for _ in range(rng.randint(1, 5)):
+            rng.choice(STEPS)(b, place, rng.choice(bars), rng, own)
+
+    for own in range(rng.choice((2, 2, 3))):
+        b.role(f"role{own}", 4, 0, lambda own=own: role(own))
+    return b.finish((1,))
+
+
+def test_random_roles_agree_with_the_interpreter() -> None:
+    """What the check lets pass, the interpreter runs in every order it tries."""
+    passed = 0
+    for seed in range(500):
+        body = random_body(seed)
+        if rules(body) - {"uninitialised"}:  # the interpreter reads what was not written
+            continue
+        passed += 1
+        for order in SEEDS:
+            run(body, order)
+    assert passed > 25
