@@ -562,3 +562,47 @@ $again:
         (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
         ("[%r1+128], 128", "[%r1+128], 124", (BarrierError, RaceError, UninitialisedError)),
     ], [y], **options)  # fmt: skip
+
+
+def test_reducing_into_a_peer() -> None:
+    y = np.zeros(64, np.uint32)
+    body = """
+	ld.param.u64 %d1, [p0];
+	mov.u32 %r0, %tid.x;
+	mov.u32 %r1, smem;
+	mov.u32 %r20, %cluster_ctarank;
+	xor.b32 %r21, %r20, 1;
+	shl.b32 %r2, %r0, 2;
+	add.u32 %r2, %r2, %r1;
+	mapa.shared::cluster.u32 %r8, %r1, %r21;
+	mad.lo.u32 %r4, %r20, 100, %r0;
+	st.shared.u32 [%r2], %r4;
+	mov.u32 %r5, 7;
+	st.shared.u32 [%r2+256], %r5;
+	fence.proxy.async.shared::cta;
+	setp.eq.u32 %p0, %r0, 0;
+	@!%p0 bra $made;
+	mbarrier.init.shared::cta.b64 [%r1+128], 1;
+	fence.mbarrier_init.release.cluster;
+	mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1+128], 128;
+$made:
+	barrier.cluster.arrive.aligned;
+	barrier.cluster.wait.aligned;
+	@!%p0 bra $again;
+	cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r8+256],
+		[%r1], 128, [%r8+128];
+$again:
+	mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1+128], 0;
+	@!%p1 bra $again;
+	ld.shared.u32 %r5, [%r2+256];
+	mad.lo.u32 %r7, %r20, 32, %r0;
+	mul.wide.u32 %d2, %r7, 4;
+	add.s64 %d2, %d2, %d1;
+	st.global.u32 [%d2], %r5;
+	barrier.cluster.arrive.aligned;
+	barrier.cluster.wait.aligned;
+"""
+    options: dict[str, Any] = {"shared": 512, "grid": (2,), "cluster": (2,)}
+    for policy in POLICIES:
+        run(body, [y], policy=policy, **options)
+        np.testing.assert_array_equal(y, [*range(107, 139), *range(7, 39)])

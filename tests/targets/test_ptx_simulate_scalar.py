@@ -109,27 +109,30 @@ def test_fma_is_rounded_once() -> None:
     np.testing.assert_array_equal(got, np.array([float(e) for e in exact]))
 
 
+@pytest.mark.parametrize("type_", ["f32", "f64"])
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
-def test_directed_rounding(mode: str) -> None:
-    a, b, c = (floats(64, seed)[16:] for seed in (2, 3, 4))
-    forms = [(f"{name}.{mode}.f32 {{d}}, {{0}}, {{1}}", "f32") for name in ("add", "mul")]
-    got = evaluate([*forms, (f"fma.{mode}.f32", "f32")], ["f32"] * 3, [a, b, c])
-    for result, exact in zip(got, (
-        [Fraction(float(x)) + Fraction(float(y)) for x, y in zip(a, b)],
-        [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a, b)],
-        [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c)],
-    )):  # fmt: skip
-        for value, wanted in zip(result, exact):
-            step = np.nextafter(value, np.float32(np.inf if value >= 0 else -np.inf))
-            low, high = sorted((value, step)) if mode == "rz" else (value, value)
-            if mode == "rz":
-                assert abs(Fraction(float(value))) <= abs(wanted) < abs(Fraction(float(step)))
-            elif mode == "rm":
-                up = np.nextafter(value, np.float32(np.inf))
-                assert Fraction(float(low)) <= wanted < Fraction(float(up))
+def test_directed_rounding(mode: str, type_: str) -> None:
+    dtype = NUMPY[type_]
+    a, b, c = (floats(64, seed)[16:].astype(dtype) / dtype(3) for seed in (2, 3, 4))
+    a, exact = np.abs(a), {}
+    for name in ("add", "mul", "div", "fma", "rcp", "sqrt"):
+        values = [[Fraction(float(v)) for v in row] for row in zip(a, b, c)]
+        exact[name] = [{"add": x + y, "mul": x * y, "div": x / y, "fma": x * y + z,
+                        "rcp": 1 / x, "sqrt": x}[name] for x, y, z in values]  # fmt: skip
+    inputs = {"fma": "{0}, {1}, {2}", "rcp": "{0}", "sqrt": "{0}"}
+    forms = [(f"{name}.{mode}.{type_} {{d}}, " + inputs.get(name, "{0}, {1}"), type_)
+             for name in exact]  # fmt: skip
+    got = evaluate(forms, [type_] * 3, [a, b, c])
+    for result, (name, wanted) in zip(got, exact.items()):
+        power = 2 if name == "sqrt" else 1
+        for value, target in zip(result, wanted):
+            down, up = (Fraction(float(np.nextafter(value, dtype(side)))) ** power
+                        for side in (-np.inf, np.inf))  # fmt: skip
+            here = Fraction(float(value)) ** power
+            if mode == "rp" or (mode == "rz" and value < 0):
+                assert down < target <= here, name
             else:
-                down = np.nextafter(value, np.float32(-np.inf))
-                assert Fraction(float(down)) < wanted <= Fraction(float(high))
+                assert here <= target < up, name
 
 
 def flushed(x: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from .simulate_errors import (
     OutOfBoundsError,
     SimulationError,
     TextError,
+    UninitialisedError,
 )
 from .simulate_machine import Cta, Waiting
 from .simulate_matrix import wait_engine
@@ -129,8 +130,8 @@ def shared_place(warp: Warp, address: int) -> tuple[Cta, int]:
 
 
 def landing(warp: Warp, i: Instruction, cta: Cta, barrier: Phases, chunk: Array, source: Any,
-            proxy: bool = True) -> None:  # fmt: skip
-    """Queue bytes that land in a CTA's shared memory and on its mbarrier."""
+            operation: str = "") -> None:  # fmt: skip
+    """Queue bytes that land in a CTA's shared memory and on its mbarrier, or are added there."""
     space, clock = cta.shared, warp.clock.copy()
     space.bounds(int(chunk.min()) * 16, int(chunk.max()) * 16 + 16)
     touch_peer(warp, cta)
@@ -139,10 +140,15 @@ def landing(warp: Warp, i: Instruction, cta: Cta, barrier: Phases, chunk: Array,
     def land() -> None:
         if cta.exited:
             raise ExitedPeerError(f"a copy lands in {cta.name} after its exit")
-        data = source()
+        data = source().reshape(-1, 16)
         epoch = barrier.phase + 1
-        space.note_write(warp.cluster, where, clock, barrier.agent, epoch, proxy=proxy)
-        chunks(space)[chunk] = data.reshape(-1, 16)
+        if operation and space.defined is not None and not space.defined[where].all():
+            raise UninitialisedError(f"{space.name} is added to where nothing was written")
+        space.note_write(warp.cluster, where, clock, barrier.agent, epoch, proxy=True,
+                         atomic=bool(operation))  # fmt: skip
+        if operation:
+            data = _combine(chunks(space)[chunk], data, operation, TYPES[i.words[-1]])
+        chunks(space)[chunk] = data
         if space.check:
             cta.remote[barrier.agent] = epoch
         barrier.update(None, 0, -data.size)
@@ -152,6 +158,7 @@ def landing(warp: Warp, i: Instruction, cta: Cta, barrier: Phases, chunk: Array,
 
 
 COUNTER = iter(range(1 << 62))
+OPERATIONS = ("add", "min", "max", "and", "or", "xor", "inc", "dec")
 
 
 def destinations(warp: Warp, into: int, mbarrier: int, mask: int | None) -> list[Any]:
@@ -219,8 +226,9 @@ def decode_tensor_load(d: Decoder, i: Instruction) -> Run:
 
 
 def decode_bulk_load(d: Decoder, i: Instruction) -> Run:
-    """cp.async.bulk to shared memory, from global or from this CTA's shared memory."""
+    """cp[.reduce].async.bulk to shared memory, from global or this CTA's shared memory."""
     inside = "shared::cta" in i.words
+    operation = next((w for w in i.words if w in OPERATIONS), "")
     into, source, mbarrier = d.address(i.operands[0]), d.address(i.operands[1]), \
         d.address(i.operands[3])  # fmt: skip
     size = d.read(i.operands[2], "u32")
@@ -241,7 +249,8 @@ def decode_bulk_load(d: Decoder, i: Instruction) -> Run:
                     space.note_read(warp.cluster, index, warp.clock, barrier.agent,
                                     barrier.phase + 1, proxy=True)  # fmt: skip
                 chunk = swizzled(place, bytes_, 0)
-                landing(warp, i, cta, barrier, chunk, lambda s=space, x=index: s.data[x].copy())
+                landing(warp, i, cta, barrier, chunk, lambda s=space, x=index: s.data[x].copy(),
+                        operation)  # fmt: skip
 
     return run
 
@@ -295,12 +304,14 @@ def _combine(old: Array, new: Array, operation: str, dtype: np.dtype[Any]) -> Ar
         total = (x.astype(np.float64) + y.astype(np.float64)).astype(dtype)
     else:
         function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                    "or": np.bitwise_or, "xor": np.bitwise_xor}[operation]  # fmt: skip
+                    "or": np.bitwise_or, "xor": np.bitwise_xor,
+                    "inc": lambda old, most: np.where(old >= most, 0, old + 1),
+                    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - 1),
+                    }[operation]  # fmt: skip
         total = function(x, y).astype(dtype)
     return np.ascontiguousarray(total).view(np.uint8).reshape(old.shape)
 
 
-OPERATIONS = ("add", "min", "max", "and", "or", "xor")
 
 
 def bulk_store(warp: Warp, i: Instruction, lane: int, chunk: Array, space: Space, index: Array,
@@ -423,6 +434,4 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
         return decode_bulk_group(d, i)
     if "bulk_group" in words:
         return decode_tensor_store(d, i) if "tensor" in words else decode_bulk_store(d, i)
-    if "reduce" in words:
-        return None
     return decode_tensor_load(d, i) if "tensor" in words else decode_bulk_load(d, i)

@@ -75,6 +75,7 @@ class Named:
         """Complete the phase if all have come."""
         if self.arrived and self.arrived >= self.wanted():
             self.seen[self.generation] = (self.coming, self.votes, self.every, self.some)
+            self.seen.pop(self.generation - 16, None)  # nobody waits for that any more
             self.generation += 1
             self.arrived, self.coming, self.came = 0, nothing(), set()
             self.votes, self.every, self.some = 0, True, False

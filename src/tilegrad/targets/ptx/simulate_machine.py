@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .simulate_barrier import Named, Phases
     from .simulate_memory import Space
 
-AGENTS = 1024
+AGENTS = 2048
 Clock = Array
 
 

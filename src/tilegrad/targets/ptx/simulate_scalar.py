@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from .simulate_errors import TextError
+from .simulate_rounding import directed
 from .simulate_text import Instruction
 from .simulate_values import (
     BF16,
@@ -29,6 +30,7 @@ from .simulate_values import (
     Run,
     exact_fma64,
     flush,
+    fma32,
     odd_sum,
     rounded,
 )
@@ -75,6 +77,17 @@ def wide(value: Array) -> Array:
 # ---- floats ---------------------------------------------------------------------------------
 
 
+def _direction(words: list[str]) -> str:
+    return next((m for m in MODES[1:] if m in words), "")
+
+
+def _directed(name: str, type_: str, words: list[str]) -> Function:
+    """Arithmetic with a directed rounding."""
+    exact, finish = directed(name, type_, _direction(words)), _finish(type_, words)
+    ftz = "ftz" in words and type_ == "f32"
+    return lambda *values: finish(wide(exact(*[flush(v) if ftz else v for v in values])))
+
+
 def _finish(type_: str, words: list[str]) -> Function:
     """Rounding, flushing and saturation of an exact or odd-rounded float64 result."""
     mode = next((m for m in MODES if m in words), "rn")
@@ -97,11 +110,10 @@ def _finish(type_: str, words: list[str]) -> Function:
 
 def _float_binary(name: str, type_: str, words: list[str]) -> Function:
     finish, ftz = _finish(type_, words), "ftz" in words and type_ == "f32"
-    directed = any(m in words for m in MODES[1:])
-    if type_ in ("f32", "f64") and not directed and not ({"ftz", "sat"} & set(words)):
+    if _direction(words):
+        return _directed(name, type_, words)
+    if type_ in ("f32", "f64") and not ({"ftz", "sat"} & set(words)):
         return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[name]
-    if directed and (type_ == "f64" or name == "div"):
-        raise TextError(f"{name} of {type_} with a directed rounding")
 
     def run(a: Array, b: Array) -> Array:
         if ftz:
@@ -118,10 +130,12 @@ def _float_binary(name: str, type_: str, words: list[str]) -> Function:
 
 def _fma(type_: str, words: list[str]) -> Function:
     finish, ftz = _finish(type_, words), "ftz" in words and type_ == "f32"
+    if _direction(words):
+        return _directed("fma", type_, words)
     if type_ == "f64":
-        if any(m in words for m in MODES[1:]):
-            raise TextError("fma of f64 with a directed rounding")
         return exact_fma64
+    if type_ == "f32" and not {"ftz", "sat"} & set(words):
+        return fma32
 
     def run(a: Array, b: Array, c: Array) -> Array:
         if ftz:
@@ -157,8 +171,8 @@ UNARY: dict[str, Function] = {
 def _float_unary(name: str, type_: str, words: list[str]) -> Function:
     function, finish = UNARY[name], _finish(type_, words)
     ftz = "ftz" in words and type_ == "f32"
-    if any(m in words for m in MODES[1:]):
-        raise TextError(f"{name} with a directed rounding")
+    if _direction(words):
+        return _directed(name, type_, words)
     if type_ == "f32" and name in ("rcp", "sqrt"):
         exact: Function = np.sqrt if name == "sqrt" else (lambda x: np.float32(1) / x)
         return lambda a: finish(wide(exact(flush(a) if ftz else a)))

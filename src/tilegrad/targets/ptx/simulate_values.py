@@ -259,6 +259,16 @@ def flush(value: Array) -> Array:
     return np.where(tiny, np.copysign(np.float32(0), value), value)
 
 
+def fma32(a: Array, b: Array, c: Array) -> Array:
+    """fma of float32: through float64 where that cannot round twice, else through an odd sum."""
+    total = np.multiply(a, b, dtype=np.float64) + c
+    tie = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+    tie |= (np.abs(total) < 2.0**-125) & (total != 0)
+    if tie.any():
+        total = odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
+    return total.astype(np.float32)
+
+
 def exact_fma64(a: Array, b: Array, c: Array) -> Array:
     """fma of float64, lane by lane in fractions."""
     result = a * b + c
