@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 SUCCESS = 0
+ENCODER = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 12)
 
 
 class Names:
@@ -75,7 +76,9 @@ class FakeCuda:
         self.capturing: list[Any] | None = None
         self.graphs: dict[int, list[Any]] = {}
         self.failing: dict[str, int] = {}  # function -> the status of its next call
-        self.addresses: dict[bytes, int] = {}  # of functions asked for by name
+        self._encoder = ENCODER(lambda *_: 0)  # makes maps of zeros
+        address = ctypes.cast(self._encoder, ctypes.c_void_p).value or 0
+        self.addresses = {b"cuTensorMapEncodeTiled": address}  # of functions asked for by name
         self.next_handle = 1000
 
     # ---- what the tests look at -----------------------------------------------------------
@@ -91,6 +94,13 @@ class FakeCuda:
     def held(self) -> int:
         """Bytes allocated from the driver."""
         return sum(len(m) for m in self.memory.values())
+
+    def room(self, pointer: int) -> int:
+        """Bytes from an address to the end of the memory it is in."""
+        for start, memory in self.memory.items():
+            if start <= pointer < start + len(memory):
+                return start + len(memory) - pointer
+        return 0
 
     # ---- machinery ------------------------------------------------------------------------
 
