@@ -69,30 +69,53 @@ class Case:
         return float((self.y[number].float() - wanted).norm() / wanted.norm())
 
 
+def turned_plans(m: int, n: int) -> Iterator[tuple[str, WidePlan, bool]]:
+    """Weights as rows, few tokens as columns."""
+    space = itertools.product((64, 128, 256), (64, 128, 256), (1, 2, 3, 4), ((0, 0), (1, 1), (1, 0)))
+    for rows, depth, split, (dependent, early) in space:
+        wide = max(8 * split, -(-m // (8 * split)) * 8 * split)
+        tiles = -(-n // rows)
+        if (wide > 64 and rows == 64) or tiles < 20 or (tiles > 132 and split > 1):
+            continue
+        if split > 1 and tiles * split > 132 or (tiles * split < 60 and split < 4):
+            continue
+        staged = wide // split if split > 1 else min(64, wide)
+        if wide % (staged * split):
+            continue
+        partial = rows * wide * 4 if split > 1 else 0
+        stage = (rows + wide) * 2 * depth
+        stages = min(24, (ROOM - rows // 64 * 2 * staged * 128 - partial) // stage)
+        if stages < 3:
+            continue
+        programs = tiles * split if split > 1 else min(132, tiles)
+        yield (f"turned {rows}x{wide}x{depth} s{stages} p{programs} k{split} d{dependent} e{early}",
+               WidePlan((rows, wide, depth), stages, programs, 1, staged, 1, split,
+                        bool(dependent), bool(early)), True)  # fmt: skip
+
+
 def plans(m: int, n: int, k: int) -> Iterator[tuple[str, WidePlan, bool]]:
     """A small space of Plans for a case."""
     if m <= 128:
-        wide = max(8, -(-m // 8) * 8)
-        for rows, cluster, dependent in itertools.product((64, 128), (1, 2, 4), (False, True)):
-            if (wide > 64 and rows == 64) or (cluster > 1 and wide < 8 * cluster):
+        yield from turned_plans(m, n)
+    if m > 64:
+        wides = (256, 224, 192, 160, 144, 128, 112, 96) if m < 2048 else (256, 224, 192)
+        for tn, cluster, split in itertools.product(wides, (1, 2), (1, 2, 3, 4, 6)):
+            tm = 128
+            if (cluster > 1 and split > 1) or tn % (8 * split):
                 continue
-            tiles = -(-n // rows)
-            staged = min(64, wide)
-            room = ROOM - rows // 64 * 2 * staged * 128
-            stages = min(24, room // ((rows + wide) * 128))
-            programs = min(132, tiles)
-            yield (f"turned {rows}x{wide} s{stages} p{programs} c{cluster} d{dependent:d}",
-                   WidePlan((rows, wide, 64), stages, programs, 1, staged, cluster, dependent),
-                   True)  # fmt: skip
-    if m > 32:
-        shapes = ((128, 256), (128, 192), (128, 128), (64, 256))
-        for (tm, tn), cluster in itertools.product(shapes, (1, 2)):
-            stages = min(8, (ROOM - tm // 64 * 2 * 64 * 64 * 2) // ((tm + tn) * 128))
+            staged = (64 if tn % 64 == 0 else 32 if tn % 32 == 0 else 16) if split == 1 else (
+                tn // split)  # fmt: skip
+            partial = tm * tn * 4 if split > 1 else 0
+            room = ROOM - tm // 64 * 2 * 64 * staged * 2 - partial
+            stages = min(8, room // ((tm + tn) * 128))
             tiles = -(-m // (tm * cluster)) * cluster * -(-n // tn)
-            for group in (8,) if m < 2048 else (4, 8, 16):
-                yield (f"{tm}x{tn} s{stages} g{group} c{cluster} d1",
-                       WidePlan((tm, tn, 64), stages, min(132, tiles), group, 64, cluster, True),
-                       False)  # fmt: skip
+            if (split > 1 and not 60 < tiles * split <= 132) or stages < 3:
+                continue
+            programs = tiles * split if split > 1 else min(132, tiles)
+            for group in (8,) if m < 2048 else (8, 16):
+                yield (f"{tm}x{tn} s{stages} p{programs} g{group} c{cluster} k{split} d1",
+                       WidePlan((tm, tn, 64), stages, programs, group, staged, cluster, split,
+                                True), False)  # fmt: skip
 
 
 def sweep(bench: Bench, names: list[str], sizes: list[int]) -> None:

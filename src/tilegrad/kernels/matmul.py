@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.dtype import DType, float32
+from ..core.dtype import DType, bool_, float32
 from ..ir.node import Node
 from ..ir.symbol import (
     Size,
@@ -44,8 +44,11 @@ class WidePlan:
     programs: int = 132
     group: int = 8  # rows of tiles that are walked together
     staged: int = 64  # columns of a piece of the result on its way out
-    cluster: int = 1  # programs with neighbouring rows that share what they read of b
+    cluster: int = 1  # programs with neighbouring tiles that share what they read
+    across: bool = False  # neighbours along n, who share a; else along m, who share b
+    split: int = 1  # programs that share a tile, each with a part of k; one tile each
     dependent: bool = False  # waits for the launch before it by itself
+    early: bool = True  # lets the next launch begin at its own start, not at its end
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,10 @@ class WideMatmul:
         ])  # fmt: skip
         tm, tn, tk = plan.tile
         self.halves = tm // 64
-        self.steps = ceil_divide(x.k, tk)
-        self.tiles_m, self.tiles_n = ceil_divide(x.m, tm * plan.cluster), ceil_divide(x.n, tn)
+        self.steps = ceil_divide(ceil_divide(x.k, tk), plan.split)  # of one program
+        near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
+        self.tiles_m = ceil_divide(x.m, tm * near_m)  # counted in what a cluster takes at once
+        self.tiles_n = ceil_divide(x.n, tn * near_n)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
     def build(self) -> Body:
@@ -103,15 +108,21 @@ class WideMatmul:
         layout = swizzle_of(piece[1], x.result)
         self.staged = b.allocate((self.halves, 2, *piece), x.result, "shared", layout)
         self.full = b.barrier("full", 1, stages)
+        if plan.split > 1:
+            shape = (self.halves, plan.split, 64, tn // plan.split)
+            self.partial = b.allocate(shape, float32, "shared")
+            self.gathered = b.barrier("gathered", plan.split, self.halves)
         self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
         program = b.program(0, plan.programs)
-        self.rank = b.cluster_rank(plan.cluster) if plan.cluster > 1 else 0
-        self.program, self.walkers = program // plan.cluster, plan.programs // plan.cluster
-        few, registers = {1: (0, 0), 2: (40, 232), 3: (32, 160)}[self.halves]
+        together = plan.cluster * plan.split
+        rank = b.cluster_rank(together) if together > 1 else 0
+        self.near, self.share = rank % plan.cluster, rank // plan.cluster  # which tile, part of k
+        self.program, self.walkers = program // together, plan.programs // together
+        few, registers = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (0, 0)}[self.halves]
         b.role("producer", 4, few, self.producer)
         for own in range(self.halves):
             b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
-        notes = {"cluster": (plan.cluster,)} if plan.cluster > 1 else {}
+        notes = {"cluster": (together,)} if together > 1 else {}
         return b.finish((plan.programs,), plan=plan, **notes)
 
     # ---- which tile, which stage ------------------------------------------------------------
@@ -129,8 +140,12 @@ class WideMatmul:
         rows = maximum(minimum(combine(self.tiles_m, first, -1), group), 1)
         within = modulo(rest, wide)
         row = combine(first, modulo(within, rows), 1)
-        row = combine(multiply(row, self.plan.cluster), self.rank, 1)
-        return batch, multiply(row, tm), multiply(floor_divide(within, rows), tn)
+        column = floor_divide(within, rows)
+        if self.plan.across:
+            column = combine(multiply(column, self.plan.cluster), self.near, 1)
+        else:
+            row = combine(multiply(row, self.plan.cluster), self.near, 1)
+        return batch, multiply(row, tm), multiply(column, tn)
 
     def turn(self, before: Size, step: Size) -> tuple[Size, Size]:
         """(stage, lap) of a step of a tile; `before` steps were those of earlier tiles."""
@@ -210,48 +225,74 @@ class WideMatmul:
         tm, tn, tk = self.plan.tile
         return (tm + tn) * tk * self.x.dtype.size
 
+    def place_of(self, step: Size) -> Size:
+        """Where along k a step of this program lies."""
+        if self.plan.split > 1:
+            step = combine(multiply(self.share, self.steps), step, 1)
+        return multiply(step, self.plan.tile[2])
+
     def fill_left(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
-        """A tile of a, 64 rows a copy."""
-        b, x = self.b, self.x
+        """A tile of a, 64 rows a copy; shared along n, each program brings some for all."""
+        b, x, plan = self.b, self.x, self.plan
         batch, row, _ = where
         lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
-        k = multiply(step, self.plan.tile[2])
-        for own in range(self.halves):
-            at = combine(row, 64 * own, 1)
-            index = (at, k) if x.a_along_k else (k, at)
-            b.copy_async(self.left, (stage, own), b.parameters[0], (*lead, *index), axes,
-                         self.full, stage)  # fmt: skip
+        k = self.place_of(step)
+        shared = plan.across and plan.cluster > 1
+        for own in range(self.halves // plan.cluster if shared else self.halves):
+            half: Size = own
+            if shared:
+                half = combine(multiply(self.near, self.halves // plan.cluster), own, 1)
+            at = combine(row, multiply(half, 64), 1)
+            index = (*lead, *((at, k) if x.a_along_k else (k, at)))
+            if shared:
+                rows = (0, self.left.type.shape[2])  # type: ignore[union-attr]
+                b.copy_multicast(self.left, (stage, half), rows, b.parameters[0], index, axes,
+                                 self.full, stage, self.mask, self.first)  # fmt: skip
+            else:
+                b.copy_async(self.left, (stage, half), b.parameters[0], index, axes, self.full,
+                             stage)  # fmt: skip
 
     def fill_right(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
-        """A tile of b; in a cluster each program brings a share of its rows for all."""
-        b, x, cluster = self.b, self.x, self.plan.cluster
+        """A tile of b; shared along m, each program brings some of its rows for all."""
+        b, x, plan = self.b, self.x, self.plan
         batch, _, column = where
         lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
-        k = multiply(step, self.plan.tile[2])
+        k = self.place_of(step)
         index = (column, k) if x.b_along_k else (k, column)
         weight = b.parameters[1]
-        if cluster == 1:
+        if plan.cluster == 1 or plan.across:
             b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full, stage)
             return
-        rows = self.right.type.shape[1] // cluster  # type: ignore[union-attr]
-        first = multiply(self.rank, rows)
+        rows = self.right.type.shape[1] // plan.cluster  # type: ignore[union-attr]
+        first = multiply(self.near, rows)
         index = (combine(index[0], first, 1), index[1])
         b.copy_multicast(self.right, (stage,), (first, rows), weight, (*lead, *index), axes,
-                         self.full, stage, (1 << cluster) - 1)  # fmt: skip
+                         self.full, stage, self.mask, self.first)  # fmt: skip
+
+    @property
+    def mask(self) -> int:
+        """The programs that share what is read, as bits from `first` on."""
+        return (1 << self.plan.cluster) - 1
+
+    @property
+    def first(self) -> Size:
+        """The rank of the first program that shares what this one reads."""
+        return multiply(self.share, self.plan.cluster)
 
     def release(self, stage: Size) -> None:
         """Give a stage back to every program that fills it."""
         if self.plan.cluster == 1:
             self.b.arrive(self.empty, stage)
-        for rank in range(self.plan.cluster) if self.plan.cluster > 1 else ():
-            self.b.arrive_remote(self.empty, stage, rank)
+        for near in range(self.plan.cluster) if self.plan.cluster > 1 else ():
+            self.b.arrive_remote(self.empty, stage, combine(self.first, near, 1))
 
     def consumer(self, own: int) -> None:
         """Multiply 64 rows of every tile, and write them out."""
         b, plan, x = self.b, self.plan, self.x
         if plan.dependent:
             b.do(placed.grid_dependency_wait)
-            b.do(placed.grid_launch_dependents)
+            if plan.early:
+                b.do(placed.grid_launch_dependents)
         total = b.register_tile((64, plan.tile[1]), float32)
 
         def tile(count: Size, number: Size) -> None:
@@ -275,37 +316,72 @@ class WideMatmul:
             self.write(own, count, number, total)
 
         self.for_tiles(tile)
+        if plan.dependent and not plan.early:
+            b.do(placed.grid_launch_dependents)
         b.do(placed.wait_copies, pending=0)
 
     def write(self, own: int, count: Size, number: Size, total: Node) -> None:
         """Piece by piece: epilogue, cast, stage (two places in turn), copy out."""
-        b, plan, x = self.b, self.plan, self.x
+        b, plan = self.b, self.plan
         batch, row, column = self.held_corner(number)
         row = combine(row, 64 * own, 1)
         sums = b.read(total)
-        wide = plan.staged
-        lead = () if x.batch == 1 else (batch,)
-        axes = (0, 1) if x.batch == 1 else (1, 2)
-        pieces = plan.tile[1] // wide
-        for turn, start in enumerate(range(0, plan.tile[1], wide)):
+        wide, tn = plan.staged, plan.tile[1]
+        if plan.split > 1:
+            tn //= plan.split
+            sums = self.gather(own, sums, tn)
+            column = combine(column, multiply(self.share, tn), 1)
+        pieces = tn // wide
+        for turn, start in enumerate(range(0, tn, wide)):
             place = (own, modulo(combine(multiply(count, pieces), turn, 1), 2))
             piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
-            rows = self.positions(64, row, (64, 1))
-            columns = self.positions(wide, combine(column, start, 1), (1, wide))
-            inputs = [piece, rows, columns]
-            if x.batch != 1:
-                inputs.append(b.index(batch))
-            value = b.hole("epilogue", Tile((64, wide), float32), *inputs)
-            value = b.cast(value, x.result)
-            index = (row, combine(column, start, 1))
-            if x.turned:
-                value, index = b.add(ops.transpose(value, order=(1, 0))), index[::-1]
-            b.do(placed.wait_copies, pending=1)
-            b.write(self.staged, value, *place)
-            b.do(placed.fence, kind="async")
-            b.do(placed.named_sync, number=own, threads=128)
-            b.copy_store(b.parameters[2], (*lead, *index), axes, self.staged, place)
-            b.do(placed.commit_copies)
+            self.write_piece(piece, batch, row, combine(column, start, 1), place)
+
+    def gather(self, own: int, sums: Node, wide: int) -> Node:
+        """Every program that shares the tile gives each its columns; sums go by part of k."""
+        b, split = self.b, self.plan.split
+
+        def rank(share: int) -> Size:
+            return combine(self.near, share * self.plan.cluster, 1)
+
+        for share in range(split):
+            piece = b.add(ops.part(sums, start=(0, share * wide), shape=(64, wide)))
+            b.write_remote(self.partial, piece, rank(share), own, self.share)
+        b.do(placed.fence, kind="cluster")
+        for share in range(split):
+            b.arrive_remote(self.gathered, own, rank(share))
+        b.wait(self.gathered, own, 0)
+        b.do(placed.fence, kind="cluster")
+        total = b.read(self.partial, own, 0)
+        for share in range(1, split):
+            total = b.apply("add", total, b.read(self.partial, own, share))
+        # never taken: it says that the sums are held as the accumulator is
+        never = b.constant(False, bool_, (64, wide))
+        return b.apply("where", never, b.add(ops.part(sums, start=(0, 0), shape=(64, wide))), total)
+
+    def write_piece(
+        self, piece: Node, batch: Size, row: Size, column: Size, place: tuple[Size, Size]
+    ) -> None:
+        """One piece of a result on its way out."""
+        b, plan, x = self.b, self.plan, self.x
+        lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
+        inputs = [piece, self.positions(64, row, (64, 1)),
+                  self.positions(plan.staged, column, (1, plan.staged))]  # fmt: skip
+        if x.batch != 1:
+            inputs.append(b.index(batch))
+        value = b.hole("epilogue", Tile((64, plan.staged), float32), *inputs)
+        value = b.cast(value, x.result)
+        index = (row, column)
+        if x.turned:
+            value, index = b.add(ops.transpose(value, order=(1, 0))), index[::-1]
+        b.do(placed.wait_copies, pending=1)
+        b.write(self.staged, value, *place)
+        b.do(placed.fence, kind="async")
+        own = place[0]
+        assert isinstance(own, int)
+        b.do(placed.named_sync, number=own, threads=128)
+        b.copy_store(b.parameters[2], (*lead, *index), axes, self.staged, place)
+        b.do(placed.commit_copies)
 
     def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:
         """start, start + 1, ... as a column or a row."""
@@ -317,5 +393,7 @@ class WideMatmul:
 
 
 def swizzle_of(columns: int, dtype: DType) -> str:
-    """The swizzle whose span is one row of so many columns."""
-    return f"swizzle{min(128, columns * dtype.size)}"
+    """The swizzle whose span is one row (or a part) of so many columns; '' for none."""
+    bytes_ = columns * dtype.size
+    fits = [span for span in (128, 64, 32) if bytes_ % span == 0]
+    return f"swizzle{fits[0]}" if fits and bytes_ & (bytes_ - 1) == 0 else ""

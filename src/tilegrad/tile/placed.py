@@ -148,14 +148,15 @@ def _copy_multicast(place: Node, memory: Node, barrier_: Node, stage: Node, *ind
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:  # type: ignore[operator]
         raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
     return _boxed("copy_multicast", changed(into, shape=(*into.shape[: -len(shape)], *shape)),
-                  source, shape, axes, len(index) - 1)  # fmt: skip
+                  source, shape, axes, len(index) - 2)  # fmt: skip
 
 
 copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "axes", "mask"),
                     effect=True, group="copy",
                     meaning="copy_async of some rows of a place, to the same place of every program "
                     "of the cluster whose bit of the mask is set, its bytes landing on the same "
-                    "barrier there; the last input is the first row")  # fmt: skip
+                    "barrier there; the last inputs are the first row, and the rank that bit 0 of "
+                    "the mask stands for")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
 wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
@@ -292,10 +293,11 @@ class PlacedBuilder(BodyBuilder):
     def copy_multicast(
         self, place: Node, at: Sequence[Size], rows: tuple[Size, int], memory: Node,
         index: Sequence[Size], axes: tuple[int, ...], barrier_: Node, stage: Size, mask: int,
+        first: Size = 0,
     ) -> None:  # fmt: skip
         """Copy `rows` (first, count) of a place to all programs of the cluster in a mask."""
         shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
-        scalars = [self.index(i) for i in (*index, *at, rows[0])]
+        scalars = [self.index(i) for i in (*index, *at, rows[0], first)]
         self.add(copy_multicast(place, memory, barrier_, self.index(stage), *scalars,
                                 shape=shape, axes=axes, mask=mask))  # fmt: skip
 

@@ -105,11 +105,25 @@ class PlacedEmitter(ShapeEmitter):
             self.write_run(where, "st.shared", place.dtype, registers[start : start + count],
                            owner)  # fmt: skip
 
-    def lead_address(self, place: Node, index: tuple[Node, ...] | list[Node]) -> str:
-        """The shared address of a place at its leading index."""
+    def emit_write_remote(self, node: Node) -> None:
+        place, value, rank = node.inputs[:3]
+        if SWIZZLES[place.type.layout]:  # type: ignore[union-attr]
+            raise InternalError("ptx.emit", "a remote place is not swizzled")
+        spread = self.spread_of(value)
+        registers, owner = self.get(value, spread), self.owner(spread)
+        remote = self.w.value("b32", "mapa.shared::cluster.u32", self.pointers[place],
+                              self.index32(rank))  # fmt: skip
+        for where, start, count in self.place_runs(place, node.inputs[3:], spread, remote):
+            self.write_run(where, "st.shared::cluster", place.dtype,
+                           registers[start : start + count], owner)  # fmt: skip
+
+    def lead_address(
+        self, place: Node, index: tuple[Node, ...] | list[Node], start: str = ""
+    ) -> str:
+        """The shared address of a place (beginning at `start`) at its leading index."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        address = self.pointers[place]
+        address = start or self.pointers[place]
         for node, stride in zip(index, type_.element_strides()):
             low, high = self.bounds.range(node)
             if low == high == 0:
@@ -120,12 +134,12 @@ class PlacedEmitter(ShapeEmitter):
         return address
 
     def place_runs(
-        self, place: Node, index: tuple[Node, ...], spread: Spread
+        self, place: Node, index: tuple[Node, ...], spread: Spread, start: str = ""
     ) -> list[tuple[str, int, int]]:
         """(address, first register, count) of the runs of a Tile in a shared place."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        base = self.lead_address(place, index)
+        base = self.lead_address(place, index, start)
         swizzle, size = SWIZZLES[type_.layout], type_.dtype.size
         if not swizzle:
             steps = list(type_.element_strides()[len(index) :])
@@ -167,7 +181,7 @@ class PlacedEmitter(ShapeEmitter):
         """Whether a Tile can be stored by stmatrix."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        return (SWIZZLES[type_.layout] == 128 and type_.dtype.size == 2 and len(spread.shape) == 2
+        return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2 and len(spread.shape) == 2
                 and spread.shape[1] % 16 == 0 and spread.shape[0] % (16 * self.threads // 32) == 0
                 and self.threads % 128 == 0
                 and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
@@ -182,11 +196,14 @@ class PlacedEmitter(ShapeEmitter):
         warp, lane = w.value("b32", "shr.u32", self.thread, "5"), self.bits(0, 5)
         low = w.value("b32", "and.b32", lane, "15")
         row = w.value("b32", "mad.lo.s32", warp, "16", low)
+        span = SWIZZLES[place.type.layout]  # type: ignore[union-attr]
         turn = w.value("b32", "and.b32", lane, "7")
+        if span == 64:
+            turn = w.value("b32", "bfe.u32", lane, "1", "2")
         half = w.value("b32", "shr.u32", lane, "4")
-        start = w.value("b32", "mad.lo.s32", row, "128", base)
+        start = w.value("b32", "mad.lo.s32", row, str(span), base)
         chunks = []
-        for j in range(4):
+        for j in range(span // 32):
             chunk = w.value("b32", "add.s32", half, str(2 * j))
             chunk = w.value("b32", "xor.b32", chunk, turn)
             chunks.append(w.value("b32", "mad.lo.s32", chunk, "16", start))
@@ -196,8 +213,9 @@ class PlacedEmitter(ShapeEmitter):
                 first = block * per_block + 8 * j
                 words = [self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
                          for i in range(4)]  # fmt: skip
-                offset = (j // 4) * rows * 128 + block * (self.threads // 2) * 128
-                w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", f"[{chunks[j % 4]}+{offset}]",
+                offset = (j // len(chunks)) * rows * span + block * (self.threads // 2) * span
+                where = f"[{chunks[j % len(chunks)]}+{offset}]"
+                w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where,
                       "{" + ", ".join(words) + "}")  # fmt: skip
 
     # ---- barriers -------------------------------------------------------------------------
@@ -320,7 +338,8 @@ class PlacedEmitter(ShapeEmitter):
     def emit_copy_multicast(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
         rank = len(memory.type.shape)  # type: ignore[union-attr]
-        index, lead, row = node.inputs[4 : 4 + rank], node.inputs[4 + rank : -1], node.inputs[-1]
+        index, lead = node.inputs[4 : 4 + rank], node.inputs[4 + rank : -2]
+        row, first = node.inputs[-2:]
         type_ = place.type
         assert isinstance(type_, Memory)
         box, count, _ = self.boxes(type_, node.attrs["shape"])
@@ -332,7 +351,9 @@ class PlacedEmitter(ShapeEmitter):
         landing = self.barrier_address(barrier, stage)
         form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes.multicast::cluster")  # fmt: skip
-        mask = self.w.value("b16", "mov.b16", str(node.attrs["mask"]))
+        mask = self.w.value("b32", "mov.b32", str(node.attrs["mask"]))
+        mask = self.w.value("b32", "shl.b32", mask, self.index32(first))
+        mask = self.w.value("b16", "cvt.u16.u32", mask)
         for i in range(count):
             where = self.coordinates(index, i * box[-1])
             self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
