@@ -62,13 +62,12 @@ def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
 
 
 def fitted(body: Body, target: Target) -> Body:
-    """The Body for a Target, verified."""
+    """A Body of its own for a Target (later stages leave notes in it), verified."""
     level = body.notes.get("level", "portable")
-    if level == "portable":
-        new = legalize(body, target)
-        if new is not body:
-            prune(new.block, set())
-        body = new
+    new = legalize(body, target) if level == "portable" else body
+    if new is not body:
+        prune(new.block, set())
+    body = Body(new.name, new.block, new.grid, dict(new.notes))
     if config().verify:
         verify_body(body, level, target, where="schedule.call")
     return body
