@@ -314,9 +314,22 @@ def test_long_rows_are_walked_once_or_twice() -> None:
     (body,) = bodies(loss, ((512, 128256), dtypes.bfloat16))
     walked = [n for n in body.block.nodes if n.op.name == "loop"]
     assert len(walked) == 2  # one walk: four tiles a turn, then single ones
+    assert count(body, "allocate") == 0
+
+
+def test_long_rows_are_kept_in_shared_memory() -> None:
+    """What softmax reads again of a row comes from memory only where shared memory is full."""
     (body,) = bodies(lambda x: softmax(build.cast(x, dtypes.float32), 1),
                      ((512, 128256), dtypes.bfloat16))  # fmt: skip
-    assert len([n for n in body.block.nodes if n.op.name == "loop"]) == 3
+    (place,) = (n for n in body.block.nodes if n.op.name == "allocate")
+    kept = place.type.shape[0]
+    assert place.type.scope == "shared" and 0.75 * 128256 < kept < 128256
+    assert kept * 2 < H200.memories["shared"].bytes and body.notes["warps"] == 32
+    loops = [n for n in body.block.nodes if n.op.name == "loop"]
+    again = [n for n in loops if not n.inputs[2:]]  # the walk that writes
+    sources = [{i.inputs[0].type.scope for i in n.blocks[0].nodes if i.op.name == "load"}
+               for n in again]  # fmt: skip
+    assert {"shared"} in sources
 
 
 def test_column_sums_are_two_launches() -> None:

@@ -1,0 +1,405 @@
+"""Long rows: a program walks its row once for each stage that needs all of the one before.
+
+A sum of exp(x - max) joins the walk that finds the max (`Online`): softmax needs two walks, a
+logsumexp one. What a later walk reads again is kept in shared memory on the first, as much of the
+row as fits there (`Kept`), so that only the rest comes from memory a second time.
+
+Invariant: a row's sums are added in an order that depends on shapes and the Target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.dtype import float32, int64
+from ...graph import ops
+from ...ir.node import Node
+from ...ir.symbol import (
+    Expr,
+    Size,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    loop_index,
+    low,
+    modulo,
+    multiply,
+    named,
+    substitute,
+)  # fmt: skip
+from ...ir.types import row_major
+from ...tile import ops as tile_ops
+from ...tile.build import Body
+from ..access import MOVEMENT, Index, unravel
+from ..evaluate import ravel_strides, wide
+from ..space import COMBINE, KINDS, identity, reduce_index
+from .space import WARP, Roles, ThreadSpace, plain_reads
+
+FINITE, FINITE_WIDE = 3e38, 1.7e308  # for an infinite largest: exp gives 0 or inf, not nan
+FAR_OFF = 1 << 62  # no place: above every index
+SPARE = 16 << 10  # bytes of shared memory that are left to reductions
+
+Part = tuple[Node, Node, "Node | None"]  # of a tile: values, their places, a mask
+
+
+@dataclass
+class Online:
+    """A sum of exp(x - shift), found in the same walk as `largest`, on which the shift rests."""
+
+    total: Node
+    largest: Node
+    x: Node
+    shift: Node
+
+
+@dataclass
+class Walk:
+    """One walk over a row: what it reduces and writes, and the linear pieces it is made of."""
+
+    row: Size
+    inner: Size
+    reduces: Sequence[Node]
+    writes: Sequence[Node] = ()
+    online: Sequence[Online] = ()
+    tiles: int = 4  # taken in one turn
+
+
+@dataclass
+class Kept:
+    """Reads that shared memory holds: the first `size` elements of a row."""
+
+    size: int = 0
+    lane: Expr | None = None  # the atom that stands for the lane in `places`
+    places: dict[tuple[Node, Index], Node] = field(default_factory=dict)
+    filled: bool = False
+
+    def at(self, lane: Size) -> list[tuple[Node, Index, Node]]:
+        """The reads at a lane, with their places."""
+        assert self.lane is not None
+        moved = {self.lane: lane}
+        return [(n, tuple(substitute(i, moved) for i in index), place)
+                for (n, index), place in self.places.items()]  # fmt: skip
+
+
+class ThreadSweep(ThreadSpace):
+    """Walks over long rows, and the accumulators of reductions."""
+
+    def stages(self) -> int:
+        """Levels of reductions."""
+        return max(self.levels[v] for v in self.reduces)
+
+    # ---- walks ----------------------------------------------------------------------------
+
+    def swept(self, rows: Size, columns: Size) -> list[tuple[Body, Roles]]:
+        """One row a program, one loop over it a stage."""
+        self.begin(self.name)
+        row = self.b.program(0, rows)
+        self.use_threads(16)
+        walks = self.walks(row)
+        kept = self.plan_kept(walks)
+        for stage, walk in walks:
+            if walk.reduces or walk.writes:
+                values = self.start_walk(walk)
+                if kept.size:
+                    values = self.sweep(walk, 0, kept.size, values, kept)
+                    kept.filled = True
+                values = self.sweep(walk, kept.size, columns, values)
+                self.finish_walk(walk, values)
+            self.row_results(row, stage)
+        return [self.end((rows,), self.warps, self.roles())]
+
+    def walks(self, row: Size) -> list[tuple[int, Walk]]:
+        """The walks over a row in order, each with the stage whose results it ends."""
+        online = self.find_online()
+        done = {o.total for o in online}
+        inner = self.inner if self.inner == self.group.columns else self._inner_of_walk()
+        element = [v for v in self.group.stored if not self.is_row_level(v)]
+        found = []
+        for stage in range(1, self.stages() + 2):
+            reduces = [v for v in self.reduces if self.levels[v] == stage and v not in done]
+            writes = [v for v in element if self.levels[v] == stage - 1]
+            own = [o for o in online if o.largest in reduces]
+            found.append((stage, Walk(row, inner, reduces, writes, own, 1 if writes else 4)))
+        return found
+
+    def use_threads(self, warps: int) -> None:
+        """Threads and lanes of a program that walks a long row."""
+        self.warps = warps
+        self.lanes = self.warps * WARP * self.vector()
+
+    def _inner_of_walk(self) -> Size:
+        """Linear pieces where they are long enough to fill a tile, else the whole row."""
+        return self.inner if low(self.inner) * 2 >= self.lanes else self.group.columns
+
+    def plan_kept(self, walks: Sequence[tuple[int, Walk]]) -> Kept:
+        """Keep what the first walk reads and a later one reads again, as much as fits."""
+        columns = self.group.columns
+        lane = named("loop", "lane", 0, max(1, high(columns) - 1))
+        first, *later = [self.reads_of_walk(w, lane) for _, w in walks if w.reduces or w.writes]
+        again = [key for key in first if any(key in reads for reads in later)]
+        shared = self.target.memories.get("shared")
+        if not again or shared is None or not isinstance(columns, int) or self.inner != columns:
+            return Kept()
+        self.use_threads(32)  # one program has a core for itself
+        room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
+        size = min(room, columns) // self.lanes * self.lanes
+        if size * 4 < columns:
+            self.use_threads(16)
+            return Kept()
+        for _, walk in walks:
+            walk.tiles = min(walk.tiles, 2)
+        places = {(n, i): self.b.allocate((size,), n.dtype, "shared") for n, i in again}
+        return Kept(size, lane, places)
+
+    def reads_of_walk(self, walk: Walk, lane: Expr) -> list[tuple[Node, Index]]:
+        """The contiguous reads of a walk that nothing guards."""
+        found = plain_reads(self.expressions_at(walk, lane), self.inputs)
+        return [(n, i) for n, i in found
+                if coefficient(ravel_strides(i, row_major(n.shape)), lane) == 1]  # fmt: skip
+
+    def expressions_at(self, walk: Walk, column: Size) -> list[tuple[Node, Index]]:
+        """What a walk evaluates, and where."""
+        found = [(v.inputs[0], reduce_index(v, walk.row, column)) for v in walk.reduces]
+        return found + [(v, self.index_at(v, walk.row, column)) for v in walk.writes]
+
+    def start_walk(self, walk: Walk) -> list[Node]:
+        """Accumulators before a walk; what is the same for the whole row is evaluated here."""
+        lane = named("loop", "lane", 0, max(1, high(walk.inner) - 1))
+        outer = loop_index("outer", floor_divide(self.group.columns, walk.inner))
+        column = combine(multiply(outer, walk.inner), lane, 1)
+        for node, index in self.expressions_at(walk, column):
+            self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
+        values = [x for v in walk.reduces for x in self.starts(v, (self.lanes,))]
+        return values + [self.b.constant(0.0, wide(o.total.dtype), (self.lanes,))
+                         for o in walk.online]  # fmt: skip
+
+    def sweep(self, walk: Walk, start: Size, stop: Size, values: list[Node],
+              kept: Kept | None = None) -> list[Node]:  # fmt: skip
+        """Accumulators after columns start to stop of a row."""
+        outer_size = floor_divide(self.group.columns, walk.inner)
+        if outer_size == 1:
+            return self.piece(walk, 0, start, stop, values, kept)
+
+        def nest(outer: Size, carried: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                return self.piece(walk, outer, 0, walk.inner, carried, None)
+
+        return self.b.loop("outer", 0, outer_size, 1, nest, values)
+
+    def piece(self, walk: Walk, outer: Size, start: Size, stop: Size, values: list[Node],
+              kept: Kept | None) -> list[Node]:  # fmt: skip
+        """One linear piece: several tiles a turn, then single ones, the last one masked."""
+        b, lanes, step = self.b, self.lanes, walk.tiles * self.lanes
+        span = combine(stop, start, -1)
+        middle = combine(start, multiply(floor_divide(span, step), step), 1)
+        last = combine(start, multiply(floor_divide(span, lanes), lanes), 1)
+
+        def one(count: int, whole: bool) -> Any:
+            return lambda base, carried: self.feed(walk, outer, base, stop, count, whole, carried,
+                                                   kept)  # fmt: skip
+
+        values = b.loop("i", start, middle, step, one(walk.tiles, True), values)
+        if modulo(span, step) == 0:
+            return values
+        if walk.tiles > 1 and isinstance(span, int):
+            values = b.loop("few", middle, last, lanes, one(1, True), values)
+            middle = last
+        return b.loop("rest", middle, stop, lanes, one(1, False), values)
+
+    def feed(self, walk: Walk, outer: Size, base: Size, stop: Size, count: int, whole: bool,
+             values: list[Node], kept: Kept | None) -> list[Node]:  # fmt: skip
+        """Accumulators after `count` tiles from base on; writes what is wanted there."""
+        b, e = self.b, self.e
+        parts: list[list[Part]] = []
+        rests = [(o.total, o.x) for o in walk.online]
+        for k in range(count):
+            at = combine(base, k * self.lanes, 1)
+            with e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, stop, whole) as (
+                _,
+                lane,
+            ):
+                column = combine(multiply(outer, walk.inner), lane, 1)
+                if kept is not None:
+                    self.keep(kept, lane, at)
+                parts.append([])
+                for v, source in [*((v, v.inputs[0]) for v in walk.reduces), *rests]:
+                    x = e.value(source, reduce_index(v, walk.row, column))
+                    place = b.broadcast(b.index(column), (self.lanes,))
+                    parts[-1].append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
+                for v in walk.writes:
+                    index = self.index_at(v, walk.row, column)
+                    e.store(self.outputs[v], e.value(v, index),
+                            ravel_strides(index, row_major(v.shape)))  # fmt: skip
+        return self.combine_parts(walk, parts, values)
+
+    def keep(self, kept: Kept, lane: Size, at: Size) -> None:
+        """Put a tile's reads into shared memory, or take them from there."""
+        b, e = self.b, self.e
+        for node, index, place in kept.at(lane):
+            if kept.filled:
+                x = b.load(place, (at,), (self.lanes,), (0,))
+                e.bind(node, index, b.cast(x, wide(node.dtype)))
+            else:
+                b.store(place, b.cast(e.value(node, index), node.dtype), (at,), (0,))
+
+    def row_results(self, row: Size, stage: int) -> None:
+        """Write what is known of the row after a stage."""
+        for v in self.group.stored:
+            if self.is_row_level(v) and self.levels[v] == stage:
+                index = unravel(row, v.shape)
+                x = self.e.value(v, index)
+                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+
+    # ---- sums of exponentials --------------------------------------------------------------
+
+    def find_online(self) -> list[Online]:
+        """Sums of exp(x - max of the row): they need no walk of their own."""
+        found = []
+        for v in self.reduces:
+            if v.op is not ops.sum_ or self.levels[v] != 2:
+                continue
+            e = _through_casts(v.inputs[0])
+            if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
+                continue
+            x, shift = e.inputs[0].inputs
+            if any(self.levels[u] for u in self.below(x)):
+                continue
+            first = [u for u in self.below(shift) if u.op is ops.max_ and self.levels[u] == 1]
+            if first and self._per_row(shift):
+                found.append(Online(v, first[0], x, shift))
+        return found
+
+    def below(self, node: Node) -> list[Node]:
+        """The group's own values that an expression rests on, itself included."""
+        found: dict[Node, None] = {}
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in self.members and current not in found:
+                found[current] = None
+            if current in self.members or current not in self.all_values:
+                stack.extend(i for i in current.inputs if current not in self.reduces)
+        return list(found)
+
+    def _per_row(self, node: Node) -> bool:
+        """Whether a value is the same for all columns of a row."""
+        while node.op in MOVEMENT:
+            if node.op is ops.expand and self.is_row_level(node.inputs[0]):
+                return True
+            node = node.inputs[0]
+        return self.is_row_level(node)
+
+    # ---- accumulators ---------------------------------------------------------------------
+
+    def starts(self, node: Node, shape: tuple[int, ...]) -> list[Node]:
+        """Accumulators of a reduction before its walk."""
+        dtype = wide(node.inputs[0].dtype)
+        if node.op is ops.argmax:
+            first = FAR_OFF if self.group.columns != 0 else 0  # of nothing: index 0
+            return [self.b.constant(dtype.lowest, dtype, shape),
+                    self.b.constant(first, int64, shape)]  # fmt: skip
+        return [self.b.constant(identity(KINDS[node.op], dtype), dtype, shape)]
+
+    def combine_parts(self, walk: Walk, parts: list[list[Part]], values: list[Node]) -> list[Node]:
+        """Accumulators with the values of some tiles taken in."""
+        result: list[Node] = []
+        largest: dict[Node, tuple[Node, Node]] = {}  # running max before and after
+        position = 0
+        for n, v in enumerate(walk.reduces):
+            width = 2 if v.op is ops.argmax else 1
+            new = old = values[position : position + width]
+            for part in parts:
+                new = self.take(v, *part[n], new)
+            largest[v] = old[0], new[0]
+            result += new
+            position += width
+        for n, o in enumerate(walk.online):
+            before, after = largest[o.largest]
+            most = FINITE if after.dtype is float32 else FINITE_WIDE
+            after = self.b.apply("maximum", after, self.b.constant(-most, after.dtype))
+            after = self.b.apply("minimum", after, self.b.constant(most, after.dtype))
+            total = self.b.apply("multiply", values[position + n], self._exp(before, after))
+            for part in parts:
+                x, _, mask = part[len(walk.reduces) + n]
+                grown = self.b.apply("add", total, self._exp(x, after))
+                total = grown if mask is None else self.b.apply("where", mask, grown, total)
+            result.append(total)
+        return result
+
+    def _exp(self, x: Node, largest: Node) -> Node:
+        """exp(x - largest)."""
+        return self.b.apply("exp", self.b.apply("subtract", x, largest))
+
+    def take(self, node: Node, x: Node, place: Node, mask: Node | None,
+             old: list[Node]) -> list[Node]:  # fmt: skip
+        """One tile taken into the accumulators of a reduction."""
+        b = self.b
+        if node.op is not ops.argmax:
+            new = b.apply(COMBINE[KINDS[node.op]], old[0], x)
+            return [new if mask is None else b.apply("where", mask, new, old[0])]
+        best, where = old
+        better = b.apply("less", best, x)
+        if x.dtype.is_float:
+            is_new = b.apply("bit_and", b.apply("not_equal", x, x), b.apply("equal", best, best))
+            better = b.apply("bit_or", better, is_new)
+        better = b.apply("bit_or", better, b.apply("equal", where, b.constant(FAR_OFF, int64)))
+        if mask is not None:
+            better = b.apply("bit_and", better, mask)
+        return [b.apply("where", better, x, best), b.apply("where", better, place, where)]
+
+    def finish_walk(self, walk: Walk, values: list[Node]) -> None:
+        """Combine the lanes and say what each reduction gave."""
+        position = 0
+        tops: dict[Node, Node] = {}
+        for v in walk.reduces:
+            index = unravel(walk.row, v.shape)
+            if v.op is ops.argmax:
+                best, where = values[position : position + 2]
+                position += 2
+                self.e.bind(v, index, self.first_largest(best, where, None, 0))
+                continue
+            total = self._all(values[position], KINDS[v.op])
+            tops[v] = values[position]
+            position += 1
+            self.e.bind(v, index, total)
+        for o in walk.online:
+            shift = self.e.value(o.shift, reduce_index(o.total, walk.row, 0))
+            scale = self.b.apply("exp", self.b.apply("subtract", tops[o.largest], shift))
+            total = self._all(self.b.apply("multiply", values[position], scale), "sum")
+            position += 1
+            self.e.bind(o.total, unravel(walk.row, o.total.shape), total)
+
+    def _all(self, x: Node, kind: str) -> Node:
+        return self.b.add(tile_ops.reduce(x, axis=0, kind=kind)) if x.shape else x
+
+    def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
+        """The first place of the largest value along an axis; nan is the largest."""
+        b = self.b
+        none = b.constant(FAR_OFF if self.group.columns != 0 else 0, int64)
+        if not x.shape:
+            return place
+        kept = x if mask is None else b.apply("where", mask, x, b.constant(x.dtype.lowest, x.dtype))
+        top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
+        best = b.apply("equal", x, top)
+        if x.dtype.is_float:  # where the largest is nan, every nan is it
+            is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
+            best = b.apply("bit_or", best, is_nan)
+        best = b.apply("bit_and", best, mask) if mask is not None else best
+        found = b.add(tile_ops.reduce(b.apply("where", best, place, none), axis=axis, kind="min"))
+        return self._kept(found, axis) if axis == 1 else found
+
+    def _kept(self, x: Node, axis: int) -> Node:
+        """A reduced tile in a shape that broadcasts with what it was."""
+        return self.e.column(x) if axis == 1 else x
+
+
+def _through_casts(node: Node) -> Node:
+    """Below casts of floats to wider floats: exp is computed wide in any case."""
+    while node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
+        if node.dtype.bits < node.inputs[0].dtype.bits:
+            break
+        node = node.inputs[0]
+    return node
