@@ -311,6 +311,22 @@ $end:
             run(body[:place] + body[place + 20 :], [x, y], threads=64)
 
 
+def test_ctas_that_nothing_orders_must_not_share_memory() -> None:
+    x, y = numbers()
+    head = HEAD + "\tmov.u32 %r9, %ctaid.x;\n"
+    run(head + "\tst.global.u32 [%d3], %r0;", [x, y], grid=(2,))  # the same values: no harm
+    for line in ("st.global.u32 [%d3], %r9", "ld.global.u32 %r4, [%d3];\n\tst.global.u32 [%d3], %r4"):
+        with pytest.raises(RaceError, match="another CTA"):
+            run(head + f"\t{line};", [x, y], grid=(2,))
+
+
+def test_constant_loads_of_memory_that_is_written() -> None:
+    x, y = numbers()
+    run(HEAD + "\tld.global.nc.u32 %r4, [%d2];\n\tst.global.u32 [%d3], %r4;", [x, y])
+    with pytest.raises(RaceError, match=r"ld\.global\.nc"):
+        run(HEAD + "\tst.global.u32 [%d3], %r0;\n\tld.global.nc.u32 %r4, [%d3];", [x, y])
+
+
 # ---- lanes ----------------------------------------------------------------------------------
 
 

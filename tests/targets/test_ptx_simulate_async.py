@@ -196,6 +196,8 @@ def test_tensor_stores_used_wrongly() -> None:
         ("\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
          "\tbar.sync 0;\n\tfence.proxy.async.shared::cta;\n", ProxyFenceError),
         ("\tfence.proxy.async.shared::cta;\n", "\tfence.proxy.async.global;\n", ProxyFenceError),
+        ("\tfence.proxy.async.shared::cta;\n",  # by one lane for all of its warp
+         "\tsetp.eq.u32 %p3, %r0, 0;\n\t@%p3 fence.proxy.async.shared::cta;\n", ProxyFenceError),
         (wait, "", (RaceError, PendingError)),
         (wait, "\tcp.async.bulk.wait_group.read 1;\n", (RaceError, PendingError)),
         ("\tcp.async.bulk.commit_group;\n", "", (RaceError, PendingError)),

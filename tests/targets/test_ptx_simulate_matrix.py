@@ -421,6 +421,9 @@ WRONG: list[tuple[str, str, Any]] = [
     (WAIT, "\tmov.b32 %r101, 0;\n" + WAIT, PendingError),
     (WAIT, "\tst.shared.b32 [%r1], %r0;\n" + WAIT, RaceError),  # B is overwritten
     (ISSUE, "\tmov.b32 %r23, 0;\n" + ISSUE, MatrixFenceError),
+    ("\twgmma.commit_group", "\twgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r50, %r51, "
+     "%r52, %r53}, {%r100, %r101, %r102, %r103}, %d11, %p2, 1, 1, 0;\n\twgmma.commit_group",
+     PendingError),  # accumulators under way as A
     (ISSUE, "\tsetp.lt.u32 %p5, %r0, 96;\n\t@%p5 wgmma.mma_async",
      (WarpgroupError, UninitialisedError)),
     (ISSUE, "\tsetp.lt.u32 %p5, %r0, 16;\n\t@%p5 wgmma.mma_async",

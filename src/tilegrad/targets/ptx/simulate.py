@@ -46,6 +46,7 @@ from .simulate_values import (
 )
 
 POLICIES = ("round", "far", "random")
+ORDERED = {"volatile", "relaxed", "acquire", "release"}  # accesses that can order CTAs
 RESIDENT = 132  # CTAs that run at the same time
 SLICE = 20_000  # instructions of a cluster before the next gets a turn
 FAMILIES = (simulate_scalar, simulate_memory, simulate_atomic, simulate_warp, simulate_barrier,
@@ -161,8 +162,13 @@ class Grid:
         self.cluster = _three(entry.cluster or (1,), symbols)
         self.random = np.random.default_rng(seed)
         self.steps = 0
+        self.leader = seed if policy == "random" else 0  # which lane elect.sync chooses
         self.eager = float(self.random.choice([0.02, 0.3, 0.8]))
         self.fences = any(i.name.startswith("fence.proxy.async") for i in self.module.code)
+        self.ordered = any(
+            i.words[0] in ("atom", "red") or i.name.startswith("cp.reduce")
+            or (i.words[0] in ("ld", "st") and ORDERED & set(i.words)) for i in self.module.code
+        )  # fmt: skip
         self.memories = [self._global(n, m) for n, m in enumerate(memories)]
         self.maps: dict[int, Any] = {}
         self.parameters = self._parameters()

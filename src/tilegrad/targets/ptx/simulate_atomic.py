@@ -72,7 +72,7 @@ def decode_atom(d: Decoder, i: Instruction) -> Run:
         synchronise(warp, kind, address, acquire, release)
         for space, offset, chosen in resolve(warp, kind, address):
             index = covering(space, offset, bytes_)
-            note_store(warp, space, index, atomic=True)
+            note_store(warp, space, index, True, lanes[chosen])
             if space.defined is not None and not space.defined[index].all():
                 raise UninitialisedError(f"{space.name} is read where nothing was written")
             for lane, place in zip(lanes[chosen], index):

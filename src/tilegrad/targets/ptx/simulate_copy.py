@@ -96,7 +96,7 @@ def adopt(warp: Warp, last: int, agent: int, epoch: int, plain: bool) -> None:
             history.writer[index] = np.where(mine, agent, history.writer[index])
             history.written[index] = np.where(mine, epoch, history.written[index])
             if plain:
-                warp.unfenced.append((space, index))
+                warp.unfenced.append((space, index, None))
     warp.pair["copies"] = kept
 
 

@@ -104,7 +104,7 @@ class Warp:
         self.agent = self.cluster.agent(self.name)
         self.clock: Clock = np.zeros(AGENTS, np.int32)
         self.clock[self.agent] = 1
-        self.unfenced: list[tuple[Space, Any]] = []
+        self.unfenced: list[tuple[Space, Any, Any]] = []  # (space, bytes of rows, lanes of rows)
         self.engines: dict[tuple[str, int], Engine] = {}
         self.touched: set[int] = set()  # registers of wgmma touched since wgmma.fence
         self.fenced = False  # past a first wgmma.fence

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import MatrixFenceError, TextError, UninitialisedError, WarpgroupError
+from .simulate_errors import (
+    MatrixFenceError,
+    PendingError,
+    TextError,
+    UninitialisedError,
+    WarpgroupError,
+)
 from .simulate_machine import Engine, Waiting
 from .simulate_memory import Space, load, store
 from .simulate_text import Instruction, Module
@@ -318,6 +324,12 @@ class Product:
         """Registers must have been fenced since they were touched."""
         if not warp.fenced:
             raise MatrixFenceError("the first wgmma comes without a wgmma.fence before")
+        waited = warp.engine("wgmma").waited
+        if any(warp.accumulators.get(s, 0) > waited for s in self.fragment_slots) or any(
+            warp.fragments.get(s, 0) > waited for s in self.slots
+        ):
+            raise PendingError("a wgmma uses registers of another that is under way, one as A and "
+                               "the other as accumulator")  # fmt: skip
         touched = warp.touched & {*self.slots, *self.fragment_slots}
         if touched:
             raise MatrixFenceError(

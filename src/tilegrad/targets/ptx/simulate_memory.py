@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .simulate_machine import Clock, Cluster, Warp
 
 UNFENCED = 2**31 - 1
+LANE = np.arange(LANES)
 NOTED = 1 << 20  # bytes of a global memory of which reads before the first write are noted
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "param", "const", "local")
 
@@ -59,6 +60,7 @@ class History:
         self.atomic = np.zeros(size, np.bool_)
         self.readers: dict[int, Array] = {}
         self.owner = None if shared else np.full(size, -1, np.int32)
+        self.before: Array | None = None  # owners of the bytes just written, before that
         self.reader = None if shared else np.full(size, -1, np.int16)
         self.read = None if shared else np.zeros(size, np.int32)
         self.reader_owner = None if shared else np.full(size, -1, np.int32)
@@ -68,7 +70,7 @@ class History:
         writer, written = self.writer[index], self.written[index]
         bad = written > clock[writer]
         if self.owner is not None:
-            bad &= self.owner[index] == cluster
+            bad &= self.owner[index] == cluster  # numbers of agents are those of a cluster
         if atomic:
             bad &= ~self.atomic[index]
         return int(writer[bad][0]) if bad.any() else None
@@ -135,6 +137,11 @@ class Space:
             if not self.writeable or self.data.size > NOTED:
                 return
         history = self.history
+        if history.owner is not None and not cluster.grid.ordered:
+            foreign = history.owner[index]
+            if ((foreign >= 0) & (foreign != cluster.number)).any():
+                raise RaceError(f"{cluster.agents[agent]} reads {self.name}, which another CTA "
+                                "wrote in the same launch")  # fmt: skip
         other = history.unordered_write(clock, index, cluster.number, atomic)
         if other is not None:
             raise RaceError(
@@ -168,11 +175,18 @@ class Space:
         verb = "wrote"
         if other is None:
             other, verb = history.unordered_read(clock, index, cluster.number), "read"
+        if history.reader_owner is not None and not cluster.grid.ordered:
+            foreign = history.reader_owner[index]
+            if ((foreign >= 0) & (foreign != cluster.number)).any():
+                raise RaceError(f"{cluster.agents[agent]} writes {self.name}, which another CTA "
+                                "read in the same launch")  # fmt: skip
         if other is not None and other != agent:
             raise RaceError(
                 f"{cluster.agents[agent]} writes {self.name}, which {cluster.agents[other]} "
                 f"{verb}, and no barrier or wait orders the two"
             )
+        if history.owner is not None:
+            history.before = history.owner[index]
         history.writer[index], history.written[index] = agent, epoch
         history.fenced[index] = 0 if proxy else UNFENCED
         history.atomic[index] = atomic
@@ -294,19 +308,33 @@ def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = Fals
     return result
 
 
-def store(warp: Warp, kind: str, address: Array, value: Array, atomic: bool = False) -> None:
-    """Write bytes (lanes, bytes) at addresses."""
+def store(warp: Warp, kind: str, address: Array, value: Array, atomic: bool = False,
+          lanes: Array | None = None) -> None:  # fmt: skip
+    """Write bytes (lanes, bytes) at addresses; `lanes` are those that give the rows, if known."""
     bytes_ = value.shape[1]
     aligned(address, bytes_)
     if warp.cluster.check:
         _same_instruction(address, value)
     for space, offset, chosen in resolve(warp, kind, address):
         index = covering(space, offset, bytes_)
-        note_store(warp, space, index, atomic)
+        note_store(warp, space, index, atomic, None if lanes is None else lanes[chosen])
+        if warp.cluster.check and not space.shared:
+            _other_values(warp, space, index, value[chosen])
         space.data[index] = value[chosen]
 
 
-def note_store(warp: Warp, space: Space, index: Any, atomic: bool = False) -> None:
+def _other_values(warp: Warp, space: Space, index: Array, value: Array) -> None:
+    """CTAs that nothing can order must not store different values at one place."""
+    owner = space.history.before
+    if owner is None or warp.cluster.grid.ordered:
+        return
+    foreign = (owner >= 0) & (owner != warp.cluster.number)
+    if (foreign & (space.data[index] != value)).any():
+        raise RaceError(f"{space.name} is stored to by another CTA too, with another value")
+
+
+def note_store(warp: Warp, space: Space, index: Any, atomic: bool = False,
+               lanes: Array | None = None) -> None:  # fmt: skip
     """Note a plain store of the warp."""
     grid = warp.cluster.grid
     if warp.cluster.check and grid.entry.dependent and not space.shared and not warp.depended:
@@ -314,7 +342,7 @@ def note_store(warp: Warp, space: Space, index: Any, atomic: bool = False) -> No
     space.note_write(warp.cluster, index, warp.clock, warp.agent,
                      int(warp.clock[warp.agent]), atomic=atomic)  # fmt: skip
     if grid.fences and warp.cluster.check:
-        warp.unfenced.append((space, index))
+        warp.unfenced.append((space, index, lanes))
 
 
 def _same_instruction(address: Array, value: Array) -> None:
@@ -353,12 +381,14 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
         raise TextError(f"{count} registers expected")
     puts = [d.put(o, type_) for o in outs]
     atomic = bool({"volatile", "relaxed", "acquire"} & set(i.words))
-    acquire = "acquire" in i.words
+    acquire, constant = "acquire" in i.words, "nc" in i.words
 
     def run(warp: Warp, mask: Mask) -> None:
         address = where(warp)
         if mask is not None:
             address = address[mask]
+        if constant and warp.cluster.check:
+            _never_written(warp, address, size * count)
         value = load(warp, kind, address, size * count, atomic).view(dtype)
         if atomic:
             synchronise(warp, kind, address, acquire=acquire, release=False)
@@ -370,6 +400,14 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
             put(warp, mask, np.ascontiguousarray(value[:, number]))
 
     return run
+
+
+def _never_written(warp: Warp, address: Array, bytes_: int) -> None:
+    """ld.global.nc reads what nothing writes during the launch."""
+    for space, offset, _ in resolve(warp, "global", address):
+        if space._history is not None:
+            if (space.history.writer[covering(space, offset, bytes_)] >= 0).any():
+                raise RaceError(f"{space.name} is read by ld.global.nc but written in this launch")
 
 
 def decode_st(d: Decoder, i: Instruction) -> Run:
@@ -390,7 +428,8 @@ def decode_st(d: Decoder, i: Instruction) -> Run:
             address, value = address[mask], value[mask]
         if atomic:
             synchronise(warp, kind, address, acquire=False, release=release)
-        store(warp, kind, address, np.ascontiguousarray(value).view(np.uint8), atomic)
+        lanes = LANE if mask is None else np.flatnonzero(mask)
+        store(warp, kind, address, np.ascontiguousarray(value).view(np.uint8), atomic, lanes)
 
     return run
 

@@ -91,12 +91,18 @@ def fence_proxy(words: list[str]) -> Callable[[Any, Mask], None]:
         if spaces == ["none"]:
             return
         kept = []
-        for space, index in warp.unfenced:
-            if not spaces or ("shared" in spaces) == space.shared:
+        for space, index, lanes in warp.unfenced:
+            if spaces and ("shared" in spaces) != space.shared:
+                kept.append((space, index, lanes))
+            elif mask is None or not (warp.present() & ~mask).any():
                 space.fence(index, warp.agent, epoch)
-            else:
-                kept.append((space, index))
-        warp.unfenced = kept
+            elif lanes is None:  # all lanes took part in the store
+                kept.append((space, index, lanes))
+            else:  # a fence is for the stores of the lanes that run it
+                mine = mask[lanes]
+                space.fence(index[mine], warp.agent, epoch)
+                kept.append((space, index[~mine], lanes[~mine]))
+        warp.unfenced = [one for one in kept if one[2] is None or one[2].size]
 
     return run
 

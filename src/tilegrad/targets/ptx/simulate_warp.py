@@ -148,7 +148,7 @@ def decode_redux(d: Decoder, i: Instruction) -> Run:
 
 
 def decode_elect(d: Decoder, i: Instruction) -> Run:
-    """elect.sync: the lowest lane named."""
+    """elect.sync: one of the lanes named, the same each time; which one, the machine chooses."""
     number, flag = i.operands[0].parts
     put, predicate = d.put(number, "b32"), d.put(flag, "pred")
     named = d.read(i.operands[1], "b32")
@@ -158,8 +158,9 @@ def decode_elect(d: Decoder, i: Instruction) -> Run:
         members(warp, mask, given)
         active = warp.present() if mask is None else mask
         lanes = np.flatnonzero(active & ((int(given[active][0]) >> LANE) & 1).astype(np.bool_))
-        put(warp, mask, np.full(LANES, lanes[0], np.uint32))
-        predicate(warp, mask, lanes[0] == LANE)
+        leader = lanes[warp.cluster.grid.leader % lanes.size]
+        put(warp, mask, np.full(LANES, leader, np.uint32))
+        predicate(warp, mask, leader == LANE)
 
     return run
 
