@@ -314,6 +314,22 @@ def test_numbers_take_the_dtype_of_their_partner():
     check(mixed, x, n.reshape(()), expected=(v * 2 + n + ~(line < 4)).astype(np.float32))
 
 
+@kernel
+def powers(x):
+    (size,) = x.shape
+    tile.grid(1)
+    out = tile.result((6, size), x.dtype)
+    value = tile.load(x, (0,), (size,))
+    for n in range(6):
+        out[n, 0:size] = value**n
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_powers(dtype):
+    x = (normal(20) * 3).astype(dtype)
+    check(powers, x, expected=np.stack([x**n for n in range(6)]), tolerance=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_narrow_floats_round_once_an_op(dtype):
     x, y = normal(64).astype(dtype), normal(64).astype(dtype)

@@ -99,6 +99,8 @@ def elementwise(name: str, *values: Any) -> Any:
     """An elementwise op on tiles, indices and numbers: promoted, broadcast, floats in float32."""
     read = (Undefined, Window, MemoryValue)
     values = tuple([tile_of(v, op=name) if isinstance(v, read) else v for v in values])
+    if name == "power" and values[1].__class__ is int and 1 <= values[1] <= 4:
+        return _small_power(values[0], values[1])
     dtype = common_dtype(values)
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
@@ -115,6 +117,14 @@ def elementwise(name: str, *values: Any) -> Any:
     if node.dtype is wide:
         node = b.cast(node, dtype)
     return TileValue(node, join_edges(name, tiles), linear=_linear(name, values))
+
+
+def _small_power(x: Any, count: int) -> Any:
+    """x * x * ...: exact for integers, and cheaper than a power."""
+    square = elementwise("multiply", x, x) if count > 1 else x
+    if count == 4:
+        return elementwise("multiply", square, square)
+    return elementwise("multiply", square, x) if count == 3 else square
 
 
 def _linear(name: str, values: Sequence[Any]) -> Size | None:

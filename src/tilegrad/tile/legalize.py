@@ -141,6 +141,7 @@ class _Legalizer(Pieces):
     def _transpose(self, node: Node) -> None:
         inner, order = self.source(node.inputs[0]), node.attrs["order"]
         if order == (1, 0):
+            inner = inner if inner.place is not None else self.keep(inner)
             flat = self.strided(inner, order, node.shape)
             flat.turned = inner
             self.sources[node] = self.keep(flat) if self.uses.get(node, 0) > 1 else flat
