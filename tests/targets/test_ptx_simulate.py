@@ -315,7 +315,8 @@ def test_ctas_that_nothing_orders_must_not_share_memory() -> None:
     x, y = numbers()
     head = HEAD + "\tmov.u32 %r9, %ctaid.x;\n"
     run(head + "\tst.global.u32 [%d3], %r0;", [x, y], grid=(2,))  # the same values: no harm
-    for line in ("st.global.u32 [%d3], %r9", "ld.global.u32 %r4, [%d3];\n\tst.global.u32 [%d3], %r4"):
+    again = "ld.global.u32 %r4, [%d3];\n\tst.global.u32 [%d3], %r4"
+    for line in ("st.global.u32 [%d3], %r9", again):
         with pytest.raises(RaceError, match="another CTA"):
             run(head + f"\t{line};", [x, y], grid=(2,))
 

@@ -138,6 +138,7 @@ def decode(text: str, shared_bytes: int, entry: Entry) -> tuple[Module, tuple[St
     for step in steps:
         if step.instruction.words[:1] != ["wgmma"]:
             step.watched = (step.reads | step.writes) & watched
+        step.plain = not (step.kind or step.watched or step.instruction.guard)
     return module, tuple(steps)
 
 

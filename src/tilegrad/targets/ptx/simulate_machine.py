@@ -56,6 +56,7 @@ class Step:
     writes: frozenset[int]
     kind: str = ""  # 'branch', 'exit' or ''
     watched: frozenset[int] = frozenset()
+    plain: bool = False  # no guard, no branch, nothing watched
 
 
 class Group:
@@ -197,6 +198,14 @@ class Warp:
                 if group is None:
                     break
                 step = code[group.pc]
+                if step.plain and group.full and group.waiting is None:
+                    count += 1
+                    stop = step.run(self, None)
+                    if stop is not None:
+                        group.waiting = stop
+                        break
+                    group.pc += 1
+                    continue
                 if group.waiting is not None:
                     if not group.waiting.ready():
                         break

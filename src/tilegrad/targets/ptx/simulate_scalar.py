@@ -55,6 +55,10 @@ def apply(d: Decoder, i: Instruction, function: Function, into: str, *types: str
     if len(reads) == 2:
         left, right = reads
         return lambda warp, mask: put(warp, mask, function(left(warp), right(warp)))
+    if len(reads) == 3:
+        first, second, third = reads
+        return lambda warp, mask: put(
+            warp, mask, function(first(warp), second(warp), third(warp)))  # fmt: skip
     return lambda warp, mask: put(warp, mask, function(*[read(warp) for read in reads]))
 
 

@@ -263,8 +263,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     """fma of float32: through float64 where that cannot round twice, else through an odd sum."""
     total = np.multiply(a, b, dtype=np.float64) + c
     tie = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    tie |= (np.abs(total) < 2.0**-125) & (total != 0)
-    if tie.any():
+    if tie.any() or np.minimum.reduce(np.abs(total)) < 2.0**-125:  # between two, or subnormal
         total = odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
     return total.astype(np.float32)
 
