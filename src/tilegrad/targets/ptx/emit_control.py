@@ -21,6 +21,7 @@ from .emit_memory import all_nodes
 from .emit_placed import PlacedEmitter
 from .emit_scan import ScanEmitter
 from .emit_shared import Head
+from .emit_sort import SortEmitter
 from .spread import Spread
 
 MOST_UNROLLED = 600  # Nodes
@@ -35,12 +36,12 @@ class Carried:
     kind: str
 
 
-class ControlEmitter(ScanEmitter, DotEmitter, PlacedEmitter):
+class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
     """Emits loop, branch and get."""
 
     def block(self, block: Block) -> None:
         """Every Node of a Block."""
-        raise NotImplementedError
+        raise InternalError("ptx.emit", "nothing walks this Block")
 
     def inner(self, block: Block) -> None:
         """A Block within: what is made in it ends with it."""
