@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -81,11 +83,25 @@ def test_roles_agree_with_the_portable_twin(seed):
 
 
 @pytest.mark.parametrize("fault", [{"release": False}, {"parity": 1}])
-def test_faults_of_the_protocol_are_found(fault):
+def test_faults_of_the_protocol_are_found_before_launch(fault):
     a, b = operands()
-    (body,) = pipelined(**fault).lower(tg.tensor(a), tg.tensor(b))
-    with pytest.raises(tg.InternalError):
-        run(body, [a, b, np.zeros((32, 32), np.float32)])
+    with pytest.raises(tg.UserError, match="deadlock: producer waits on ab_empty") as caught:
+        pipelined(**fault).lower(tg.tensor(a), tg.tensor(b))
+    lines = Path(__file__).read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "ring.acquire(s)" in text)
+    assert caught.value.location.file == __file__ and caught.value.location.line == line
+
+
+def test_a_place_that_is_read_before_it_is_written():
+    @kernel
+    def early(x):
+        tile.grid(1)
+        place = tile.shared((8,))
+        value = tile.load(place, (0,), (8,))
+        tile.store(tile.result((8,)), (0,), value + tile.load(x, (0,), (8,)))
+
+    with pytest.raises(tg.UserError, match="read before anything wrote it"):
+        early.lower(tg.tensor(np.zeros(8, np.float32)))
 
 
 def test_a_placed_kernel_needs_a_machine_with_roles():

@@ -22,6 +22,7 @@ from ..tile.build import Body, prune
 from ..tile.callee import KernelCallee
 from ..tile.check import verify_body
 from ..tile.legalize import legalize
+from ..tile.prove import require
 from .fuse import Group
 
 
@@ -70,6 +71,8 @@ def fitted(body: Body, target: Target) -> Body:
     body = Body(new.name, new.block, new.grid, dict(new.notes))
     if config().verify:
         verify_body(body, level, target, where="schedule.call")
+    if "shared" in target.memories:
+        require(body, target)  # budgets of this machine, and all that the kernel was checked for
     return body
 
 

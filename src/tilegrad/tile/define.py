@@ -1,13 +1,15 @@
 """Define kernels: a Python function, the types of a call, and a Plan give a Callee of Bodies.
 
 Invariant: a Definition traces a function once for each signature (types of arrays, values of
-the other arguments, Plan, Target); every Body it gives has been verified.
+the other arguments, Plan, Target); every Body it gives has been verified, and passed the checks
+before launch that need no machine.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,11 +25,13 @@ from .callee import KernelCallee, Launches
 from .check import verify_body
 from .control import Stage
 from .plan import Plan
+from .prove import require
 from .stage import staged
 from .trace import Tracer
 from .value import state
 
 Function = Callable[..., Any]
+LOG = logging.getLogger("tilegrad.kernel")
 
 
 class KTile:
@@ -127,6 +131,8 @@ class Definition:
         body = tracer.finish()
         prune(body.block, set())
         verify_body(body, body.notes["level"], where=f"kernel {self.name}")
+        for warning in require(body):
+            LOG.warning("kernel %s: %s", self.name, warning)
         return KernelCallee(self.name, self.launches(tracer, body, len(arrays)))
 
     def launches(self, tracer: Tracer, body: Body, arrays: int) -> Launches:
