@@ -14,7 +14,7 @@ import bodies
 
 from tilegrad.core.dtype import float32, int64
 from tilegrad.ir.node import Node
-from tilegrad.ir.symbol import Size, symbol
+from tilegrad.ir.symbol import Size, maximum, symbol
 from tilegrad.ir.types import Memory
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder
@@ -212,3 +212,22 @@ def test_symbolic_strides_repeat_too() -> None:
         assert len(skeleton.periods_of(scenario).repeating) == 4
         skeleton.trace(scenario)
     assert skeleton.events < 10_000
+
+
+def test_extremes_settle() -> None:
+    """The larger of a falling value and 0 is 0 in the middle, unless it turns there."""
+    for start, short in ((2, True), (700, False), (2000, True)):
+        body = loop(1000, lambda b, i, start=start: maximum(start - i, 0) % 3)
+        found, whole = arrivals(body), arrivals(body, whole=True)
+        assert whole == [max(start - i, 0) % 3 for i in range(1000)]
+        assert (len(found) < 30 and found == whole[: len(found)]) if short else found == whole
+
+
+def test_loops_of_a_depth_are_cut_together() -> None:
+    """Where one role's long loop does not repeat, no other of its depth is cut."""
+
+    def build(b: PlacedBuilder, ring: Node) -> None:
+        b.loop("i", 0, 100, 1, lambda i, _: b.arrive(ring, i % 3) or [])
+        b.loop("i", 0, 100, 1, lambda i, _: b.arrive(ring, i * i % 3) or [])
+
+    assert len(arrivals(one_role(build))) == 200

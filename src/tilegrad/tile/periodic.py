@@ -8,11 +8,14 @@ shift 0. A comparison of scalars that shift against each other changes at most o
 equality) as the trip grows: the trace compares the signs of all comparisons at both ends of what
 it leaves out, and where they agree they were constant between.
 
+The smaller or larger of two that shift apart is, in the middle, the one that shifts further that
+way; `expected` has the sign that the trace must then see.
+
 Loops of one depth share a period in indices and a rule for what is left out, which looks only at
 the bounds: so a producer that walks 0, 1, 2, ... and consumers that walk every other index leave
-out the same range. Invariant: the middle is a whole number of periods; two periods (in which every
-ring that the loop turns comes round twice) and the last two indices are kept, and in an innermost
-loop at least `2 * stages + 2` indices.
+out the same range. Invariant: the middle is a whole number of periods; before it one period (in
+which every ring that the loop turns comes round) and two indices are kept, in an innermost loop at
+least `2 * stages + 2`, and after it two.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Periods:
     def __init__(self, skeleton: Skeleton, scenario: Scenario | None) -> None:
         self.skeleton, self.scenario = skeleton, scenario
         self.repeating: set[Node] = set()
+        self.expected: dict[Node, dict[Node, int]] = {}
         self.periods: dict[int, int] = {}  # by the number of loops around
         self.fronts: dict[int, int] = {}
         self.depths: dict[Node, int] = {}
@@ -49,18 +53,19 @@ class Periods:
                 stages = max(stages, node.attrs["stages"])
             elif node.op.name == "loop":
                 self._loop(node, sum(n.op.name == "loop" for n in around))
-        inner = {d for n, d in self.depths.items() if not _holds_loop(n.blocks[0])}
+        inner = {self.depths[n] for n in self.repeating if not _holds_loop(n.blocks[0])}
         for depth, period in self.periods.items():
-            least = 2 * stages + 2 if depth in inner else 1
-            self.fronts[depth] = period * max(2, -(-least // period))
+            self.fronts[depth] = max(period + 2, 2 * stages + 2 if depth in inner else 0)
 
     def _loop(self, node: Node, depth: int) -> None:
-        found = _Loop(self.skeleton, self.scenario, node).find()
+        loop = _Loop(self.skeleton, self.scenario, node)
+        found = loop.find()
         self.depths[node] = depth
         period = self.periods.setdefault(depth, 2)
         if found is not None:
             self.periods[depth] = lcm(period, found * node.attrs["step"])
             self.repeating.add(node)
+            self.expected[node] = loop.expected
 
     def middle(self, loop: Node, lower: int, upper: int) -> tuple[int, int, int]:
         """The first index that may be left out, how many indices are, and the period."""
@@ -83,6 +88,7 @@ class _Loop:
         self.inside: set[Node] = set(loop.blocks[0].arguments)
         self._enter(loop.blocks[0])
         self.memory: dict[Node, Shift | None] = {}
+        self.expected: dict[Node, int] = {}  # signs of a - b for minimum and maximum of a and b
 
     def _enter(self, block: Block) -> None:
         for node in block.nodes:
@@ -175,8 +181,10 @@ class _Loop:
             return period, 0
         if name in ("add", "subtract"):
             return period, shifts[0] + (shifts[1] if name == "add" else -shifts[1])
-        if name in ("minimum", "maximum") and shifts[0] == shifts[1]:
-            return period, shifts[0]
+        if name in ("minimum", "maximum"):
+            if shifts[0] != shifts[1]:
+                self.expected[node] = 1 if shifts[0] > shifts[1] else -1
+            return period, max(shifts) if name == "maximum" else min(shifts)
         if name in ("cast", "negative"):
             return period, shifts[0] if name == "cast" else -shifts[0]
         by = [self.constant(i) for i in node.inputs]

@@ -124,6 +124,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt,
     "less_equal": operator.le,
 }  # fmt: skip
+EXTREMES = ("minimum", "maximum")
 COMPARES = ("equal", "not_equal", "less", "less_equal")
 TERNARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "where": lambda c, a, b: a if c else b, "multiply_add": lambda a, b, c: a * b + c,
@@ -156,7 +157,7 @@ def _convert(node: Node) -> Callable[[Any], Any]:
 
 # ---- the code of a skeleton ---------------------------------------------------------------------
 
-(ONE, TWO, THREE, WATCH, DATA, EVENT, LOOP, BRANCH, ROLES) = range(9)
+(ONE, TWO, THREE, WATCH, EXTREME, DATA, EVENT, LOOP, BRANCH, ROLES) = range(10)
 Code = list[tuple[Any, ...]]
 
 
@@ -273,8 +274,8 @@ class Skeleton:
         elif name in TERNARY:
             code.append((THREE, out, TERNARY[name], *[self.slot(i) for i in node.inputs]))
         else:
-            kind = WATCH if name in COMPARES else TWO
-            code.append((kind, out, BINARY[name], *[self.slot(i) for i in node.inputs]))
+            kind = WATCH if name in COMPARES else EXTREME if name in EXTREMES else TWO
+            code.append((kind, out, BINARY[name], *[self.slot(i) for i in node.inputs], node))
 
     def _loop(self, code: Code, node: Node) -> None:
         block = node.blocks[0]
@@ -363,7 +364,8 @@ class Skeleton:
             try:
                 return run.start()
             except _Turned as turned:
-                kept.discard(turned.loop)
+                depth = periods.depths[turned.loop]
+                kept = {loop for loop in kept if periods.depths[loop] != depth}
 
 
 class _Turned(InternalError):
@@ -384,6 +386,7 @@ class _Run:
         self.periods = periods
         self.count = 0
         self.signs: list[int] = []
+        self.extremes: list[tuple[Node, int]] = []
 
     def start(self) -> list[Any]:
         """Run the Body."""
@@ -405,16 +408,20 @@ class _Run:
         for item in code:
             kind = item[0]
             if kind == TWO:
-                _, to, function, a, b = item
+                _, to, function, a, b, _ = item
                 v[to] = function(v[a], v[b])
             elif kind == EVENT:
                 out.append((item[1], tuple([v[s] for s in item[2]])))
             elif kind == ONE:
                 v[item[1]] = item[2](v[item[3]])
             elif kind == WATCH:
-                _, to, function, a, b = item
+                _, to, function, a, b, _ = item
                 v[to] = function(v[a], v[b])
                 self.signs.append((v[a] > v[b]) - (v[a] < v[b]))
+            elif kind == EXTREME:
+                _, to, function, a, b, node = item
+                v[to] = function(v[a], v[b])
+                self.extremes.append((node, (v[a] > v[b]) - (v[a] < v[b])))
             elif kind == LOOP:
                 self.loop(item, v, out)
             elif kind == BRANCH:
@@ -445,6 +452,9 @@ class _Run:
         i, stop = v[lower], v[upper]
         first, skipped, period = self.periods.middle(node, i, stop)
         if node not in self.repeating or not skipped:
+            if skipped and any(self.periods.depths[n] == self.periods.depths[node]
+                               for n in self.repeating):  # fmt: skip
+                raise _Turned(node)  # others of its depth would leave out what it does not
             first, skipped = stop, 0
         seen: dict[int, list[int]] = {}
         for given, init, _ in carried:
@@ -455,13 +465,16 @@ class _Run:
                 i, jumped = i + skipped, True
                 continue
             v[index] = i
-            before = len(self.signs)
+            before, extremes = len(self.signs), len(self.extremes)
             self.run(code, v, out)
-            if skipped:
+            if skipped and i >= first - period:
                 signs = self.signs[before:]
-                if first - period <= i < first:
+                if not jumped:
                     seen[i] = signs
-                elif jumped and seen.get(i - skipped - period, signs) != signs:
+                elif seen.get(i - skipped - period, signs) != signs:
+                    raise _Turned(node)
+                expected = self.periods.expected[node]
+                if any(expected.get(n, sign) == -sign != 0 for n, sign in self.extremes[extremes:]):
                     raise _Turned(node)
             again = [v[result] for _, _, result in carried]
             for (given, _, _), value in zip(carried, again):
