@@ -12,7 +12,7 @@ from fake_cuda import FakeCuda, floats
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import calls, driver, module
 from tilegrad.targets.ptx.driver import Device, Event, launch, launch_config, timed
 
 
@@ -122,11 +122,11 @@ def test_modules_and_functions_are_loaded_once(device, cuda) -> None:
     assert device.load(cubin) is device.load(cubin)
     assert device.load("text") is not device.load("other")
     assert cuda.count("cuModuleLoadData") == 1 and cuda.count("cuModuleLoadDataEx") == 2
-    module = device.load(cubin)
-    assert module.function("f") is module.function("f", 100_000)
+    loaded = device.load(cubin)
+    assert loaded.function("f") is loaded.function("f", 100_000)
     assert cuda.count("cuFuncSetAttribute") == 1
     with pytest.raises(UserError, match=r"kernel f needs too much shared memory[\s\S]*232448"):
-        module.function("f", 300_000)
+        loaded.function("f", 300_000)
 
 
 def test_ptx_that_does_not_compile_shows_the_log(device, cuda) -> None:
@@ -199,9 +199,9 @@ def test_buffers_go_back_from_the_garbage_collector(device) -> None:
 
 @pytest.fixture
 def bindings():
-    module = pytest.importorskip("cuda.bindings.driver")
-    with calls.substitute(module):
-        yield module
+    real = pytest.importorskip("cuda.bindings.driver")
+    with calls.substitute(real):
+        yield real
 
 
 def test_real_launch_config(bindings) -> None:
@@ -233,7 +233,7 @@ def test_every_call_has_as_many_arguments_as_the_real_one(bindings) -> None:
 def test_names_of_the_real_enumerations(bindings) -> None:
     for attribute in driver.ATTRIBUTES:
         assert hasattr(bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
-    for kind in (*driver.FUNCTION_FACTS.values(), "MAX_DYNAMIC_SHARED_SIZE_BYTES",
+    for kind in (*module.FUNCTION_FACTS.values(), "MAX_DYNAMIC_SHARED_SIZE_BYTES",
                  "NON_PORTABLE_CLUSTER_SIZE_ALLOWED"):  # fmt: skip
         assert hasattr(bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{kind}")
     assert hasattr(bindings.CUstreamAttrID, "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW")

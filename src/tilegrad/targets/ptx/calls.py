@@ -51,12 +51,19 @@ def api() -> Any:
 
 def _open() -> Any:
     try:
+        import cuda.bindings
         from cuda.bindings import driver
     except ImportError as error:
         raise UserError(
             "CUDA needs the package cuda-bindings", op="cuda",
             expected="cuda-bindings>=13.0,<14", got=error, hint='pip install "tilegrad[cuda]"',
         ) from None  # fmt: skip
+    version = str(getattr(cuda.bindings, "__version__", "13"))
+    if version.split(".")[0] != "13":
+        raise UserError(
+            "CUDA needs another version of cuda-bindings", op="cuda",
+            expected="cuda-bindings>=13.0,<14", got=version, hint='pip install "tilegrad[cuda]"',
+        )  # fmt: skip
     try:
         status = driver.cuInit(0)[0]
     except Exception as error:  # the library is missing; bindings differ in what they raise

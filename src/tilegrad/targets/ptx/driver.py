@@ -24,13 +24,11 @@ from ...core.errors import InternalError, UserError
 from ...core.target import Target
 from ...runtime.buffer import Buffer
 from ...runtime.store import content_key
-from .calls import Recent, api, available, call, describe, fail
+from .calls import Recent, api, available, call, fail
 from .maps import MAP_BYTES, aligned
 from .memory import Pool, Staging, host_bytes
+from .module import Function, Module
 
-PLAIN_SHARED = 48 << 10  # dynamic shared memory that needs no leave
-LOG_BYTES = 16 << 10
-PORTABLE_CLUSTER = 8
 # What `Device.attributes` holds: attributes of the driver by their names in lower case.
 ATTRIBUTES = (
     "compute_capability_major", "compute_capability_minor", "multiprocessor_count",
@@ -42,10 +40,6 @@ ATTRIBUTES = (
     "global_memory_bus_width", "memory_clock_rate", "clock_rate", "cooperative_launch",
     "cluster_launch", "pci_bus_id", "pci_device_id",
 )  # fmt: skip
-FUNCTION_FACTS = {
-    "threads": "MAX_THREADS_PER_BLOCK", "static_shared_bytes": "SHARED_SIZE_BYTES",
-    "local_bytes": "LOCAL_SIZE_BYTES", "registers": "NUM_REGS",
-}  # fmt: skip
 
 _devices: dict[int, Device] = {}
 _open_lock = threading.Lock()
@@ -138,6 +132,11 @@ class Device:
         if getattr(_thread, "device", None) is not self:
             call("cuCtxSetCurrent", self.context)
             _thread.device = self
+
+    def new_stream(self, ordered: bool = False) -> Any:
+        """Another stream; `ordered` ones are in order with the legacy default stream."""
+        self.activate()
+        return call("cuStreamCreate", 0 if ordered else 1)
 
     def hand_over(self, stream: int) -> None:
         """Let another stream of this context wait for all work on ours."""
@@ -259,88 +258,6 @@ class Device:
             if found is None:
                 found = self._modules[key] = Module(self, data)
             return found
-
-
-class Module:
-    """Loaded machine code, and its functions."""
-
-    def __init__(self, device: Device, data: bytes) -> None:
-        self.device = device
-        self._functions: dict[str, Function] = {}
-        device.activate()
-        if data[:4] == b"\x7fELF":
-            self.handle = call("cuModuleLoadData", data)
-        else:
-            self.handle = self._compiled(data)
-
-    def _compiled(self, text: bytes) -> Any:
-        """PTX text compiled by the driver; an error carries its log."""
-        kinds = api().CUjit_option
-        log = bytearray(LOG_BYTES)
-        options = [kinds.CU_JIT_ERROR_LOG_BUFFER, kinds.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        values = [log, LOG_BYTES]
-        status, handle = api().cuModuleLoadDataEx(text + b"\0", len(options), options, values)
-        if status:
-            said = log.split(b"\0")[0].decode(errors="replace").strip()
-            raise InternalError(
-                "ptx driver", f"the driver cannot compile this PTX: {describe(status)}\n{said}"
-            )
-        return handle
-
-    def function(self, name: str, shared_bytes: int = 0, cluster: Sequence[int] = ()) -> Function:
-        """An entry by name, allowed this much dynamic shared memory and clusters of this size."""
-        found = self._functions.get(name)
-        if found is None:
-            found = self._functions[name] = Function(self, name)
-        found.allow(shared_bytes, cluster)
-        return found
-
-
-class Function:
-    """An entry of a module: handle, name and the facts the driver knows of it."""
-
-    def __init__(self, module: Module, name: str) -> None:
-        self.module, self.device, self.name = module, module.device, name
-        self.device.activate()
-        self.handle = call("cuModuleGetFunction", module.handle, name.encode(), during=name)
-        call("cuFuncLoad", self.handle, during=name)  # now, not in the middle of a capture
-        self.facts = {fact: self._attribute(kind) for fact, kind in FUNCTION_FACTS.items()}
-        self._shared = PLAIN_SHARED
-        self._wide = False
-
-    def __repr__(self) -> str:
-        return f"Function({self.name}, {self.facts})"
-
-    def _attribute(self, kind: str) -> int:
-        kinds = api().CUfunction_attribute
-        attribute = getattr(kinds, f"CU_FUNC_ATTRIBUTE_{kind}")
-        return int(call("cuFuncGetAttribute", attribute, self.handle, during=self.name))
-
-    def allow(self, shared_bytes: int, cluster: Sequence[int] = ()) -> None:
-        """Raise the limits of the function as far as a launch needs."""
-        kinds = api().CUfunction_attribute
-        if shared_bytes > self._shared:
-            static = self.facts["static_shared_bytes"]
-            limit = self.device.attributes["max_shared_memory_per_block_optin"] - static
-            if shared_bytes > limit:
-                raise UserError(
-                    f"the kernel {self.name} needs too much shared memory", op="launch",
-                    expected=f"at most {limit} bytes on {self.device.attributes['name']}"
-                    + (f" beside its own {static}" if static else ""),
-                    got=f"{shared_bytes} bytes", hint="smaller tiles or fewer stages",
-                )  # fmt: skip
-            kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call("cuFuncSetAttribute", self.handle, kind, shared_bytes, during=self.name)
-            self._shared = shared_bytes
-        if int(np.prod(cluster or (1,))) > PORTABLE_CLUSTER and not self._wide:
-            kind = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            call("cuFuncSetAttribute", self.handle, kind, 1, during=self.name)
-            self._wide = True
-
-    def blocks_per_multiprocessor(self, threads: int, shared_bytes: int = 0) -> int:
-        """How many blocks of this function one multiprocessor holds at once."""
-        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        return int(call(name, self.handle, threads, shared_bytes, during=self.name))
 
 
 # ---- launches -------------------------------------------------------------------------------
