@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tilegrad as tg
 from tilegrad import kernel, tile
-from tilegrad.core.target import AVX512, SSE2
+from tilegrad.core.target import AVX512, AVX512_AMX, SSE2
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.legalize import legalize, limit_of
@@ -475,6 +475,38 @@ def test_dot_compiled(dtype, shape):
     a, b = normal(m, k).astype(dtype), normal(k, n).astype(dtype)
     exact = a.astype(np.float64) @ b.astype(np.float64) + 1
     judged("dot", product(tg.tensor(a), tg.tensor(b), shape=shape).numpy(), exact, 2e-5)
+
+
+@kernel
+def two_products(a, b, c, *, turned: bool):
+    (m, k), n = a.shape, c.shape[1]
+    tile.grid(1)
+    left, start = tile.load(a, (0, 0), (m, k)), tile.load(c, (0, 0), (m, n))
+    right = tile.load(b, (0, 0), b.shape)
+    if turned:
+        right = tile.transpose(right)
+    out, plain = tile.result((m, n), c.dtype), tile.result((m, n), c.dtype)
+    tile.store(out, (0, 0), tile.dot(left, right, start * 2))
+    tile.store(plain, (0, 0), tile.dot(left, right, dtype=c.dtype))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int8])
+@pytest.mark.parametrize("shape", [(16, 16, 64), (32, 48, 128), (64, 32, 64)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_dots_on_a_matrix_unit(dtype, shape, turned):
+    m, n, k = shape
+    sums = np.float32 if dtype is ml_dtypes.bfloat16 else np.int32
+    a, b = (normal(m, k) * 9).astype(dtype), (normal(k, n) * 9).astype(dtype)
+    c = (normal(m, n) * 5).astype(sums)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    given = [a, np.ascontiguousarray(b.T) if turned else b, c]
+    wanted = ((exact + 2 * c).astype(sums), exact.astype(sums))
+    check(two_products, *given, expected=wanted, tolerance=1e-3, turned=turned)
+    for got, one in zip(legalized(two_products, given, AVX512_AMX, {"turned": turned}), wanted):
+        judged("amx", got, one, 1e-3)
+    (body,) = two_products.lower(*[tg.tensor(x) for x in given], turned=turned)
+    text = body_text(legalize(body, AVX512_AMX))
+    assert "matrix_dot" in text and " dot(" not in text
 
 
 # ---- control ----------------------------------------------------------------------------------

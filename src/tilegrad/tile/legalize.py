@@ -22,7 +22,8 @@ from ..ir.node import Node, located, needs
 from ..ir.symbol import Size
 from . import ops
 from .build import Body
-from .pieces import Indices, Piece, Pieces, Source, large, same_axes
+from .legalize_matrix import MatrixPieces
+from .pieces import Indices, Piece, Source, large, same_axes
 from .placed import PlacedBuilder
 from .value import FAR
 
@@ -51,7 +52,7 @@ def _has_large(block: Block, limit: int) -> bool:
     )
 
 
-class _Legalizer(Pieces):
+class _Legalizer(MatrixPieces):
     def __init__(self, body: Body, target: Target, limit: int) -> None:
         given = [(p.attrs["name"], p.type) for p in body.parameters]
         super().__init__(PlacedBuilder(body.name, given), target, limit)  # type: ignore[arg-type]
@@ -253,6 +254,15 @@ class _Legalizer(Pieces):
         self.give(node, self.stored(place, node.shape))
 
     def _dot(self, node: Node) -> None:
+        unit = self.unit_for(node)
+        if unit is None:
+            self.give(node, self.vector_dot(node))
+            return
+        left = self.operand(node.inputs[0], node.inputs[0].dtype)
+        self.give(node, self.stored(self.matrix_dot(node, left, unit), node.shape))
+
+    def vector_dot(self, node: Node) -> Source:
+        """A dot by rows of accumulators in vector registers."""
         m, n = node.shape
         wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
         a, b = (self.operand(i, wide) for i in node.inputs[:2])
@@ -286,9 +296,7 @@ class _Legalizer(Pieces):
 
         self.b.loop("column", 0, n, columns, column, bounds=(0, n - columns))
         found = self.stored(place, node.shape)
-        if wide is not node.dtype:
-            found = self.keep(found, dtype=node.dtype)
-        self.give(node, found)
+        return found if wide is node.dtype else self.keep(found, dtype=node.dtype)
 
     def operand(self, node: Node, dtype: DType) -> Node:
         """The place of an operand of a dot, in the dtype of its sums."""
