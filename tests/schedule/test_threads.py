@@ -39,6 +39,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.schedule.schedule import Launch
+from tilegrad.schedule.threads import places as thread_places
 from tilegrad.schedule.threads import rows as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
 from tilegrad.schedule.threads import update as thread_update
@@ -265,10 +266,10 @@ def test_long_running_sums(kind: str, axis: int) -> None:
 def test_repeated_indices(mode: str, rest: tuple, sorts: bool, fresh) -> None:
     """As many as fill several programs, some outside; in index order, to the bit."""
     if sorts:
-        fresh.setattr(thread_update, "RANKED", 50)
-        for module in (thread_sort, thread_update):
-            fresh.setattr(module, "LOCAL", 64)
+        fresh.setattr(thread_places, "RANKED", 50)
+        fresh.setattr(thread_sort, "LOCAL", 64)
         fresh.setattr(thread_sort, "FAR_TILE", 32)
+    fresh.setattr(thread_update, "FEW_SET", 0)
     index = whole(500, low=-2, high=43)
     state, value = floats(40, *rest), floats(500, *rest, seed=1)
     (got,) = check(lambda s, v, i: build.update(s, v, [i], [0], mode), state, value, index)
@@ -278,6 +279,34 @@ def test_repeated_indices(mode: str, rest: tuple, sorts: bool, fresh) -> None:
         for i, v in zip(index[inside], value[inside]):
             expected[i] += v
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("mode", ["set", "add", "multiply"])
+@pytest.mark.parametrize("rest", [(), (3,), (100,)], ids=str)
+@pytest.mark.parametrize("size", [2, 33, 500])
+def test_few_indices(mode: str, rest: tuple, size: int) -> None:
+    def both(state, value, index, other):
+        once = build.update(state, value, [index], [0], mode)
+        places = [index, other]
+        table = build.update(build.full((9, 7, *rest), 1.0, dtypes.float32), value, places, [0, 1],
+                             mode)  # fmt: skip
+        return [once, table]
+
+    check(both, floats(9, *rest), floats(size, *rest, seed=1), whole(size, low=-2, high=11),
+          whole(size, low=-1, high=8, seed=1))  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [-2, 0, 3, 18])
+def test_rows_from_a_loaded_start_on(start: int) -> None:
+    """A cache that grows: one launch that writes plain rows, cut off at the end."""
+
+    def append(cache, value, start):
+        return build.update(cache, value, [build.add(build.iota(4), start)], [1])
+
+    check(append, floats(3, 20, 40), floats(4, 3, 40, seed=1), np.int64(start))
+    types = ((3, 20, 40), dtypes.float32), ((4, 3, 40), dtypes.float32), ((), dtypes.int64)
+    (body,) = bodies(append, *types)
+    assert count(body, "scatter") == count(body, "gather") == 0
 
 
 # ---- what costs time ------------------------------------------------------------------------

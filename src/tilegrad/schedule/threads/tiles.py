@@ -40,6 +40,7 @@ from ...ir.symbol import (
 from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
+from ...tile.interpret import has_op
 from ..evaluate import Evaluator
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
@@ -78,6 +79,8 @@ class Viewed(BodyBuilder):
         Inputs come first in their order, then their other views, then results.
         """
         body = super().finish(grid, **notes)
+        if has_op(body.block, "scatter"):
+            body.notes["distinct"] = True  # no element is written twice
         used = touched(body.block)
         seen_as: list[list[Node]] = []
         for own in self.parameters:
@@ -327,7 +330,7 @@ class TileEvaluator(Evaluator):
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
-        if found is None or self.only is not None:
+        if found is None or (self.only is not None and not self._reaches(self.only, found)):
             self._scattered(memory, value, offset)
             return
         by_row, by_lane, start = found
@@ -335,12 +338,15 @@ class TileEvaluator(Evaluator):
         if seen is None:
             self._scattered(memory, value, offset)
         elif by_row == 0:
-            b.store(seen[0], b.broadcast(value, (self.lanes,)), seen[1], (0,), self.lane_mask)
+            mask = b.logical_and(self.lane_mask, self.only)
+            b.store(seen[0], b.broadcast(value, (self.lanes,)), seen[1], (0,), mask)
         elif by_lane == 0:
             value = self.line(b.broadcast(value, (self.rows, 1)))
-            b.store(seen[0], value, seen[1], (0,), self.row_mask)
+            only = self.only if self.only is None or not self.only.shape else self.line(self.only)
+            b.store(seen[0], value, seen[1], (0,), b.logical_and(self.row_mask, only))
         else:
-            b.store(seen[0], b.broadcast(value, self.full), seen[1], (0, 1), self.inside())
+            mask = b.logical_and(self.inside(), self.only)
+            b.store(seen[0], b.broadcast(value, self.full), seen[1], (0, 1), mask)
 
     def _scattered(self, memory: Node, value: Node, offset: Size) -> None:
         """Elements written at offsets, as wide as value, offsets and `only`."""

@@ -1,0 +1,231 @@
+"""Updates at many loaded indices: destinations put in order, then each run taken by its owner.
+
+Pairs of (destination, number) are sorted by destination, equal ones by number: by comparing all
+with all while there are few enough, else by the sorting network. The lengths of runs of equal
+destinations are found by bisection. Whoever holds the first pair of a run takes the run's values
+in the order of their numbers and writes the destination once.
+
+Invariant: 'set' keeps the last writer and 'add' adds in index order, whatever the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.dtype import int32, int64
+from ...ir.node import Node
+from ...ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    high,
+    modulo,
+    multiply,
+)  # fmt: skip
+from ...ir.types import product
+from ...tile import ops as tile_ops
+from ...tile.build import Body
+from ..access import unravel
+from ..evaluate import wide
+from . import sort as sorting
+from .places import WIDE, UpdatePlaces
+from .sort import Network
+from .space import WARP, Roles
+from .tiles import power_of_two
+
+
+class OrderedUpdate(UpdatePlaces):
+    """The launches of an update whose indices may repeat."""
+
+    # ---- indices in order -----------------------------------------------------------------
+
+    def ranks(self) -> tuple[Body, Roles]:
+        """The rank of every index among all, by comparing each with each."""
+        memory = self.begin(f"{self.name}_ranks", writes=("keys", "numbers"))
+        rows, lanes = 32, 128
+        grid = ceil_divide(self.count, rows)
+        first = multiply(self.b.program(0, grid), rows)
+        b, e = self.b, self.e
+
+        with e.tile(first, rows, self.count, 0, 1, 1) as (row, _):
+            key = b.broadcast(self.destination(row), (rows, 1))
+            number = b.cast(b.index(row), int32)
+
+            def step(base: Size, carried: list[Node], size: Size) -> Sequence[Node]:
+                with e.tile(0, 1, 1, base, lanes, size) as (_, lane):
+                    other = self.destination(lane)
+                    ahead, same = b.apply("less", other, key), b.apply("equal", other, key)
+                    sooner = b.apply("less", b.cast(b.index(lane), int32), number)
+                    ahead = b.apply("bit_or", ahead, b.apply("bit_and", same, sooner))
+                    if e.lane_mask is not None:
+                        ahead = b.apply("bit_and", ahead, e.lane_mask)
+                return [b.apply("add", carried[0], b.cast(ahead, int32))]
+
+            whole = multiply(floor_divide(self.count, lanes), lanes)
+            found = [b.constant(0, int32, (rows, lanes))]
+            found = b.loop("i", 0, whole, lanes, lambda i, c: step(i, c, combine(i, lanes, 1)),
+                           found)  # fmt: skip
+            if modulo(self.count, lanes) != 0:
+                found = b.loop("rest", whole, self.count, lanes,
+                               lambda i, c: step(i, c, self.count), found)  # fmt: skip
+            rank = b.cast(b.add(tile_ops.reduce(found[0], axis=1, kind="sum")), int64)
+            mask = None if e.row_mask is None else e.column(e.row_mask)
+            b.scatter(memory["keys"], key, e.column(rank), mask)
+            b.scatter(memory["numbers"], number, e.column(rank), mask)
+        return self.end(grid, 8)
+
+    def sorts(self) -> list[tuple[Body, Roles]]:
+        """The same by a sorting network over pairs in scratch."""
+        found = [self.chunks()]
+        levels, local = self.padded.bit_length() - 1, sorting.LOCAL.bit_length() - 1
+        for level in range(local + 1, levels + 1):
+            for far in range(level - 1, local - 1, -1):
+                memory = self.begin(f"{self.name}_far_{level}_{far}", writes=("keys", "numbers"))
+                net = Network(self.b, sorting.FAR_TILE, self.key_dtype, False)
+                grid = net.far_programs(list(memory.values()), self.padded, 1, level, far)
+                found.append(self.end(grid, 4))
+            found.append(self.chunks(level))
+        return found
+
+    def chunks(self, level: int = 0) -> tuple[Body, Roles]:
+        """Chunks of pairs: made and sorted (level 0), or the rest of a doubling."""
+        memory = self.begin(f"{self.name}_chunks_{level}", writes=("keys", "numbers"))
+        b, e = self.b, self.e
+        net = Network(b, sorting.LOCAL, self.key_dtype, False)
+        p = b.program(0, self.padded // sorting.LOCAL)
+        base = multiply(p, sorting.LOCAL)
+        numbers = b.apply("add", b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
+                          b.cast(b.index(base), int32))  # fmt: skip
+        if level:
+            pair = [b.load(m, (base,), (sorting.LOCAL,), (0,)) for m in memory.values()]
+            run = b.constant(1 << level, int32)
+            pair = net.merge(pair, net.places(), numbers, sorting.LOCAL.bit_length() - 1, run)
+        else:
+            with e.tile(0, 1, 1, base, sorting.LOCAL, self.count) as (_, lane):
+                key = b.broadcast(self.destination(lane), (sorting.LOCAL,))
+                if e.lane_mask is not None:
+                    key = b.apply("where", e.lane_mask, key, b.constant(net.last(), key.dtype))
+            pair = net.sorted([key, numbers], numbers)
+        for m, x in zip(memory.values(), pair):
+            b.store(m, x, (base,), (0,))
+        return self.end(self.padded // sorting.LOCAL, 16)
+
+    def runs(self) -> tuple[Body, Roles]:
+        """How many pairs have the same destination, at the first of them; 0 at the others."""
+        memory = self.begin(f"{self.name}_runs", ("keys", "numbers"), ("lengths",))
+        b, e, lanes = self.b, self.e, 256
+        grid = ceil_divide(self.count, lanes)
+        base = multiply(b.program(0, grid), lanes)
+        with e.tile(0, 1, 1, base, lanes, self.count) as (_, lane):
+            at = b.broadcast(b.index(lane), (lanes,))
+            one = b.constant(1, int64)
+            key = e._load(memory["keys"], lane)
+            none = b.constant(0, int64)
+            left = b.apply("maximum", b.apply("subtract", at, one), none)
+            before = b.gather(memory["keys"], left, e.lane_mask)
+            first = b.apply("bit_or", b.apply("equal", at, none), b.apply("not_equal", before, key))
+            first = b.apply("bit_and", first, b.apply("less_equal", b.constant(0, key.dtype), key))
+            low, end = at, b.broadcast(b.index(self.count), (lanes,))
+
+            def halve(_: Size, carried: list[Node]) -> Sequence[Node]:  # keys[low] <= key < [high]
+                low, high_ = carried
+                middle = b.apply("shift_right", b.apply("add", low, high_), one)
+                there = b.gather(memory["keys"], middle, e.lane_mask)
+                same = b.apply("less_equal", there, key)
+                return [b.apply("where", same, middle, low), b.apply("where", same, high_, middle)]
+
+            steps = high(self.count).bit_length()
+            _, end = b.loop("halve", 0, steps, 1, halve, [low, end])
+            length = b.apply("where", first, b.apply("subtract", end, at), none)
+            e.store(memory["lengths"], b.cast(length, int32), lane)
+        return self.end(grid, 4)
+
+    # ---- runs taken by their owners -------------------------------------------------------
+
+    def owned(self) -> tuple[Body, Roles]:
+        """Each run of equal destinations, by whoever has its first pair."""
+        memory = self.begin(f"{self.name}_owned", ("keys", "numbers", "lengths"), state=True)
+        if high(self.rest) >= WIDE:
+            return self.owned_lines(memory)
+        return self.owned_elements(memory)
+
+    def split(self, key: Size) -> dict[int, Size]:
+        """A destination as places by axis."""
+        shape = tuple(self.state.shape[a] for a in self.axes)
+        return dict(zip(self.axes, unravel(key, shape)))
+
+    def owned_lines(self, memory: dict[str, Node]) -> tuple[Body, Roles]:
+        """A program for each pair and block of unindexed elements."""
+        b, e = self.b, self.e
+        lanes = min(1024, power_of_two(high(self.span)))
+        grid, at, head, base = self.cut(lanes, self.count)
+        length = b.cast(b.load(memory["lengths"], (at,)), int64)
+        longest = b.atom("length", length, 0, high(self.count))
+
+        def take() -> Sequence[Node]:
+            key = b.cast(b.load(memory["keys"], (at,)), int64)
+            limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
+            places = self.split(b.atom("to", key, 0, limit))
+            with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
+                inner = self.inner(lane, head)
+                where = self.offset(places, inner)
+                old = b.cast(e._load(memory["state"], where), wide(self.value.dtype))
+
+                def step(t: Size, carried: list[Node]) -> Sequence[Node]:
+                    with e.scope():
+                        x = self.read(self.number(memory, combine(at, t, 1)), inner)
+                        return [b.broadcast(self.combine(carried[0], x), (lanes,))]
+
+                start = combine(longest, 1, -1) if self.mode == "set" else 0
+                total = b.loop("t", start, longest, 1, step, [old], 4, (0, high(self.count) - 1))
+                e.store(memory["state"], total[0], where)
+            return ()
+
+        b.branch(b.apply("less", b.constant(0, int64), length), take)
+        return self.end(grid, max(1, min(8, lanes // (8 * WARP))))
+
+    def number(self, memory: dict[str, Node], at: Size) -> Size:
+        """The index number at a place in the order."""
+        node = b_number = self.b.cast(self.e._load(memory["numbers"], at), int64)
+        found = self.b.atom("number", b_number, 0, max(1, high(self.count) - 1))
+        if node.shape and not isinstance(found, int):
+            self.e.lane_atoms.add(found)
+        return found
+
+    def owned_elements(self, memory: dict[str, Node]) -> tuple[Body, Roles]:
+        """Tiles over (pairs, unindexed elements) in one line: as many turns as the longest run."""
+        b, e, lanes = self.b, self.e, 256
+        total = multiply(self.count, self.rest)
+        grid = ceil_divide(total, lanes)
+        base = multiply(b.program(0, grid), lanes)
+        with e.tile(0, 1, 1, base, lanes, total) as (_, lane):
+            at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
+            length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))
+            owns = b.apply("less", b.constant(0, int64), length)
+            key = b.cast(e._load(memory["keys"], at), int64)
+            limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
+            to = b.atom("to", b.apply("maximum", key, b.constant(0, int64)), 0, limit)
+            e.lane_atoms.add(to)  # type: ignore[arg-type]
+            where = self.offset(self.split(to), inner)
+            longest = b.atom("longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0,
+                             high(self.count))  # fmt: skip
+            old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
+            old = b.broadcast(old, (lanes,))
+
+            def step(t: Size, carried: list[Node]) -> Sequence[Node]:
+                with e.scope():
+                    live = b.apply("less", b.index(t), length)
+                    spot = b.apply("add", b.index(at), b.index(t))
+                    spot = b.apply("where", live, spot, b.constant(0, int64))
+                    place = b.atom("spot", spot, 0, max(1, high(self.count) - 1))
+                    e.lane_atoms.add(place)  # type: ignore[arg-type]
+                    x = self.read(self.number(memory, place), inner)
+                    new = self.combine(carried[0], x)
+                    return [b.apply("where", live, new, carried[0])]
+
+            found = b.loop("t", 0, longest, 1, step, [old], bounds=(0, high(self.count) - 1))
+            e.only = owns
+            e.store(memory["state"], found[0], where)
+            e.only = None
+        return self.end(grid, 4)
