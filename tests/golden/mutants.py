@@ -133,7 +133,7 @@ def changes(node: Node) -> Iterator[tuple[str, Change]]:
         yield "number + 1", with_attrs(number=a["number"] + 1)
     if name == "named_sync":
         yield "arrives only", as_arrive
-    if name == "fence":
+    if name == "fence" and a["kind"] == "async":
         yield "kind 'global'", with_attrs(kind="global")
 
 

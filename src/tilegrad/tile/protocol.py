@@ -58,7 +58,10 @@ def _wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
     if over:
         ended = bar.over[over - 1]
         role.synced = max(role.synced, ended[role.number])
+        before = list(role.clock) if machine.ranks > 1 else []
         join(role.clock, ended)
+        if before:
+            machine.heard(role, before)
     return True
 
 
@@ -105,6 +108,10 @@ def _fence(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) ->
         for plain in role.unfenced:
             plain.fence = role.epoch
         role.unfenced = []
+    else:  # 'global' holds for all programs, those of the cluster too
+        for plain in role.remote:
+            plain.fence = role.epoch
+        role.remote, role.cluster_fence = [], role.epoch
 
 
 def _lead(machine: Machine, rank: int, node: Node, memory: Node, lead: Any) -> Any:
@@ -125,7 +132,7 @@ def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
     lead, box = values[1 : 1 + leads], values[1 + leads :]
     rows: tuple[int, ...] = ()
     if node.op.name == "copy_multicast":
-        rows, box = (box[0],), box[1:]
+        rows, mask, box = (box[0],), node.attrs["mask"] << box[1], box[2:]
     for rank in range(machine.ranks):
         bar = machine.bar(rank, barrier, node, values[0]) if mask >> rank & 1 else None
         if bar is None:
