@@ -5,7 +5,7 @@ held lazily, as a recipe for any piece of a row (`Source`), until something need
 chains of elementwise ops run as one loop over pieces, a dot becomes loops around a small dot
 whose accumulators stay in registers, a reduction walks pieces. Places stand in the nearest
 memory of the Target. Small tiles pass through as they are. Invariant: the new Body computes the
-same values up to the order of sums, and holds no large tile.
+same values up to the order of sums, and holds no tile that needs more registers than there are.
 """
 
 from __future__ import annotations

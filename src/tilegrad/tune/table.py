@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import config
+from ..core.errors import UserError
 from ..tile.plan import Plan, from_record
 
 LOG = logging.getLogger("tilegrad.tune")
@@ -89,6 +90,6 @@ class PlanTable:
             return Entry(from_record(record["plan"]), trials)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             LOG.warning("%s is not a Plan: %s", path, error)
             return None
