@@ -2,7 +2,7 @@
 
     python bench/gemm.py                  the table of layers and M
     python bench/gemm.py --sweep          every Plan of a small space for each case
-    python bench/gemm.py --quick          few cases
+    python bench/gemm.py --sizes 1,512    few cases
 
 Results are checked against a float32 product first.
 """
@@ -10,19 +10,23 @@ Results are checked against a float32 product first.
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
+import math
+import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import Bench, sets
 
-from tilegrad.core.dtype import DType, bfloat16
+from gpu import Bench, sets
+from tilegrad.core.dtype import DType, bfloat16, dtype_of
+from tilegrad.core.target import Target
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul_plan import choose, ranked, turn
 from tilegrad.tile.placed import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}
-ROOM = 232_448 - 1024 - 512  # shared bytes for tiles, past alignment and barriers
 SIZES = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
 
 
@@ -31,6 +35,7 @@ class Case:
 
     def __init__(self, bench: Bench, m: int, n: int, k: int, dtype: DType = bfloat16) -> None:
         self.bench, self.m, self.n, self.k, self.dtype = bench, m, n, k, dtype
+        self.operands = Operands(m, n, k, dtype, dtype)
         kind = getattr(torch, dtype.name)
         count = sets(2 * (m * k + n * k + m * n))
         self.x = [torch.randn(m, k, device="cuda", dtype=kind) for _ in range(count)]
@@ -44,10 +49,7 @@ class Case:
 
     def ours(self, plan: WidePlan, turned: bool) -> list[Any]:
         """Launches of our kernel with a Plan."""
-        if turned:
-            x = Operands(self.n, self.m, self.k, self.dtype, self.dtype, turned=True)
-        else:
-            x = Operands(self.m, self.n, self.k, self.dtype, self.dtype)
+        x = turn(self.operands) if turned else self.operands
         body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, added: inputs[0])
         kernel = self.bench.kernel(body, "matmul")
 
@@ -69,56 +71,17 @@ class Case:
         return float((self.y[number].float() - wanted).norm() / wanted.norm())
 
 
-def turned_plans(m: int, n: int) -> Iterator[tuple[str, WidePlan, bool]]:
-    """Weights as rows, few tokens as columns."""
-    space = itertools.product((64, 128, 256), (64, 128, 256), (1, 2, 3, 4), ((0, 0), (1, 1), (1, 0)))
-    for rows, depth, split, (dependent, early) in space:
-        wide = max(8 * split, -(-m // (8 * split)) * 8 * split)
-        tiles = -(-n // rows)
-        if (wide > 64 and rows == 64) or tiles < 20 or (tiles > 132 and split > 1):
-            continue
-        if split > 1 and tiles * split > 132 or (tiles * split < 60 and split < 4):
-            continue
-        staged = wide // split if split > 1 else min(64, wide)
-        if wide % (staged * split):
-            continue
-        partial = rows * wide * 4 if split > 1 else 0
-        stage = (rows + wide) * 2 * depth
-        stages = min(24, (ROOM - rows // 64 * 2 * staged * 128 - partial) // stage)
-        if stages < 3:
-            continue
-        programs = tiles * split if split > 1 else min(132, tiles)
-        yield (f"turned {rows}x{wide}x{depth} s{stages} p{programs} k{split} d{dependent} e{early}",
-               WidePlan((rows, wide, depth), stages, programs, 1, staged, 1, split,
-                        bool(dependent), bool(early)), True)  # fmt: skip
+def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePlan, bool]]:
+    """The Plans the model likes best, and what it expects of them."""
+    for choice in ranked(x, target)[:count]:
+        p = choice.plan
+        label = (f"{'turned ' if choice.turned else ''}{'x'.join(map(str, p.tile))} s{p.stages}"
+                 f" p{p.programs} g{p.group} c{p.cluster} a{p.across:d} k{p.split}"
+                 f" d{p.dependent:d} e{p.early:d}")  # fmt: skip
+        yield f"{label:44} expected {1e6 * choice.seconds:.1f}", p, choice.turned
 
 
-def plans(m: int, n: int, k: int) -> Iterator[tuple[str, WidePlan, bool]]:
-    """A small space of Plans for a case."""
-    if m <= 128:
-        yield from turned_plans(m, n)
-    if m > 64:
-        wides = (256, 224, 192, 160, 144, 128, 112, 96) if m < 2048 else (256, 224, 192)
-        for tn, cluster, split in itertools.product(wides, (1, 2), (1, 2, 3, 4, 6)):
-            tm = 128
-            if (cluster > 1 and split > 1) or tn % (8 * split):
-                continue
-            staged = (64 if tn % 64 == 0 else 32 if tn % 32 == 0 else 16) if split == 1 else (
-                tn // split)  # fmt: skip
-            partial = tm * tn * 4 if split > 1 else 0
-            room = ROOM - tm // 64 * 2 * 64 * staged * 2 - partial
-            stages = min(8, room // ((tm + tn) * 128))
-            tiles = -(-m // (tm * cluster)) * cluster * -(-n // tn)
-            if (split > 1 and not 60 < tiles * split <= 132) or stages < 3:
-                continue
-            programs = tiles * split if split > 1 else min(132, tiles)
-            for group in (8,) if m < 2048 else (8, 16):
-                yield (f"{tm}x{tn} s{stages} p{programs} g{group} c{cluster} k{split} d1",
-                       WidePlan((tm, tn, 64), stages, programs, group, staged, cluster, split,
-                                True), False)  # fmt: skip
-
-
-def sweep(bench: Bench, names: list[str], sizes: list[int]) -> None:
+def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
     """Every Plan for every case, best first."""
     for name in names:
         n, k = LAYERS[name]
@@ -127,7 +90,7 @@ def sweep(bench: Bench, names: list[str], sizes: list[int]) -> None:
             theirs = case.theirs()
             base = bench.alone(theirs)
             found = []
-            for label, plan, turned in plans(m, n, k):
+            for label, plan, turned in plans(case.operands, bench.target, count):
                 try:
                     ours = case.ours(plan, turned)
                     error = case.error(ours[0])
@@ -137,25 +100,97 @@ def sweep(bench: Bench, names: list[str], sizes: list[int]) -> None:
             floor = 2 * (m * k + n * k + m * n) / 4.47e12
             print(f"{name} m={m}: cuBLAS {1e6 * base:.1f} us"
                   f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s, floor {1e6 * floor:.1f} us)")  # fmt: skip
-            for seconds, label, error in sorted(found)[:8]:
+            for seconds, label, error in sorted(found):
                 print(f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
                       f" {2 * m * n * k / seconds / 1e12:6.0f} TFLOP/s  {label}"
                       f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}", flush=True)  # fmt: skip
             del case
 
 
+def table(bench: Bench, names: list[str], sizes: list[int], dtype: DType) -> list[dict[str, Any]]:
+    """The chosen Plan of every case beside cuBLAS."""
+    cases = [(name, m, *LAYERS[name]) for name in names for m in sizes]
+    return [measure(bench, name, m, n, k, dtype) for name, m, n, k in cases]
+
+
+def random_cases(bench: Bench, count: int, dtype: DType) -> list[dict[str, Any]]:
+    """Sizes that no table holds."""
+    draw = random.Random(0)
+    found = []
+    for number in range(count):
+        n, k = draw.randrange(1024, 16384, 64), draw.randrange(1024, 16384, 64)
+        m = (1, 8, 32, 64, 128, 512, 2048, 8192)[number % 8]
+        found.append(measure(bench, "random", m, n, k, dtype))
+    return found
+
+
+def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> dict[str, Any]:
+    """One case: checked, then interleaved with cuBLAS."""
+    case = Case(bench, m, n, k, dtype)
+    choice = choose(case.operands, bench.target)
+    ours = case.ours(choice.plan, choice.turned)
+    error = case.error(ours[0])
+    found = bench.interleave(ours, case.theirs())
+    seconds = found["ours_us"] * 1e-6
+    floor = max(2 * (m * k + n * k + m * n) / 4.47e12, 2 * m * n * k / 800e12)
+    row = {"layer": name, "m": m, "n": n, "k": k, "dtype": dtype.name, "error": error, **found,
+           "floor_us": 1e6 * floor, "tflops": 2 * m * n * k / seconds / 1e12,
+           "plan": str(choice.plan), "turned": choice.turned,
+           "expected_us": 1e6 * choice.seconds}  # fmt: skip
+    print(f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
+          f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"
+          f" floor {row['floor_us']:7.1f} expected {row['expected_us']:7.1f}"
+          f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+          flush=True)  # fmt: skip
+    return row
+
+
+def mean(rows: list[dict[str, Any]]) -> float:
+    """Geometric mean of ratios."""
+    return math.exp(sum(math.log(r["ratio"]) for r in rows) / max(1, len(rows)))
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """The bars."""
+    for label, sizes, bar, least in (("large M", (512, 2048, 8192), 1.0, 0.93),
+                                     ("small M", (1, 8, 32, 64, 128), 1.05, 0.95)):  # fmt: skip
+        some = [r for r in rows if r["m"] in sizes and r["layer"] in LAYERS]
+        if some:
+            worst = min(r["ratio"] for r in some)
+            met = mean(some) >= bar and worst >= least
+            print(f"{label}: geometric mean {mean(some):.3f} (bar {bar}), least {worst:.3f} (bar"
+                  f" {least}) of {len(some)}: {'met' if met else 'MISSED'}")  # fmt: skip
+    other = [r for r in rows if r["layer"] == "random"]
+    if other:
+        print(f"random sizes: geometric mean {mean(other):.3f},"
+              f" least {min(r['ratio'] for r in other):.3f} of {len(other)}")  # fmt: skip
+
+
 def main() -> None:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--plans", type=int, default=16, help="of a sweep, for each case")
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--random", type=int, default=20, help="cases with random n and k")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
     bench = Bench()
-    print(bench.device, {k: f"{v:.3e}" for k, v in bench.ceilings().items()}, flush=True)
+    ceilings = bench.ceilings()
+    print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
     names, sizes = given.layers.split(","), [int(s) for s in given.sizes.split(",")]
     if given.sweep:
-        sweep(bench, names, sizes)
+        sweep(bench, names, sizes, given.plans)
+        return
+    dtype = dtype_of(given.dtype)
+    rows = table(bench, names, sizes, dtype) if given.layers != "none" else []
+    rows += random_cases(bench, given.random, dtype)
+    report(rows)
+    if given.out:
+        Path(given.out).write_text(json.dumps(
+            {**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,8 +8,12 @@ run (a device copy, a read, a large bf16 product) are measured first and printed
 
 from __future__ import annotations
 
+import datetime
+import os
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,6 +104,13 @@ class Bench:
         repeats = max(1, int(least / once))
         return statistics.median(self.seconds(graph, len(work), repeats) for _ in range(rounds))
 
+    def about(self) -> dict[str, str]:
+        """When and on what this was measured."""
+        driver = torch.cuda.get_device_properties(0)
+        return {"date": datetime.date.today().isoformat(), "device": driver.name,
+                "torch": torch.__version__, "cuda": str(torch.version.cuda),
+                "driver": str(self.device.attributes.get("driver", "")), "commit": commit()}  # fmt: skip
+
     def ceilings(self) -> dict[str, float]:
         """Copy and read bytes/s, and FLOP/s of a large bf16 product through torch."""
         x = torch.randn(1 << 28, device="cuda")
@@ -112,6 +123,17 @@ class Bench:
         return {"copy_bytes_per_second": 8 * x.numel() / copy,
                 "read_bytes_per_second": 4 * x.numel() / read,
                 "bf16_flops": 2 * 8192**3 / product}  # fmt: skip
+
+
+def commit() -> str:
+    """The commit measured, '+' where files differ from it."""
+    told = os.environ.get("TILEGRAD_COMMIT")  # where the tree is a copy without its history
+    if told:
+        return told
+    here = Path(__file__).resolve().parent
+    run = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True,
+                         text=True, cwd=here)  # fmt: skip
+    return run.stdout.strip()
 
 
 def sets(bytes_: int) -> int:

@@ -12,10 +12,10 @@ multiple of 16 bytes. Invariant: the order of a sum over k depends on the Plan a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..core.dtype import DType, bool_, float32
+from ..core.dtype import DType, bool_, float32, int64
 from ..ir.node import Node
 from ..ir.symbol import (
     Size,
@@ -66,26 +66,34 @@ class Operands:
     turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
 
 
+# epilogue(piece of 64 rows, (batch, row, column) where it begins) -> what is stored
+Epilogue = Callable[[Node, tuple[Size, Size, Size]], Node]
+
+
 def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
-    """The Body; parameters a, b, c, then those that fill the epilogue."""
-    return WideMatmul(x, plan, name).build()
+    """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
+    lead = () if x.batch == 1 else (x.batch,)
+    shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
+              (x.n, x.k) if x.b_along_k else (x.k, x.n),
+              (x.n, x.m) if x.turned else (x.m, x.n))  # fmt: skip
+    uses = ("constant", "value") if x.turned else ("value", "constant")
+    b = PlacedBuilder(name, [
+        ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
+        ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
+        ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
+    ])  # fmt: skip
+    return WideMatmul(x, plan, b, b.parameters).build()
 
 
 class WideMatmul:
     """Builds one Body of `wide_matmul`."""
 
-    def __init__(self, x: Operands, plan: WidePlan, name: str) -> None:
-        self.x, self.plan = x, plan
-        lead = () if x.batch == 1 else (x.batch,)
-        shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
-                  (x.n, x.k) if x.b_along_k else (x.k, x.n),
-                  (x.n, x.m) if x.turned else (x.m, x.n))  # fmt: skip
-        uses = ("constant", "value") if x.turned else ("value", "constant")
-        self.b = PlacedBuilder(name, [
-            ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
-            ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
-            ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
-        ])  # fmt: skip
+    def __init__(
+        self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
+        epilogue: Epilogue | None = None,
+    ) -> None:  # fmt: skip
+        self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
+        self.a, self.weight, self.c = memories
         tm, tn, tk = plan.tile
         self.halves = tm // 64
         self.steps = ceil_divide(ceil_divide(x.k, tk), plan.split)  # of one program
@@ -168,7 +176,9 @@ class WideMatmul:
         """Fill the ring; the constant operand's first tiles come before the dependency."""
         b, plan = self.b, self.plan
         early = 0
-        if plan.dependent and isinstance(self.steps, int):
+        first = self.a if self.x.turned else self.weight
+        constant = first.type.use == "constant"  # type: ignore[union-attr]
+        if plan.dependent and constant and isinstance(self.steps, int):
             early = min(plan.stages, self.steps)
             some = b.less(self.program, self.tiles)
             b.branch(some, lambda: self.fill_early(early, True) or ())
@@ -246,10 +256,10 @@ class WideMatmul:
             index = (*lead, *((at, k) if x.a_along_k else (k, at)))
             if shared:
                 rows = (0, self.left.type.shape[2])  # type: ignore[union-attr]
-                b.copy_multicast(self.left, (stage, half), rows, b.parameters[0], index, axes,
+                b.copy_multicast(self.left, (stage, half), rows, self.a, index, axes,
                                  self.full, stage, self.mask, self.first)  # fmt: skip
             else:
-                b.copy_async(self.left, (stage, half), b.parameters[0], index, axes, self.full,
+                b.copy_async(self.left, (stage, half), self.a, index, axes, self.full,
                              stage)  # fmt: skip
 
     def fill_right(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
@@ -259,7 +269,7 @@ class WideMatmul:
         lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
         k = self.place_of(step)
         index = (column, k) if x.b_along_k else (k, column)
-        weight = b.parameters[1]
+        weight = self.weight
         if plan.cluster == 1 or plan.across:
             b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full, stage)
             return
@@ -365,12 +375,7 @@ class WideMatmul:
         """One piece of a result on its way out."""
         b, plan, x = self.b, self.plan, self.x
         lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
-        inputs = [piece, self.positions(64, row, (64, 1)),
-                  self.positions(plan.staged, column, (1, plan.staged))]  # fmt: skip
-        if x.batch != 1:
-            inputs.append(b.index(batch))
-        value = b.hole("epilogue", Tile((64, plan.staged), float32), *inputs)
-        value = b.cast(value, x.result)
+        value = b.cast(self.epilogue(piece, (batch, row, column)), x.result)
         index = (row, column)
         if x.turned:
             value, index = b.add(ops.transpose(value, order=(1, 0))), index[::-1]
@@ -380,14 +385,21 @@ class WideMatmul:
         own = place[0]
         assert isinstance(own, int)
         b.do(placed.named_sync, number=own, threads=128)
-        b.copy_store(b.parameters[2], (*lead, *index), axes, self.staged, place)
+        b.copy_store(self.c, (*lead, *index), axes, self.staged, place)
         b.do(placed.commit_copies)
+
+    def hole(self, piece: Node, where: tuple[Size, Size, Size]) -> Node:
+        """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
+        b, (batch, row, column) = self.b, where
+        inputs = [piece, self.positions(64, row, (64, 1)),
+                  self.positions(piece.shape[1], column, (1, piece.shape[1]))]  # fmt: skip
+        if self.x.batch != 1:
+            inputs.append(b.index(batch))
+        return b.hole("epilogue", Tile(piece.shape, float32), *inputs)
 
     def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:
         """start, start + 1, ... as a column or a row."""
         b = self.b
-        from ..core.dtype import int64
-
         line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(start))
         return b.add(ops.reshape(line, shape=shape))
 

@@ -136,5 +136,8 @@ def _masked_load(x: Node, shape: tuple[int, ...]) -> bool:
 def lower_dot_gpu(
     group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, list[tuple[str, Any]]]]:
-    """The Bodies of a dot group."""
-    return TiledDot(group, reads, name).lower()
+    """The Bodies of a dot group: the library's kernel where it applies."""
+    from .dot_wide import WideDot
+
+    large = WideDot(group, reads, target, group.constants)
+    return TiledDot(group, reads, name).lower() if large.choice is None else large.lower(name)

@@ -134,6 +134,8 @@ class Lowering:
         if group.kind == "update":
             self.lower_state(group, reads)
             return
+        if group.kind == "dot" and not self.depth:
+            group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
         key = self.key(group, reads)
         found = self.bodies.get(key)
         if found is None:
@@ -145,7 +147,8 @@ class Lowering:
     def key(self, group: Group, reads: Sequence[Node]) -> Any:
         """Equal for groups that can share Bodies."""
         results = [v for v in (group.stored or group.values)]
-        return (group.kind, group.order, group.rows, structure(reads, results))
+        constant = tuple(r in group.constants for r in reads)
+        return (group.kind, group.order, group.rows, constant, structure(reads, results))
 
     def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
         """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""

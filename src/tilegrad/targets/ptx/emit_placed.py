@@ -1,10 +1,10 @@
 """The placed level: barriers, asynchronous copies, matrix products, swizzled places.
 
 A swizzled place lies as column blocks of one swizzle span: block, row, column within the block,
-its 16-byte chunks exchanged by the row. One thread of a role issues copies (a role of copies alone is one warp); each warp arrives
-for itself, so a barrier's count is multiplied by the warps of the roles that arrive. Invariant:
-the order of what is emitted is the order of the Body: nothing is waited for that it does not
-wait for.
+its 16-byte chunks exchanged by the row. One thread of a role issues copies (a role of copies
+alone is one warp); each warp arrives for itself, so a barrier's count is multiplied by the warps
+of the roles that arrive. Invariant: the order of what is emitted is the order of the Body:
+nothing is waited for that it does not wait for.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class PlacedEmitter(ShapeEmitter):
         """Whether a Tile can be stored by stmatrix."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2 and len(spread.shape) == 2
-                and spread.shape[1] % 16 == 0 and spread.shape[0] % (16 * self.threads // 32) == 0
+        return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2
+                and len(spread.shape) == 2 and spread.shape[1] % 16 == 0 and spread.shape[0] % (16 * self.threads // 32) == 0
                 and self.threads % 128 == 0
                 and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
 

@@ -1,0 +1,214 @@
+"""Lower `dot` to the library's wide matmul where its operands allow it.
+
+Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
+start, in a dtype that the Target's asynchronous matrix units take; what the group computes of the
+products is evaluated on pieces of the accumulator. Everything else takes the plain tiled matmul
+of `dot_gpu`. Invariant: the result is that of `dot_gpu`, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.dtype import DType, bfloat16, float16, float32
+from ..core.target import Target
+from ..ir.block import argument
+from ..ir.node import Node
+from ..ir.symbol import Size, coefficient, combine, loop_index, multiply
+from ..ir.types import Memory, product, row_major
+from ..kernels.matmul import Operands, WideMatmul
+from ..kernels.matmul_plan import Choice, ranked, turn
+from ..tile.build import Body
+from ..tile.placed import PlacedBuilder
+from .access import MOVEMENT, Index, unravel
+from .evaluate import ravel_strides, wide
+from .fuse import Group
+from .problem import Problem
+from .threads.tiles import TileEvaluator, Viewed
+
+ALIGNMENT = 16  # bytes
+
+
+class PlacedViews(Viewed, PlacedBuilder):
+    """Builds placed Bodies whose parameters may be seen through several Memory types."""
+
+    def matrix(self, memory: Node, shape: tuple[Size, ...], strides: tuple[Size, ...]) -> Node:
+        """The parameter as a matrix (or a batch of them) of a given shape."""
+        key = (memory, (shape, strides))
+        if key not in self.views:
+            old = memory.type
+            assert isinstance(old, Memory)
+            new = Memory(shape, old.dtype, old.scope, old.use, strides)
+            made = self.views[key] = argument(f"{memory.attrs['name']}_matrix", new)
+            self.builder.known[0].add(id(made))
+        return self.views[key]
+
+
+class DirectEvaluator(TileEvaluator):
+    """Reads where values lie, without exchanging them through shared memory: roles may not."""
+
+    def _turns(self, memory: Node) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How an operand lies: the stored Node, and element strides of batch, rows and columns."""
+
+    node: Node
+    batch: int
+    rows: int
+    columns: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a tensor map can walk it: one axis dense, the others in steps of 16 bytes."""
+        size = self.node.dtype.size
+        others = [s for s in (self.rows, self.columns) if s != 1]
+        return 1 in (self.rows, self.columns) and all(
+            s > 0 and s * size % ALIGNMENT == 0 for s in (*others, self.batch or ALIGNMENT)
+        )
+
+
+def matrix_of(
+    problem: Problem, node: Node, index: Index, probes: Sequence[Size], reads: Sequence[Node]
+) -> Matrix | None:
+    """How an operand lies, or None where it is no plain matrix."""
+    while node not in reads:
+        if node.op not in MOVEMENT:
+            return None
+        index, conditions = MOVEMENT[node.op](node, index)
+        if conditions:
+            return None
+        node = node.inputs[0]
+    offset = ravel_strides(index, row_major(node.shape))
+    strides = []
+    for probe in probes:
+        stride = 0 if isinstance(probe, int) else coefficient(offset, probe)
+        if not isinstance(stride, int):
+            return None
+        strides.append(stride)
+        if not isinstance(probe, int):
+            offset = combine(offset, multiply(probe, stride), -1)
+    if offset != 0:
+        return None
+    found = Matrix(node, *strides)
+    return found if found.aligned else None
+
+
+class WideDot:
+    """Lowers one dot group to the wide matmul; `choice` is None where it does not apply."""
+
+    def __init__(
+        self, group: Group, reads: Sequence[Node], target: Target, constants: set[Node]
+    ) -> None:
+        self.group, self.reads, self.target = group, list(reads), target
+        self.dot, self.stored = group.values[0], group.stored
+        self.constants = constants
+        self.problem = Problem(self.dot)
+        self.operands = self._operands()
+        self.choice: Choice | None = None
+        if self.operands is not None:
+            self.choice = next(iter(ranked(self.operands, target)), None)
+
+    def _operands(self) -> Operands | None:
+        p = self.problem
+        batch, m, k, n = p.sizes
+        dtype = self.dot.inputs[0].dtype
+        kinds = {unit.inputs for unit in self.target.matrix if unit.name.startswith("wgmma")}
+        if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in (bfloat16, float16):
+            return None
+        if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
+            return None
+        at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
+        a = matrix_of(p, p.a, p.index_a(at[0], at[1], at[2]), (at[0], at[1], at[2]), self.reads)
+        b = matrix_of(p, p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
+        result = self.stored[0]
+        fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
+        if a is None or b is None or not fits or not _stored_dtype(result.dtype):
+            return None
+        if any(product(v.shape) != product(self.dot.shape) for v in self.stored):
+            return None
+        if batch != 1 and 0 in (a.batch, b.batch):
+            return None
+        self.left, self.right = a, b
+        return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
+
+    def lower(self, name: str) -> list[tuple[Body, list[tuple[str, Any]]]]:
+        """The Body with the roles of its parameters."""
+        assert self.choice is not None and self.operands is not None
+        parameters = [
+            (f"in{i}", Memory((product(r.shape),), r.dtype, "global",
+                              "constant" if r in self.constants else "value"))
+            for i, r in enumerate(self.reads)
+        ]  # fmt: skip
+        parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
+                       for i, v in enumerate(self.stored)]  # fmt: skip
+        self.b = PlacedViews(name, parameters)
+        self.e = DirectEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
+        x = turn(self.operands) if self.choice.turned else self.operands
+        body = WideMatmul(x, self.choice.plan, self.b, self.memories(), self.epilogue).build()
+        roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
+        roles += [("store", i) for i in range(len(self.stored))]
+        return [(body, [roles[number] for number in self.b.numbers])]
+
+    def memories(self) -> tuple[Node, Node, Node]:
+        """a, b and the result as matrices, in the order the kernel wants."""
+        batch, m, k, n = self.problem.sizes
+        a = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
+        b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
+        shape, strides = ((m, n), (n, 1)) if batch == 1 else (
+            (batch, m, n), (multiply(m, n), n, 1))  # fmt: skip
+        c = self.b.matrix(self.outputs[self.stored[0]], shape, strides)
+        assert self.choice is not None
+        return (b, a, c) if self.choice.turned else (a, b, c)
+
+    def matrix(self, x: Matrix, shape: tuple[Size, Size], first: int, second: int) -> Node:
+        """An operand as stored: the dense axis last."""
+        batch = self.problem.sizes[0]
+        strides = (first, second)
+        if second != 1:
+            shape, strides = shape[::-1], strides[::-1]
+        memory = self.b.parameters[self.reads.index(x.node)]
+        if batch == 1:
+            return self.b.matrix(memory, shape, strides)
+        return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
+
+    def epilogue(self, piece: Node, where: tuple[Size, Size, Size]) -> Node:
+        """What the group stores, computed on a piece of the accumulator."""
+        batch, row, column = where
+        _, m, _, n = self.problem.sizes
+        assert self.choice is not None
+        turned = self.choice.turned
+        sizes = (n, m) if turned else (m, n)
+        rows, columns = piece.shape
+        with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
+            at_m, at_n = (j, i) if turned else (i, j)
+            rounded = self.b.cast(piece, wide(self.dot.dtype))
+            linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
+            own = self.index_of(batch, at_m, at_n)
+            self.e.bind(self.dot, own, rounded)
+            values = []
+            for v in self.stored:
+                at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
+                if v.shape != self.dot.shape:
+                    self.e.bind(self.dot, unravel(linear, self.dot.shape), rounded)
+                values.append((v, at, self.e.value(v, at)))
+            for v, at, value in values[1:]:
+                self.e.store(self.outputs[v], value, ravel_strides(at, row_major(v.shape)))
+            return self.b.broadcast(values[0][2], piece.shape)
+
+    def index_of(self, batch: Size, m: Size, n: Size) -> Index:
+        """The dot's own index of an element."""
+        p = self.problem
+        return (*unravel(batch, p.batch_shape), *unravel(m, p.m_shape), *unravel(n, p.n_shape))
+
+
+def _stored_dtype(dtype: DType) -> bool:
+    return dtype in (bfloat16, float16, float32)
+
+
+__all__ = ["WideDot"]
