@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.dtype import int32, int64
-from ...core.errors import InternalError
+from ...core.errors import InternalError, UserError
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
@@ -73,6 +73,9 @@ class Emitter(ControlEmitter):
         self.collect_maps(self.body.block)
         self.frame()
         start = len(self.w.lines)
+        if self.waits_first:
+            self.w.put("griddepcontrol.launch_dependents")
+            self.w.put("griddepcontrol.wait")
         self.block(self.body.block)
         self.w.put("ret")
         self.w.lines[start:start] = self.scratch_frame()
@@ -84,11 +87,24 @@ class Emitter(ControlEmitter):
         bytes_ = self.shared_bytes + (1024 if self.swizzled else 0)
         entry = Entry(name, tuple(arguments), self.launch_grid(), 32 * self.warps, bytes_,
                       tuple(self.body.notes.get("cluster", ())), self.dependent())  # fmt: skip
-        return self.text(name), entry
+        text = self.text(name)
+        if self.target.cpu == "sm_80" and ("e4m3x2" in text or "e5m2x2" in text):
+            raise UserError("this GPU does not convert floats of 8 bits", op=self.body.name,
+                            expected="compute capability 9.0", got=self.target.cpu)  # fmt: skip
+        return text, entry
 
     def dependent(self) -> bool:
         """Whether the entry waits for its dependency itself."""
-        return any(n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block))
+        return self.waits_first or any(
+            n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block))  # fmt: skip
+
+    @property
+    def waits_first(self) -> bool:
+        """Whether the entry waits before all else, so that launches may overlap: a Body that
+        does not say itself when, on a machine that can."""
+        said = ("role", "grid_dependency_wait", "grid_launch_dependents")
+        able = (self.target.cpu or "sm_90a").startswith("sm_9")
+        return able and not any(n.op.name in said for n in all_nodes(self.body.block))
 
     def launch_grid(self) -> tuple[Size, ...]:
         """The grid: as the Body has it, or all of it along x where it would not fit."""
