@@ -539,7 +539,8 @@ def test_mbarriers(policy: str) -> None:
         ("+256], 0;", "+256], 1;", (RaceError, UninitialisedError, DeadlockError)),
         ("+256], 32;", "+256], 33;", DeadlockError),
         ("\tmbarrier.arrive.shared::cta.b64 %d6, [%r1+256];\n", "", DeadlockError),
-        ("\tmbarrier.arrive", "\t@%p3 mbarrier.arrive", DeadlockError),
+        ("\tmbarrier.arrive", "\t@%p3 mbarrier.arrive", RaceError),
+        ("\tmbarrier.arrive", "\tbar.warp.sync -1;\n\t@%p3 mbarrier.arrive", DeadlockError),
         ("mbarrier.init.shared::cta.b64 [%r1+256]", "mbarrier.init.shared::cta.b64 [%r1+260]",
          MisalignedError),
         ("mbarrier.init.shared::cta.b64 [%r1+256]", "mbarrier.init.shared::cta.b64 [%r1+264]",
@@ -615,6 +616,19 @@ def test_dependent_launches() -> None:
         run(without, [x, y], dependent=True)
     with pytest.raises(DependencyError, match="exit before"):
         run(HEAD, [x, y], dependent=True)
+    run(body, [x, y], dependent=True, constants=[0])
+    with pytest.raises(DependencyError, match="memory 0 is read before"):
+        run(body, [x, y], dependent=True, constants=[1])
+
+
+def test_one_lane_arrives_for_its_warp() -> None:
+    x, y = numbers(64)
+    one = PHASES.replace("+256], 32;", "+256], 1;").replace(
+        "\tmbarrier.arrive", "\tbar.warp.sync -1;\n\t@%p3 mbarrier.arrive")  # fmt: skip
+    run(one, [x, y], threads=64, shared=512)
+    np.testing.assert_array_equal(y[:32], np.arange(32))
+    with pytest.raises(RaceError, match=r"no bar\.warp\.sync"):
+        run(one.replace("\tbar.warp.sync -1;\n", ""), [x, y], threads=64, shared=512)
 
 
 def test_entry_and_text_must_agree() -> None:

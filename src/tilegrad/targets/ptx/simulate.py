@@ -56,17 +56,22 @@ FAMILIES = (simulate_scalar, simulate_memory, simulate_atomic, simulate_warp, si
 def simulate(
     text: str, entry: Entry, memories: Sequence[Array | int], symbols: Mapping[str, int] = {}, *,
     check: bool = True, limit: int = 20_000_000, policy: str = "round", seed: int = 0,
+    constants: Sequence[int] | None = None,
 ) -> None:  # fmt: skip
     """Run an entry over its grid, changing memories in place.
 
     `memories` are the Body's Memory parameters (an int is a pointer to nothing). `policy` is
     'round' (warps in turn), 'far' (one warp as far as it can go, asynchronous work as late as
     possible) or 'random' with a seed. `limit` bounds the instructions of the whole run.
+    `constants`, if given, numbers the memories that a dependent launch may read before its wait.
     """
     if policy not in POLICIES:
         raise SimulationError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
     with np.errstate(all="ignore"):
-        Grid(text, entry, memories, symbols, check, limit, policy, seed).run()
+        grid = Grid(text, entry, memories, symbols, check, limit, policy, seed)
+        for number, space in enumerate(grid.memories):
+            space.constant = constants is None or number in constants
+        grid.run()
 
 
 def layout(module: Module, entry: Entry) -> tuple[dict[str, int], int]:

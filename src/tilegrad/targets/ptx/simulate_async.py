@@ -29,7 +29,15 @@ from .simulate_errors import (
 )
 from .simulate_machine import Cta, Waiting
 from .simulate_matrix import wait_engine
-from .simulate_memory import Space, aligned, covering, resolve, touch_peer
+from .simulate_memory import (
+    Space,
+    aligned,
+    covering,
+    depends,
+    one_for_all,
+    resolve,
+    touch_peer,
+)
 from .simulate_text import Instruction, Operand
 from .simulate_values import (
     PARAMETER_START,
@@ -211,6 +219,7 @@ def decode_tensor_load(d: Decoder, i: Instruction) -> Run:
                 raise SimulationError(f"a {rank}d copy with a map of rank {len(map_.box)}")
             many = int(mask_of(warp)[lane]) if mask_of is not None else None
             index, _ = map_.index(at)
+            depends(warp, map_.space)
             for cta, offset, barrier in destinations(
                 warp, int(into(warp)[lane]), int(mbarrier(warp)[lane]), many
             ):
@@ -242,6 +251,7 @@ def decode_bulk_load(d: Decoder, i: Instruction) -> Run:
             ((space, offset, _),) = resolve(warp, "shared" if inside else "global", at)
             index = slice(int(offset[0]), int(offset[0]) + bytes_)
             space.bounds(index.start, index.stop)
+            depends(warp, space)
             for cta, place, barrier in destinations(
                 warp, int(into(warp)[lane]), int(mbarrier(warp)[lane]), many
             ):
@@ -346,6 +356,7 @@ def decode_tensor_store(d: Decoder, i: Instruction) -> Run:
     operation = next((w for w in i.words if w in OPERATIONS), "")
 
     def run(warp: Warp, mask: Mask) -> None:
+        one_for_all(warp, mask, "a bulk store")
         for lane in lanes_of(mask):
             map_ = map_of(warp, int(target(warp)[lane]))
             if len(map_.box) != rank:
@@ -369,6 +380,7 @@ def decode_bulk_store(d: Decoder, i: Instruction) -> Run:
     dtype = TYPES[i.words[-1]] if operation else np.dtype(np.uint8)
 
     def run(warp: Warp, mask: Mask) -> None:
+        one_for_all(warp, mask, "a bulk store")
         for lane in lanes_of(mask):
             bytes_, at = int(size(warp)[lane]), target(warp)[lane : lane + 1]
             _, offset = shared_place(warp, int(source(warp)[lane]))

@@ -19,7 +19,7 @@ from .simulate_errors import (
     TextError,
 )
 from .simulate_machine import AGENTS, Clock, Cta, Waiting
-from .simulate_memory import shared_of
+from .simulate_memory import one_for_all, shared_of
 from .simulate_text import Instruction
 from .simulate_values import LANES, RANK_STEP, SHARED_WINDOW, Array, Decoder, Mask, Run
 from .simulate_warp import whole
@@ -101,6 +101,7 @@ def decode_bar(d: Decoder, i: Instruction) -> Run:
 
     def run(warp: Warp, mask: Mask) -> Waiting | None:
         whole(warp, mask, i.words[0])
+        warp.accessed = np.zeros(LANES, np.bool_)
         active = np.ones(LANES, np.bool_) if mask is None else mask
         lane = int(np.flatnonzero(active)[0])
         which = int(number(warp)[lane])
@@ -279,6 +280,8 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
         tokens = np.zeros(LANES, np.uint64)
         address = where(warp)
         lanes = lanes_of(mask)
+        if not expect:  # one that announces bytes speaks for copies
+            one_for_all(warp, mask, "an arrival")
         barriers = [phases_of(warp, int(address[lane])) for lane in lanes]
         clock = None if relaxed else warp.release()
         for lane, barrier in zip(lanes, barriers):

@@ -15,7 +15,7 @@ from .simulate_barrier import lanes_of, phases_of
 from .simulate_errors import OutOfBoundsError, TextError
 from .simulate_machine import Waiting
 from .simulate_matrix import uniform, wait_engine
-from .simulate_memory import aligned, covering, resolve
+from .simulate_memory import aligned, covering, depends, resolve
 from .simulate_text import Instruction
 from .simulate_values import Array, Decoder, Mask, Run
 
@@ -67,6 +67,7 @@ def _fetch(warp: Warp, address: Array, counts: Array, bytes_: int) -> Any:
         aligned(address[taken], bytes_)
         for space, offset, chosen in resolve(warp, "global", address[taken]):
             lanes = np.flatnonzero(taken)[chosen]
+            depends(warp, space)
             most = counts[lanes]
             space.bounds(int(offset.min()), int((offset + most).max()))
             index = np.minimum(offset[:, None] + np.arange(bytes_), space.data.size - 1)

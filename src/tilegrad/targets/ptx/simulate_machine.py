@@ -115,6 +115,7 @@ class Warp:
         self.carry: Array = np.zeros(LANES, np.bool_)
         self.pair: dict[str, Any] = {}  # what a handler keeps between two steps
         self.depended = False
+        self.accessed = np.zeros(LANES, np.bool_)  # lanes at shared memory since a warp barrier
         self.loose = False  # lanes may run ahead of others that wait
         self._special: dict[str, Array] = {}
 

@@ -107,6 +107,7 @@ class Space:
         self.name, self.data, self.start, self.shared = name, data, start, shared
         self.check, self.writeable = check, writeable
         self.defined = np.zeros(data.size, np.bool_) if shared and check else None
+        self.constant = True  # may be read before griddepcontrol.wait
         self.barriers: Array | None = None  # bytes that are mbarriers
         self._history: History | None = None
         self.sync: dict[tuple[int, int], Clock] = {}  # what atomics at an offset hand on
@@ -290,11 +291,27 @@ def aligned(address: Array, bytes_: int) -> None:
         raise MisalignedError(f"address {bad:#x} is not a multiple of {bytes_}")
 
 
+def one_for_all(warp: Warp, mask: Mask, what: str) -> None:
+    """Some lanes act for their warp: what others did in shared memory must be ordered before."""
+    if mask is not None and warp.cluster.check and (warp.accessed & ~mask).any():
+        raise RaceError(f"{what} by some lanes of a warp after others were at shared memory, and "
+                        "no bar.warp.sync orders them")  # fmt: skip
+
+
+def depends(warp: Warp, space: Space) -> None:
+    """A read of memory that is not constant comes after griddepcontrol.wait."""
+    if not (space.constant or warp.depended) and warp.cluster.check:
+        if warp.cluster.grid.entry.dependent:
+            raise DependencyError(f"{space.name} is read before griddepcontrol.wait")
+
+
 def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False) -> Array:
     """Bytes (lanes, bytes) at addresses, read by the warp."""
     aligned(address, bytes_)
     parts = resolve(warp, kind, address)
     epoch = int(warp.clock[warp.agent])
+    for space, _, _ in parts:
+        depends(warp, space)
     if len(parts) == 1:
         space, offset, _ = parts[0]
         index = covering(space, offset, bytes_)
@@ -381,7 +398,7 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
         raise TextError(f"{count} registers expected")
     puts = [d.put(o, type_) for o in outs]
     atomic = bool({"volatile", "relaxed", "acquire"} & set(i.words))
-    acquire, constant = "acquire" in i.words, "nc" in i.words
+    acquire, constant, near = "acquire" in i.words, "nc" in i.words, kind.startswith("shared")
 
     def run(warp: Warp, mask: Mask) -> None:
         address = where(warp)
@@ -390,6 +407,8 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
         if constant and warp.cluster.check:
             _never_written(warp, address, size * count)
         value = load(warp, kind, address, size * count, atomic).view(dtype)
+        if near:
+            warp.accessed |= True if mask is None else mask
         if atomic:
             synchronise(warp, kind, address, acquire=acquire, release=False)
         if mask is not None:
@@ -419,7 +438,7 @@ def decode_st(d: Decoder, i: Instruction) -> Run:
         raise TextError(f"{count} registers expected")
     reads = [d.read(o, type_) for o in sources]
     atomic = bool({"volatile", "relaxed", "release"} & set(i.words))
-    release = "release" in i.words
+    release, near = "release" in i.words, kind.startswith("shared")
 
     def run(warp: Warp, mask: Mask) -> None:
         address = where(warp)
@@ -429,6 +448,8 @@ def decode_st(d: Decoder, i: Instruction) -> Run:
         if atomic:
             synchronise(warp, kind, address, acquire=False, release=release)
         lanes = LANE if mask is None else np.flatnonzero(mask)
+        if near:
+            warp.accessed |= True if mask is None else mask
         store(warp, kind, address, np.ascontiguousarray(value).view(np.uint8), atomic, lanes)
 
     return run

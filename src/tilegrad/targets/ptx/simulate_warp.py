@@ -176,5 +176,10 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
         return lambda warp, mask: put(warp, mask, np.full(LANES, bits_of(mask), np.uint32))
     if i.name == "bar.warp.sync":
         named = d.read(i.operands[0], "b32")
-        return lambda warp, mask: members(warp, mask, named(warp))
+
+        def meet(warp: Warp, mask: Mask) -> None:
+            members(warp, mask, named(warp))
+            warp.accessed = warp.accessed & (False if mask is None else ~mask)
+
+        return meet
     return None
