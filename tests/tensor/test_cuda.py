@@ -292,6 +292,25 @@ def test_derivatives_and_training(cuda) -> None:
     assert model.cpu().weight.device == "cpu"
 
 
+def test_state_of_constants_comes_to_the_gpu(cuda) -> None:
+    tg.zeros(3, 2).realize()  # known on the CPU before
+    linear = tg.nn.Linear(2, 3)
+    twin = tg.train.AdamW(linear.parameters(), lr=0.1)
+    linear.to("cuda")
+
+    @tg.jit
+    def step(model, optimizer, x):
+        loss = model(x).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = tg.tensor(numbers(4, 2), device="cuda")
+    assert float(step(linear, twin, x)) > float(step(linear, twin, x))
+    assert {t.device for t in twin.tensors().values() if t.ndim} == {"cuda:0"}
+
+
 def test_in_place_and_donation(cuda) -> None:
     x = tg.tensor([1.0, 2.0], device="cuda")
     x += 1

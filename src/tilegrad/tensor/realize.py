@@ -23,7 +23,7 @@ from .placement import common_device, elsewhere, homes, is_pure, moved, stand_in
 def own_node(node: Node, device: str | None = None) -> Node:
     """A fresh input that takes the Node's value when one is needed, computed on `device`."""
     fresh = build.input_(node.shape, node.dtype)
-    if node in values:
+    if node in values and not is_pure(node):  # a constant may be wanted elsewhere than it is known
         buffer = values[node]
         values[fresh] = buffer if device is None else _fixed(buffer, device)
     else:
@@ -96,7 +96,7 @@ def _fill(inputs: Sequence[Node], wanted: Node, device: str | None) -> None:
     compute([s for s in dict.fromkeys(sources) if s is not None and s not in values], device)
     for node, source in zip(inputs, sources):
         if source is not None:
-            home = homes.pop(node, None)
+            home = homes.pop(node, None) or device
             values[node] = values[source] if home is None else _fixed(values[source], home)
             stand_ins.pop(node, None)
     if device not in (None, "cpu"):
