@@ -142,6 +142,47 @@ def test_flash_attention(target, tokens):
     np.testing.assert_allclose(found, exact_result, atol=2e-3)
 
 
+@kernel
+def pipelined(a, b, *, stages: int = 2):
+    """a @ b^T at the placed level: TMA, mbarriers, wgmma."""
+    (m, k), n = a.shape, b.shape[0]
+    i, j = tile.grid(m // 64, n // 64)
+    out = tile.result((m, n), f32)
+    left = tile.shared((stages, 64, 64), a.dtype, layout="swizzle128")
+    right = tile.shared((stages, 64, 64), b.dtype, layout="swizzle128")
+    ring = tile.pipeline("ab", stages, consumers=1)
+    with tile.role("producer", warps=4):
+        tile.grid_dependency_wait()
+        for s in tile.range(k // 64):
+            ring.acquire(s)
+            ring.expect(s, 2 * 64 * 64 * 2)
+            at = ring.stage(s)
+            tile.copy_async(left, (at,), a, (i * 64, s * 64), (0, 1), ring.full, at)
+            tile.copy_async(right, (at,), b, (j * 64, s * 64), (0, 1), ring.full, at)
+    with tile.role("consumer", warps=4):
+        tile.grid_dependency_wait()
+        total = tile.register((64, 64), f32, fill=0.0)
+        tile.matrix_fence()
+        for s in tile.range(k // 64):
+            ring.wait(s)
+            at = ring.stage(s)
+            tile.matrix_async(total, left, right, True, (at, at), transpose_b=True)
+            tile.matrix_commit()
+            tile.matrix_wait(0)
+            ring.release(s)
+        tile.store(out, (i * 64, j * 64), tile.read(total))
+
+
+def test_the_placed_level():
+    a, b = normal(64, 256, dtype=ml_dtypes.bfloat16), normal(128, 256, dtype=ml_dtypes.bfloat16)
+    (found,) = as_ptx(pipelined, a, b, tolerance=1e-3)
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-3)
+    types = {"a": Array(a.shape, tg.bfloat16), "b": Array(b.shape, tg.bfloat16), "stages": 2}
+    ((body, _),) = pipelined.definition.callee(types, Plan(), H100).launches
+    text, _ = emit(fitted(body, H100), body.name, H100)
+    assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text
+
+
 def test_the_default_plan_of_a_gpu_is_assembled():
     """Blocks of 128 x 128 with 8 warps, as a call on a GPU would have them."""
     if find_ptxas() is None:

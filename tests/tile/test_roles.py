@@ -28,7 +28,7 @@ def pipelined(release: bool = True, parity: int = 0):
         left = tile.shared((stages, BLOCK, DEPTH), a.dtype)
         right = tile.shared((stages, BLOCK, DEPTH), b.dtype)
         ring = tile.pipeline("ab", stages, consumers=1)
-        with tile.role("producer", warps=4, registers=40):
+        with tile.role("producer", warps=4):
             tile.grid_dependency_wait()
             for s in tile.range(k // DEPTH):
                 at = ring.stage(s)
@@ -36,7 +36,7 @@ def pipelined(release: bool = True, parity: int = 0):
                 ring.expect(s, 2 * BLOCK * DEPTH * 2)
                 tile.copy_async(left, (at,), a, (i * BLOCK, s * DEPTH), (0, 1), ring.full, at)
                 tile.copy_async(right, (at,), b, (j * BLOCK, s * DEPTH), (0, 1), ring.full, at)
-        with tile.role("consumer", warps=4, registers=232):
+        with tile.role("consumer", warps=4):
             tile.grid_dependency_wait()
             total = tile.register((BLOCK, BLOCK), tile.f32, fill=0.0)
             tile.matrix_fence()
