@@ -320,7 +320,8 @@ class Cta:
         self.name = f"CTA {tuple(index)}"
         self.threads = grid.entry.threads
         count = -(-self.threads // LANES)
-        self.first_limit = min(255, 65536 // max(1, LANES * count) // 8 * 8)
+        asked = int(grid.module.directives.get("maxnreg") or 255)  # else as many as fit
+        self.first_limit = min(asked, 65536 // max(1, LANES * count) // 8 * 8)
         self.free_registers = 65536 - LANES * count * self.first_limit
         self.shared: Space = grid.shared_space(self)
         self.named: dict[int, Named] = {}
