@@ -37,7 +37,8 @@ class Case:
         self.bench, self.m, self.n, self.k, self.dtype = bench, m, n, k, dtype
         self.operands = Operands(m, n, k, dtype, dtype)
         kind = getattr(torch, dtype.name)
-        count = sets(2 * (m * k + n * k + m * n))
+        torch.backends.cuda.matmul.allow_tf32 = True
+        count = sets(dtype.size * (m * k + n * k + m * n))
         self.x = [torch.randn(m, k, device="cuda", dtype=kind) for _ in range(count)]
         self.w = [torch.randn(n, k, device="cuda", dtype=kind) for _ in range(count)]
         self.y = [torch.empty(m, n, device="cuda", dtype=kind) for _ in range(count)]
@@ -68,6 +69,7 @@ class Case:
         self.bench.stream.synchronize()
         torch.backends.cuda.matmul.allow_tf32 = False
         wanted = self.x[number].float() @ self.w[number].float().t()
+        torch.backends.cuda.matmul.allow_tf32 = True  # what cuBLAS is asked for with float32
         return float((self.y[number].float() - wanted).norm() / wanted.norm())
 
 
@@ -99,11 +101,13 @@ def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
                     print(f"  {label}: {type(failure).__name__} {str(failure)[:300]}")
             floor = 2 * (m * k + n * k + m * n) / 4.47e12
             print(f"{name} m={m}: cuBLAS {1e6 * base:.1f} us"
-                  f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s, floor {1e6 * floor:.1f} us)")  # fmt: skip
+                  f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s,"
+                  f" floor {1e6 * floor:.1f} us)")  # fmt: skip
             for seconds, label, error in sorted(found):
                 print(f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
                       f" {2 * m * n * k / seconds / 1e12:6.0f} TFLOP/s  {label}"
-                      f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}", flush=True)  # fmt: skip
+                      f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}",
+                      flush=True)  # fmt: skip
             del case
 
 
@@ -132,7 +136,8 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
     error = case.error(ours[0])
     found = bench.interleave(ours, case.theirs())
     seconds = found["ours_us"] * 1e-6
-    floor = max(2 * (m * k + n * k + m * n) / 4.47e12, 2 * m * n * k / 800e12)
+    size = dtype.size
+    floor = max(size * (m * k + n * k + m * n) / 4.47e12, size * m * n * k / 800e12)
     row = {"layer": name, "m": m, "n": n, "k": k, "dtype": dtype.name, "error": error, **found,
            "floor_us": 1e6 * floor, "tflops": 2 * m * n * k / seconds / 1e12,
            "plan": str(choice.plan), "turned": choice.turned,

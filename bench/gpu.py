@@ -109,7 +109,8 @@ class Bench:
         driver = torch.cuda.get_device_properties(0)
         return {"date": datetime.date.today().isoformat(), "device": driver.name,
                 "torch": torch.__version__, "cuda": str(torch.version.cuda),
-                "driver": str(self.device.attributes.get("driver", "")), "commit": commit()}  # fmt: skip
+                "driver": str(self.device.attributes.get("driver", "")),
+                "commit": commit()}  # fmt: skip
 
     def ceilings(self) -> dict[str, float]:
         """Copy and read bytes/s, and FLOP/s of a large bf16 product through torch."""

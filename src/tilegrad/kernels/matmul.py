@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..core.dtype import DType, bool_, float32, int64
+from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import (
     Size,
@@ -49,6 +50,7 @@ class WidePlan:
     split: int = 1  # programs that share a tile, each with a part of k; one tile each
     dependent: bool = False  # waits for the launch before it by itself
     early: bool = True  # lets the next launch begin at its own start, not at its end
+    together: int = 1  # pieces of the result that are staged at once: 1 or 2
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Operands:
     turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
 
 
-# epilogue(piece of 64 rows, (batch, row, column) where it begins) -> what is stored
-Epilogue = Callable[[Node, tuple[Size, Size, Size]], Node]
+Where = tuple[Size, Size, Size]  # batch, row, column
+Epilogue = Callable[[Node, Where], Node]  # (piece of 64 rows, where it begins) -> what is stored
 
 
 def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
@@ -94,6 +96,7 @@ class WideMatmul:
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
         self.a, self.weight, self.c = memories
+        self.check()
         tm, tn, tk = plan.tile
         self.halves = tm // 64
         self.steps = ceil_divide(ceil_divide(x.k, tk), plan.split)  # of one program
@@ -102,10 +105,30 @@ class WideMatmul:
         self.tiles_n = ceil_divide(x.n, tn * near_n)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
+    def check(self) -> None:
+        """Refuse a Plan that no Body can be right for."""
+        plan, x = self.plan, self.x
+        tm, tn, _ = plan.tile
+        near = (plan.cluster if plan.across else 1) * tn
+        rows = (1 if plan.across else plan.cluster) * tm
+        tiles = high(x.batch) * -(-high(x.m) // rows) * -(-high(x.n) // near)
+        walkers = plan.programs // (plan.cluster * plan.split)
+        wrong = [
+            (plan.stages < 2, "a ring has two stages or more"),
+            (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
+            (tn % (8 * plan.split), "a split k divides the columns in eights"),
+            (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
+            (tn // plan.split % plan.staged, "staged pieces divide the columns"),
+            (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
+        ]
+        for is_wrong, why in wrong:
+            if is_wrong:
+                raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
+
     def build(self) -> Body:
         """Places, barriers, roles."""
         b, plan, x = self.b, self.plan, self.x
-        tm, tn, tk = plan.tile
+        _, tn, tk = plan.tile
         stages = plan.stages
         swizzle = "swizzle128"
         half = (64, tk) if x.a_along_k else (tk, 64)
@@ -135,7 +158,7 @@ class WideMatmul:
 
     # ---- which tile, which stage ------------------------------------------------------------
 
-    def corner(self, number: Size) -> tuple[Size, Size, Size]:
+    def corner(self, number: Size) -> Where:
         """(batch, row, column) of a tile: groups of rows are walked down, then across."""
         tm, tn, _ = self.plan.tile
         each = multiply(self.tiles_m, self.tiles_n)
@@ -224,7 +247,7 @@ class WideMatmul:
             return value
         return self.b.atom(name, self.b.index(value), low(value), high(value))
 
-    def held_corner(self, number: Size) -> tuple[Size, Size, Size]:
+    def held_corner(self, number: Size) -> Where:
         """The corner of a tile, computed before the loop over its steps."""
         batch, row, column = self.corner(number)
         return self.held("batch", batch), self.held("row", row), self.held("column", column)
@@ -241,7 +264,7 @@ class WideMatmul:
             step = combine(multiply(self.share, self.steps), step, 1)
         return multiply(step, self.plan.tile[2])
 
-    def fill_left(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
+    def fill_left(self, stage: Size, where: Where, step: Size) -> None:
         """A tile of a, 64 rows a copy; shared along n, each program brings some for all."""
         b, x, plan = self.b, self.x, self.plan
         batch, row, _ = where
@@ -262,7 +285,7 @@ class WideMatmul:
                 b.copy_async(self.left, (stage, half), self.a, index, axes, self.full,
                              stage)  # fmt: skip
 
-    def fill_right(self, stage: Size, where: tuple[Size, Size, Size], step: Size) -> None:
+    def fill_right(self, stage: Size, where: Where, step: Size) -> None:
         """A tile of b; shared along m, each program brings some of its rows for all."""
         b, x, plan = self.b, self.x, self.plan
         batch, _, column = where
@@ -342,10 +365,14 @@ class WideMatmul:
             sums = self.gather(own, sums, tn)
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
-        for turn, start in enumerate(range(0, tn, wide)):
-            place = (own, modulo(combine(multiply(count, pieces), turn, 1), 2))
-            piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
-            self.write_piece(piece, batch, row, combine(column, start, 1), place)
+        for turn in range(0, pieces, plan.together):
+            group = []
+            for number_ in range(turn, min(pieces, turn + plan.together)):
+                place = (own, modulo(combine(multiply(count, pieces), number_, 1), 2))
+                start = number_ * wide
+                piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
+                group.append((piece, (batch, row, combine(column, start, 1)), place))
+            self.write_pieces(own, group)
 
     def gather(self, own: int, sums: Node, wide: int) -> Node:
         """Every program that shares the tile gives each its columns; sums go by part of k."""
@@ -369,26 +396,25 @@ class WideMatmul:
         never = b.constant(False, bool_, (64, wide))
         return b.apply("where", never, b.add(ops.part(sums, start=(0, 0), shape=(64, wide))), total)
 
-    def write_piece(
-        self, piece: Node, batch: Size, row: Size, column: Size, place: tuple[Size, Size]
-    ) -> None:
-        """One piece of a result on its way out."""
-        b, plan, x = self.b, self.plan, self.x
-        lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
-        value = b.cast(self.epilogue(piece, (batch, row, column)), x.result)
-        index = (row, column)
-        if x.turned:
-            value, index = b.add(ops.transpose(value, order=(1, 0))), index[::-1]
-        b.do(placed.wait_copies, pending=1)
-        b.write(self.staged, value, *place)
+    def write_pieces(self, own: int, group: list[tuple[Node, Where, tuple[Size, Size]]]) -> None:
+        """Pieces of a result on their way out: (piece, where it begins, its staged place)."""
+        b, x = self.b, self.x
+        axes = (0, 1) if x.batch == 1 else (1, 2)
+        values = [b.cast(self.epilogue(piece, where), x.result) for piece, where, _ in group]
+        b.do(placed.wait_copies, pending=2 - len(group))
+        for value, (_, _, place) in zip(values, group):
+            if x.turned:
+                value = b.add(ops.transpose(value, order=(1, 0)))
+            b.write(self.staged, value, *place)
         b.do(placed.fence, kind="async")
-        own = place[0]
-        assert isinstance(own, int)
         b.do(placed.named_sync, number=own, threads=128)
-        b.copy_store(self.c, (*lead, *index), axes, self.staged, place)
+        for _, (batch, row, column), place in group:
+            lead = () if x.batch == 1 else (batch,)
+            index = (column, row) if x.turned else (row, column)
+            b.copy_store(self.c, (*lead, *index), axes, self.staged, place)
         b.do(placed.commit_copies)
 
-    def hole(self, piece: Node, where: tuple[Size, Size, Size]) -> Node:
+    def hole(self, piece: Node, where: Where) -> Node:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
         b, (batch, row, column) = self.b, where
         inputs = [piece, self.positions(64, row, (64, 1)),

@@ -2,8 +2,9 @@
 
 The model takes the largest of four times, none of which a Plan can beat: bytes from memory once
 (no faster than what is asked for ahead of its use allows), bytes through the L2 cache as often
-as tiles ask for them (a cluster asks once), bytes into one multiprocessor, and products; and adds what is not overlapped: starting, the last tile's way out,
-exchanging parts of a split k. Its constants were read off one H200 (bench/gemm.py --sweep).
+as tiles ask for them (a cluster asks once), bytes into one multiprocessor, and products; and adds
+what is not overlapped: starting, the last tile's way out, exchanging parts of a split k. Its
+constants were read off one H200 (bench/gemm.py --sweep).
 Invariant: every Plan in the space is one that `wide_matmul` can build for these operands.
 """
 
@@ -14,6 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..core.dtype import bfloat16
 from ..core.target import Target
 from ..ir.symbol import high
 from .matmul import Operands, WidePlan
@@ -132,6 +134,11 @@ def room_for(target: Target, staged: int, partial: int) -> int:
     return target.memories["shared"].bytes - SPARE_BYTES - staged - partial
 
 
+def matrix_rate(x: Operands, target: Target) -> float:
+    """FLOP/s of one multiprocessor: float32 operands are rounded to tf32, at half the rate."""
+    return SUSTAINED * target.peak_flops(bfloat16) / target.cores * 2 / x.dtype.size
+
+
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Seconds the model expects."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
@@ -143,7 +150,7 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
     walkers = plan.programs // (plan.cluster * plan.split)
     waves = -(-groups // walkers)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
-    rate = SUSTAINED * target.peak_flops(x.dtype) / target.cores * EFFICIENCY.get(tn, 0.85)
+    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85)
     product = 2 * tm * tn * tk / rate
     ingress = (tm + tn) * tk * size / INGRESS_RATE
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0

@@ -182,8 +182,8 @@ class PlacedEmitter(ShapeEmitter):
         type_ = place.type
         assert isinstance(type_, Memory)
         return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2
-                and len(spread.shape) == 2 and spread.shape[1] % 16 == 0 and spread.shape[0] % (16 * self.threads // 32) == 0
-                and self.threads % 128 == 0
+                and len(spread.shape) == 2 and spread.shape[1] % 16 == 0
+                and spread.shape[0] % (self.threads // 2) == 0 and self.threads % 128 == 0
                 and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
 
     def store_matrix(
