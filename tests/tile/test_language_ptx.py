@@ -114,6 +114,15 @@ def test_matmul(target, dtype, shape):
     np.testing.assert_allclose(found, a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
 
 
+def test_odd_sizes_of_a_dot_are_refused_with_the_line():
+    types = {"a": Array((40, 40), tg.float32), "b": Array((40, 40), tg.float32)}
+    plan = Plan().with_(block=(32, 24), k=16)
+    ((body, _),) = matmul.definition.callee(types, plan, H100).launches
+    with pytest.raises(tg.UserError, match=r"\(32, 24, 16\) does not fit h100") as caught:
+        fitted(body, H100)
+    assert caught.value.location.file == __file__
+
+
 @kernel
 def flash_attention(Q: KTile[f16], K: KTile[f16], V: KTile[f16]) -> KTile[f16]:
     """The seed's."""

@@ -20,7 +20,7 @@ from ..ir.symbol import Size, high, multiply
 from ..ir.types import Tile, Tuple, product
 from ..tile.build import Body, prune
 from ..tile.callee import KernelCallee
-from ..tile.check import verify_body
+from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
 from ..tile.prove import require
 from .fuse import Group
@@ -72,8 +72,22 @@ def fitted(body: Body, target: Target) -> Body:
     if config().verify:
         verify_body(body, level, target, where="schedule.call")
     if "shared" in target.memories:
+        _check_dots(body, target)
         require(body, target)  # budgets of this machine, and all that the kernel was checked for
     return body
+
+
+def _check_dots(body: Body, target: Target) -> None:
+    """Threads that hold a tile together share out a dot evenly: its sizes are powers of two."""
+    for node, _ in walk(body.block):
+        if node.op.name == "dot":
+            sizes = (*node.shape, node.inputs[0].shape[1])
+            if any(size & (size - 1) for size in sizes):
+                raise UserError(
+                    f"a dot of sizes (m, n, k) = {sizes} does not fit {target.name}",
+                    op="tile.dot", expected="powers of two", location=node.location,
+                    hint="load larger tiles: what lies beyond the end of an array does not count",
+                )  # fmt: skip
 
 
 def work_of_body(body: Body) -> Size:
