@@ -16,6 +16,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.executable import Recipe, Step, Storage
 from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx.graph import run_directly
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.step import REPLAYS, Executable
 
@@ -219,6 +220,20 @@ def test_synchronous_mode_runs_no_graph(device, cuda) -> None:
     with override(cuda_sync=True):
         (out,) = run.run([given(device)])
     assert values(device, out) == [3.0] * N and cuda.count("cuGraphLaunch") == 0
+
+
+def test_operations_for_a_graph_of_the_caller(device, cuda) -> None:
+    run, x = chain(device), given(device, 4.0)
+    operations, (out,), kept = run.operations([x])
+    assert len(operations) == 3 and cuda.count("cuLaunchKernelEx") == 0
+    for number, operation in enumerate(operations):
+        run_directly(device, operation, number > 0)
+    assert values(device, out) == [7.0] * N and cuda.count("cuGraphLaunch") == 0
+    assert any(b is device.arena(128) for b in kept) and any(b is x for b in kept)
+    flag = [storage("input"), storage("output"), storage("scratch", bytes=1)]
+    steps = [kernel(2, 0, 2), Step("jump_unless", -1, [2], 0, numbers=[3]), kernel(0, 0, 1)]
+    with pytest.raises(UserError, match="decides the course"):
+        make(device, steps, flag, [0], [1], arena=64).operations([x])
 
 
 def test_a_failed_capture_is_ended(device, cuda) -> None:

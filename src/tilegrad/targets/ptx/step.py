@@ -115,20 +115,44 @@ class Executable:
                                        for i in order]))  # fmt: skip
                 return [Buffer(block.pointer, size, block, name)]
             binding = self._binding(symbols)
-            slots = self.slots
-            for number, buffer in zip(self.recipe.inputs, buffers):
-                slots[number] = buffer.pointer
-            outputs, extra = self._outputs(binding, buffers)
-            for number, owner in self.aliases:
-                slots[number] = slots[owner]
+            outputs, extra = self._place(binding, buffers)
             if self.single is not None:
                 prepared = binding.launches[0]
                 assert prepared is not None
-                prepared.launch(tuple([slots[s] for s in self.single.slots]))
+                prepared.launch(tuple([self.slots[s] for s in self.single.slots]))
             else:
                 self._run_steps(binding)
             del extra  # the stream is past them when they are handed out again
             return outputs
+
+    def operations(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+    ) -> tuple[list[Operation], list[Buffer], list[Buffer]]:
+        """What a run on these Buffers puts on the stream, for a caller's own graph: operations,
+        outputs, and all Buffers that must live as long as the operations are used."""
+        if self.on_host:
+            raise UserError("a value on the GPU decides the course of this function",
+                            op="operations", expected="a course known before it runs")  # fmt: skip
+        held = [self._here(b) for b in buffers]
+        with self.device.lock:
+            self.device.activate()
+            binding = self._binding(symbols)
+            outputs, extra = self._place(binding, held)
+            if self.scratch:
+                extra.append(self.device.arena(self.recipe.arena_bytes))
+            return list(self.walk(binding)), outputs, [*held, *outputs, *extra]
+
+    def _place(
+        self, binding: Binding, buffers: Sequence[Buffer]
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Point the Slots at Buffers: those given, and new ones for outputs and for itself."""
+        slots = self.slots
+        for number, buffer in zip(self.recipe.inputs, buffers):
+            slots[number] = buffer.pointer
+        outputs, extra = self._outputs(binding, buffers)
+        for number, owner in self.aliases:
+            slots[number] = slots[owner]
+        return outputs, extra
 
     def _binding(self, symbols: Mapping[str, int] | None) -> Binding:
         key: Any = () if self.fixed else tuple(sorted((symbols or {}).items()))
