@@ -27,7 +27,7 @@ INGRESS_RATE = 1.12e11  # bytes/s into one multiprocessor
 MEMORY_SECONDS = 1.7e-6  # from asking for bytes of a busy memory to having them
 START_SECONDS = 3.0e-6  # launch, first copies, last stores
 DEPENDENT_GAIN = 1.2e-6  # what beginning before the launch before has ended saves
-SPLIT_SECONDS, EXCHANGE_RATE = 3e-7, 1.5e10  # of exchanging parts, and bytes/s of it
+SPLIT_SECONDS, EXCHANGE_RATE = 3e-7, 1.2e10  # of exchanging parts, and bytes/s of it
 CLUSTER_SECONDS = 6e-7  # programs of a cluster start and end together
 NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours do not share
 TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
@@ -119,7 +119,10 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         if stages < 3 or (cluster > 1 and (tn // cluster) % 8):
             continue
         limit = target.cores // (cluster * split)
-        programs = (tiles if split > 1 else min(limit, tiles)) * cluster * split
+        if cluster > 1 and m >= 2048:
+            limit = limit // 8 * 8  # a few idle cores leave power to the others
+        walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        programs = walkers * cluster * split
         yield WidePlan((tm, tn, depth), stages, programs, group_of(x), staged, cluster,
                        across, split, True), False  # fmt: skip
 
