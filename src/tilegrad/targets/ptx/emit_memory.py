@@ -2,9 +2,9 @@
 
 An address is a base every thread shares, the thread's own part, and a fixed part for each run
 of registers. Runs of neighbouring elements whose place is known to be aligned move as one; where
-a mask may cut runs apart, a thread that is wholly inside still moves them whole. Invariant: a
-masked-off element is never touched, and of several threads that hold a copy of an element one
-writes it.
+a mask may cut runs apart, a thread that is wholly inside still moves them whole. Pointers are
+multiples of 16 bytes. Invariant: a masked-off element is never touched, and of several threads
+that hold a copy of an element one writes it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ScanEmitter(ShapeEmitter):
             if bit < 5:
                 other = [self.shuffle(t, 1 << bit, dtype) for t in totals]
             else:
-                other = self.from_warp(totals, 1 << (bit - 5), dtype)
+                other = self.from_warp(totals, own, 1 << (bit - 5), dtype)
             upper = self.w.value("pred", "setp.ne.s32", self.bits(bit, 1), "0")
             if earlier is None:
                 earlier = other  # read only by threads that have some before
@@ -80,15 +80,18 @@ class ScanEmitter(ShapeEmitter):
                       for o, t in zip(other, totals)]  # fmt: skip
         return earlier, none
 
-    def from_warp(self, registers: list[str], distance: int, dtype: DType) -> list[str]:
+    def from_warp(
+        self, registers: list[str], spread: Spread, distance: int, dtype: DType
+    ) -> list[str]:
         """What the same lane of the warp whose number differs in one bit holds."""
         w, size = self.w, 8 if dtype.size == 8 else 4
         base = self.scratch(len(registers) * self.threads * size)
         step = self.threads * size
-        own = w.value("b32", "mad.lo.s32", self.thread, str(size), base)
+        at = w.value("b32", "mad.lo.s32", self.thread, str(size), base)
         for i, register in enumerate(registers):
-            self.put_word(f"[{own}+{i * step}]", register, dtype, "")
+            self.put_word(f"[{at}+{i * step}]", register, dtype, "")
         self.scratch_written()
-        other = w.value("b32", "xor.b32", self.thread, str(32 * distance))
+        other = w.value("b32", "and.b32", self.thread, str(31 | self.warp_bits(spread) << 5))
+        other = w.value("b32", "xor.b32", other, str(32 * distance))
         other = w.value("b32", "mad.lo.s32", other, str(size), base)
         return [self.get_word(f"[{other}+{i * step}]", dtype) for i in range(len(registers))]

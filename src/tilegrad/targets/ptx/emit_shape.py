@@ -59,6 +59,11 @@ class ShapeEmitter(ElementEmitter):
                 for i in range(width)]  # fmt: skip
         return [b for b in bits if b < 5], [b for b in bits if b >= 5]
 
+    def warp_bits(self, spread: Spread) -> int:
+        """The bits of the warp's number that a Spread uses: others tell copies apart."""
+        return sum(1 << (shift + i - 5) for shift, width, _, _ in spread.fields
+                   for i in range(width) if shift + i >= 5)  # fmt: skip
+
     def shuffle(self, register: str, distance: int, dtype: DType) -> str:
         """The register of the lane whose number differs in some bits."""
         w, kind = self.w, rules.kind_of(dtype)
@@ -101,9 +106,8 @@ class ShapeEmitter(ElementEmitter):
         for i, register in enumerate(registers):
             self.put_word(f"[{address}+{i * lanes * size}]", register, dtype, first)
         self.scratch_written()
-        others = sum(1 << (b - 5) for b in bits)
-        own = w.value("b32", "and.b32", warp, str((warps - 1) & ~others)) if (
-            (warps - 1) & ~others) else ""  # fmt: skip
+        kept = self.warp_bits(source) & ~sum(1 << (b - 5) for b in bits)
+        own = w.value("b32", "and.b32", warp, str(kept)) if kept else ""
         start = w.value("b32", "mad.lo.s32", own, str(stride), base) if own else base
         if lanes > 1:
             start = w.value("b32", "mad.lo.s32", lane, str(size), start)

@@ -33,7 +33,7 @@ class Spread:
 
     def copies(self, threads: int) -> int:
         """The bits of a thread's number that tell copies apart."""
-        mask = threads - 1
+        mask = (1 << (threads - 1).bit_length()) - 1
         for shift, width, _, _ in self.fields:
             mask &= ~(((1 << width) - 1) << shift)
         return mask
