@@ -563,6 +563,19 @@ def test_dropping_the_loop_of_a_wait_is_caught() -> None:
             "\tbra $end;"), [x, y], threads=64, shared=512, policy="random", seed=3)  # fmt: skip
 
 
+def test_one_lane_waits_for_its_warp() -> None:
+    x, y = numbers(64)
+    wait = PHASES[PHASES.index("$take:") : PHASES.index("\tld.shared.u32 %r8")]
+    choice = "$take:\n\tsetp.eq.u32 %p4, %r6, 0;\n\t@!%p4 bra $met;\n$again:\n"
+    alone = wait.replace("$take:\n", choice).replace("bra $take;", "bra $again;") + "$met:\n"
+    together = PHASES.replace(wait, alone + "\tbar.warp.sync -1;\n")
+    for policy in POLICIES:
+        run(together, [x, y], threads=64, shared=512, policy=policy)
+        np.testing.assert_array_equal(y[:32], np.arange(32))
+        with pytest.raises(RaceError, match="reads shared memory"):
+            run(PHASES.replace(wait, alone), [x, y], threads=64, shared=512, policy=policy)
+
+
 def test_too_many_arrivals() -> None:
     x, y = numbers()
     body = SHARED + """

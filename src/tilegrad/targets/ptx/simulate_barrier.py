@@ -101,7 +101,7 @@ def decode_bar(d: Decoder, i: Instruction) -> Run:
 
     def run(warp: Warp, mask: Mask) -> Waiting | None:
         whole(warp, mask, i.words[0])
-        warp.accessed = np.zeros(LANES, np.bool_)
+        warp.meet()
         active = np.ones(LANES, np.bool_) if mask is None else mask
         lane = int(np.flatnonzero(active)[0])
         which = int(number(warp)[lane])
@@ -320,8 +320,10 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
                 result[lane] = over(lane)
             for place, barrier in barriers.items():
                 chosen = [lane for lane in lanes if int(address[lane]) == place]
-                if not relaxed and any(result[lane] for lane in chosen):
-                    np.maximum(warp.clock, barrier.seen, out=warp.clock)
+                saw = np.zeros(LANES, np.bool_)
+                saw[[lane for lane in chosen if result[lane]]] = True
+                if not relaxed and saw.any():
+                    warp.learn(barrier.seen, saw)
             put(warp, mask, result)
 
         def ready() -> bool:

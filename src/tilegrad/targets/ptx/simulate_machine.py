@@ -116,6 +116,8 @@ class Warp:
         self.pair: dict[str, Any] = {}  # what a handler keeps between two steps
         self.depended = False
         self.accessed = np.zeros(LANES, np.bool_)  # lanes at shared memory since a warp barrier
+        self.unseen: list[Array] | None = None  # agents, and how far `strangers` know them
+        self.strangers = self.accessed
         self.loose = False  # lanes may run ahead of others that wait
         self._special: dict[str, Array] = {}
 
@@ -142,6 +144,34 @@ class Warp:
         handed = self.clock.copy()
         self.clock[self.agent] += 1
         return handed
+
+    def learn(self, seen: Clock, mask: Mask) -> None:
+        """Lanes have seen a phase complete; the others have not until the warp meets."""
+        if mask is None or not (self.present() & ~mask).any():
+            if self.unseen is not None:
+                self.unseen[1] = np.maximum(self.unseen[1], seen[self.unseen[0]])
+        else:
+            agents = np.flatnonzero(seen > self.clock)
+            before = self.clock[agents]
+            if self.unseen is not None:  # what was not known then is not known now
+                agents = np.concatenate([agents, self.unseen[0]])
+                before = np.concatenate([before, self.unseen[1]])
+                mask = mask & ~self.strangers
+            self.unseen, self.strangers = [agents, before], self.present() & ~mask
+        np.maximum(self.clock, seen, out=self.clock)
+
+    def known(self, mask: Mask) -> Clock:
+        """The clock of all of these lanes."""
+        if self.unseen is None or not (self.strangers if mask is None
+                                       else self.strangers & mask).any():  # fmt: skip
+            return self.clock
+        clock = self.clock.copy()
+        clock[self.unseen[0]] = self.unseen[1]
+        return clock
+
+    def meet(self) -> None:
+        """All lanes have met: each knows what the others know and did."""
+        self.accessed, self.unseen = np.zeros(LANES, np.bool_), None
 
     @property
     def active(self) -> bool:

@@ -310,8 +310,9 @@ class Product:
         for slot in self.fragment_slots:
             warp.fragments[slot] = engine.issued
         left = [r(warp) for r in self.a] if self.fragment else uniform(self.a(warp), "descriptor")
-        issue = Issue(warp, self.i.number, left, uniform(self.b(warp), "descriptor"),
-                      bool(uniform(self.scale(warp), "scale-d")), warp.clock.copy())  # fmt: skip
+        scale = bool(uniform(self.scale(warp), "scale-d"))
+        issue = Issue(warp, self.i.number, left, uniform(self.b(warp), "descriptor"), scale,
+                      warp.known(mask).copy())  # fmt: skip
         came = cta.products.setdefault((first, engine.issued), [])
         came.append(issue)
         if issue.where != came[0].where:

@@ -305,8 +305,10 @@ def depends(warp: Warp, space: Space) -> None:
             raise DependencyError(f"{space.name} is read before griddepcontrol.wait")
 
 
-def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False) -> Array:
-    """Bytes (lanes, bytes) at addresses, read by the warp."""
+def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False,
+         mask: Mask = None) -> Array:  # fmt: skip
+    """Bytes (lanes, bytes) at addresses, read by lanes of the warp."""
+    clock = warp.known(mask)
     aligned(address, bytes_)
     parts = resolve(warp, kind, address)
     epoch = int(warp.clock[warp.agent])
@@ -315,12 +317,12 @@ def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = Fals
     if len(parts) == 1:
         space, offset, _ = parts[0]
         index = covering(space, offset, bytes_)
-        space.note_read(warp.cluster, index, warp.clock, warp.agent, epoch, atomic=atomic)
+        space.note_read(warp.cluster, index, clock, warp.agent, epoch, atomic=atomic)
         return space.data[index]
     result = np.zeros((address.size, bytes_), np.uint8)
     for space, offset, chosen in parts:
         index = covering(space, offset, bytes_)
-        space.note_read(warp.cluster, index, warp.clock, warp.agent, epoch, atomic=atomic)
+        space.note_read(warp.cluster, index, clock, warp.agent, epoch, atomic=atomic)
         result[chosen] = space.data[index]
     return result
 
@@ -406,7 +408,7 @@ def decode_ld(d: Decoder, i: Instruction) -> Run:
             address = address[mask]
         if constant and warp.cluster.check:
             _never_written(warp, address, size * count)
-        value = load(warp, kind, address, size * count, atomic).view(dtype)
+        value = load(warp, kind, address, size * count, atomic, mask).view(dtype)
         if near:
             warp.accessed |= True if mask is None else mask
         if atomic:

@@ -55,7 +55,7 @@ def decode_cluster(d: Decoder, i: Instruction) -> Run:
 
     def arrive(warp: Warp, mask: Mask) -> None:
         whole(warp, mask, "barrier.cluster.arrive")
-        warp.accessed = np.zeros(LANES, np.bool_)
+        warp.meet()
         barrier = cluster_barrier(warp.cluster)
         if "cluster" in warp.pair:
             raise BarrierError("barrier.cluster.arrive twice without a wait")

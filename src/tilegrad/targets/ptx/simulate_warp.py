@@ -179,7 +179,8 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
 
         def meet(warp: Warp, mask: Mask) -> None:
             members(warp, mask, named(warp))
-            warp.accessed = warp.accessed & (False if mask is None else ~mask)
+            if mask is None or not (warp.present() & ~mask).any():
+                warp.meet()
 
         return meet
     return None
