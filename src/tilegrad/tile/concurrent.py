@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Clock = dict[int, int]
-Steps = Generator["Waiting | None", None, Any]
+Steps = Generator["Waiting | Roles | None", None, Any]
+UNFENCED = np.iinfo(np.int32).max
 
 
 class RaceError(InternalError):
@@ -46,6 +47,14 @@ class Waiting:
     what: Callable[[], str]
 
 
+@dataclass
+class Roles:
+    """Roles that a program has come to, to be run at the same time."""
+
+    frame: Frame
+    nodes: list[Node]
+
+
 def join(into: Clock, other: Clock) -> None:
     """Take over all that another clock knows."""
     for agent, epoch in other.items():
@@ -61,8 +70,11 @@ class Agent:
         self.clock: Clock = dict(clock or {})
         self.clock[number] = 1
         self.role: Node | None = None
+        self.asynchronous = True  # an engine or a copy, neither a program nor a role
         self.depends = False  # past grid_dependency_wait
         self.unfenced: list[tuple[Storage, Array]] = []  # plain stores since fence('async')
+        self.sent: list[tuple[Storage, Array]] = []  # write_remote since fence('cluster')
+        self.acquired: Clock = {}  # what it knew of at its last fence('cluster')
         self.fenced = False  # past a first matrix_fence
         self.registers: set[int] = set()  # register places touched since matrix_fence
         self.groups: dict[str, Groups] = {}
@@ -103,6 +115,7 @@ class History:
         self.written = np.zeros(size, np.int32)
         self.readers: dict[int, Array] = {}
         self.plain = np.zeros(size, np.bool_)  # stored without a fence since
+        self.sent: Array | None = None  # by write_remote: the writer's epoch at its fence, or 0
 
     def unordered_write(self, clock: Clock, offset: Array) -> int | None:
         """An agent whose write of these elements the clock does not know."""
@@ -181,6 +194,7 @@ class Task:
     def __init__(self, agent: Agent, steps: Steps) -> None:
         self.agent, self.steps = agent, steps
         self.waiting: Waiting | None = None
+        self.roles: Roles | None = None  # a program that has come to roles
         self.done = False
 
     def can_go(self) -> bool:
@@ -190,27 +204,41 @@ class Task:
     def step(self) -> None:
         """Run to the next effect."""
         try:
-            self.waiting = next(self.steps)
+            found = next(self.steps)
+            if isinstance(found, Roles):
+                self.waiting, self.roles = None, found
+            else:
+                self.waiting = found
         except StopIteration:
             self.done = True
             for kind, groups in self.agent.groups.items():
-                if groups.unknown():
+                if groups.unknown() and self.agent.role is not None:
                     raise RaceError(
                         "tile.interpret", f"{self.agent.name} ends with {kind} under way"
                     ) from None
 
 
-class Machine:
-    """Agents, barriers and asynchronous work of one program."""
+def deadlock(tasks: list[Task]) -> DeadlockError:
+    """The error that names every task and what it waits for."""
+    waits = [f"{t.agent.name} waits on {t.waiting.what()}"
+             for t in tasks if t.waiting is not None and not t.done]  # fmt: skip
+    return DeadlockError("tile.interpret", "deadlock: " + "; ".join(waits))
 
-    def __init__(self, interpreter: Interpreter, seed: int | None, dependent: bool) -> None:
-        self.interpreter, self.dependent = interpreter, dependent
+
+class Machine:
+    """Agents, barriers and asynchronous work of one program, or of those of a cluster.
+
+    Programs of a cluster run up to their roles, then these run at the same time; a cluster's
+    first roles begin together and its programs end together, as on the machine.
+    """
+
+    def __init__(self, seed: int | None, dependent: bool) -> None:
+        self.dependent = dependent
         self.random = None if seed is None else np.random.default_rng(seed)
         self.eager = 0.5 if self.random is None else float(self.random.choice([0.02, 0.3, 0.8]))
         self.names: list[str] = []
-        self.main = self.agent("the program")
+        self.programs: list[Interpreter] = []
         self.queues: dict[Any, list[Callable[[], None]]] = {}
-        self.named: dict[int, Named] = {}
 
     def agent(self, name: str, clock: Clock | None = None) -> Agent:
         """A new agent."""
@@ -219,20 +247,53 @@ class Machine:
 
     # ---- turns ------------------------------------------------------------------------------
 
-    def run_roles(self, frame: Frame, nodes: list[Node]) -> None:
-        """Run roles at the same time until all have ended."""
-        if frame.agent.role is not None:
-            raise InternalError("tile.interpret", "a role stands inside of a role")
-        tasks = []
-        handed = frame.agent.release()
-        for node in nodes:
-            agent = self.agent(node.attrs["name"], handed)
-            agent.role, agent.depends = node, frame.agent.depends
-            inner = type(frame)(agent, dict(frame.values))
-            tasks.append(Task(agent, self.interpreter.block(inner, node.blocks[0])))
-        self.schedule(tasks)
-        for task in tasks:
-            join(frame.agent.clock, task.agent.clock)
+    def run(self, programs: list[Interpreter]) -> None:
+        """Run programs together to their ends."""
+        self.programs = programs
+        mains = [Task(p.frame.agent, p.block(p.frame, p.body.block)) for p in programs]
+        begun = False
+        while not all(task.done for task in mains):
+            self.run_outside(mains)
+            met = [(p, t) for p, t in zip(programs, mains) if t.roles is not None]
+            handed = [task.agent.release() for _, task in met]
+            if len(programs) > 1 and not begun:
+                for clock in handed:
+                    for other in handed:
+                        join(clock, other)
+            begun = True
+            self.run_roles(met, handed)
+        self.finish()
+
+    def run_outside(self, mains: list[Task]) -> None:
+        """Run programs to their next roles, or their ends."""
+        while True:
+            going = [t for t in mains if not t.done and t.roles is None]
+            ready = [t for t in going if t.can_go()]
+            if not going:
+                return
+            if ready:
+                ready[0].step()
+            elif self.queues:
+                self.complete(next(iter(self.queues)))
+            else:
+                raise deadlock(going)
+
+    def run_roles(self, met: list[tuple[Interpreter, Task]], handed: list[Clock]) -> None:
+        """Run the roles that programs have come to at the same time until all have ended."""
+        owned = []
+        for (program, main), clock in zip(met, handed):
+            roles, main.roles = main.roles, None
+            assert roles is not None
+            for node in roles.nodes:
+                agent = self.agent(program.name(node.attrs["name"]), clock)
+                agent.role, agent.depends = node, main.agent.depends
+                agent.asynchronous = False
+                inner = type(roles.frame)(agent, dict(roles.frame.values))
+                owned.append((main, Task(agent, program.block(inner, node.blocks[0]))))
+        if owned:
+            self.schedule([task for _, task in owned])
+        for main, task in owned:
+            join(main.agent.clock, task.agent.clock)
         self.finish()
 
     def schedule(self, tasks: list[Task]) -> None:
@@ -244,9 +305,7 @@ class Machine:
         while any(not t.done for t in tasks):
             ready = [t for t in tasks if t.can_go()]
             if not ready and not self.queues:
-                waits = [f"{t.agent.name} waits on {t.waiting.what()}"
-                         for t in tasks if t.waiting is not None and not t.done]  # fmt: skip
-                raise DeadlockError("tile.interpret", "deadlock: " + "; ".join(waits))
+                raise deadlock(tasks)
             if self.random is None:
                 if ready:
                     ready[turn % len(ready)].step()
@@ -267,13 +326,6 @@ class Machine:
         queue.pop(0)()
         if not queue:
             del self.queues[key]
-
-    def run_alone(self, waiting: Waiting | None) -> None:
-        """A wait outside of roles: only asynchronous work can end it."""
-        while waiting is not None and not waiting.ready():
-            if not self.queues:
-                raise DeadlockError("tile.interpret", f"deadlock: waits on {waiting.what()}")
-            self.complete(next(iter(self.queues)))
 
     def finish(self) -> None:
         """Let everything in flight land."""
@@ -309,7 +361,8 @@ class Machine:
         other = history.unordered_write(agent.clock, offset)
         if other is not None:
             raise self.race(agent, "reads", storage, other, "writes")
-        if agent.role is None and agent is not self.main and history.plain[offset].any():
+        self.arrived(agent, storage, history, offset)
+        if agent.asynchronous and history.plain[offset].any():
             raise RaceError(
                 "tile.interpret",
                 f"{agent.name} reads {storage.name}, which was written by plain stores without "
@@ -322,6 +375,31 @@ class Machine:
         if agent.number not in history.readers:
             history.readers[agent.number] = np.zeros(history.writer.size, np.int32)
         history.readers[agent.number][offset] = agent.clock[agent.number]
+
+    def arrived(self, agent: Agent, storage: Storage, history: History, offset: Array) -> None:
+        """What another program stored is read after a fence('cluster') on both sides."""
+        if history.sent is None:
+            return
+        sent, writers = history.sent[offset], history.writer[offset]
+        for writer in np.unique(writers[sent > 0]):
+            latest = int(sent[writers == writer].max())
+            if writer == agent.number or agent.acquired.get(int(writer), 0) >= latest:
+                continue
+            side = "before it arrived" if agent.clock.get(int(writer), 0) < latest else "since"
+            raise RaceError(
+                "tile.interpret",
+                f"{agent.name} reads {storage.name}, which {self.names[writer]} stored to from "
+                f"another program, without fence('cluster') {side}",
+            )
+
+    def note_sent(self, agent: Agent, storage: Storage, offset: Array) -> None:
+        """An agent has written elements of another program."""
+        history = storage.history
+        if history is not None:
+            if history.sent is None:
+                history.sent = np.zeros(history.writer.size, np.int32)
+            history.sent[offset] = UNFENCED
+            agent.sent.append((storage, offset))
 
     def note_write(self, agent: Agent, storage: Storage, offset: Array, mask: Any = None) -> None:
         """An agent writes elements."""
@@ -338,10 +416,11 @@ class Machine:
             raise self.race(agent, "writes", storage, other, "reads")
         history.writer[offset] = agent.number
         history.written[offset] = agent.clock[agent.number]
-        plain = agent.role is not None or agent is self.main
+        if history.sent is not None:
+            history.sent[offset] = 0
         if storage.type.scope == "register":
             agent.registers.add(id(storage))
-        elif plain:
+        elif not agent.asynchronous:
             history.plain[offset] = True
             agent.unfenced.append((storage, offset))
         else:
@@ -360,6 +439,7 @@ class Machine:
         own = engine.clock[engine.number] + 1
         join(engine.clock, agent.release())
         engine.clock[engine.number], engine.depends = own, agent.depends
+        engine.acquired = agent.acquired
         groups.open.append(own)
 
         def work() -> None:

@@ -1,8 +1,8 @@
 """Run a Body with NumPy: slow, exact and suspicious, the judge of every target.
 
-Programs of the grid run one after another. Within a program the roles of the placed level run
-interleaved (see `concurrent`). What a pure op computes stands in `numeric`; here are memory and
-control:
+Programs of the grid run one after another, those of a cluster (Body.notes["cluster"]) together.
+Within them the roles of the placed level run interleaved (see `concurrent`). What a pure op
+computes stands in `numeric`; here are memory and control:
 
 * `load`/`store`: tile axis i walks Memory axis axes[i] from the index; with a mask, elements
   where it is false read as 0 and are not written. An index outside of the Memory's shape (or of
@@ -21,7 +21,7 @@ Invariant: memories passed in change only where the Body stores; nothing else ou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,10 @@ from ..ir.text import print_node
 from ..ir.types import Memory
 from . import interpret_placed, numeric
 from .build import Body
-from .concurrent import Agent, History, Machine, Waiting
+from .concurrent import Agent, History, Machine, Named, Roles, Waiting
 
 Array = np.ndarray[Any, Any]
-Steps = Generator["Waiting | None", None, Any]
+Steps = Generator["Waiting | Roles | None", None, Any]
 
 
 def run(
@@ -51,15 +51,36 @@ def run(
 ) -> None:
     """Run all programs of the grid, or the listed ones (row-major numbers), in order.
 
-    `memories` are changed in place. Roles take turns, and copies land as late as they can;
-    with a seed both happen in a random order that the seed decides.
+    Of a cluster all programs run if one is listed. `memories` are changed in place. Roles take
+    turns, and copies land as late as they can; with a seed both happen in a random order that the
+    seed decides.
     """
     bound = dict(symbols or {})
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
+    tracked, dependent = (has_op(body.block, n) for n in ("role", "grid_dependency_wait"))
+    for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
+        for storage in storages:
+            storage.history = History(storage.name, storage.data.size) if tracked else None
+        machine = Machine(seed, dependent)
+        machine.run([Interpreter(body, storages, bound, grid, number, machine,
+                                 rank if len(numbers) > 1 else None)
+                     for rank, number in enumerate(numbers)])  # fmt: skip
+
+
+def together(chosen: Iterable[int], grid: tuple[int, ...], size: int) -> Iterator[list[int]]:
+    """The numbers of programs that run together: neighbours along the first axis of the grid."""
+    stride, done = math.prod(grid[1:]), set()
+    if size > 1 and (not grid or grid[0] % size):
+        raise InternalError("tile.interpret", f"a grid {grid} of clusters of {size}")
     for number in chosen:
-        Interpreter(body, storages, bound, grid, number, seed).run()
+        first = number - number // stride % size * stride
+        if size == 1:
+            yield [number]
+        elif first not in done:
+            done.add(first)
+            yield [first + rank * stride for rank in range(size)]
 
 
 def parameters(body: Body, memories: Sequence[Array], symbols: Mapping[str, int]) -> list[Storage]:
@@ -126,15 +147,15 @@ class Interpreter:
 
     def __init__(
         self, body: Body, storages: list[Storage], symbols: Mapping[str, int],
-        grid: tuple[int, ...], number: int, seed: int | None,
+        grid: tuple[int, ...], number: int, machine: Machine, rank: int | None = None,
     ) -> None:  # fmt: skip
-        self.body, self.symbols = body, symbols
+        self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
         self.program = np.unravel_index(number, grid) if grid else ()
-        self.machine = Machine(self, seed, has_op(body.block, "grid_dependency_wait"))
         self.tracked = has_op(body.block, "role")
-        for storage in storages:
-            self.track(storage)
-        self.frame = Frame(self.machine.main, dict(zip(body.parameters, storages)))
+        self.named: dict[int, Named] = {}
+        main = machine.agent(self.name("the program"))
+        main.asynchronous = False
+        self.frame = Frame(main, dict(zip(body.parameters, storages)))
         self.handlers: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
             **HANDLERS, **interpret_placed.HANDLERS
         }  # fmt: skip
@@ -142,11 +163,9 @@ class Interpreter:
             **CONTROLS, **interpret_placed.CONTROLS
         }  # fmt: skip
 
-    def run(self) -> None:
-        """Run the program to its end."""
-        for waiting in self.block(self.frame, self.body.block):
-            self.machine.run_alone(waiting)
-        self.machine.finish()
+    def name(self, name: str) -> str:
+        """A name, with the rank where there are several programs."""
+        return name if self.rank is None else f"{name} of rank {self.rank}"
 
     def track(self, storage: Storage) -> None:
         """Begin to remember who touches a storage."""
@@ -162,7 +181,7 @@ class Interpreter:
                 roles.append(node)
                 continue
             if roles:
-                self.machine.run_roles(frame, roles)
+                yield self.roles(frame, roles)
                 roles = []
             control = self.controls.get(node.op.name)
             if control is not None:
@@ -172,8 +191,14 @@ class Interpreter:
             if node.op.effect and frame.agent.role is not None:
                 yield None
         if roles:
-            self.machine.run_roles(frame, roles)
+            yield self.roles(frame, roles)
         return [values[r] for r in block.results]
+
+    def roles(self, frame: Frame, nodes: list[Node]) -> Roles:
+        """Roles to be run at the same time."""
+        if frame.agent.role is not None:
+            raise InternalError("tile.interpret", "a role stands inside of a role")
+        return Roles(frame, nodes)
 
     def node(self, frame: Frame, node: Node) -> Any:
         """The value of one Node without Blocks."""
@@ -324,7 +349,7 @@ def combine(
 
 def _allocate(self: Interpreter, frame: Frame, node: Node) -> Any:
     attrs = node.attrs
-    name = f"{attrs['scope']}#{node.serial}"
+    name = self.name(f"{attrs['scope']}#{node.serial}")
     storage = Storage(name, node, poison(attrs["shape"], attrs["dtype"]), self.symbols)
     self.track(storage)
     return storage

@@ -43,11 +43,13 @@ def _whole(storage: Storage, lead: list[int], node: Node) -> Array:
 
 def _barrier(self: Interpreter, frame: Frame, node: Node) -> Any:
     a = node.attrs
-    return [Phases(f"{a['name']}[{stage}]", a["count"]) for stage in range(a["stages"])]
+    names = [self.name(f"{a['name']}[{stage}]") for stage in range(a["stages"])]
+    return [Phases(name, a["count"]) for name in names]
 
 
-def _phases(frame: Frame, node: Node, first: int) -> Phases:
-    stages, index = frame.values[node.inputs[first]], int(frame.values[node.inputs[first + 1]])
+def _phases(frame: Frame, node: Node, first: int, stages: Any = None) -> Phases:
+    index = int(frame.values[node.inputs[first + 1]])
+    stages = frame.values[node.inputs[first]] if stages is None else stages
     if not 0 <= index < len(stages):
         raise InternalError(
             "tile.interpret", f"{node.op.name} at stage {index} of {len(stages)} barriers"
@@ -77,14 +79,14 @@ def _wait(self: Interpreter, frame: Frame, node: Node) -> Steps:
 
 def _named_arrive(self: Interpreter, frame: Frame, node: Node) -> Named:
     number = node.attrs["number"]
-    named = self.machine.named.setdefault(number, Named(number))
+    named = self.named.setdefault(number, Named(number))
     named.arrive(frame.agent, node.attrs["threads"])
     return named
 
 
 def _named_sync(self: Interpreter, frame: Frame, node: Node) -> Steps:
     number, threads = node.attrs["number"], node.attrs["threads"]
-    named = self.machine.named.setdefault(number, Named(number))
+    named = self.named.setdefault(number, Named(number))
     generation = named.arrive(frame.agent, threads)
 
     def ready() -> bool:
@@ -103,17 +105,29 @@ def _fence(self: Interpreter, frame: Frame, node: Node) -> None:
             if storage.history is not None:
                 storage.history.plain[offset] = False
         frame.agent.unfenced = []
+        return
+    for storage, offset in frame.agent.sent:
+        if storage.history is not None and storage.history.sent is not None:
+            own = storage.history.writer[offset] == frame.agent.number
+            storage.history.sent[offset[own]] = frame.agent.clock[frame.agent.number]
+    frame.agent.sent, frame.agent.acquired = [], dict(frame.agent.clock)
 
 
 def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
     place, memory = (frame.values[i] for i in node.inputs[:2])
-    phases, shape, agent = _phases(frame, node, 2), node.attrs["shape"], frame.agent
-    rank = len(memory.shape)
-    index = _ints(frame, node.inputs[4 : 4 + rank])
-    into = _whole(place, _ints(frame, node.inputs[4 + rank :]), node)
+    into = _whole(place, _ints(frame, node.inputs[4 + len(memory.shape) :]), node)
+    _begin_copy(self, frame, node, place, into, _phases(frame, node, 2))
+
+
+def _begin_copy(
+    self: Interpreter, frame: Frame, node: Node, place: Storage, into: Array, phases: Phases
+) -> None:
+    """A copy to a place, whose bytes land on a barrier at some time."""
+    memory, agent, shape = frame.values[node.inputs[1]], frame.agent, node.attrs["shape"]
+    index = _ints(frame, node.inputs[4 : 4 + len(memory.shape)])
     offset, inside = memory.offsets(index, shape, node.attrs["axes"])
-    copy = self.machine.agent(f"copy_async of {agent.name}", agent.release())
-    copy.depends = agent.depends
+    copy = self.machine.agent(f"{node.op.name} of {agent.name}", agent.release())
+    copy.depends, copy.acquired = agent.depends, agent.acquired
     self.machine.note_read(copy, memory, offset, inside)
     self.machine.note_write(copy, place, into)
     bytes_ = place.type.dtype.storage_bytes(into.size)
@@ -125,6 +139,56 @@ def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
         phases.update(copy.clock, 0, -bytes_)
 
     self.machine.queues[("copy", copy.number)] = [land]
+
+
+def _copy_multicast(self: Interpreter, frame: Frame, node: Node) -> None:
+    memory, shape = frame.values[node.inputs[1]], node.attrs["shape"]
+    *lead, row, first = _ints(frame, node.inputs[4 + len(memory.shape) :])
+    chosen = node.attrs["mask"] << first
+    if chosen >> len(self.machine.programs):
+        raise InternalError("tile.interpret", f"copy_multicast to ranks {chosen:b}, of a cluster "
+                            f"of {len(self.machine.programs)}")  # fmt: skip
+    for rank in range(len(self.machine.programs)):
+        if chosen >> rank & 1:
+            place = _remote(self, node, node.inputs[0], rank)
+            whole = _whole(place, lead, node)
+            if not 0 <= row <= len(whole) - shape[0]:
+                raise InternalError("tile.interpret", f"copy_multicast of rows from {row} on "
+                                    f"leaves {place.name}{place.shape}")  # fmt: skip
+            phases = _phases(frame, node, 2, _remote(self, node, node.inputs[2], rank))
+            _begin_copy(self, frame, node, place, whole[row : row + shape[0]], phases)
+
+
+def _remote(self: Interpreter, node: Node, what: Node, rank: int) -> Any:
+    """What a place or a barrier is in the program of a rank."""
+    programs = self.machine.programs
+    if not 0 <= rank < len(programs):
+        raise InternalError(
+            "tile.interpret", f"{node.op.name} to rank {rank} of a cluster of {len(programs)}"
+        )
+    values = programs[rank].frame.values
+    if what not in values:
+        raise InternalError(
+            "tile.interpret", f"{node.op.name}: rank {rank} has no such place outside of roles"
+        )
+    return values[what]
+
+
+def _arrive_remote(self: Interpreter, frame: Frame, node: Node) -> None:
+    stages = _remote(self, node, node.inputs[0], int(frame.values[node.inputs[2]]))
+    _phases(frame, node, 0, stages).update(frame.agent.release(), 1, 0)
+
+
+def _write_remote(self: Interpreter, frame: Frame, node: Node) -> None:
+    value, (rank, *lead) = frame.values[node.inputs[1]], _ints(frame, node.inputs[2:])
+    storage = _remote(self, node, node.inputs[0], rank)
+    offset = _whole(storage, lead, node)
+    self.write(frame, storage, offset, value, None)
+    self.machine.note_sent(frame.agent, storage, offset.reshape(-1))
+
+
+def _cluster_rank(self: Interpreter, frame: Frame, node: Node) -> Any:
+    return np.asarray(self.rank or 0, np.int64)
 
 
 def _copy_store(self: Interpreter, frame: Frame, node: Node) -> None:
@@ -208,7 +272,7 @@ def _register_tile(self: Interpreter, frame: Frame, node: Node) -> Any:
 
     attrs = node.attrs
     data = poison(attrs["shape"], attrs["dtype"])
-    storage = Storage(f"register#{node.serial}", node, data, self.symbols)
+    storage = Storage(self.name(f"register#{node.serial}"), node, data, self.symbols)
     self.track(storage)
     return storage
 
@@ -258,7 +322,8 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "matrix_fence": _matrix_fence, "matrix_commit": _commit("matrix_async"),
     "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
     "atomic_add": _atomic_add, "grid_dependency_wait": _dependency,
-    "grid_launch_dependents": _nothing,
+    "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
+    "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
 }  # fmt: skip
 CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
     "wait": _wait, "named_sync": _named_sync, "wait_copies": _group_wait("copy_store"),

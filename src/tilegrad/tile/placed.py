@@ -153,9 +153,9 @@ def _copy_multicast(place: Node, memory: Node, barrier_: Node, stage: Node, *ind
 
 copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "axes", "mask"),
                     effect=True, group="copy",
-                    meaning="copy_async of some rows of a place, to the same place of every program "
-                    "of the cluster whose bit of the mask is set, its bytes landing on the same "
-                    "barrier there; the last inputs are the first row, and the rank that bit 0 of "
+                    meaning="copy_async of some rows of a place, to the same place of every "
+                    "program of the cluster whose bit of the mask is set, its bytes landing on the "
+                    "same barrier there; the last inputs are the first row, and the rank that bit 0 of "
                     "the mask stands for")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
