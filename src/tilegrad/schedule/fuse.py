@@ -49,8 +49,8 @@ class Group:
     number: int = 0
     needs: set[int] = field(default_factory=set)  # groups, transitively
     reads: set[Node] = field(default_factory=set)  # stored values and inputs
-    constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
     stored: list[Node] = field(default_factory=list)  # values someone outside wants
+    constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
 
     @property
     def columns(self) -> Size:

@@ -88,7 +88,7 @@ def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequenc
             wanted |= g.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
     joined = Both("both", values, first.total, first.rows, first.order, first.number, first.needs,
-                  reads, [], first, second)  # fmt: skip
+                  reads, first=first, second=second)  # fmt: skip
     first.stored = [v for v in first.stored if v in wanted]
     joined.stored = [*first.stored, *second.stored]
     return joined

@@ -15,13 +15,13 @@ from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.placed import expect as expect_op
 from . import rules
+from .descriptor import Operand
 from .emit_memory import SWIZZLES
 from .emit_shape import ShapeEmitter
 from .program import TensorMap
 from .spread import Spread, accumulator
 
 WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
-WGMMA_SWIZZLE = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
 class PlacedEmitter(ShapeEmitter):
@@ -38,6 +38,7 @@ class PlacedEmitter(ShapeEmitter):
         self.base = ""  # shared address where the program's own memory begins
 
     def role_sync(self) -> None:
+        """The threads of a role meet."""
         self.w.put("bar.sync", str(15 - self.role_number), str(self.threads))
 
     def group(self) -> str:
@@ -450,52 +451,6 @@ class PlacedEmitter(ShapeEmitter):
         held = self.places[a][first : first + depth // 2]
         words = [self._join(held[i : i + 2], a.dtype) for i in range(0, len(held), 2)]
         return "{" + ", ".join(words) + "}"
-
-
-class Operand:
-    """Descriptors of a shared operand of wgmma."""
-
-    def __init__(
-        self, emitter: PlacedEmitter, place: Node, lead: list[Node], along_k: bool, depth: int
-    ) -> None:
-        self.e, self.along_k, self.depth = emitter, along_k, depth
-        type_ = place.type
-        assert isinstance(type_, Memory)
-        self.size: int = type_.dtype.size
-        self.rows, self.columns = (int(s) for s in type_.shape[-2:])  # type: ignore[arg-type]
-        self.swizzle = SWIZZLES[type_.layout]
-        if not self.swizzle:
-            raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
-        self.span = self.swizzle // self.size  # columns of a block
-        address = emitter.lead_address(place, lead)
-        w = emitter.w
-        leading = 1 if along_k else self.rows * self.swizzle >> 4
-        high = (8 * self.swizzle >> 4) | WGMMA_SWIZZLE[self.swizzle] << 30
-        low = w.value("b32", "shr.u32", address, "4")
-        self.low = w.value("b32", "or.b32", low, str(leading << 16))
-        self.high = w.value("b32", "mov.b32", str(high))
-        self.known: dict[int, str] = {}
-
-    def at(self, row: int, step: int, groups: int = 1) -> str:
-        """The descriptor for elements from `row` (of m or n) on, at a step of k."""
-        if self.along_k:
-            column = step * self.depth
-            offset = (column // self.span) * self.rows * self.swizzle
-            offset += column % self.span * self.size + row * self.swizzle
-            apart = 64 * self.swizzle
-        else:
-            offset = (row // self.span) * self.rows * self.swizzle
-            offset += row % self.span * self.size + step * self.depth * self.swizzle
-            apart = (64 // self.span) * self.rows * self.swizzle
-        if offset not in self.known:
-            w = self.e.w
-            low = self.low
-            if groups > 1:
-                low = w.value("b32", "mad.lo.s32", self.e.group(), str(apart >> 4), low)
-            if offset:
-                low = w.value("b32", "add.s32", low, str(offset >> 4))
-            self.known[offset] = w.value("b64", "mov.b64", f"{{{low}, {self.high}}}")
-        return self.known[offset]
 
 
 def arrivals(warps: int, single: bool, node: Node) -> int:

@@ -54,5 +54,6 @@ class Writer:
     def declarations(self) -> list[str]:
         """The `.reg` lines of all registers made."""
         return [
-            f"\t.reg .{kind} {KINDS[kind]}<{count}>;" for kind, count in self.counts.items() if count
+            f"\t.reg .{kind} {KINDS[kind]}<{count}>;"
+            for kind, count in self.counts.items() if count
         ]
