@@ -319,9 +319,7 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
             for lane in lanes:
                 result[lane] = over(lane)
             for place, barrier in barriers.items():
-                chosen = [lane for lane in lanes if int(address[lane]) == place]
-                saw = np.zeros(LANES, np.bool_)
-                saw[[lane for lane in chosen if result[lane]]] = True
+                saw = result & (address == place)
                 if not relaxed and saw.any():
                     warp.learn(barrier.seen, saw)
             put(warp, mask, result)
