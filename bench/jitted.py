@@ -1,0 +1,45 @@
+"""Jitted functions in a bench on a GPU: their launches, to be captured in the bench's own graphs.
+
+A call of a jitted function of several kernels replays a graph of its own, which another capture
+cannot hold; `Launches` puts the same operations on the stream one by one, with the same
+dependent launches, on Buffers that stay where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilegrad.targets.ptx.driver import Device
+from tilegrad.targets.ptx.graph import run_directly
+from tilegrad.tensor.container import flatten
+
+
+class Launches:
+    """A jitted function bound to arguments: call it to put its operations on the stream."""
+
+    def __init__(self, device: Device, function: Any, *args: Any) -> None:
+        lowered = function.lower(*args)
+        leaves, _ = flatten(args)
+        executable = lowered._compile()
+        buffers = lowered._buffers(leaves, {})
+        self.device = device
+        self.operations, outputs, kept = executable.operations(buffers)
+        self.results = [lowered._value(p, buffers, outputs, None, None) for p in lowered.places]
+        self.programs = sorted({o.prepared.entry.name for o in self.operations if o.prepared})
+        self._held = (args, buffers, kept)
+
+    @property
+    def kernels(self) -> int:
+        """How many launches a call makes."""
+        return sum(o.prepared is not None for o in self.operations)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of memory a call makes."""
+        return len(self.operations) - self.kernels
+
+    def __call__(self) -> None:
+        after_kernel = self.operations[-1].prepared is not None  # the call before this one
+        for operation in self.operations:
+            run_directly(self.device, operation, after_kernel)
+            after_kernel = operation.prepared is not None
