@@ -435,3 +435,29 @@ def test_sort_is_stable_for_any_count(dtype, descending: bool) -> None:
                          (63, "global"), (64, "shared")):  # fmt: skip
         body = sort_body(keys, scope, descending)
         check_body(body, keys, np.zeros(64, np.int32), symbols={"n": count})
+
+
+# ---- products of products -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warps", [1, 4])
+def test_a_product_of_what_a_warp_holds_needs_no_shared_memory_for_it(warps: int) -> None:
+    """Rows that are reduced stay within a warp, and go into the next product from registers."""
+    from tilegrad.core.target import H200
+    from tilegrad.targets.ptx.emit import emit
+
+    bf16 = ml_dtypes.bfloat16
+    a, b_, v = (whole(64, 32, seed=s).astype(bf16) for s in range(3))
+    out = np.zeros((64, 32), np.float32)
+    b = builder(a, b_, v, out)
+    turned = b.add(ops.transpose(whole_tile(b, 1), order=(1, 0)))
+    scores = b.add(ops.dot(whole_tile(b, 0), turned, b.constant(0, float32, (64, 64))))
+    top = b.add(ops.reshape(b.add(ops.reduce(scores, axis=1, kind="max")), shape=(64, 1)))
+    weights = b.cast(b.apply("subtract", scores, top), dtypes.bfloat16)
+    put(b, 3, b.add(ops.dot(weights, whole_tile(b, 2), b.constant(0, float32, (64, 32)))))
+    body = b.finish((1,), warps=warps)
+    text, _ = emit(body, "entry", H200)
+    assert text.count("bar.sync") == 2
+    laid = 3 * 64 * 32 * 2 // (16 * 32 * warps)  # vectors of the three that come from memory
+    assert text.count("st.shared.v4") == text.count("st.shared") == laid
+    check_body(body, a, b_, v, out, rounding=1e-6)

@@ -18,7 +18,7 @@ from ...ir.node import Node
 from . import rules
 from .emit_shape import ShapeEmitter
 from .plan_spread import by_matrix, dot_spread, warp_grid
-from .spread import Spread
+from .spread import Spread, accumulator_80
 
 PAD = 16  # bytes beyond each row
 UNROLLED = 2048  # products of one thread that are written out, not looped over
@@ -42,17 +42,22 @@ class DotEmitter(ShapeEmitter):
         narrow = node.dtype.is_float and node.dtype.bits < 32
         wide = float32 if narrow else node.dtype
         dtype = a.dtype if matrix else wide
-        to = dot_spread(node, self.threads)
+        to = self.plan.spread(node)
+        if to not in [dot_spread(node, self.threads, rows) for rows in (False, True)]:
+            to = dot_spread(node, self.threads)
         totals = self.converted(self.get(c, to), self.dtype(c), wide)
-        sizes = [x.shape[0] * x.shape[1] * dtype.size + max(x.shape) * PAD for x in (a, b)]
-        sizes = [-(-s // 16) * 16 for s in sizes]
+        held = self.held_alike(a, to) if matrix else None
+        sizes = [x.shape[0] * x.shape[1] * dtype.size + max(x.shape) * PAD for x in (b, a)]
+        sizes = [-(-s // 16) * 16 for s in (sizes[:1] if held else sizes)]
         base = self.take_turn(node, sum(sizes))
-        second = self.w.value("b32", "add.s32", base, str(sizes[0]))
-        left = self.lay(a, dtype, base, free_turn=matrix)
-        right = self.lay(b, dtype, second, free_turn=matrix)
+        right = self.lay(b, dtype, base, free_turn=matrix)
+        left = Laid("", 0, False)
+        if not held:
+            second = self.w.value("b32", "add.s32", base, str(sizes[0]))
+            left = self.lay(a, dtype, second, free_turn=matrix)
         self.sync()
         if matrix:
-            found = self.by_warps(node, left, right, totals, a.shape[1])
+            found = self.by_warps(node, to, left, right, totals, held)
         else:
             found = self.by_threads(to, left, right, totals, a.shape[1], dtype)
         found = self.converted(found, wide, self.dtype(node))
@@ -97,12 +102,14 @@ class DotEmitter(ShapeEmitter):
     # ---- matrix units -----------------------------------------------------------------------
 
     def by_warps(
-        self, node: Node, left: Laid, right: Laid, totals: list[str], k: int
-    ) -> list[str]:
+        self, node: Node, to: Spread, left: Laid, right: Laid, totals: list[str],
+        a_held: dict[tuple[int, ...], str] | None,
+    ) -> list[str]:  # fmt: skip
         """Each warp multiplies 16 x 16 by 16 x 8 pieces."""
-        w = self.w
+        w, k = self.w, node.inputs[0].shape[1]
         rows, columns = node.shape
-        down, across = warp_grid(rows, columns, self.threads // 32)
+        whole_rows = to == dot_spread(node, self.threads, True)
+        down, across = warp_grid(rows, columns, self.threads // 32, whole_rows)
         high, wide = rows // down, columns // across
         held = [w.value("b32", "mov.b32", r) for r in totals]
         name = "bf16" if node.inputs[0].dtype is bfloat16 else "f16"
@@ -110,10 +117,11 @@ class DotEmitter(ShapeEmitter):
         column_bits = across.bit_length() - 1
         first_row = self.warp_start(5 + column_bits, down, high)
         first_column = self.warp_start(5, across, wide)
-        a_start = self.matrix_start(left, first_row, left.turned, False)
+        a_start = "" if a_held else self.matrix_start(left, first_row, left.turned, False)
         b_start = self.matrix_start(right, first_column, not right.turned, True)
         for step in range(0, k, 16):
-            a = [self.fragment_of(left, a_start, 16 * i, step, left.turned)
+            a = [self.own_fragment(a_held, 16 * i, step) if a_held else
+                 self.fragment_of(left, a_start, 16 * i, step, left.turned)
                  for i in range(high // 16)]  # fmt: skip
             b = self.right_fragments(right, b_start, wide, step)
             for i in range(high // 16):
@@ -122,6 +130,26 @@ class DotEmitter(ShapeEmitter):
                     sums = "{" + ", ".join(held[at : at + 4]) + "}"
                     w.put(form, sums, a[i], b[j], sums)
         return held
+
+    def held_alike(self, a: Node, to: Spread) -> dict[tuple[int, ...], str] | None:
+        """Registers of a left operand that is held as a product's result is, whole rows by the
+        warps that need them: it needs no shared memory."""
+        if self.plan.free(a):
+            return None
+        own = self.plan.spread(a)
+        if a.shape[0] != to.shape[0] or own.fields != to.fields or any(
+            axis == 1 and shift >= 5 for shift, _, axis, _ in own.fields):  # fmt: skip
+            return None
+        high = len({at[0] for at in to.registers})
+        if own != accumulator_80(a.shape, a.shape[0] // (8 * high), 1):
+            return None
+        return dict(zip(own.registers, self.get(a, own)))
+
+    def own_fragment(self, held: dict[tuple[int, ...], str], row: int, step: int) -> str:
+        """Four registers of a 16 x 16 piece of what a warp holds."""
+        words = [self.w.value("b32", "mov.b32", f"{{{held[r, c]}, {held[r, c + 1]}}}")
+                 for c in (step, step + 8) for r in (row, row + 8)]  # fmt: skip
+        return "{" + ", ".join(words) + "}"
 
     def warp_start(self, shift: int, count: int, size: int) -> str:
         """The first row (or column) of this warp's part."""

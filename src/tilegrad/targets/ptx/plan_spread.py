@@ -75,6 +75,7 @@ class SpreadPlan:
         self.anchors: dict[Node, Spread] = {}
         self.relations: list[Relation] = []
         self.wishes: dict[Node, Wish] = {}
+        self.dots: list[Node] = []
         self._free: dict[Node, bool] = {}
         self._walk(body.block, warps)
         self._resolve()
@@ -228,7 +229,7 @@ class SpreadPlan:
     def _matrix(self, node: Node, warps: int) -> None:
         if node.op.name == "dot":
             self._join(node, node.inputs[2])
-            self._anchor(node, dot_spread(node, 32 * warps))
+            self.dots.append(node)
             return
         total, a = node.inputs[0], node.inputs[1]
         for place in (total, a):
@@ -247,6 +248,15 @@ class SpreadPlan:
     # ---- resolution -----------------------------------------------------------------------
 
     def _resolve(self) -> None:
+        for node in self.dots:
+            wish = self.wishes.get(self._find(node))
+            whole_rows = wish is not None and 1 in wish.reduced
+            a = node.inputs[0]
+            if self._holds(a) and by_matrix(node):  # what one warp holds it can multiply at once
+                down, _ = warp_grid(*node.shape, self.threads[node] // 32, True)
+                before = self.anchors.get(self._find(a))
+                whole_rows |= before == accumulator_80(a.shape, down, 1)
+            self._anchor(node, dot_spread(node, self.threads[node], whole_rows))
         waiting = self.relations
         roots = {self._find(n) for n in self.parent}
         missing = sorted((r for r in roots if r not in self.anchors and self._holds(r)),
@@ -301,16 +311,16 @@ def by_matrix(node: Node) -> bool:
             and m % 16 == 0 and n % 8 == 0 and k % 16 == 0)  # fmt: skip
 
 
-def dot_spread(node: Node, threads: int) -> Spread:
-    """How a dot holds its result."""
+def dot_spread(node: Node, threads: int, whole_rows: bool = False) -> Spread:
+    """How a dot holds its result; `whole_rows` keeps each row within one warp."""
     rows, columns = node.shape
     if not by_matrix(node):
         return grid((rows, columns), threads)
-    down, across = warp_grid(rows, columns, threads // 32)
+    down, across = warp_grid(rows, columns, threads // 32, whole_rows)
     return accumulator_80((rows, columns), down, across)
 
 
-def warp_grid(rows: int, columns: int, warps: int) -> tuple[int, int]:
+def warp_grid(rows: int, columns: int, warps: int, whole_rows: bool = False) -> tuple[int, int]:
     """Warps down and across a Tile, as near to square pieces as they get.
 
     A Tile too small for all of them is held by fewer, and the others do the same work.
@@ -319,6 +329,8 @@ def warp_grid(rows: int, columns: int, warps: int) -> tuple[int, int]:
     for down in (1 << i for i in range(warps.bit_length())):
         for across in (1 << i for i in range((warps // down).bit_length())):
             if rows % (16 * down) or columns % (8 * across):
+                continue
+            if whole_rows and across > 1:
                 continue
             cost = (-down * across, rows // down + columns // across)
             if best is None or cost < best[0]:
