@@ -35,12 +35,12 @@ from ..evaluate import ravel_strides, wide
 from ..fuse import REDUCE, Group, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .loops import ThreadLowering
-from .rows import EACH, HELD
 from .space import WARP, Roles, plain_reads
 from .tiles import power_of_two
 
-SHORTEST = 512  # columns above which a program holds one row
-BUSY = 512  # threads of a core that keep enough rows on their way
+SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
+EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
+BUSY = 1024  # threads of a core that keep enough rows on their way
 MOST = 4  # accumulators that stay in registers
 
 
@@ -108,7 +108,7 @@ def _fits(first: Group, second: Group, values: set[Node]) -> bool:
     if not second.needs - {first.number} <= first.needs or second.number in first.needs:
         return False
     columns = first.columns
-    if not isinstance(columns, int) or not SHORTEST < columns <= HELD or high(first.rows) < 256:
+    if not isinstance(columns, int) or not SHORTEST < columns <= LONGEST or high(first.rows) < 256:
         return False
     reduces = reductions(second)
     if not reduces or len(reduces) > MOST or any(v.op is ops.argmax for v in reduces):
@@ -167,24 +167,26 @@ class BothLowering(ThreadLowering):
         self.shape = self._shape(columns)
         self.sums = reductions(pair.second)
         lanes = power_of_two(columns)
-        threads = self.threads_for(lanes, EACH if self.many_reads() <= 3 else EACH // 2)
-        programs = max(2, BUSY // threads) * max(1, self.target.cores)
+        threads = self.threads_for(lanes, EACH)
+        resident = max(1, BUSY // threads)  # programs of a core that registers must do for
+        programs = resident * max(1, self.target.cores)
         programs = max(1, min(programs, high(rows) // 8))
         types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
         after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
                  for n, t in enumerate(types)]  # fmt: skip
         places = self.begin(self.name, after=after)
         self.over_rows(rows, columns, lanes, programs, places)
-        first = self.end((programs,), threads // WARP, self.roles() + self.scratch_roles(types))
+        roles = self.roles() + self.scratch_roles(types)
+        first = self.end((programs,), threads // WARP, roles, resident=resident)
         last = ThreadLowering(pair.second, values, self.target, self.name)
         last.inner = columns
         last.reads = _reads_after(pair.second, values, set(pair.first.values))
         numbers = {n: i for i, n in enumerate(self.reads)}
-        body, roles = last.sum_parts(columns, programs, types)
+        body, given = last.sum_parts(columns, programs, types)
         start = len(pair.first.stored)
         fixed = [("read", numbers[last.reads[what]]) if role == "read" else
                  ("store", start + what) if role == "store" else (role, what)
-                 for role, what in roles]  # fmt: skip
+                 for role, what in given]  # fmt: skip
         return [first, (body, fixed)]
 
     def over_rows(self, rows: Size, columns: int, lanes: int, programs: int,

@@ -60,9 +60,11 @@ class ThreadSpace(LoopSpace):
         self.e = TileEvaluator(self.b, self.inputs)
         return [*given[len(self.reads) : start], *given[start + len(stored) :]]
 
-    def end(self, grid: Sequence[Size], warps: int, roles: Roles) -> tuple[Body, Roles]:
+    def end(
+        self, grid: Sequence[Size], warps: int, roles: Roles, **notes: Any
+    ) -> tuple[Body, Roles]:
         """The Body and the roles of its parameters, from those of the parameters begun with."""
-        body = self.b.finish(grid, warps=warps)
+        body = self.b.finish(grid, warps=warps, **notes)
         return body, [roles[n] for n in self.b.numbers]
 
     def roles(self, results: bool = True) -> Roles:
