@@ -23,7 +23,8 @@ ORDERS = {("matrix_wait", "arrive"), ("fence", "named_sync"), ("named_sync", "co
           ("wait", "matrix_async"), ("wait", "expect"), ("matrix_fence", "matrix_async"),
           ("copy_store", "commit_copies"), ("matrix_async", "matrix_commit"),
           ("wait_copies", "write_place"), ("write_place", "fence"),
-          ("matrix_commit", "matrix_wait"), ("matrix_wait", "arrive_remote")}  # fmt: skip
+          ("matrix_commit", "matrix_wait"), ("matrix_wait", "arrive_remote"),
+          ("write_remote", "fence"), ("fence", "arrive_remote"), ("wait", "fence")}  # fmt: skip
 Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
 
 
@@ -135,6 +136,8 @@ def changes(node: Node) -> Iterator[tuple[str, Change]]:
         yield "arrives only", as_arrive
     if name == "fence" and a["kind"] == "async":
         yield "kind 'global'", with_attrs(kind="global")
+    if name == "fence" and a["kind"] == "cluster":
+        yield "kind 'async'", with_attrs(kind="async")
 
 
 def mutants(body: Body) -> Iterator[tuple[str, Body]]:

@@ -18,7 +18,7 @@ from tilegrad.ir.types import product
 from tilegrad.schedule.schedule import Control, Copy, Label, Launch, Schedule
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
-from tilegrad.tile.check import verify_body
+from tilegrad.tile.check import PLACED_OPS, verify_body, walk
 
 Pointer = tuple[np.ndarray, int]  # bytes, and where in them
 
@@ -70,7 +70,8 @@ class Machine:
     def launch(self, step: Launch) -> None:
         """One Body over its grid."""
         if not any(step.body is b for b in self.bodies):
-            verify_body(step.body, "portable", self.target)
+            placed = any(n.op.name in PLACED_OPS for n, _ in walk(step.body.block))
+            verify_body(step.body, "placed" if placed else "portable", self.target)
         self.bodies.append(step.body)
         memories = [self.memory(n, p) for n, p in zip(step.slots, step.body.parameters)]
         interpret.run(step.body, memories, self.symbols)

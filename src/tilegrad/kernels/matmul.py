@@ -401,7 +401,7 @@ class WideMatmul:
         b, x = self.b, self.x
         axes = (0, 1) if x.batch == 1 else (1, 2)
         values = [b.cast(self.epilogue(piece, where), x.result) for piece, where, _ in group]
-        b.do(placed.wait_copies, pending=2 - len(group))
+        b.do(placed.wait_copies, pending=2 - self.plan.together)
         for value, (_, _, place) in zip(values, group):
             if x.turned:
                 value = b.add(ops.transpose(value, order=(1, 0)))

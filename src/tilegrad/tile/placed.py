@@ -13,9 +13,12 @@ that follow one another in a Block run at the same time and are joined after the
 * `matrix_async` reads its operands and updates its accumulator at some time after it is issued
   and before a `matrix_wait` that covers its group. Registers written before it need a
   `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier.
+* `copy_threads` is made by all threads of a role, in groups: what it copied is there after a
+  `wait_threads` that covers its group and then a `named_sync` of the role. `matrix_sync` is done
+  when the next op begins; its operands are registers that `load_operand` fills.
 
 Invariant: an op here says when it happens only through barriers, groups and fences; `check` and
-the interpreter hold a Body to that.
+the interpreter hold a Body to that. Long because the level's ops stand on one page.
 """
 
 from __future__ import annotations
@@ -155,12 +158,46 @@ copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "ax
                     effect=True, group="copy",
                     meaning="copy_async of some rows of a place, to the same place of every "
                     "program of the cluster whose bit of the mask is set, its bytes landing on the "
-                    "same barrier there; the last inputs are the first row, and the rank that bit 0 of "
-                    "the mask stands for")  # fmt: skip
+                    "same barrier there; the last inputs are the first row, and the rank that bit "
+                    "0 of the mask stands for")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
 wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
                  group="copy", meaning="until at most `pending` groups are under way")  # fmt: skip
+
+def _copy_threads(place: Node, memory: Node, *index: Node, shape: tuple[int, ...],
+                  axes: tuple[int, ...], row: int) -> Type:  # fmt: skip
+    into, source = _place("copy_threads", place), _place("copy_threads", memory)
+    rows, columns = into.shape[-2:]
+    if len(shape) != 2 or shape[1] != columns or not 0 <= row <= rows - shape[0]:  # type: ignore[operator]
+        raise _fail("copy_threads", f"a box of {shape} from row {row} on leaves {into}")
+    return _boxed("copy_threads", changed(into, shape=(*into.shape[:-2], *shape)), source, shape,
+                  axes, len(index))  # fmt: skip
+
+
+copy_threads = Op(tile, "copy_threads", _copy_threads, attrs=("shape", "axes", "row"),
+                  effect=True, group="copy",
+                  meaning="inputs place, Memory, Memory index, then the place's leading index: the "
+                  "role's threads copy a box into the place's rows from `row` on, in the group "
+                  "being collected; what lies outside of the Memory is 0")  # fmt: skip
+commit_threads = Op(tile, "commit_threads", lambda: NOTHING, effect=True, group="copy",
+                    meaning="close this role's group of copy_threads")  # fmt: skip
+wait_threads = Op(tile, "wait_threads", lambda *, pending: NOTHING, attrs=("pending",),
+                  effect=True, group="copy",
+                  meaning="until each thread's own copies are there, but for those of the last "
+                  "`pending` groups")  # fmt: skip
+
+
+def _store_threads(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
+                   axes: tuple[int, ...]) -> Type:  # fmt: skip
+    source, into = _place("store_threads", place), _place("store_threads", memory)
+    return _boxed("store_threads", source, into, shape, axes, len(index))
+
+
+store_threads = Op(tile, "store_threads", _store_threads, attrs=("shape", "axes"), effect=True,
+                   group="copy", meaning="inputs Memory, place, Memory index, then the place's "
+                   "leading index: the role's threads write a box of the place, of which what "
+                   "lies outside of the Memory is dropped")  # fmt: skip
 
 # ---- matrix products ------------------------------------------------------------------------
 
@@ -192,6 +229,39 @@ matrix_commit = Op(tile, "matrix_commit", lambda: NOTHING, effect=True, group="m
 matrix_wait = Op(tile, "matrix_wait", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
                  group="matrix_async",
                  meaning="until at most `pending` groups are under way")  # fmt: skip
+
+def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
+    into, source = _place("load_operand", operand), _place("load_operand", place)
+    rows, columns = source.shape[-2:][:: -1 if transpose else 1]
+    fits = len(into.shape) == 2 and into.shape[0] == rows and into.dtype is source.dtype
+    if not fits or len(index) != len(source.shape) - 2 or into.scope != "register":
+        raise _fail("load_operand", f"{into} from {source} at {len(index)} indices")
+    if not 0 <= start <= columns - into.shape[1]:  # type: ignore[operator]
+        raise _fail("load_operand", f"{into} from {start} on leaves {source}")
+    return NOTHING
+
+
+load_operand = Op(tile, "load_operand", _load_operand, attrs=("start", "transpose"), effect=True,
+                  group="matrix_sync",
+                  meaning="inputs register place (m, k) or (n, k), place, then the place's leading "
+                  "index: some of the place's columns (its rows, if transposed), from `start` "
+                  "on")  # fmt: skip
+
+
+def _matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
+    places = [_place("matrix_sync", x) for x in (accumulator, a, b)]
+    shapes = [p.shape for p in places]
+    if any(p.scope != "register" or len(p.shape) != 2 for p in places):
+        raise _fail("matrix_sync", f"{places} are not all matrices in registers")
+    if shapes[0] != (shapes[1][0], shapes[2][0]) or shapes[1][1] != shapes[2][1]:
+        raise _fail("matrix_sync", f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
+    return NOTHING
+
+
+matrix_sync = Op(tile, "matrix_sync", _matrix_sync, attrs=("warps",), effect=True,
+                 group="matrix_sync",
+                 meaning="accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, "
+                 "by warps that stand in a grid (down, across)")  # fmt: skip
 
 # ---- places ---------------------------------------------------------------------------------
 
@@ -331,6 +401,35 @@ class PlacedBuilder(BodyBuilder):
             accumulate = self.constant(accumulate, bool_)
         self.add(matrix_async(accumulator, a, b, accumulate, *[self.index(i) for i in at],
                               transpose_a=transpose_a, transpose_b=transpose_b))  # fmt: skip
+
+    def copy_threads(
+        self, place: Node, at: Sequence[Size], memory: Node, index: Sequence[Size],
+        axes: tuple[int, ...], rows: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """Copy into `rows` (first, count) of a place by all threads of the role."""
+        shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
+        scalars = [self.index(i) for i in (*index, *at)]
+        self.add(copy_threads(place, memory, *scalars, shape=shape, axes=axes, row=rows[0]))
+
+    def store_threads(
+        self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,
+        at: Sequence[Size] = (),
+    ) -> None:  # fmt: skip
+        """Write a box of the place by all threads of the role."""
+        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        scalars = [self.index(i) for i in (*index, *at)]
+        self.add(store_threads(memory, place, *scalars, shape=shape, axes=axes))
+
+    def load_operand(
+        self, operand: Node, place: Node, at: Sequence[Size], start: int, transpose: bool = False
+    ) -> None:
+        """Registers of an operand of matrix_sync."""
+        self.add(load_operand(operand, place, *[self.index(i) for i in at], start=start,
+                              transpose=transpose))  # fmt: skip
+
+    def matrix_sync(self, accumulator: Node, a: Node, b: Node, warps: tuple[int, int]) -> None:
+        """Multiply what is in registers and accumulate."""
+        self.add(matrix_sync(accumulator, a, b, warps=warps))
 
     def register_tile(
         self, shape: tuple[int, ...], dtype: DType, fill: float | None = None
