@@ -461,3 +461,16 @@ def test_a_product_of_what_a_warp_holds_needs_no_shared_memory_for_it(warps: int
     laid = 3 * 64 * 32 * 2 // (16 * 32 * warps)  # vectors of the three that come from memory
     assert text.count("st.shared.v4") == text.count("st.shared") == laid
     check_body(body, a, b_, v, out, rounding=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int16, np.int8], ids=str)
+def test_narrow_tiles_are_carried(dtype) -> None:
+    x, y = whole(4, 256).astype(dtype), np.zeros((2, 256), dtype)
+    b = builder(x, y)
+    rows = [b.load(b.parameters[0], (i, 0), (256,), (1,)) for i in range(2)]
+
+    def step(i, carried):
+        return [carried[1], b.load(b.parameters[0], (i, 0), (256,), (1,))]
+
+    put(b, 1, b.add(ops.stack_rows(*b.loop("i", 1, 4, 1, step, rows))))
+    check_body(b.finish((1,), warps=2), x, y)

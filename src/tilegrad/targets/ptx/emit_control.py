@@ -18,10 +18,10 @@ from ...ir.node import Node
 from . import rules
 from .emit_dot import DotEmitter
 from .emit_memory import all_nodes
-from .emit_placed import PlacedEmitter
 from .emit_scan import ScanEmitter
 from .emit_shared import Head
 from .emit_sort import SortEmitter
+from .emit_threads import ThreadsEmitter
 from .spread import Spread
 
 MOST_UNROLLED = 600  # Nodes
@@ -29,14 +29,18 @@ MOST_UNROLLED = 600  # Nodes
 
 @dataclass
 class Carried:
-    """A value that a loop carries: the Block's argument and its registers."""
+    """A value that a loop carries: the Block's argument and its registers.
+
+    Elements of 16 bits are carried in pairs: alone each would take a register of 32.
+    """
 
     argument: Node
     registers: list[str]
     kind: str
+    paired: bool = False
 
 
-class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
+class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
     """Emits loop, branch and get."""
 
     def block(self, block: Block) -> None:
@@ -68,7 +72,7 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
             self.turns(block, carried, counter, limit, suffix, step, times)
         self.turns(block, carried, counter, stop, suffix, step, 1)
         for number, one in enumerate(carried):
-            self.give(node, number, one.registers)
+            self.give(node, number, self.unpacked(one))
 
     def times(self, node: Node) -> int:
         """Copies of a loop's Block in one turn."""
@@ -84,10 +88,28 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
         for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:]):
             kind = rules.kind_of(self.dtype(argument))
             spread = self.plan.spread(argument)
-            registers = [self.w.new(kind) for _ in spread.registers]
-            self.move(registers, self.given(given, argument, spread), kind)
-            found.append(Carried(argument, registers, kind))
+            count = len(spread.registers)
+            one = Carried(argument, [], kind, argument.dtype.size == 2 and count % 2 == 0)
+            if one.paired:
+                one.kind, count = "b32", count // 2
+            one.registers = [self.w.new(one.kind) for _ in range(count)]
+            start = self.packed(one, self.given(given, argument, spread))
+            self.move(one.registers, start, one.kind)
+            found.append(one)
         return found
+
+    def packed(self, one: Carried, registers: list[str]) -> list[str]:
+        """A value as it is carried."""
+        if not one.paired:
+            return registers
+        return [self._join(registers[i : i + 2], one.argument.dtype)
+                for i in range(0, len(registers), 2)]  # fmt: skip
+
+    def unpacked(self, one: Carried) -> list[str]:
+        """A carried value as it is held."""
+        if not one.paired:
+            return list(one.registers)
+        return [r for word in one.registers for r in self._split(word, one.argument.dtype, 2)]
 
     def turns(
         self, block: Block, carried: list[Carried], counter: str, stop: str, suffix: str,
@@ -101,7 +123,7 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
         w.place(again)
         before, head = self.hazards.state(), Head()
         self.hazards.heads.append(head)
-        values = [list(one.registers) for one in carried]
+        values = [self.unpacked(one) for one in carried]
         index = counter
         for copy in range(times):
             self.made.append({})
@@ -116,6 +138,7 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, PlacedEmitter):
             if copy + 1 < times:
                 kind = "b32" if suffix == "s32" else "b64"
                 index = w.value(kind, f"add.{suffix}", index, str(step))
+        values = [self.packed(one, new) for one, new in zip(carried, values)]
         self.swap([one.registers for one in carried], values, [one.kind for one in carried])
         if self.hazards.turns(head):
             self.sync()
