@@ -12,6 +12,7 @@ multiple of 16 bytes. Invariant: the order of a sum over k depends on the Plan a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -66,10 +67,30 @@ class Operands:
     b_along_k: bool = True  # b is stored (n, k), else (k, n)
     batch: Size = 1
     turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
+    weights: tuple[int, ...] = ()  # sizes of several b with one a; n is their sum, or each
+    gated: bool = False  # the epilogue makes one result of the products with all weights
+
+    def span(self, tile: tuple[int, int, int]) -> tuple[int, int]:
+        """Rows and columns of results that a tile computes: those of each weight, if gated."""
+        rows, columns, _ = tile
+        parts = len(self.weights) if self.gated else 1
+        return (rows // parts, columns) if self.turned else (rows, columns // parts)
 
 
 Where = tuple[Size, Size, Size]  # batch, row, column
-Epilogue = Callable[[Node, Where], Node]  # (piece of 64 rows, where it begins) -> what is stored
+Epilogue = Callable[..., Node]  # (piece of 64 rows, where it begins) -> what is stored
+
+
+def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
+    """Tiles along m and n, in what a cluster takes at once; no tile spans two weights."""
+    rows, columns = x.span(plan.tile)
+    near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
+    down, across = ceil_divide(x.m, rows * near_m), ceil_divide(x.n, columns * near_n)
+    if x.weights and not x.gated and x.turned:
+        down = -(-sum(-(-n // rows) for n in x.weights) // near_m)
+    elif x.weights and not x.gated:
+        across = -(-sum(-(-n // columns) for n in x.weights) // near_n)
+    return down, across
 
 
 def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
@@ -87,6 +108,26 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
     return WideMatmul(x, plan, b, b.parameters).build()
 
 
+def check_plan(x: Operands, plan: WidePlan) -> None:
+    """Refuse a Plan that no Body can be right for."""
+    tm, tn, _ = plan.tile
+    near = (plan.cluster if plan.across else 1) * tn
+    rows = (1 if plan.across else plan.cluster) * tm
+    tiles = high(x.batch) * -(-high(x.m) // rows) * -(-high(x.n) // near)
+    walkers = plan.programs // (plan.cluster * plan.split)
+    wrong = [
+        (plan.stages < 2, "a ring has two stages or more"),
+        (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
+        (tn % (8 * plan.split), "a split k divides the columns in eights"),
+        (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
+        (tn // plan.split % plan.staged, "staged pieces divide the columns"),
+        (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
+    ]
+    for is_wrong, why in wrong:
+        if is_wrong:
+            raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
+
+
 class WideMatmul:
     """Builds one Body of `wide_matmul`."""
 
@@ -96,51 +137,24 @@ class WideMatmul:
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
         self.a, self.weight, self.c = memories
-        self.check()
-        tm, tn, tk = plan.tile
-        self.halves = tm // 64
-        self.steps = ceil_divide(ceil_divide(x.k, tk), plan.split)  # of one program
-        near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
-        self.tiles_m = ceil_divide(x.m, tm * near_m)  # counted in what a cluster takes at once
-        self.tiles_n = ceil_divide(x.n, tn * near_n)
+        check_plan(x, plan)
+        self.span = x.span(plan.tile)
+        self.halves = self.span[0] // 64
+        self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
+        self.tiles_m, self.tiles_n = tile_counts(x, plan)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
-
-    def check(self) -> None:
-        """Refuse a Plan that no Body can be right for."""
-        plan, x = self.plan, self.x
-        tm, tn, _ = plan.tile
-        near = (plan.cluster if plan.across else 1) * tn
-        rows = (1 if plan.across else plan.cluster) * tm
-        tiles = high(x.batch) * -(-high(x.m) // rows) * -(-high(x.n) // near)
-        walkers = plan.programs // (plan.cluster * plan.split)
-        wrong = [
-            (plan.stages < 2, "a ring has two stages or more"),
-            (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
-            (tn % (8 * plan.split), "a split k divides the columns in eights"),
-            (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
-            (tn // plan.split % plan.staged, "staged pieces divide the columns"),
-            (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
-        ]
-        for is_wrong, why in wrong:
-            if is_wrong:
-                raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
 
     def build(self) -> Body:
         """Places, barriers, roles."""
         b, plan, x = self.b, self.plan, self.x
-        _, tn, tk = plan.tile
         stages = plan.stages
-        swizzle = "swizzle128"
-        half = (64, tk) if x.a_along_k else (tk, 64)
-        side = (tn, tk) if x.b_along_k else (tk, tn)
-        self.left = b.allocate((stages, self.halves, *half), x.dtype, "shared", swizzle)
-        self.right = b.allocate((stages, *side), x.dtype, "shared", swizzle)
+        self.left, self.right = self.ring()
         piece = (plan.staged, 64) if x.turned else (64, plan.staged)
         layout = swizzle_of(piece[1], x.result)
         self.staged = b.allocate((self.halves, 2, *piece), x.result, "shared", layout)
         self.full = b.barrier("full", 1, stages)
         if plan.split > 1:
-            shape = (self.halves, plan.split, 64, tn // plan.split)
+            shape = (self.halves * self.products, plan.split, 64, self.span[1] // plan.split)
             self.partial = b.allocate(shape, float32, "shared")
             self.gathered = b.barrier("gathered", plan.split, self.halves)
         self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
@@ -156,11 +170,21 @@ class WideMatmul:
         notes = {"cluster": (together,)} if together > 1 else {}
         return b.finish((plan.programs,), plan=plan, **notes)
 
+    products = 1  # accumulators of a consumer
+
+    def ring(self) -> tuple[Node, Node]:
+        """The stages' places of a and of b."""
+        b, x, stages, (tm, tn, tk) = self.b, self.x, self.plan.stages, self.plan.tile
+        half = (64, tk) if x.a_along_k else (tk, 64)
+        side = (tn, tk) if x.b_along_k else (tk, tn)
+        left = b.allocate((stages, tm // 64, *half), x.dtype, "shared", "swizzle128")
+        return left, b.allocate((stages, *side), x.dtype, "shared", "swizzle128")
+
     # ---- which tile, which stage ------------------------------------------------------------
 
     def corner(self, number: Size) -> Where:
         """(batch, row, column) of a tile: groups of rows are walked down, then across."""
-        tm, tn, _ = self.plan.tile
+        tm, tn = self.span
         each = multiply(self.tiles_m, self.tiles_n)
         batch, rest = floor_divide(number, each), modulo(number, each)
         if self.x.batch == 1:
@@ -285,7 +309,7 @@ class WideMatmul:
                 b.copy_async(self.left, (stage, half), self.a, index, axes, self.full,
                              stage)  # fmt: skip
 
-    def fill_right(self, stage: Size, where: Where, step: Size) -> None:
+    def fill_right(self, stage: Size, where: Where, step: Size, at: tuple[int, ...] = ()) -> None:
         """A tile of b; shared along m, each program brings some of its rows for all."""
         b, x, plan = self.b, self.x, self.plan
         batch, _, column = where
@@ -294,12 +318,12 @@ class WideMatmul:
         index = (column, k) if x.b_along_k else (k, column)
         weight = self.weight
         if plan.cluster == 1 or plan.across:
-            b.copy_async(self.right, (stage,), weight, (*lead, *index), axes, self.full, stage)
+            b.copy_async(self.right, (stage, *at), weight, (*lead, *index), axes, self.full, stage)
             return
-        rows = self.right.type.shape[1] // plan.cluster  # type: ignore[union-attr]
+        rows = self.right.type.shape[-2] // plan.cluster  # type: ignore[union-attr]
         first = multiply(self.near, rows)
         index = (combine(index[0], first, 1), index[1])
-        b.copy_multicast(self.right, (stage,), (first, rows), weight, (*lead, *index), axes,
+        b.copy_multicast(self.right, (stage, *at), (first, rows), weight, (*lead, *index), axes,
                          self.full, stage, self.mask, self.first)  # fmt: skip
 
     @property
@@ -321,12 +345,12 @@ class WideMatmul:
 
     def consumer(self, own: int) -> None:
         """Multiply 64 rows of every tile, and write them out."""
-        b, plan, x = self.b, self.plan, self.x
+        b, plan = self.b, self.plan
         if plan.dependent:
             b.do(placed.grid_dependency_wait)
             if plan.early:
                 b.do(placed.grid_launch_dependents)
-        total = b.register_tile((64, plan.tile[1]), float32)
+        totals = [b.register_tile((64, self.span[1]), float32) for _ in range(self.products)]
 
         def tile(count: Size, number: Size) -> None:
             turn = self.held("turn", multiply(count, self.steps))
@@ -335,8 +359,8 @@ class WideMatmul:
                 stage, lap = self.turn(turn, s)
                 b.wait(self.full, stage, lap % 2)
                 b.do(placed.matrix_fence)
-                b.matrix_async(total, self.left, self.right, b.less(0, s), (stage, own, stage),
-                               transpose_a=not x.a_along_k, transpose_b=x.b_along_k)  # fmt: skip
+                for number_, total in enumerate(totals):
+                    self.one_product(total, number_, own, stage, b.less(0, s))
                 b.do(placed.matrix_commit)
                 b.do(placed.matrix_wait, pending=1)
                 before = self.turn(turn, combine(s, 1, -1))[0]
@@ -346,23 +370,38 @@ class WideMatmul:
             b.loop("step", 0, self.steps, 1, step)
             b.do(placed.matrix_wait, pending=0)
             self.release(self.turn(turn, combine(self.steps, 1, -1))[0])
-            self.write(own, count, number, total)
+            self.write(own, count, number, totals)
 
         self.for_tiles(tile)
         if plan.dependent and not plan.early:
             b.do(placed.grid_launch_dependents)
         b.do(placed.wait_copies, pending=0)
 
-    def write(self, own: int, count: Size, number: Size, total: Node) -> None:
+    def one_product(self, total: Node, number: int, own: int, stage: Size, more: Node) -> None:
+        """One product of a stage."""
+        x, at = self.x, self.places(number, own, stage)
+        self.b.matrix_async(total, self.left, self.right, more, at,
+                            transpose_a=not x.a_along_k, transpose_b=x.b_along_k)  # fmt: skip
+
+    def places(self, _: int, own: int, stage: Size) -> tuple[Size, ...]:
+        """Where in the ring the operands of a product lie."""
+        return stage, own, stage
+
+    def write(self, own: int, count: Size, number: Size, totals: Sequence[Node]) -> None:
+        """Bring a finished tile out."""
+        where = self.held_corner(number)
+        sums = [self.b.read(total) for total in totals]
+        if self.plan.split > 1:
+            sums = self.gather(own, sums, self.span[1] // self.plan.split)
+        self.write_sums(own, count, where, sums)
+
+    def write_sums(self, own: int, count: Size, where: Where, sums: Sequence[Node]) -> None:
         """Piece by piece: epilogue, cast, stage (two places in turn), copy out."""
         b, plan = self.b, self.plan
-        batch, row, column = self.held_corner(number)
+        batch, row, column = where
         row = combine(row, 64 * own, 1)
-        sums = b.read(total)
-        wide, tn = plan.staged, plan.tile[1]
+        wide, tn = plan.staged, self.span[1] // plan.split
         if plan.split > 1:
-            tn //= plan.split
-            sums = self.gather(own, sums, tn)
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
         for turn in range(0, pieces, plan.together):
@@ -370,37 +409,44 @@ class WideMatmul:
             for number_ in range(turn, min(pieces, turn + plan.together)):
                 place = (own, modulo(combine(multiply(count, pieces), number_, 1), 2))
                 start = number_ * wide
-                piece = b.add(ops.part(sums, start=(0, start), shape=(64, wide)))
+                piece = [b.add(ops.part(s, start=(0, start), shape=(64, wide))) for s in sums]
                 group.append((piece, (batch, row, combine(column, start, 1)), place))
             self.write_pieces(own, group)
 
-    def gather(self, own: int, sums: Node, wide: int) -> Node:
+    def gather(self, own: int, sums: Sequence[Node], wide: int) -> list[Node]:
         """Every program that shares the tile gives each its columns; sums go by part of k."""
         b, split = self.b, self.plan.split
 
         def rank(share: int) -> Size:
             return combine(self.near, share * self.plan.cluster, 1)
 
-        for share in range(split):
-            piece = b.add(ops.part(sums, start=(0, share * wide), shape=(64, wide)))
-            b.write_remote(self.partial, piece, rank(share), own, self.share)
+        first = own * self.products
+        for number, share in itertools.product(range(self.products), range(split)):
+            piece = b.add(ops.part(sums[number], start=(0, share * wide), shape=(64, wide)))
+            b.write_remote(self.partial, piece, rank(share), first + number, self.share)
         b.do(placed.fence, kind="cluster")
         for share in range(split):
             b.arrive_remote(self.gathered, own, rank(share))
         b.wait(self.gathered, own, 0)
         b.do(placed.fence, kind="cluster")
-        total = b.read(self.partial, own, 0)
-        for share in range(1, split):
-            total = b.apply("add", total, b.read(self.partial, own, share))
-        # never taken: it says that the sums are held as the accumulator is
         never = b.constant(False, bool_, (64, wide))
-        return b.apply("where", never, b.add(ops.part(sums, start=(0, 0), shape=(64, wide))), total)
+        found = []
+        for number in range(self.products):
+            total = b.read(self.partial, first + number, 0)
+            for share in range(1, split):
+                total = b.apply("add", total, b.read(self.partial, first + number, share))
+            # never taken: it says that the sums are held as the accumulator is
+            held = b.add(ops.part(sums[number], start=(0, 0), shape=(64, wide)))
+            found.append(b.apply("where", never, held, total))
+        return found
 
-    def write_pieces(self, own: int, group: list[tuple[Node, Where, tuple[Size, Size]]]) -> None:
-        """Pieces of a result on their way out: (piece, where it begins, its staged place)."""
+    def write_pieces(
+        self, own: int, group: list[tuple[list[Node], Where, tuple[Size, Size]]]
+    ) -> None:
+        """Pieces of a result on their way out: (pieces, where they begin, the staged place)."""
         b, x = self.b, self.x
         axes = (0, 1) if x.batch == 1 else (1, 2)
-        values = [b.cast(self.epilogue(piece, where), x.result) for piece, where, _ in group]
+        values = [b.cast(self.epilogue(*piece, where), x.result) for piece, where, _ in group]
         b.do(placed.wait_copies, pending=2 - self.plan.together)
         for value, (_, _, place) in zip(values, group):
             if x.turned:
