@@ -97,6 +97,9 @@ def _named_sync(self: Interpreter, frame: Frame, node: Node) -> Steps:
             ready, lambda: f"named barrier {number} ({named.arrived} of {threads} threads came)"
         )
     join(frame.agent.clock, named.seen[generation])
+    groups = frame.agent.groups.get("copy_threads")
+    if groups is not None:  # what each thread waited for, all now know of
+        join(frame.agent.clock, {groups.engine.number: groups.known})
 
 
 def _fence(self: Interpreter, frame: Frame, node: Node) -> None:
@@ -206,6 +209,48 @@ def _copy_store(self: Interpreter, frame: Frame, node: Node) -> None:
     self.machine.note_write(engine, memory, offset, inside)
 
 
+def _copy_threads(self: Interpreter, frame: Frame, node: Node) -> None:
+    place, memory = (frame.values[i] for i in node.inputs[:2])
+    rank, row, shape = len(memory.shape), node.attrs["row"], node.attrs["shape"]
+    index = _ints(frame, node.inputs[2 : 2 + rank])
+    into = _whole(place, _ints(frame, node.inputs[2 + rank :]), node)[row : row + shape[0]]
+    offset, inside = memory.offsets(index, shape, node.attrs["axes"])
+
+    def land() -> None:
+        box = np.zeros(shape, place.data.dtype)
+        box[inside] = memory.data[offset[inside]]
+        place.data[into] = box
+
+    engine = self.machine.issue(frame.agent, "copy_threads", land)
+    self.machine.note_read(engine, memory, offset, inside)
+    self.machine.note_write(engine, place, into)
+
+
+def _store_threads(self: Interpreter, frame: Frame, node: Node) -> None:
+    memory, place = (frame.values[i] for i in node.inputs[:2])
+    rank = len(memory.shape)
+    index = _ints(frame, node.inputs[2 : 2 + rank])
+    source = _whole(place, _ints(frame, node.inputs[2 + rank :]), node)
+    offset, inside = memory.offsets(index, node.attrs["shape"], node.attrs["axes"])
+    self.write(frame, memory, offset, self.read(frame, place, source, None), inside)
+
+
+def _load_operand(self: Interpreter, frame: Frame, node: Node) -> None:
+    operand, place = (frame.values[i] for i in node.inputs[:2])
+    source = _whole(place, _ints(frame, node.inputs[2:]), node)
+    source = source.T if node.attrs["transpose"] else source
+    start, wide = node.attrs["start"], operand.shape[1]
+    value = self.read(frame, place, source[:, start : start + wide], None)
+    self.write(frame, operand, _whole(operand, [], node), value, None)
+
+
+def _matrix_sync(self: Interpreter, frame: Frame, node: Node) -> None:
+    total, left, right = (frame.values[i] for i in node.inputs)
+    old, a, b = (self.read(frame, x, _whole(x, [], node), None) for x in (total, left, right))
+    value = numeric.dot(a, b.T, old, total.type.dtype)
+    self.write(frame, total, _whole(total, [], node), value, None)
+
+
 def _matrix_async(self: Interpreter, frame: Frame, node: Node) -> None:
     places = [frame.values[i] for i in node.inputs[:3]]
     accumulate, rest = bool(frame.values[node.inputs[3]]), _ints(frame, node.inputs[4:])
@@ -262,6 +307,8 @@ def _group_wait(kind: str) -> Callable[[Interpreter, Frame, Node], Steps]:
         if not ready():
             yield Waiting(ready, lambda: f"its groups of {kind}, all but {pending}")
         groups.known = max(groups.known, last)
+        if kind == "copy_threads":  # each thread knows of its own alone, until they meet
+            return
         join(frame.agent.clock, {groups.engine.number: last})
 
     return handler
@@ -324,8 +371,10 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "atomic_add": _atomic_add, "grid_dependency_wait": _dependency,
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
+    "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
+    "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,
 }  # fmt: skip
 CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
     "wait": _wait, "named_sync": _named_sync, "wait_copies": _group_wait("copy_store"),
-    "matrix_wait": _group_wait("matrix_async"),
+    "matrix_wait": _group_wait("matrix_async"), "wait_threads": _group_wait("copy_threads"),
 }  # fmt: skip

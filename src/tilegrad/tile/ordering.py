@@ -37,6 +37,7 @@ from .phases import Bar, Group, Round
 from .skeleton import Event, Scenario, Skeleton, is_place
 
 MOST_FINDINGS = 24
+ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
 CLUSTER = "store, fence('cluster'), arrive_remote; there wait, fence('cluster'), read"
 HINTS = {
     "deadlock": "count who arrives, with how many bytes, and look at the parity",
@@ -59,7 +60,7 @@ class Role:
         self.name, self.number, self.warps, self.rank = name, number, warps, rank
         self.alone = main or warps == 1  # no warps that could be apart
         self.clock: Clock = [0] * size
-        self.groups = {"matrix_async": Group(number + 1), "copy_store": Group(number + 2)}
+        self.groups = {kind: Group(number + 1 + i) for i, kind in enumerate(ENGINES)}
         self.events: list[Event] = []
         self.at = self.base = 0
         self.joined: int | None = None  # round of a named barrier it waits in
@@ -108,8 +109,8 @@ class Machine:
             for node in (None, *[n for n in ops if n.op.name == "role"]):
                 name = "the program" if node is None else node.attrs["name"]
                 numbered.append((rank, node, self.agent(self.on(rank, name))))
-                self.agent(f"matrix_async of {self.on(rank, name)}")
-                self.agent(f"copy_store of {self.on(rank, name)}")
+                for kind in ENGINES:
+                    self.agent(f"{kind} of {self.on(rank, name)}")
         size, main = len(self.names), skeleton.body.notes.get("warps", 4)
         self.roles = {
             (rank, node): Role(self.names[number], number,
@@ -332,7 +333,7 @@ class Machine:
     ) -> None:  # fmt: skip
         """An agent of a role touches a box: it must know of all that conflicts."""
         clock, verb = role.clock, "writes" if writes else "reads"
-        engine = agent in (role.number + 1, role.number + 2)
+        engine = role.number < agent <= role.number + len(ENGINES)
         for near in region.around():
             other = near.write
             if other is not None and clock[other.agent] < other.epoch:
@@ -436,6 +437,17 @@ class Machine:
                 "warps stored, and they have not met since", node, plain.node, "warning",
                 "named_sync with the role's own threads, unless each thread reads its own",
             )  # fmt: skip
+
+    def crossed(self, place: Place, region: Region, role: Role, node: Node) -> None:
+        """A role's threads write what its warps read: all of them must be past the read."""
+        for near in region.around():
+            read = near.reads.get(role.number)
+            if read is not None and not role.alone and role.synced <= read.epoch:
+                self.report(
+                    "warps", f"{role.name} writes {place_name(place.node)}, which its "
+                    f"{role.warps} warps read, and they have not met since", node, read.node,
+                    hint="named_sync with the role's own threads between the two",
+                )  # fmt: skip
 
     def depends(self, role: Role, memory: Node, node: Node, writes: bool) -> None:
         """Parameters are touched after the dependency wait, but for reads of constants."""

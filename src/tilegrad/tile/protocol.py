@@ -99,6 +99,8 @@ def _named(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) ->
             return False
         role.synced = max(role.synced, role.epoch)
         join(role.clock, round_.over[joined])
+        copies = role.groups["copy_threads"]  # what each thread waited for, all now know of
+        role.clock[copies.agent] = max(role.clock[copies.agent], copies.known)
     role.joined = None
     return True
 
@@ -201,16 +203,65 @@ def _matrix_fence(machine: Machine, role: Role, node: Node, values: tuple[Any, .
 
 
 def _commit(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    group = role.groups["matrix_async" if node.op.name == "matrix_commit" else "copy_store"]
+    group = role.groups[GROUPS[node.op.name]]
     group.committed.append(group.issued)
 
 
 def _group_wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    group = role.groups["matrix_async" if node.op.name == "matrix_wait" else "copy_store"]
+    group = role.groups[GROUPS[node.op.name]]
     covered = len(group.committed) - node.attrs["pending"]
     if covered > 0:
         group.known = max(group.known, group.committed[covered - 1])
-        role.clock[group.agent] = group.known
+        if node.op.name != "wait_threads":  # else each thread knows of its own, until they meet
+            role.clock[group.agent] = group.known
+
+
+def _copy_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    into, memory = node.inputs[:2]
+    machine.depends(role, memory, node, False)
+    shape, row = node.attrs["shape"], node.attrs["row"]
+    leads = len(into.type.shape) - len(shape)  # type: ignore[union-attr]
+    lead, box = values[:leads], values[leads:]
+    place, region = _lead(machine, role.rank, node, into, lead)
+    engine = _issue(role, "copy_threads", node)
+    if region is None:
+        return
+    if box:
+        source = machine.place(role.rank, memory)
+        machine.plain(source, source.boxed(box, shape, node.attrs["axes"]), role, node, False)
+    axes = tuple(range(leads, leads + len(shape)))
+    region = place.boxed((*lead, row, *[0] * (len(shape) - 1)), shape, axes)
+    machine.crossed(place, region, role, node)
+    machine.touch(place, region, role, node, True, *engine)
+    region.plain = region.remote = None
+
+
+def _store_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    memory, place_node = node.inputs[:2]
+    machine.depends(role, memory, node, True)
+    rank = len(memory.type.shape)  # type: ignore[union-attr]
+    lead, index = values[: len(values) - rank], values[len(values) - rank :]
+    place, region = _lead(machine, role.rank, node, place_node, lead)
+    if region is not None:
+        machine.plain(place, region, role, node, False)
+    into = machine.place(role.rank, memory)
+    machine.plain(into, into.boxed(index, node.attrs["shape"], node.attrs["axes"]), role, node,
+                  True)  # fmt: skip
+
+
+def _load_operand(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    operand, place_node = node.inputs[:2]
+    place, region = _lead(machine, role.rank, node, place_node, values)
+    if region is not None:
+        machine.plain(place, region, role, node, False)
+    machine.plain(*_lead(machine, role.rank, node, operand, ()), role, node, True)
+
+
+def _matrix_sync(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    found = [_lead(machine, role.rank, node, x, ()) for x in node.inputs]
+    for place, region in found:
+        machine.plain(place, region, role, node, False)
+    machine.plain(*found[0], role, node, True)
 
 
 def _read_place(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
@@ -255,6 +306,9 @@ def _grid(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
     role.clock[machine.grid] = 1
 
 
+GROUPS = {"matrix_commit": "matrix_async", "matrix_wait": "matrix_async",
+          "commit_copies": "copy_store", "wait_copies": "copy_store",
+          "commit_threads": "copy_threads", "wait_threads": "copy_threads"}  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     "barrier": _barrier, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
@@ -265,6 +319,8 @@ HANDLERS: dict[str, Handler] = {
     "read_place": _read_place, "write_place": _read_place, "load": _load, "store": _load,
     "gather": _whole, "scatter": _whole, "atomic_add": _whole, "matrix_load": _whole,
     "matrix_store": _whole, "sort": _whole, "grid_dependency_wait": _grid,
+    "copy_threads": _copy_threads, "commit_threads": _commit, "wait_threads": _group_wait,
+    "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,
 }  # fmt: skip
 
 

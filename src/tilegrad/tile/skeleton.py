@@ -60,8 +60,9 @@ def is_place(node: Node) -> bool:
 
 
 WRITES = {"store": 0, "scatter": 0, "copy_store": 0, "atomic_add": 0, "matrix_store": 0,
-          "write_place": 0}  # fmt: skip
+          "write_place": 0, "store_threads": 0}  # fmt: skip
 QUIET = {"named_sync", "named_arrive", "fence", "commit_copies", "wait_copies", "matrix_fence",
+         "commit_threads", "wait_threads", "matrix_sync",
          "matrix_commit", "matrix_wait", "allocate", "register_tile", "barrier",
          "grid_dependency_wait", "gather", "scatter", "atomic_add", "matrix_load",
          "matrix_store", "sort"}  # fmt: skip
@@ -88,12 +89,15 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
         rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
         box = inputs[4 : 4 + rank] if inputs[1] in tracked else ()
         return (inputs[3], *inputs[4 + rank :]), box
-    if name == "copy_store":
+    if name == "copy_threads":
+        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        return inputs[2 + rank :], inputs[2 : 2 + rank] if inputs[1] in tracked else ()
+    if name in ("copy_store", "store_threads"):
         rank = len(inputs[0].type.shape)  # type: ignore[union-attr]
         return inputs[2 + rank :], inputs[2 : 2 + rank]
     if name == "matrix_async":
         return inputs[3:], ()
-    if name in ("read_place", "write_place"):
+    if name in ("read_place", "write_place", "load_operand"):
         return inputs[1 if name == "read_place" else 2 :], ()
     if name == "write_remote":
         return inputs[2:], ()

@@ -304,6 +304,8 @@ class Emitter(ControlEmitter):
     def start_barriers(self, roles: list[Node]) -> None:
         """One thread sets the counts of all barriers; then the block meets."""
         w = self.w
+        if not self.barriers and not self.maps and not self.body.notes.get("cluster"):
+            return
         first = w.value("pred", "setp.eq.s32", self.thread, "0")
         skip = w.label("ready")
         w.put("bra", skip, guard=f"!{first}")

@@ -21,7 +21,16 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory, Tile
 from ...tile.build import Body
-from .spread import SCALAR, Spread, accumulator, accumulator_80, blocked, grid, lines
+from .spread import (
+    SCALAR,
+    Spread,
+    accumulator,
+    accumulator_80,
+    accumulator_turns,
+    blocked,
+    grid,
+    lines,
+)
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
 DERIVED = ("broadcast", "reshape", "transpose")
@@ -158,7 +167,7 @@ class SpreadPlan:
             self._shape(node)
         elif name in ("load", "gather", "store", "scatter", "atomic_add"):
             self._memory(node)
-        elif name in ("matrix_async", "dot"):
+        elif name in ("matrix_async", "matrix_sync", "dot"):
             self._matrix(node, warps)
         elif name in ("read_place", "write_place"):
             self._place(node)
@@ -232,6 +241,9 @@ class SpreadPlan:
             self.dots.append(node)
             return
         total, a = node.inputs[0], node.inputs[1]
+        if node.op.name == "matrix_sync":
+            self._anchor(total, accumulator_turns(total.type.shape, *node.attrs["warps"]))  # type: ignore[union-attr, arg-type]
+            return
         for place in (total, a):
             if place.type.scope == "register":  # type: ignore[union-attr]
                 self._anchor(place, accumulator(place.type.shape, warps))  # type: ignore[union-attr, arg-type]

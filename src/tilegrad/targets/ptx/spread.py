@@ -243,3 +243,22 @@ def accumulator_80(shape: tuple[int, int], down: int, across: int) -> Spread:
         for i in range(high // 16) for j in range(wide // 8) for r in range(4)
     )  # fmt: skip
     return Spread(shape, tuple(fields), registers)
+
+
+def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
+    """C of mma.m16n8 by warps that take turns, 16 rows down and 16 columns across each, so that
+    whole turns are rectangles of the Tile."""
+    rows, columns = shape
+    if rows % (16 * down) or columns % (16 * across):
+        raise InternalError("ptx.spread", f"{shape} does not fit mma over {down}x{across} warps")
+    fields: list[Field] = [(0, 2, 1, 2), (2, 3, 0, 1)]
+    if across > 1:
+        fields.append((5, across.bit_length() - 1, 1, 16))
+    if down > 1:
+        fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, 16))
+    registers = tuple(
+        (row + 8 * (r >> 1), column + half + (r & 1))
+        for row in range(0, rows, 16 * down) for column in range(0, columns, 16 * across)
+        for half in (0, 8) for r in range(4)
+    )  # fmt: skip
+    return Spread(shape, tuple(fields), registers)
