@@ -297,9 +297,9 @@ class PlacedEmitter(ShapeEmitter):
             return shape, 1, 0
         span = swizzle // size
         rows = shape[-2] if len(shape) > 1 else 1
-        if shape[-1] <= span:
-            if shape[-1] != span:
-                raise InternalError("ptx.emit", f"rows of {shape} do not fill {place.layout}")
+        if shape[-1] % span:
+            raise InternalError("ptx.emit", f"rows of {shape} do not fill {place.layout}")
+        if shape[-1] == span:
             return shape, 1, 0
         return (*shape[:-1], span), shape[-1] // span, rows * swizzle
 

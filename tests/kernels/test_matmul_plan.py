@@ -1,0 +1,164 @@
+"""kernels/matmul_plan.py: every Plan of the space can be built, and the model chooses well.
+
+`matmul_sweeps.json` holds times of Plans as measured on one H200: rows of the cases' `plans` have
+the columns it names. Plans are found there by tile, cluster, split and dependence; what differs
+in stages and in when the next launch may begin counts as one, at its best time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from tilegrad.core.dtype import DType, bfloat16, float16, float32
+from tilegrad.core.target import H100, H200
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul_plan import Choice, choose, ranked, turn
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.tile.build import Body
+from tilegrad.tile.check import verify_body, walk
+from tilegrad.tile.placed import fill
+from tilegrad.tile.prove import check_body
+
+DTYPES = ((bfloat16, bfloat16), (bfloat16, float32), (float16, float16), (float32, float32))
+
+
+def random_operands(draw: random.Random) -> Operands:
+    """Sizes over all scales, whose rows are multiples of 16 bytes."""
+    dtype, result = draw.choice(DTYPES)
+    m = draw.choice((1, 5, 16, 40, 64, 100, 128, 130, 300, 1000, 4096, draw.randrange(1, 5000)))
+    n, k = (8 * draw.randrange(1, 2 ** draw.randrange(2, 12)) for _ in range(2))
+    batch = draw.choice((1, 1, 1, 3))
+    along = (True, True) if dtype is float32 else (draw.random() < 0.7, draw.random() < 0.7)
+    return Operands(m, n, k, dtype, result, *along, batch)
+
+
+def kernel(x: Operands, choice: Choice) -> Body:
+    """The Body of a choice."""
+    return wide_matmul(turn(x) if choice.turned else x, choice.plan)
+
+
+def places(body: Body) -> int:
+    """Bytes of the shared places and barriers of a Body."""
+    found = 0
+    for node, _ in walk(body.block):
+        if node.op.name == "allocate":
+            found += prod(node.attrs["shape"]) * node.attrs["dtype"].size
+        elif node.op.name == "barrier":
+            found += 8 * node.attrs["stages"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_plan_can_be_built(seed: int) -> None:
+    """It verifies and fits into shared memory; the best and another are checked and emitted."""
+    draw = random.Random(seed)
+    x = random_operands(draw)
+    target = draw.choice((H100, H200))
+    found = ranked(x, target)
+    assert found and found == sorted(found, key=lambda c: c.seconds)
+    for choice in found:
+        body = kernel(x, choice)
+        verify_body(body, "placed", target)
+        assert places(body) + 1024 <= target.memories["shared"].bytes
+        assert choice.plan.programs <= max(1, target.cores)
+    for choice in (found[0], draw.choice(found)):
+        body = fill(kernel(x, choice), "epilogue", lambda b, inputs, added: inputs[0])
+        assert not [f for f in check_body(body, target) if f.level == "error"]
+        text, entry = emit(body, "matmul", target)
+        assert "wgmma" in text and entry.shared_bytes <= target.memories["shared"].bytes
+
+
+@pytest.mark.parametrize("along", ((True, False), (False, True), (False, False)))
+def test_rows_are_whole_spans(along: tuple[bool, bool]) -> None:
+    """Operands that do not lie along k take tiles whose rows fill the swizzle; tf32 takes none."""
+    for m in (8, 100, 512):
+        found = ranked(Operands(m, 4096, 4096, bfloat16, bfloat16, *along), H200)
+        for choice in found:
+            x = Operands(m, 4096, 4096, bfloat16, bfloat16, *along)
+            own = turn(x) if choice.turned else x
+            assert own.b_along_k or choice.plan.tile[1] % 64 == 0
+        assert found
+        assert not ranked(Operands(m, 4096, 4096, float32, float32, *along), H200)
+
+
+def test_more_tokens_take_no_less_time() -> None:
+    """The expected time grows with every size, and is never under what the machine can do."""
+    for n, k in ((4096, 4096), (14336, 2048)):
+        before = 0.0
+        for m in (1, 16, 128, 1024, 8192):
+            x = Operands(m, n, k, bfloat16, bfloat16)
+            seconds = choose(x, H200).seconds
+            assert seconds >= before * 0.98
+            assert seconds >= 2 * m * n * k / H200.peak_flops(bfloat16)
+            assert seconds >= 2 * n * k / 4.8e12
+            before = seconds
+
+
+@pytest.mark.parametrize("m, turned", [(1, True), (32, True), (512, False), (8192, False)])
+def test_few_tokens_are_turned(m: int, turned: bool) -> None:
+    """Weights are rows where tokens are few."""
+    assert choose(Operands(m, 4096, 4096, bfloat16, bfloat16), H200).turned == turned
+
+
+def test_symbolic_tokens() -> None:
+    """A Symbol counts with its bound."""
+    m = symbol("m", 1, 2048)
+    assert choose(Operands(m, 4096, 4096, bfloat16, bfloat16), H200) == choose(
+        Operands(2048, 4096, 4096, bfloat16, bfloat16), H200
+    )
+
+
+# ---- against measurements -----------------------------------------------------------------------
+
+Key = tuple[bool, tuple[int, ...], int, bool, int, bool]
+
+
+def key_of(plan: WidePlan, turned: bool) -> Key:
+    """What tells Plans apart in the measurements."""
+    return turned, plan.tile, plan.cluster, plan.across, plan.split, plan.dependent
+
+
+@cache
+def measured() -> dict[tuple[int, int, int], dict[Key, float]]:
+    """The best microseconds of every kind of Plan, by (m, n, k)."""
+    cases = json.loads((Path(__file__).parent / "matmul_sweeps.json").read_text())["cases"]
+    found: dict[tuple[int, int, int], dict[Key, float]] = {}
+    for case in cases:
+        own = found.setdefault((case["m"], case["n"], case["k"]), {})
+        for turned, m, n, k, _, cluster, across, split, dependent, _, time in case["plans"]:
+            key = (bool(turned), (m, n, k), cluster, bool(across), split, bool(dependent))
+            own[key] = min(time, own.get(key, time))
+    return found
+
+
+def choice_of(size: tuple[int, int, int], dtype: DType = bfloat16) -> Choice:
+    """What the model chooses."""
+    return choose(Operands(*size, dtype, dtype), H200)
+
+
+def test_choices_are_near_the_best_measured() -> None:
+    """Within 5%, wherever the choice was measured; most are."""
+    losses = {}
+    for size, plans in measured().items():
+        choice = choice_of(size)
+        time = plans.get(key_of(choice.plan, choice.turned))
+        if time is not None:
+            losses[size] = time / min(plans.values())
+    assert len(losses) >= 0.8 * len(measured())
+    assert not {size: loss for size, loss in losses.items() if loss > 1.05}
+
+
+def test_expected_times_are_near_the_measured() -> None:
+    """The model need only rank, yet it is within a fifth of the clock for what it chooses."""
+    for size, plans in measured().items():
+        choice = choice_of(size)
+        time = plans.get(key_of(choice.plan, choice.turned))
+        if time is not None:
+            assert 0.8 < 1e6 * choice.seconds / time < 1.2, size
