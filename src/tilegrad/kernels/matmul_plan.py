@@ -33,6 +33,7 @@ CLUSTER_SECONDS = 6e-7  # programs of a cluster start and end together
 NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours do not share
 TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
 STREAM_RATE = 6.2e10  # bytes/s of memory that one program with 64 rows takes in
+GATED = 0.985  # of the rate, where each product has a part of the tile's columns (not measured)
 SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
 STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
@@ -178,7 +179,7 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
     walkers = plan.programs // (plan.cluster * plan.split)
     waves = -(-groups // walkers)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
-    rate = matrix_rate(x, target) * EFFICIENCY.get(columns, 0.85)
+    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate
     ingress = (tm + tn) * tk * size / INGRESS_RATE
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0
