@@ -52,6 +52,7 @@ class TiledDot:
                        for i, v in enumerate(self.stored)]  # fmt: skip
         self.b = Viewed(name, parameters)
         self.e = TileEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        self.e.rounded = group.rounded
         self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
 
     def lower(self) -> list[tuple[Body, list[tuple[str, Any]]]]:

@@ -14,12 +14,14 @@ from typing import Any
 
 from ..core.dtype import DType, bfloat16, float16, float32
 from ..core.target import Target
+from ..graph import ops
 from ..ir.block import argument
-from ..ir.node import Node
+from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, combine, loop_index, multiply
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul import Operands, WideMatmul
 from ..kernels.matmul_plan import Choice, ranked, turn
+from ..kernels.matmul_table import PLAIN, tuned
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
@@ -111,7 +113,8 @@ class WideDot:
         self.operands = self._operands()
         self.choice: Choice | None = None
         if self.operands is not None:
-            self.choice = next(iter(ranked(self.operands, target)), None)
+            known = tuned(self.operands, target, self._epilogue_class())
+            self.choice = known or next(iter(ranked(self.operands, target)), None)
 
     def _operands(self) -> Operands | None:
         p = self.problem
@@ -136,6 +139,16 @@ class WideDot:
         self.left, self.right = a, b
         return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
 
+    def _epilogue_class(self) -> str:
+        """What is done to the products on their way out, as PlanTables tell it apart."""
+        if len(self.stored) > 1:
+            return "several"
+        if set(self.reads) - {self.left.node, self.right.node}:
+            return "reads"
+        between = topological([self.stored[0]], lambda node: node is self.dot)
+        plain = all(v is self.dot or v.op is ops.cast or v.op in MOVEMENT for v in between)
+        return PLAIN if plain else "computes"
+
     def lower(self, name: str) -> list[tuple[Body, list[tuple[str, Any]]]]:
         """The Body with the roles of its parameters."""
         assert self.choice is not None and self.operands is not None
@@ -148,6 +161,7 @@ class WideDot:
                        for i, v in enumerate(self.stored)]  # fmt: skip
         self.b = PlacedViews(name, parameters)
         self.e = DirectEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        self.e.rounded = self.group.rounded
         self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
         x = turn(self.operands) if self.choice.turned else self.operands
         body = WideMatmul(x, self.choice.plan, self.b, self.memories(), self.epilogue).build()

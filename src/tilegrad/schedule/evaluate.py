@@ -125,11 +125,15 @@ class Evaluator:
             return self.body.constant(node.attrs["value"], wide(node.dtype))
         if op in DIRECT:
             inputs = [self.value(i, index) for i in node.inputs]
-            return self.body.apply(op.name, *inputs)
+            return self.body.apply(self.tile_op(node), *inputs)
         handler = getattr(self, "_" + op.name, None)
         if handler is None:
             raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
         return handler(node, index)  # type: ignore[no-any-return]
+
+    def tile_op(self, node: Node) -> str:
+        """The Tile op that computes an elementwise Node."""
+        return node.op.name
 
     def _guarded(self, node: Node, index: Index, conditions: Sequence[Condition]) -> Node:
         """A value where the conditions hold, else 0; nothing is read elsewhere."""

@@ -51,6 +51,7 @@ class Group:
     reads: set[Node] = field(default_factory=set)  # stored values and inputs
     stored: list[Node] = field(default_factory=list)  # values someone outside wants
     constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
+    rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
 
     @property
     def columns(self) -> Size:

@@ -32,6 +32,7 @@ from .schedule import Copy, Kernel, Launch, Schedule, Slot
 from .threads.both import pair_up
 from .threads.lower import lower_threads
 from .threads.recompute import compute_again
+from .threads.rounding import rounded_nodes
 from .threads.update import lower_update as threads_update
 from .update import lower_update
 
@@ -47,6 +48,7 @@ class Lowering:
         self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
         self.strict = set(self.donated)  # a copy of these would break a promise
+        self.rounded: set[Node] = set()  # of which only 16 bits are ever seen
         self.bodies: dict[Any, Any] = {} if bodies is None else bodies
         self.frame = Frame()
         self.slots, self.kernels = self.frame.slots, self.frame.kernels
@@ -75,6 +77,7 @@ class Lowering:
         self.fuser = Fuser(self.arguments, self.results)
         if self.target.kind == "gpu":
             compute_again(self.fuser.values, self.arguments, self.results)
+            self.rounded = rounded_nodes(self.results)
         groups = self.fuser.run()
         self.order_updates(groups)
         ordered = self.fuser.in_order()
@@ -134,6 +137,7 @@ class Lowering:
         if group.kind == "update":
             self.lower_state(group, reads)
             return
+        group.rounded = self.rounded
         if group.kind == "dot" and not self.depth:
             group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
         key = self.key(group, reads)
@@ -148,7 +152,9 @@ class Lowering:
         """Equal for groups that can share Bodies."""
         results = [v for v in (group.stored or group.values)]
         constant = tuple(r in group.constants for r in reads)
-        return (group.kind, group.order, group.rows, constant, structure(reads, results))
+        inside = [n for n in topological(results, set(reads).__contains__) if n not in reads]
+        rounded = tuple(n in group.rounded for n in inside) if group.rounded else ()
+        return (group.kind, group.order, group.rows, constant, rounded, structure(reads, results))
 
     def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
         """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""

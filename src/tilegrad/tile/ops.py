@@ -45,10 +45,14 @@ iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("siz
 UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "log", "log2",
          "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf",
          "erf_inverse", "floor",
-         "ceil", "round", "trunc", "bit_not", "sign")  # fmt: skip
+         "ceil", "round", "trunc", "bit_not", "sign", "quick_exp",
+         "quick_reciprocal")  # fmt: skip
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
           "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
-          "multiply_high", "unsigned_divide", "unsigned_remainder")  # fmt: skip
+          "multiply_high", "unsigned_divide", "unsigned_remainder",
+          "quick_divide")  # fmt: skip
+# The quick ones may be off by 2**-18 of the value, and flush what is below the least normal number:
+# for values that are rounded to 16 bits, or weighed by their own size.
 COMPARE = ("equal", "not_equal", "less", "less_equal")
 COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "equal",
                "not_equal"}  # fmt: skip

@@ -5,10 +5,13 @@ Invariant: the Bodies together compute what the group stores.
 
 from __future__ import annotations
 
+from ...core.config import config
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
 from ...tile.build import Body
+from ...tile.check import PLACED_OPS, verify_body, walk
+from ...tile.prove import require
 from ..fuse import Group
 from .axis import lower_cumulative
 from .both import Both, lower_both
@@ -28,9 +31,20 @@ def lower_threads(
     if group.kind == "dot":
         from ..dot_gpu import lower_dot_gpu
 
-        return lower_dot_gpu(group, reads, values, target, name)
+        found = lower_dot_gpu(group, reads, values, target, name)
+        if config().verify:
+            for body, _ in found:
+                _check_placed(body, target)
+        return found
     if group.kind == "cumulative":
         return lower_cumulative(group, reads, name)
     if group.kind == "sort":
         return lower_sort(group, reads, name)
     raise InternalError("schedule.threads", f"no lowering for {group.kind}: {group.values}")
+
+
+def _check_placed(body: Body, target: Target) -> None:
+    """Races, deadlock and fences of a library kernel with what fusion has put into it."""
+    if any(node.op.name in PLACED_OPS for node, _ in walk(body.block)):
+        verify_body(body, "placed", target, "schedule.threads")
+        require(body, target, "schedule.threads")

@@ -58,6 +58,7 @@ class ThreadSpace(LoopSpace):
         self.inputs = dict(zip(self.reads, given))
         self.outputs = dict(zip(stored, given[start:]))
         self.e = TileEvaluator(self.b, self.inputs)
+        self.e.rounded = self.group.rounded
         return [*given[len(self.reads) : start], *given[start + len(stored) :]]
 
     def end(

@@ -331,7 +331,7 @@ class ThreadSweep(ThreadSpace):
 
     def _exp(self, x: Node, largest: Node) -> Node:
         """exp(x - largest)."""
-        return self.b.apply("exp", self.b.apply("subtract", x, largest))
+        return self.b.apply("quick_exp", self.b.apply("subtract", x, largest))
 
     def take(self, node: Node, x: Node, place: Node, mask: Node | None,
              old: list[Node]) -> list[Node]:  # fmt: skip
@@ -367,7 +367,7 @@ class ThreadSweep(ThreadSpace):
             self.e.bind(v, index, total)
         for o in walk.online:
             shift = self.e.value(o.shift, reduce_index(o.total, walk.row, 0))
-            scale = self.b.apply("exp", self.b.apply("subtract", tops[o.largest], shift))
+            scale = self.b.apply("quick_exp", self.b.apply("subtract", tops[o.largest], shift))
             total = self._all(self.b.apply("multiply", values[position], scale), "sum")
             position += 1
             self.e.bind(o.total, unravel(walk.row, o.total.shape), total)

@@ -20,6 +20,7 @@ from typing import Any
 
 from ...core.dtype import int32, int64
 from ...core.errors import InternalError
+from ...graph import ops
 from ...ir.block import Block, argument
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -41,10 +42,25 @@ from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ...tile.interpret import has_op
+from ..access import MOVEMENT
 from ..evaluate import Evaluator
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
+
+
+QUICK = {ops.exp: "quick_exp", ops.reciprocal: "quick_reciprocal", ops.divide: "quick_divide"}
+
+
+def below_largest(node: Node) -> bool:
+    """Whether an exp is of x - max(x): at most 1, and an error in it weighs as it does."""
+    x = node.inputs[0]
+    if x.op is not ops.subtract:
+        return False
+    largest = x.inputs[1]
+    while largest.op in MOVEMENT or largest.op in (ops.stop_gradient, ops.where):
+        largest = largest.inputs[-1] if largest.op is ops.where else largest.inputs[0]
+    return largest.op is ops.max_
 
 
 def power_of_two(size: int) -> int:
@@ -125,6 +141,7 @@ class TileEvaluator(Evaluator):
         self.row_mask: Node | None = None  # (rows,)
         self.lane_mask: Node | None = None  # (lanes,)
         self.only: Node | None = None  # a further mask on what is stored
+        self.rounded: set[Node] = set()  # values of which only 16 bits are ever seen
 
     # ---- context --------------------------------------------------------------------------
 
@@ -193,6 +210,14 @@ class TileEvaluator(Evaluator):
         rows = None if self.row_mask is None else self.column(self.row_mask)
         mask = self.body.logical_and(rows, self.lane_mask)
         return None if mask is None else self.body.broadcast(mask, self.full)
+
+    def tile_op(self, node: Node) -> str:
+        """The quick form where the result is rounded to 16 bits, or weighed by its own size."""
+        quick = QUICK.get(node.op)
+        if quick is None or not node.dtype.is_float:
+            return node.op.name
+        rounded = node.dtype.bits <= 16 or node in self.rounded
+        return quick if rounded or (node.op is ops.exp and below_largest(node)) else node.op.name
 
     # ---- loads and stores -----------------------------------------------------------------
 

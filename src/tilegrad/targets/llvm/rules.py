@@ -520,6 +520,7 @@ ROWS: dict[str, Row] = {
     "absolute": _intrinsic("fabs", "abs", ""),
     "square_root": _intrinsic("sqrt"),
     "reciprocal": _reciprocal,
+    "quick_reciprocal": _reciprocal,
     "sign": _sign,
     "floor": _intrinsic("floor"),
     "ceil": _intrinsic("ceil"),
@@ -530,6 +531,7 @@ ROWS: dict[str, Row] = {
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
     "divide": _divide,
+    "quick_divide": _divide,
     "floor_divide": _float_floor_divide,
     "remainder": _remainder,
     "unsigned_divide": _unsigned_division("udiv"),
@@ -553,6 +555,7 @@ ROWS: dict[str, Row] = {
 for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
               "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
+ROWS["quick_exp"] = ROWS["exp"]
 
 
 HALF = frozenset({"f16c", "avx512f", "neon", "fullfp16"})  # any of these converts float16

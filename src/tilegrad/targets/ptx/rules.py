@@ -247,6 +247,27 @@ def _exp(w: Writer, d: DType, x: str) -> str:
     return w.value("b32", "fma.rn.f32", power, rest, power)
 
 
+def _quick_exp(w: Writer, d: DType, x: str) -> str:
+    """2**(x log2(e)) with the product rounded: off by |x| 2**-24 or so."""
+    if d is not F32:
+        return _exp(w, d, x)
+    t = w.value("b32", "mul.rn.f32", x, literal(LOG2_E, F32))
+    return w.value("b32", "ex2.approx.ftz.f32", t)
+
+
+def _quick_reciprocal(w: Writer, d: DType, x: str) -> str:
+    if d is not F32:
+        return ROWS["reciprocal"](w, d, x)
+    return w.value("b32", "rcp.approx.ftz.f32", x)
+
+
+def _quick_divide(w: Writer, d: DType, a: str, b: str) -> str:
+    """Within 2 units of the last place over the whole range."""
+    if d is not F32:
+        return division.divide(w, d, a, b)
+    return w.value("b32", "div.full.ftz.f32", a, b)
+
+
 def _exp2(w: Writer, d: DType, x: str) -> str:
     return w.value("b32", "ex2.approx.f32", x) if d is F32 else _function("exp2")(w, d, x)
 
@@ -495,6 +516,9 @@ ROWS: dict[str, Row] = {
     "multiply_add": _multiply_add,
     "exp": _exp,
     "exp2": _exp2,
+    "quick_exp": _quick_exp,
+    "quick_reciprocal": _quick_reciprocal,
+    "quick_divide": _quick_divide,
     "tanh": _tanh,
 }
 for _name in ("log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",

@@ -1,0 +1,59 @@
+"""Which values are rounded to 16 bits before anybody sees them, so that quick ops will do.
+
+A value counts if every use of it leads to a cast to a 16-bit float through ops that keep relative
+errors small: products, quotients, roots, choices, sums of values that are not negative. Invariant:
+no value that is stored in more than 16 bits, compared, or subtracted from another is in the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...graph import ops
+from ...ir.node import Node, Op, needs, topological
+from ..access import MOVEMENT
+
+KEEPS: set[Op] = {ops.multiply, ops.divide, ops.reciprocal, ops.negative, ops.absolute,
+                  ops.square_root, ops.maximum, ops.minimum}  # fmt: skip
+
+
+def rounded_nodes(results: Sequence[Node]) -> set[Node]:
+    """The values of a Graph that only 16 bits of are ever seen."""
+    order = topological(results)
+    users: dict[Node, list[Node]] = {}
+    for node in order:
+        for i in needs(node):
+            users.setdefault(i, []).append(node)
+    stored = set(results)
+    found: set[Node] = set()
+    for node in reversed(order):
+        if node in stored or not getattr(node.type, "dtype", None) or not node.dtype.is_float:
+            continue
+        if node in users and all(_hides(user, node, found) for user in users[node]):
+            found.add(node)
+    return found
+
+
+def _hides(user: Node, node: Node, found: set[Node]) -> bool:
+    """Whether a use lets through no more than 16 bits of a value."""
+    if user.op is ops.cast:
+        return user.dtype.is_float and (user.dtype.bits <= 16 or user in found)
+    if user not in found:
+        return False
+    if user.op in KEEPS or user.op in MOVEMENT:
+        return True
+    if user.op is ops.where:
+        return node is not user.inputs[0]
+    return user.op is ops.add and all(_not_negative(i) for i in user.inputs)
+
+
+def _not_negative(node: Node) -> bool:
+    while node.op in MOVEMENT:
+        node = node.inputs[0]
+    if node.op is ops.constant:
+        return bool(node.attrs["value"] >= 0)
+    if node.op is ops.multiply and node.inputs[0] is node.inputs[1]:
+        return True
+    if node.op in (ops.add, ops.multiply):
+        return all(_not_negative(i) for i in node.inputs)
+    return node.op in (ops.exp, ops.absolute, ops.square_root)
