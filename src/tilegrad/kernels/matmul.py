@@ -108,26 +108,6 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
     return WideMatmul(x, plan, b, b.parameters).build()
 
 
-def check_plan(x: Operands, plan: WidePlan) -> None:
-    """Refuse a Plan that no Body can be right for."""
-    tm, tn, _ = plan.tile
-    near = (plan.cluster if plan.across else 1) * tn
-    rows = (1 if plan.across else plan.cluster) * tm
-    tiles = high(x.batch) * -(-high(x.m) // rows) * -(-high(x.n) // near)
-    walkers = plan.programs // (plan.cluster * plan.split)
-    wrong = [
-        (plan.stages < 2, "a ring has two stages or more"),
-        (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
-        (tn % (8 * plan.split), "a split k divides the columns in eights"),
-        (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
-        (tn // plan.split % plan.staged, "staged pieces divide the columns"),
-        (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
-    ]
-    for is_wrong, why in wrong:
-        if is_wrong:
-            raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
-
-
 class WideMatmul:
     """Builds one Body of `wide_matmul`."""
 
@@ -137,12 +117,30 @@ class WideMatmul:
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
         self.a, self.weight, self.c = memories
-        check_plan(x, plan)
+        self.check()
         self.span = x.span(plan.tile)
         self.halves = self.span[0] // 64
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
         self.tiles_m, self.tiles_n = tile_counts(x, plan)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
+
+    def check(self) -> None:
+        """Refuse a Plan that no Body can be right for."""
+        plan, x = self.plan, self.x
+        tm, tn = x.span(plan.tile)
+        tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
+        walkers = plan.programs // (plan.cluster * plan.split)
+        wrong = [
+            (plan.stages < 2, "a ring has two stages or more"),
+            (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
+            (tn % (8 * plan.split), "a split k divides the columns in eights"),
+            (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
+            (tn // plan.split % plan.staged, "staged pieces divide the columns"),
+            (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
+        ]
+        for is_wrong, why in wrong:
+            if is_wrong:
+                raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
 
     def build(self) -> Body:
         """Places, barriers, roles."""
