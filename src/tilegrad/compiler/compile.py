@@ -1,8 +1,9 @@
 """From a Graph to an Executable, remembered by structure in memory and on disk.
 
-The key is taken from the Graph as it was traced, before any pass, together with the Target and
-the compiler's version, so a warm start runs no pass at all. Invariant: two Graphs of equal
-structure share one Executable per Target.
+The key is taken from the Graph as it was traced, before any pass, together with the Target, the
+compiler's version and (where kernels of the library may be chosen) the PlanTable's content, so a
+warm start runs no pass at all. Invariant: two Graphs of equal structure share one Executable per
+Target and PlanTable.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..graph import build, ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, located
 from ..ir.rewrite import replace
+from ..kernels.plan_table import plans
 from ..runtime.executable import Recipe
 from ..runtime.store import default_store
 from ..schedule.lower import lower_graph
@@ -36,7 +38,7 @@ LOG = logging.getLogger("tilegrad.compile")
 
 _memory: dict[Any, Any] = {}
 _lock = threading.RLock()
-_bodies: dict[str, dict[Any, Any]] = {}  # lowered Bodies by Target, shared between Graphs
+_bodies: dict[Any, dict[Any, Any]] = {}  # lowered Bodies by Target and PlanTable
 _modules: dict[str, dict[str, Any]] = {}  # loaded object code by kind of machine and key
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
@@ -71,7 +73,8 @@ def executable_for(
         from .guard import GuardedExecutable
 
         return GuardedExecutable(inputs, outputs, device)
-    key = (structure(inputs, outputs), donate, config().threads if device == "cpu" else device)
+    where = config().threads if device == "cpu" else (device, plans().digest)
+    key = (structure(inputs, outputs), donate, where)
     found = _memory.get(key)
     if found is None:
         with _lock:
@@ -123,7 +126,8 @@ def schedule_for(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs)
-        bodies = _bodies.setdefault(target.key, {})
+        table = "" if target.kind == "cpu" else plans().digest
+        bodies = _bodies.setdefault((target.key, table), {})
         return lower_graph(inputs, results, target, donate, bodies)
 
 

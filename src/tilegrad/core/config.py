@@ -11,6 +11,7 @@
 | TILEGRAD_EAGER     | run op by op with NaN guards, for debugging       | 0                    |
 | TILEGRAD_MEMORY_MB | most MiB all Buffers may hold (0: no limit)       | 0                    |
 | TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
+| TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
 
 Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
 package reads `os.environ`.
@@ -42,6 +43,7 @@ class Config:
     eager_debug: bool = False
     memory_bytes: int = 0
     cuda_sync: bool = False
+    plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
 
 
 def usable_cores() -> int:
@@ -75,6 +77,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         eager_debug=_flag(environment, "TILEGRAD_EAGER", False),
         memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
         cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
+        plan_table=environment.get("TILEGRAD_PLANS"),
     )
 
 

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Size, evaluate, high
 from ..ir.types import Array, Tuple
+from ..kernels.plan_table import PlanTable
 from ..runtime.buffer import Buffer
 from ..tile.batch import batched_launches
 from ..tile.build import Body
 from ..tile.callee import KernelCallee, Launches
 from ..tile.define import Definition
-from ..tile.plan import Plan
+from ..tile.plan import Plan, from_record
 from .tensor import Tensor, lift, mode, node_of, wrap
 
 Function = Callable[..., Any]
@@ -296,7 +297,6 @@ class Kernel:
     def _tuned(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         """The best Plan known for this problem, searched for at its first call."""
         from ..tune.search import plans_in, search
-        from ..tune.table import PlanTable
 
         tuning = self.tuning
         assert tuning is not None
@@ -305,7 +305,7 @@ class Kernel:
             self._shared["tables"][tuning.cache] = PlanTable(tuning.cache)
         table = self._shared["tables"][tuning.cache]
         key = self._problem(given, tensors, target)
-        entry = table.get(key)
+        entry = table.get(key, from_record)
         if entry is None:
             plans = plans_in(dict(tuning.space), self.plan)
             buffers, symbols = _arguments(tensors, _device(tensors))
@@ -318,18 +318,20 @@ class Kernel:
             entry = search(plans, make, buffers, symbols, target, tuning.budget_ms,
                            _device(tensors))  # fmt: skip
             table.put(key, entry)
-            LOG.info("autotune %s: %s of %d Plans", self.definition.name, entry.plan, len(plans))
-        self.trials = entry.trials
-        return entry.plan
+            LOG.info("autotune %s: %s of %d Plans", self.definition.name,
+                     from_record(entry.plan), len(plans))  # fmt: skip
+        self.trials = tuple(replace(t, plan=from_record(t.plan)) for t in entry.trials)
+        return from_record(entry.plan)
 
     def _known_plan(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         """The Plan of a call that measures nothing: the best known, or the first of the space."""
         if self.tuning is None:
             return self.plan
         table = self._shared["tables"].get(self.tuning.cache)
-        entry = table and table.get(self._problem(given, tensors, self._target(tensors)))
+        entry = table and table.get(self._problem(given, tensors, self._target(tensors)),
+                                    from_record)  # fmt: skip
         if entry:
-            return entry.plan  # type: ignore[no-any-return]
+            return from_record(entry.plan)
         return self.plan.with_(**{name: values[0] for name, values in self.tuning.space})
 
     def _problem(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor],

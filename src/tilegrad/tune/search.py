@@ -18,8 +18,8 @@ from ..compiler.flatten import recipe_of
 from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.node import Node
+from ..kernels.plan_table import Entry, Trial
 from ..tile.plan import Plan
-from .table import Entry, Trial
 
 Graph = tuple[tuple[Node, ...], tuple[Node, ...]]  # inputs and outputs
 Build = Callable[[Plan], Graph]
@@ -48,29 +48,32 @@ def search(
     seen: dict[Any, Plan] = {}
     spent = 0.0
     for number, plan in enumerate(plans):
-        if spent >= budget_ms and number and any(t.milliseconds is not None for t in trials):
-            trials += [Trial(p, None, "no time left") for p in plans[number:]]
+        if spent >= budget_ms and number and any(t.seconds is not None for t in trials):
+            trials += [Trial(p.to_record(), None, "no time left") for p in plans[number:]]
             break
         try:
             inputs, outputs = build(plan)
             programs = _programs(inputs, outputs, target)
             if programs in seen:
-                trials.append(Trial(plan, None, f"the same program as {seen[programs]}"))
+                same = f"the same program as {seen[programs]}"
+                trials.append(Trial(plan.to_record(), None, same))
                 continue
             seen[programs] = plan
             run = executable_for(inputs, outputs, device=device)
         except UserError as error:
-            trials.append(Trial(plan, None, str(error).splitlines()[0]))
+            trials.append(Trial(plan.to_record(), None, str(error).splitlines()[0]))
             continue
         start = time.perf_counter()
         share = max(1.0, (budget_ms - spent) / max(1, len(plans) - number))
-        trials.append(Trial(plan, measure(_runner(run, buffers, symbols, device), share)))
+        taken = measure(_runner(run, buffers, symbols, device), share)
+        trials.append(Trial(plan.to_record(), 1e-3 * taken))
         spent += 1e3 * (time.perf_counter() - start)
-    timed = [t for t in trials if t.milliseconds is not None]
+    timed = [t for t in trials if t.seconds is not None]
     if not timed:
         shown = "\n".join(str(t) for t in trials[:8])
         raise UserError(f"no Plan of the space can be run\n{shown}", op="autotune")
-    return Entry(min(timed, key=lambda t: t.milliseconds or 0.0).plan, tuple(trials))
+    best = min(timed, key=lambda t: t.seconds or 0.0)
+    return Entry(best.plan, best.seconds, trials=tuple(trials))
 
 
 def _runner(

@@ -1,8 +1,6 @@
-"""PlanTables on disk, Plans in a space, and the search over them."""
+"""Plans of users' kernels, spaces of them, and the search over them."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 
@@ -10,7 +8,6 @@ from tilegrad.core.errors import UserError
 from tilegrad.core.target import AVX512, H100, SSE2
 from tilegrad.tile.plan import Plan, from_record
 from tilegrad.tune.search import measure, plans_in
-from tilegrad.tune.table import Entry, PlanTable, Trial
 
 
 def test_plans_are_records():
@@ -39,31 +36,6 @@ def test_a_space_is_walked_in_order():
                                                          (32, 2, 4)]  # fmt: skip
     with pytest.raises(UserError, match="no choices for BM"):
         plans_in({"BM": []}, Plan())
-
-
-def test_a_table_is_kept_and_read_back(tmp_path):
-    entry = Entry(Plan().with_(BM=16, width=3), (Trial(Plan().with_(BM=16), 1.5),
-                                                Trial(Plan(), None, "no time left")))  # fmt: skip
-    PlanTable(str(tmp_path)).put("one", entry)
-    assert PlanTable(str(tmp_path)).get("one") == entry
-    assert PlanTable(str(tmp_path)).get("two") is None
-    assert [p.name for p in tmp_path.iterdir()] == ["one.json"]
-    assert "1.5000 ms  m=16" in str(entry.trials[0]) and "(no time left)" in str(entry.trials[1])
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"plan": {"m": -3}, "trials": []}'])
-def test_a_damaged_table_is_an_empty_one(tmp_path, caplog, text):
-    (tmp_path / "one.json").write_text(text)
-    with caplog.at_level(logging.WARNING):
-        assert PlanTable(str(tmp_path)).get("one") is None
-    assert "is not a Plan" in caplog.text
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    table = PlanTable(str(tmp_path / "file"))
-    table.put("one", Entry(Plan()))
-    assert table.get("one") == Entry(Plan()) and "was not kept" in caplog.text
 
 
 def test_measuring_stops_at_its_budget():
