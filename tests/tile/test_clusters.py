@@ -1,0 +1,188 @@
+"""tile/interpret.py: programs of a cluster run together, and races between them show."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
+
+import mutants
+
+from tilegrad.core.dtype import bfloat16, float32
+from tilegrad.core.errors import InternalError
+from tilegrad.ir.node import Node
+from tilegrad.ir.types import Memory
+from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.tile import interpret, placed
+from tilegrad.tile.build import Body
+from tilegrad.tile.concurrent import DeadlockError, RaceError
+from tilegrad.tile.placed import PlacedBuilder, fill
+from tilegrad.tile.prove import check_body
+
+SEEDS = (None, 0, 1, 2, 3)
+PARAMETERS = [("x", Memory((4, 8), float32)), ("out", Memory((4, 8), float32, use="result"))]
+
+
+def exchange(
+    *, before: bool = True, arrives: bool = True, waits: bool = True, after: bool = True,
+    late: bool = False, to: int | None = None, same: bool = False, cluster: int = 2,
+) -> Body:  # fmt: skip
+    """Each program gives its row of x to the other, which stores it; every guard can be left out.
+
+    `late` fences after the arrival, `to` names a fixed rank, `same` stores to one row.
+    """
+    b = PlacedBuilder("exchange", PARAMETERS)
+    x, out = b.parameters
+    place = b.allocate((8,), float32, "shared")
+    given = b.barrier("given", 1)
+    program = b.program(0, 4)
+    rank = b.cluster_rank(cluster)
+    other = 1 - rank if to is None else to
+
+    def role() -> None:
+        b.write_remote(place, b.load(x, (program, 0), (8,), (1,)), other)
+        if before and not late:
+            b.do(placed.fence, kind="cluster")
+        if arrives:
+            b.arrive_remote(given, 0, other)
+        if late:
+            b.do(placed.fence, kind="cluster")
+        if waits:
+            b.wait(given, 0, 0)
+        if after:
+            b.do(placed.fence, kind="cluster")
+        b.store(out, b.read(place), (program // 2 if same else program, 0), (1,))
+
+    b.role("worker", 1, 0, role)
+    return b.finish((4,), cluster=(cluster,))
+
+
+def run(body: Body, seed: int | None, programs: list[int] | None = None) -> np.ndarray:
+    """The rows that were stored."""
+    x, out = np.arange(32, dtype=np.float32).reshape(4, 8), np.full((4, 8), -1, np.float32)
+    interpret.run(body, [x, out], programs=programs, seed=seed)
+    return out
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_programs_run_together(seed: int | None) -> None:
+    """Neighbours exchange rows; of a cluster all run, of the others none."""
+    body = exchange()
+    rows = np.arange(32).reshape(4, 8)
+    np.testing.assert_array_equal(run(body, seed), rows[[1, 0, 3, 2]])
+    np.testing.assert_array_equal(run(body, seed, [2])[2:], rows[[3, 2]])
+    assert (run(body, seed, [3, 2])[:2] == -1).all()
+    assert not check_body(body)
+
+
+@pytest.mark.parametrize("change, error, words", [
+    ({"before": False}, RaceError, r"without fence\('cluster'\) before it arrived"),
+    ({"late": True}, RaceError, r"without fence\('cluster'\) before it arrived"),
+    ({"after": False}, RaceError, r"of rank \d stored to from another program, .* since"),
+    ({"waits": False}, RaceError, r"race: worker of rank"),
+    ({"arrives": False}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+    ({"to": 2}, InternalError, "write_remote to rank 2 of a cluster of 2"),
+    ({"to": 0}, InternalError, "race|more than 1 arrivals"),
+    ({"same": True}, RaceError, "race: .* writes out while"),
+])  # fmt: skip
+def test_what_is_left_out_shows(change: dict[str, object], error: type, words: str) -> None:
+    """Each guard is needed, in whatever order the roles run; the static check agrees."""
+    body = exchange(**change)  # type: ignore[arg-type]
+    for seed in SEEDS:
+        with pytest.raises(error, match=words):
+            run(body, seed)
+    assert any(f.level == "error" for f in check_body(body))
+
+
+def test_grids_of_whole_clusters() -> None:
+    """A grid that clusters do not divide is refused."""
+    with pytest.raises(InternalError, match=r"a grid \(4,\) of clusters of 3"):
+        run(exchange(cluster=3), None)
+
+
+def shared(mask: int = 3, first: int = 0, wait: bool = True, rows: int = 1) -> Body:
+    """Each of two programs brings one row for both; each stores both."""
+    b = PlacedBuilder("shared", PARAMETERS)
+    x, out = b.parameters
+    place = b.allocate((2, 8), float32, "shared")
+    full = b.barrier("full", 1)
+    program = b.program(0, 4)
+    rank = b.cluster_rank(2)
+
+    def producer() -> None:
+        b.expect(full, 0, 2 * 8 * 4)
+        b.copy_multicast(place, (), (rank, rows), x, (program, 0), (0, 1), full, 0, mask, first)
+        b.wait(full, 0, 0)  # its own copies have landed before it ends
+
+    def consumer() -> None:
+        if wait:
+            b.wait(full, 0, 0)
+        sums = b.apply("add", row(b, place, 0), row(b, place, 1))
+        b.store(out, sums, (program, 0), (1,))
+
+    b.role("producer", 1, 0, producer)
+    b.role("consumer", 1, 0, consumer)
+    return b.finish((4,), cluster=(2,))
+
+
+def row(b: PlacedBuilder, place: Node, number: int) -> Node:
+    """One row of a place."""
+    return b.read(place, number)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_to_all(seed: int | None) -> None:
+    """Both rows land in both programs, on the barriers of each."""
+    x = np.arange(32).reshape(4, 8)
+    sums = [x[0] + x[1], x[0] + x[1], x[2] + x[3], x[2] + x[3]]
+    np.testing.assert_array_equal(run(shared(), seed), sums)
+    with pytest.raises(RaceError, match=r"race: .*copy_multicast of producer of rank"):
+        run(shared(wait=False), seed)
+    with pytest.raises(DeadlockError):
+        run(shared(mask=1), seed)
+    with pytest.raises(InternalError, match="of a cluster of 2"):
+        run(shared(first=1), seed)
+    with pytest.raises(InternalError, match="leaves"):
+        run(shared(rows=2), seed)
+
+
+PLANS = {
+    "cluster": (Operands(128, 128, 96, bfloat16, bfloat16),
+                WidePlan((64, 64, 32), 2, 2, staged=32, cluster=2)),
+    "split": (Operands(64, 32, 128, bfloat16, bfloat16),
+              WidePlan((64, 32, 32), 2, 2, staged=16, split=2)),
+}  # fmt: skip
+REMOTE = ("arrive_remote", "copy_multicast", "fence", "expect", "wait ", "matrix_wait")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_interpreter_alone(name: str) -> None:
+    """What the static check refuses the interpreter catches too, without its help.
+
+    But for warps of one role that have not met: here a role is one thread.
+    """
+    x, plan = PLANS[name]
+    body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, added: inputs[0])
+    caught, missed = 0, []
+    for label, broken in mutants.mutants(body):
+        if label.startswith(REMOTE) and any(f.level == "error" for f in check_body(broken)):
+            if interpreter_reports(broken):
+                caught += 1
+            elif not label.startswith("fence after named_sync"):
+                missed.append(label)
+    assert not missed and caught > 20
+
+
+def interpreter_reports(body: Body) -> bool:
+    """Whether a race, a deadlock or an error shows in some order."""
+    for seed in SEEDS:
+        memories = [np.ones(p.type.shape, p.dtype.numpy) for p in body.parameters]
+        try:
+            interpret.run(body, memories, seed=seed)
+        except InternalError:
+            return True
+    return False
