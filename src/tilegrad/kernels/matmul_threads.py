@@ -1,11 +1,11 @@
 """Matrix products whose copies and products the threads make themselves: a @ b of 16-bit floats.
 
-`thread_matmul` is the placed kernel for machines whose matrix units belong to a warp: one tile a
-program, one role of all warps. A ring of shared tiles is filled by copies of 16 bytes a thread;
-operands of the next 16 columns of k come to registers while those before are multiplied, across
-the ends of stages too, so that the role meets once for each stage. Results leave through a staged
-tile in rows of whole pieces. The hole `epilogue(acc, rows, columns)` sees pieces of the
-accumulator and may read further parameters.
+`thread_matmul` is the placed kernel for machines whose matrix units belong to a warp: one role of
+all warps, one tile a program or persistent programs. A ring of shared tiles is filled by copies of
+16 bytes a thread; operands of the next 16 columns of k come to registers while those before are
+multiplied, across the ends of stages and tiles too, so that the role meets once for each stage.
+Results leave through a staged tile in rows of whole pieces. The hole `epilogue(acc, rows,
+columns)` sees pieces of the accumulator and may read further parameters.
 
 Costs of one (m, n) tile over k: reads (m + n) k elements through the ring, and of the ring again
 as often as warps stand beside each other; m n k products. Whatever is outside of the matrices
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.dtype import float32, int64
+from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import (
     Size,
@@ -39,6 +40,8 @@ from ..tile.placed import PlacedBuilder
 from .matmul import Epilogue, Operands, swizzle_of
 
 DEPTH = 16  # of k in one product of the matrix units
+Corner = tuple[Size, Size, Size]  # batch, row, column
+Source = tuple[Corner, Size]  # of copies: a tile, and where along k
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class ThreadPlan:
     stages: int = 4
     group: int = 8  # rows of tiles that are walked together
     staged: tuple[int, int] = (128, 64)  # of a piece of the result on its way out
+    programs: int = 0  # that walk the tiles; 0 for one each
 
 
 def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
@@ -77,6 +81,9 @@ class ThreadMatmul:
         self.threads = 32 * plan.warps[0] * plan.warps[1]
         self.steps = ceil_divide(x.k, tk)
         self.groups = tk // DEPTH  # of products in a stage
+        if plan.programs and low(self.steps) < plan.stages - 1:
+            raise InternalError("kernels.thread_matmul", f"{self.steps} steps of k are fewer than "
+                                f"a ring of {plan.stages} stages holds ahead")  # fmt: skip
         self.tiles_m, self.tiles_n = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
@@ -92,13 +99,14 @@ class ThreadMatmul:
         )
         layout = swizzle_of(plan.staged[1], x.result)
         self.staged = b.allocate((2, *plan.staged), x.result, "shared", layout)
-        program = b.program(0, self.tiles)
+        programs = plan.programs or self.tiles
+        program = b.program(0, programs)
         b.role("threads", self.threads // 32, 0, lambda: self.role(program))
-        return b.finish((self.tiles,), plan=plan)
+        return b.finish((programs,), plan=plan)
 
     # ---- which tile -------------------------------------------------------------------------
 
-    def corner(self, number: Size) -> tuple[Size, Size, Size]:
+    def corner(self, number: Size) -> Corner:
         """(batch, row, column) of a tile: groups of rows are walked down, then across."""
         tm, tn, _ = self.plan.tile
         each = multiply(self.tiles_m, self.tiles_n)
@@ -126,36 +134,84 @@ class ThreadMatmul:
     # ---- the role ---------------------------------------------------------------------------
 
     def role(self, program: Size) -> None:
-        """Fill the ring, multiply from it, write the tile."""
+        """Fill the ring, then tile by tile multiply from it and write."""
         b, plan, x = self.b, self.plan, self.x
-        tm, tn, _ = plan.tile
-        self.where = self.corner(program)
+        tm, tn, tk = plan.tile
+        where = self.corner(program)
         for step in range(plan.stages - 1):
-            self.copy(step, step, range(self.groups))
+            self.copy((where, step * tk), step, range(self.groups))
             b.do(placed.commit_threads)
-        total = b.register_tile((tm, tn), float32, fill=0.0)
+        total = b.register_tile((tm, tn), float32)
         self.operands = [(b.register_tile((tm, DEPTH), x.dtype), b.register_tile((tn, DEPTH),
                           x.dtype)) for _ in range(2)]  # fmt: skip
         self.meet(plan.stages - 2)
         self.load(0, 0)
+        if plan.programs:
+            mine = ceil_divide(combine(self.tiles, program, -1), plan.programs)
+
+            def tile(count: Size, _: list[Node]) -> Sequence[Node]:
+                self.tile(total, count, combine(program, multiply(count, plan.programs), 1))
+                return []
+
+            b.loop("count", 0, mine, 1, tile)
+        else:
+            self.tile(total, 0, program, where)
+        b.do(placed.wait_threads, pending=0)
+
+    def tile(
+        self, total: Node, count: Size, number: Size, where: Corner | None = None
+    ) -> None:
+        """One tile; copies past its end are those of the next one."""
+        b, plan = self.b, self.plan
+        following = None
+        if where is None:
+            where = self.corner(number)
+            last = combine(self.tiles, 1, -1)
+            after = combine(number, plan.programs, 1)
+            following = (b.less_equal(after, last), self.corner(minimum(after, last)))
+        own = where
+        b.write(total, b.constant(0.0, float32, total.type.shape))  # type: ignore[union-attr, arg-type]
+        before = self.held("turn", multiply(count, self.steps))
 
         def step(s: Size, _: list[Node]) -> Sequence[Node]:
+            turn = combine(before, s, 1)
+            ahead = combine(s, plan.stages - 1, 1)
+            source = self.source(ahead, own, following)
             for group in range(self.groups):
                 last = group == self.groups - 1
                 if last:
                     self.meet(plan.stages - 2)
-                self.load(combine(s, int(last), 1) % plan.stages, group + 1)
-                ahead = combine(s, plan.stages - 1, 1)
+                self.load(combine(turn, int(last), 1) % plan.stages, group + 1)
                 if not last:
-                    self.copy(ahead, ahead % plan.stages, [group])
+                    self.copy(source, combine(turn, plan.stages - 1, 1) % plan.stages, [group])
                 if group == self.groups - 2:
                     b.do(placed.commit_threads)
                 b.matrix_sync(total, *self.operands[group % 2], plan.warps)
             return []
 
         b.loop("step", 0, self.steps, 1, step)
-        b.do(placed.wait_threads, pending=0)
-        self.write(total)
+        self.write(total, where)
+
+    def source(self, ahead: Size, own: Corner, following: tuple[Node, Corner] | None) -> Source:
+        """Where a step to come reads: in this tile, or past its end in the next one."""
+        b, tk = self.b, self.plan.tile[2]
+        k = multiply(ahead, tk)
+        if following is None:
+            return own, k
+        more, corner = following
+        here = b.less(ahead, self.steps)
+        end = multiply(self.steps, tk)
+        beyond = b.apply("where", more, b.index(combine(k, end, -1)), b.index(end))
+
+        def choose(name: str, one: Size, other: Size) -> Size:
+            if one == other:
+                return one
+            most = max(high(one), high(other))
+            return b.atom(name, b.apply("where", here, b.index(one), b.index(other)), 0, most)
+
+        found = tuple(choose("from", one, other) for one, other in zip(own, corner))
+        k = b.atom("k", b.apply("where", here, b.index(k), beyond), 0, high(end))
+        return found, k  # type: ignore[return-value]
 
     def meet(self, pending: int) -> None:
         """Copies but those of the last groups are there, for all threads."""
@@ -169,10 +225,9 @@ class ThreadMatmul:
         self.b.load_operand(left, self.left, (stage,), start, not self.x.a_along_k)
         self.b.load_operand(right, self.right, (stage,), start, not self.x.b_along_k)
 
-    def copy(self, step: Size, stage: Size, groups: Sequence[int]) -> None:
+    def copy(self, source: Source, stage: Size, groups: Sequence[int]) -> None:
         """What is copied beside some groups of products; past the end of k that is zeros."""
-        batch, row, column = self.where
-        k = multiply(step, self.plan.tile[2])
+        (batch, row, column), k = source
         sides = ((self.left, self.a, row, self.x.a_along_k),
                  (self.right, self.weight, column, self.x.b_along_k))  # fmt: skip
         parts = [(side, rows) for side in sides for rows in self.shares(side[0])]
@@ -187,17 +242,17 @@ class ThreadMatmul:
 
     def shares(self, place: Node) -> list[tuple[int, int]]:
         """Rows (first, count) of a place that one round of all threads copies."""
-        _, rows, columns = place.type.shape  # type: ignore[union-attr]
+        rows, columns = (int(s) for s in place.type.shape[1:])  # type: ignore[union-attr, arg-type]
         round_ = max(8, self.threads * 16 // (columns * self.x.dtype.size))
         return [(first, min(round_, rows)) for first in range(0, rows, round_)]
 
     # ---- the result -------------------------------------------------------------------------
 
-    def write(self, total: Node) -> None:
+    def write(self, total: Node, where: Corner) -> None:
         """Piece by piece: epilogue, cast, stage (two places in turn), store."""
         b, x = self.b, self.x
         (tm, tn, _), (down, wide) = self.plan.tile, self.plan.staged
-        batch, row, column = self.where
+        batch, row, column = where
         lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
         sums = b.read(total)
         corners = [(r, c) for r in range(0, tm, down) for c in range(0, tn, wide)]

@@ -18,7 +18,7 @@ that follow one another in a Block run at the same time and are joined after the
   when the next op begins; its operands are registers that `load_operand` fills.
 
 Invariant: an op here says when it happens only through barriers, groups and fences; `check` and
-the interpreter hold a Body to that. Long because the level's ops stand on one page.
+the interpreter hold a Body to that. It is long because the level's ops stand on one page.
 """
 
 from __future__ import annotations

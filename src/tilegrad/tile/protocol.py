@@ -254,14 +254,15 @@ def _load_operand(machine: Machine, role: Role, node: Node, values: tuple[Any, .
     place, region = _lead(machine, role.rank, node, place_node, values)
     if region is not None:
         machine.plain(place, region, role, node, False)
-    machine.plain(*_lead(machine, role.rank, node, operand, ()), role, node, True)
+    place, region = _lead(machine, role.rank, node, operand, ())
+    machine.plain(place, region, role, node, True)
 
 
 def _matrix_sync(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    found = [_lead(machine, role.rank, node, x, ()) for x in node.inputs]
-    for place, region in found:
-        machine.plain(place, region, role, node, False)
-    machine.plain(*found[0], role, node, True)
+    for memory, writes in ((node.inputs[1], False), (node.inputs[2], False),
+                           (node.inputs[0], False), (node.inputs[0], True)):  # fmt: skip
+        place, region = _lead(machine, role.rank, node, memory, ())
+        machine.plain(place, region, role, node, writes)
 
 
 def _read_place(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:

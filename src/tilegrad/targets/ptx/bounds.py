@@ -149,8 +149,11 @@ def _range(name: str, r: Sequence[Range]) -> Range | None:
     if name in ("minimum", "maximum"):
         pick = min if name == "minimum" else max
         return (pick(r[0][0], r[1][0]), pick(r[0][1], r[1][1]))
+    if name == "floor_divide" and r[1][0] > 0:
+        corners = [a // b for a in r[0] for b in r[1]]
+        return (min(corners), max(corners))
     positive = len(r) == 2 and r[0][0] >= 0 and r[1][0] > 0
-    if positive and name in ("floor_divide", "unsigned_divide"):
+    if positive and name == "unsigned_divide":
         return (r[0][0] // r[1][1], r[0][1] // r[1][0])
     if positive and name in ("remainder", "unsigned_remainder"):
         return (0, min(r[0][1], r[1][1] - 1))

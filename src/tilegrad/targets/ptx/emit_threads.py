@@ -235,14 +235,14 @@ class ThreadsEmitter(PlacedEmitter):
         held = ""
         if not self.fits(type_, index, across, columns):
             at = w.value("b32", "mad.lo.s32", piece, str(each), self.index32(index[across]))
-            held = w.value("pred", "setp.lt.s32", at, self.limit(type_, across))
+            held = w.value("pred", "setp.lt.u32", at, self.limit(type_, across))
         if self.fits(type_, index, down, rows):
             return [held] * walk.rounds
-        left = w.value("b32", "sub.s32", self.limit(type_, down), self.index32(index[down]))
-        left = w.value("b32", "sub.s32", left, row)
+        first = w.value("b32", "add.s32", self.index32(index[down]), row)
         found = []
-        for at in range(0, walk.rounds * walk.rows, walk.rows):
-            mine = w.value("pred", "setp.gt.s32", left, str(at))
+        for step in range(0, walk.rounds * walk.rows, walk.rows):  # below 0 is far above, unsigned
+            at = w.value("b32", "add.s32", first, str(step)) if step else first
+            mine = w.value("pred", "setp.lt.u32", at, self.limit(type_, down))
             found.append(w.value("pred", "and.pred", mine, held) if held else mine)
         return found
 
