@@ -81,6 +81,10 @@ def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
 def widen(w: Writer, source: DType, x: str) -> str:
     """A float narrower than 32 bits as a float32, exactly."""
     if source is dtypes.bfloat16:
+        if x in w.halves:  # of a word: one instruction rather than one to cut and one to move
+            word, number = w.halves[x]
+            form, by = ("and.b32", "-65536") if number else ("shl.b32", "16")
+            return w.value("b32", form, word, by)
         return w.value("b32", "cvt.f32.bf16", x)
     if source is dtypes.float8_e5m2:
         x = w.value("b16", "shl.b16", x, "8")

@@ -19,6 +19,8 @@ class Writer:
         self.lines: list[str] = []
         self.counts = dict.fromkeys(KINDS, 0)
         self._labels = 0
+        self.halves: dict[str, tuple[str, int]] = {}  # words that 16-bit registers were cut from
+        self._cut: dict[str, list[str]] = {}  # by word
 
     def new(self, kind: str) -> str:
         """A fresh register."""
@@ -28,9 +30,20 @@ class Writer:
     def put(self, form: str, *operands: str, guard: str = "") -> None:
         """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
         check(form, operands)
+        if operands and operands[0] in self._cut:  # the word is written again
+            for half in self._cut.pop(operands[0]):
+                del self.halves[half]
+        if form == "mov.b32" and operands[0][0] == "{":
+            self._note_halves(operands[0], operands[1])
         before = f"@{guard} " if guard else ""
         self.lines.append(f"\t{before}{form} {', '.join(operands)};" if operands
                           else f"\t{before}{form};")  # fmt: skip
+
+    def _note_halves(self, pair: str, word: str) -> None:
+        """Remember which word two registers hold the halves of."""
+        found = pair.strip("{}").split(", ")
+        self._cut.setdefault(word, []).extend(found)
+        self.halves.update((half, (word, number)) for number, half in enumerate(found))
 
     def value(self, kind: str, form: str, *operands: str, guard: str = "") -> str:
         """The register a new instruction writes first."""
