@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--random", type=int, default=20, help="cases with random n and k")
+    parser.add_argument("--cube", type=int, default=8192, help="a product with m = n = k; 0: none")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
@@ -191,6 +192,8 @@ def main() -> None:
         return
     dtype = dtype_of(given.dtype)
     rows = table(bench, names, sizes, dtype) if given.layers != "none" else []
+    if given.cube:
+        rows.append(measure(bench, "cube", given.cube, given.cube, given.cube, dtype))
     rows += random_cases(bench, given.random, dtype)
     report(rows)
     if given.out:

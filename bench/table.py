@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,49 @@ def compile_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def gemm_table(record: dict[str, Any]) -> list[str]:
+    """Speed against cuBLAS by layer and number of tokens."""
+    rows = [r for r in record["rows"] if r["layer"] not in ("random", "cube")]
+    sizes = sorted({r["m"] for r in rows})
+    ratio = {(r["layer"], r["n"], r["k"], r["m"]): r["ratio"] for r in rows}
+    lines = ["", f"Matrix products in {rows[0]['dtype']} against cuBLAS, {gpu_source(record)}", "",
+             "| layer (n x k) | " + " | ".join(f"m={m}" for m in sizes) + " |",
+             "|---" * (len(sizes) + 1) + "|"]  # fmt: skip
+    for layer, n, k in dict.fromkeys((r["layer"], r["n"], r["k"]) for r in rows):
+        found = [ratio.get((layer, n, k, m)) for m in sizes]
+        cells = ["" if f is None else f"{f:.2f}x" for f in found]
+        lines.append(f"| {layer} {n}x{k} | " + " | ".join(cells) + " |")
+    other = [r["ratio"] for r in record["rows"] if r["layer"] == "random"]
+    if other:
+        mean = math.exp(sum(math.log(r) for r in other) / len(other))
+        lines += ["", f"- {len(other)} random sizes: geometric mean {mean:.2f}x, least"
+                      f" {min(other):.2f}x"]  # fmt: skip
+    return lines
+
+
+def memory_table(record: dict[str, Any]) -> list[str]:
+    """Bytes a second of the kernels that memory bounds."""
+    copy = record["copy_bytes_per_second"]
+    lines = ["", f"Kernels that memory bounds, {gpu_source(record)} A copy runs at"
+                 f" {copy / 1e12:.2f} TB/s.", "",
+             "| case | ours | share of a copy | against torch.compile |",
+             "|---|---|---|---|"]  # fmt: skip
+    for r in record["rows"]:
+        if "bytes_per_second" not in r:
+            lines.append(f"| {r['case']} | wrong | | |")
+            continue
+        peer = f"{r['ratio']:.2f}x" if "ratio" in r else ""
+        lines.append(f"| {r['case']} | {r['bytes_per_second'] / 1e12:.2f} TB/s |"
+                     f" {r['share_of_copy']:.2f} | {peer} |")
+    return lines
+
+
+def gpu_source(record: dict[str, Any]) -> str:
+    """Where and when, on a GPU."""
+    return (f"{record['device']}, {record['date'][:10]}, commit {record['commit']}, torch "
+            f"{record['torch']}:")
+
+
 def source(record: dict[str, Any]) -> str:
     """Where and when the figures were taken."""
     machine, versions = record["machine"], record["versions"]
@@ -78,6 +122,10 @@ def table() -> str:
         lines += cpu_table(cpu)
     if compiled is not None:
         lines += compile_table(compiled)
+    for kind, make in (("gemm", gemm_table), ("memory", memory_table)):
+        found = newest(kind)
+        if found is not None:
+            lines += make(found)
     return "\n".join(lines) or "No results yet: run `python bench/cpu.py`."
 
 
