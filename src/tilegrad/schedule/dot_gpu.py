@@ -138,7 +138,10 @@ def lower_dot_gpu(
     group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, list[tuple[str, Any]]]]:
     """The Bodies of a dot group: the library's kernel where it applies."""
+    from .dot_joint import Joint, JointDot
     from .dot_wide import WideDot
 
+    if isinstance(group, Joint):
+        return JointDot(group, reads, target, group.constants).lower(name)
     large = WideDot(group, reads, target, group.constants)
     return TiledDot(group, reads, name).lower() if large.choice is None else large.lower(name)

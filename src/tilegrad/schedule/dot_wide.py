@@ -1,9 +1,10 @@
 """Lower `dot` to the library's wide matmul where its operands allow it.
 
 Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
-start, in a dtype that the Target's asynchronous matrix units take; what the group computes of the
-products is evaluated on pieces of the accumulator. Everything else takes the plain tiled matmul
-of `dot_gpu`. Invariant: the result is that of `dot_gpu`, up to the order of sums.
+start, in a dtype that the Target's matrix units take: those that run beside the threads, else
+those of a warp; what the group computes of the products is evaluated on pieces of the accumulator.
+Everything else takes the plain tiled matmul of `dot_gpu`. Invariant: the result is that of
+`dot_gpu`, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dtype import DType, bfloat16, float16, float32
+from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
@@ -22,6 +23,8 @@ from ..ir.types import Memory, product, row_major
 from ..kernels.matmul import Operands, WideMatmul
 from ..kernels.matmul_plan import Choice, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
+from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
+from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
@@ -104,23 +107,35 @@ class WideDot:
     """Lowers one dot group to the wide matmul; `choice` is None where it does not apply."""
 
     def __init__(
-        self, group: Group, reads: Sequence[Node], target: Target, constants: set[Node]
-    ) -> None:
+        self, group: Group, reads: Sequence[Node], target: Target, constants: set[Node],
+        choose: bool = True,
+    ) -> None:  # fmt: skip
         self.group, self.reads, self.target = group, list(reads), target
         self.dot, self.stored = group.values[0], group.stored
         self.constants = constants
         self.problem = Problem(self.dot)
-        self.operands = self._operands()
-        self.choice: Choice | None = None
-        if self.operands is not None:
+        # several products in one launch (choose=False) are made beside the threads alone
+        self.operands = self._operands() if choose or self.beside else None
+        self.choice: Choice | ThreadChoice | None = None
+        if self.operands is None or not choose:
+            return
+        if self.beside:
             known = tuned(self.operands, target, self._epilogue_class())
             self.choice = known or next(iter(ranked(self.operands, target)), None)
+        else:
+            self.choice = next(iter(ranked_threads(self.operands, target)), None)
+
+    @property
+    def beside(self) -> bool:
+        """Whether the Target has matrix units that run beside the threads."""
+        return any(unit.name.startswith("wgmma") for unit in self.target.matrix)
 
     def _operands(self) -> Operands | None:
         p = self.problem
         batch, m, k, n = p.sizes
         dtype = self.dot.inputs[0].dtype
-        kinds = {unit.inputs for unit in self.target.matrix if unit.name.startswith("wgmma")}
+        kind = "wgmma" if self.beside else "mma"
+        kinds = {unit.inputs for unit in self.target.matrix if unit.name.startswith(kind)}
         if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in (bfloat16, float16):
             return None
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
@@ -130,9 +145,9 @@ class WideDot:
         b = matrix_of(p, p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
-        if a is None or b is None or not fits or not _stored_dtype(result.dtype):
+        if a is None or b is None or not fits:
             return None
-        if any(product(v.shape) != product(self.dot.shape) for v in self.stored):
+        if not all(accepts(v, self.dot) for v in self.stored):
             return None
         if batch != 1 and 0 in (a.batch, b.batch):
             return None
@@ -164,10 +179,18 @@ class WideDot:
         self.e.rounded = self.group.rounded
         self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
         x = turn(self.operands) if self.choice.turned else self.operands
-        body = WideMatmul(x, self.choice.plan, self.b, self.memories(), self.epilogue).build()
+        body = self.build(x)
         roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
         roles += [("store", i) for i in range(len(self.stored))]
         return [(body, [roles[number] for number in self.b.numbers])]
+
+    def build(self, x: Operands) -> Body:
+        """The kernel over this group's parameters."""
+        assert self.choice is not None
+        plan, given = self.choice.plan, (self.b, self.memories(), self.epilogue)
+        if isinstance(plan, ThreadPlan):
+            return ThreadMatmul(x, plan, *given).build()
+        return WideMatmul(x, plan, *given).build()
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
@@ -191,9 +214,15 @@ class WideDot:
             return self.b.matrix(memory, shape, strides)
         return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
 
-    def epilogue(self, piece: Node, where: tuple[Size, Size, Size]) -> Node:
-        """What the group stores, computed on a piece of the accumulator."""
-        batch, row, column = where
+    @property
+    def dots(self) -> list[Node]:
+        """The products that the epilogue gets pieces of."""
+        return [self.dot]
+
+    def epilogue(self, *given: Any) -> Node:
+        """What the group stores, computed on a piece of each accumulator; last: where."""
+        *pieces, (batch, row, column) = given
+        piece: Node = pieces[0]
         _, m, _, n = self.problem.sizes
         assert self.choice is not None
         turned = self.choice.turned
@@ -201,15 +230,16 @@ class WideDot:
         rows, columns = piece.shape
         with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
             at_m, at_n = (j, i) if turned else (i, j)
-            rounded = self.b.cast(piece, wide(self.dot.dtype))
+            rounded = [self.b.cast(p, wide(self.dot.dtype)) for p in pieces]
             linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
             own = self.index_of(batch, at_m, at_n)
-            self.e.bind(self.dot, own, rounded)
+            for dot, sums in zip(self.dots, rounded):
+                self.e.bind(dot, own, sums)
             values = []
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
-                if v.shape != self.dot.shape:
-                    self.e.bind(self.dot, unravel(linear, self.dot.shape), rounded)
+                for dot, sums in zip(self.dots, rounded) if v.shape != self.dot.shape else ():
+                    self.e.bind(dot, unravel(linear, dot.shape), sums)
                 values.append((v, at, self.e.value(v, at)))
             for v, at, value in values[1:]:
                 self.e.store(self.outputs[v], value, ravel_strides(at, row_major(v.shape)))
@@ -221,8 +251,10 @@ class WideDot:
         return (*unravel(batch, p.batch_shape), *unravel(m, p.m_shape), *unravel(n, p.n_shape))
 
 
-def _stored_dtype(dtype: DType) -> bool:
-    return dtype in (bfloat16, float16, float32)
+def accepts(stored: Node, dot: Node) -> bool:
+    """Whether the kernel can store a value that is computed of a dot's products."""
+    return product(stored.shape) == product(dot.shape) and \
+        stored.dtype in (bfloat16, float16, float32)  # fmt: skip
 
 
-__all__ = ["WideDot"]
+__all__ = ["WideDot", "accepts"]

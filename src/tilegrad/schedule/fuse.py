@@ -37,11 +37,14 @@ if "barrier" in ops.graph.ops:
     INLINE.add(ops.graph.ops["barrier"])
 
 
+DOTS = ("dot", "dots", "gated")  # kinds of groups with products: one, several, two that meet
+
+
 @dataclass
 class Group:
     """Values computed by one Kernel."""
 
-    kind: str  # 'loops', 'dot', or a kind of ALONE
+    kind: str  # 'loops', one of DOTS, or a kind of ALONE
     values: list[Node] = field(default_factory=list)
     total: Size = 1  # elements
     rows: Size | None = None  # of a group with reductions
@@ -303,9 +306,12 @@ class Fuser:
             return Group("loops", group.values, group.total, rows, order, group.number)
         return group if (rows, order) == (group.rows, group.order) else None
 
-    def aligned(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+    def aligned(
+        self, node: Node, group: Group, leaves: Sequence[Node], own: set[Node] | None = None
+    ) -> bool:
         """Whether the value reads the group's own values only at its own element."""
-        inside = {leaf for leaf in leaves if self.group_of.get(leaf) is self.groups[group.number]}
+        mine = self.groups[group.number] if own is None else None
+        inside = {x for x in leaves if (self.group_of.get(x) is mine if own is None else x in own)}
         if not inside:
             return True
         row = loop_index("row", group.rows if group.rows is not None else 1)

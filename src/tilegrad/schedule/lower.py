@@ -23,7 +23,8 @@ from .check import check_schedule
 from .control import Frame, lower_control, overwritten
 from .cost import bytes_moved, work_of
 from .dot import lower_dot
-from .fuse import Fuser, Group
+from .dot_joint import join_dots
+from .fuse import DOTS, Fuser, Group
 from .in_place import take_over
 from .loops import LoopLowering
 from .reuse import plan_memory, set_lives
@@ -79,6 +80,8 @@ class Lowering:
             compute_again(self.fuser.values, self.arguments, self.results)
             self.rounded = rounded_nodes(self.results)
         groups = self.fuser.run()
+        if self.target.kind == "gpu":
+            groups = join_dots(self.fuser, self.target)
         self.order_updates(groups)
         ordered = self.fuser.in_order()
         if self.target.kind == "gpu":
@@ -138,7 +141,7 @@ class Lowering:
             self.lower_state(group, reads)
             return
         group.rounded = self.rounded
-        if group.kind == "dot" and not self.depth:
+        if group.kind in DOTS and not self.depth:
             group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
         key = self.key(group, reads)
         found = self.bodies.get(key)

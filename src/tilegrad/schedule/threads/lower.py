@@ -12,7 +12,7 @@ from ...ir.node import Node
 from ...tile.build import Body
 from ...tile.check import PLACED_OPS, verify_body, walk
 from ...tile.prove import require
-from ..fuse import Group
+from ..fuse import DOTS, Group
 from .axis import lower_cumulative
 from .both import Both, lower_both
 from .loops import lower_loops
@@ -28,7 +28,7 @@ def lower_threads(
         return lower_both(group, reads, values, target, name)
     if group.kind in ("loops", "mixed"):
         return lower_loops(group, reads, values, target, name)
-    if group.kind == "dot":
+    if group.kind in DOTS:
         from ..dot_gpu import lower_dot_gpu
 
         found = lower_dot_gpu(group, reads, values, target, name)

@@ -1,0 +1,257 @@
+"""Dots of one input with several weights as one Kernel, by the library's joint matmul.
+
+Groups of dots that read the same left operand and do not need each other (q, k and v) become one
+group whose results stay apart; two of which one reads the other's products element by element
+(gate and up) become one whose epilogue sees both. They join where the library's kernel takes each
+of them and its model of time expects the joint launch to be faster than the launches apart; only
+for Targets with asynchronous matrix units. Invariant: groups still form no cycle, and values that
+only a joint group reads are not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..ir.symbol import high
+from ..kernels.matmul import Operands, WidePlan
+from ..kernels.matmul_joint import JointMatmul
+from ..kernels.matmul_plan import ranked
+from ..kernels.matmul_table import PLAIN
+from ..tile.build import Body
+from .access import MOVEMENT
+from .dot_wide import WideDot, accepts
+from .fuse import Fuser, Group, leaves_of
+
+MOST = 4  # weights of one launch
+APART = 4  # groups that one dot may need and another not: else they are ready at other times
+ORDERED = ("update", "control", "call")  # kinds of groups that are not moved behind others
+
+
+@dataclass
+class Joint(Group):
+    """Dot groups as one: kind 'dots' where results stay apart, 'gated' where they meet."""
+
+    parts: list[Group] = field(default_factory=list)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the epilogue sees the products of all parts at once."""
+        return self.kind == "gated"
+
+
+def join_dots(fuser: Fuser, target: Target) -> list[Group]:
+    """Join what pays among the Fuser's groups; gives the groups in order."""
+    if any(unit.name.startswith("wgmma") for unit in target.matrix):
+        _Joiner(fuser, target).run()
+    return fuser.in_order()
+
+
+class _Joiner:
+    """Finds and joins groups."""
+
+    def __init__(self, fuser: Fuser, target: Target) -> None:
+        self.fuser, self.target = fuser, target
+        self.expected: dict[Operands, float] = {}  # seconds
+        self.lowered: dict[int, WideDot] = {}
+
+    def run(self) -> None:
+        """Gated pairs first; then what is left of every input's dots."""
+        inputs: dict[Node, list[Group]] = {}
+        for group in self.fuser.groups:
+            if group.kind == "dot":
+                inputs.setdefault(self.input_of(group.values[0]), []).append(group)
+        joined = False
+        for groups in inputs.values():
+            takes = [g for g in groups if len(groups) > 1 and self.wide(g).operands is not None]
+            pairs = self.pairs(takes)
+            rest = [g for g in takes if not any(g in pair for pair in pairs)]
+            found = [*(("gated", p) for p in pairs), *(("dots", s) for s in self.sets(rest))]
+            for kind, parts in found:
+                self.join(kind, parts)
+            joined |= bool(found)
+        if joined:
+            self.fuser.mark_stored()
+
+    def input_of(self, dot: Node) -> Node:
+        """The stored value that a dot's left operand lies in."""
+        node = dot.inputs[0]
+        while node not in self.fuser.values and node.op in MOVEMENT:
+            node = node.inputs[0]
+        return node
+
+    def wide(self, group: Group) -> WideDot:
+        """The group as the library's kernel sees it."""
+        if group.number not in self.lowered:
+            inside, values = set(group.values), self.fuser.values
+            order = topological(group.stored, lambda n: n in values and n not in inside)
+            reads = [n for n in order if n in values and n not in inside]
+            self.lowered[group.number] = WideDot(group, reads, self.target, set(), choose=False)
+        return self.lowered[group.number]
+
+    # ---- what may join --------------------------------------------------------------------
+
+    def pairs(self, groups: Sequence[Group]) -> list[list[Group]]:
+        """Pairs of which the second reads products of the first."""
+        found: list[list[Group]] = []
+        for second in groups:
+            for first in groups:
+                taken = any(g in pair for pair in found for g in (first, second))
+                if taken or not second.reads & set(first.values):
+                    continue
+                if self.may_gate(first, second) and self.pays([first, second], True):
+                    found.append([first, second])
+        return found
+
+    def may_gate(self, first: Group, second: Group) -> bool:
+        """Whether the second reads the first at its own element only, and nothing between."""
+        if first.values[0].shape != second.values[0].shape:
+            return False
+        by_number = {g.number: g for g in self.fuser.groups}
+        between = [by_number[n] for n in second.needs if n != first.number]
+        if any(first.number in g.needs for g in between) or not self.in_time([first, second]):
+            return False
+        own = {*first.values, *second.values}
+        both = Group("dot", [*first.values, *second.values], first.total)
+        return all(self.fuser.aligned(v, both, leaves_of(v, self.fuser.values), own)
+                   for v in both.values if v.op is not ops.dot)  # fmt: skip
+
+    def sets(self, groups: Sequence[Group]) -> list[list[Group]]:
+        """Sets of which none needs another."""
+        found, left = [], list(groups)
+        while left:
+            some = [left.pop(0)]
+            for group in list(left):
+                free = all(a.number not in group.needs and group.number not in a.needs
+                           for a in some)  # fmt: skip
+                if free and len(some) < MOST and self.in_time([*some, group]) and \
+                        joint_operands([self.wide(g) for g in [*some, group]], False):  # fmt: skip
+                    some.append(group)
+                    left.remove(group)
+            if len(some) > 1 and self.pays(some, False):
+                found.append(some)
+        return found
+
+    def in_time(self, groups: Sequence[Group]) -> bool:
+        """Whether groups are ready at about the same time, and no state is written between."""
+        own = {g.number for g in groups}
+        every = set.union(*(g.needs for g in groups)) - own
+        common = set.intersection(*(g.needs | own for g in groups))
+        late = every - common
+        kinds = {g.number: g.kind for g in self.fuser.groups}
+        return len(late) <= APART and not any(kinds[n] in ORDERED for n in late)
+
+    def pays(self, groups: Sequence[Group], gated: bool) -> bool:
+        """Whether the model expects one launch to be faster than one for each."""
+        parts = [self.wide(g) for g in groups]
+        joint = joint_operands(parts, gated)
+        if joint is None:
+            return False
+        apart = sum(self.seconds(p.operands) for p in parts if p.operands is not None)
+        if gated:  # products of one are read again by the epilogue of the other
+            apart += high(joint.m) * high(joint.n) * joint.result.size / self.target.peak_bytes()
+        return self.seconds(joint) < apart
+
+    def seconds(self, x: Operands) -> float:
+        """What the model expects of a launch."""
+        if x not in self.expected:
+            found = ranked(x, self.target)
+            self.expected[x] = found[0].seconds if found else float("inf")
+        return self.expected[x]
+
+    # ---- joining --------------------------------------------------------------------------
+
+    def join(self, kind: str, parts: list[Group]) -> None:
+        """Put a joint group in the place of its parts."""
+        fuser, numbers = self.fuser, {p.number for p in parts}
+        values = [v for p in parts for v in p.values]
+        joint = Joint(kind, values, parts[0].total, number=min(numbers), parts=parts)
+        joint.needs = set.union(*(p.needs for p in parts)) - numbers
+        joint.reads = set.union(*(p.reads for p in parts)) - set(values)
+        at = fuser.groups.index(parts[0])
+        fuser.groups[at] = joint
+        for p in parts[1:]:
+            fuser.groups.remove(p)
+        for g in fuser.groups:
+            if g.needs & numbers:
+                g.needs = (g.needs - numbers) | {joint.number} | joint.needs
+        for v in values:
+            fuser.group_of[v] = joint
+
+
+def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
+    """The joint problem, or None where there is none."""
+    first, every = parts[0].operands, [p.operands for p in parts]
+    if first is None or first.batch != 1 or any(p.left != parts[0].left for p in parts):
+        return None
+    same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
+    weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))
+    if not all(same) or len(weights) != len(parts):
+        return None
+    if gated:
+        results = {v.dtype for v in parts[-1].stored}
+        fits = len(set(weights)) == 1 and len(results) == 1
+        result = parts[-1].stored[0].dtype
+        return replace(first, result=result, weights=weights, gated=True) if fits else None
+    if any(o is not None and o.result != first.result for o in every):
+        return None
+    return replace(first, n=sum(weights), weights=weights)
+
+
+class JointDot(WideDot):
+    """Lowers one joint group."""
+
+    def __init__(
+        self, group: Joint, reads: Sequence[Node], target: Target, constants: set[Node]
+    ) -> None:
+        self.parts = [WideDot(p, reads, target, constants, choose=False) for p in group.parts]
+        self.gated = group.gated
+        super().__init__(group, reads, target, constants)
+
+    def _operands(self) -> Operands | None:
+        joint = joint_operands(self.parts, self.gated)
+        if joint is None or not all(accepts(v, self.dot) for v in self.stored if self.gated):
+            return None
+        self.left, self.right = self.parts[0].left, self.parts[0].right
+        return replace(joint, result=self.stored[0].dtype)
+
+    def _epilogue_class(self) -> str:
+        """What is done to the products on their way out, as PlanTables tell it apart."""
+        if len(self.stored) > (1 if self.gated else len(self.parts)):
+            return "several"
+        operands = {self.left.node, *(p.right.node for p in self.parts)}
+        return "reads" if set(self.reads) - operands else PLAIN
+
+    @property
+    def dots(self) -> list[Node]:
+        """The products that the epilogue gets pieces of."""
+        return [p.dot for p in self.parts]
+
+    def build(self, x: Operands) -> Body:
+        """The joint kernel over this group's parameters."""
+        assert self.choice is not None
+        plan = self.choice.plan
+        assert isinstance(plan, WidePlan)
+        _, m, k, n = self.problem.sizes
+        tokens = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
+        weights = [self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
+                   for p in self.parts]  # fmt: skip
+        if self.gated:
+            stored, epilogues = [(self.stored[0], n)], [self.epilogue]
+        else:
+            stored = [(p.stored[0], p.problem.sizes[3]) for p in self.parts]
+            epilogues = [self.shared(p).epilogue for p in self.parts]
+        results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
+        return JointMatmul(x, plan, self.b, tokens, weights, results,
+                           epilogues).build()  # fmt: skip
+
+    def shared(self, part: WideDot) -> WideDot:
+        """A part that builds into this Body."""
+        part.b, part.e, part.outputs, part.choice = self.b, self.e, self.outputs, self.choice
+        return part
+
+
+__all__ = ["Joint", "JointDot", "join_dots"]
