@@ -1,7 +1,7 @@
 """kernels/matmul_plan.py: every Plan of the space can be built, and the model chooses well.
 
-`matmul_sweeps.json` holds times of Plans as measured on one H200: rows of the cases' `plans` have
-the columns it names. Plans are found there by tile, cluster, split and dependence; what differs
+bench/results/gemm-sweep-*.json holds times of Plans as measured on one H200: rows of the cases'
+`plans` have the columns it names. Plans are found there by tile, cluster, split and dependence; what differs
 in stages and in when the next launch may begin counts as one, at its best time.
 """
 
@@ -26,6 +26,7 @@ from tilegrad.tile.check import verify_body, walk
 from tilegrad.tile.placed import fill
 from tilegrad.tile.prove import check_body
 
+SWEEP = Path(__file__).parents[2] / "bench/results/gemm-sweep-2026-11-15.json"
 DTYPES = ((bfloat16, bfloat16), (bfloat16, float32), (float16, float16), (float32, float32))
 
 
@@ -128,7 +129,7 @@ def key_of(plan: WidePlan, turned: bool) -> Key:
 @cache
 def measured() -> dict[tuple[int, int, int], dict[Key, float]]:
     """The best microseconds of every kind of Plan, by (m, n, k)."""
-    cases = json.loads((Path(__file__).parent / "matmul_sweeps.json").read_text())["cases"]
+    cases = json.loads(SWEEP.read_text())["cases"]
     found: dict[tuple[int, int, int], dict[Key, float]] = {}
     for case in cases:
         own = found.setdefault((case["m"], case["n"], case["k"]), {})
