@@ -191,36 +191,37 @@ class ThreadSweep(ThreadSpace):
 
     def piece(self, walk: Walk, outer: Size, start: Size, stop: Size, values: list[Node],
               kept: Kept | None) -> list[Node]:  # fmt: skip
-        """One linear piece: several tiles a turn, then single ones, the last one masked."""
+        """One linear piece: several tiles a turn; of the last turn only the last tile is masked.
+
+        What is left is one turn too where its size is known: all of it is asked for at once.
+        """
         b, lanes, step = self.b, self.lanes, walk.tiles * self.lanes
         span = combine(stop, start, -1)
         middle = combine(start, multiply(floor_divide(span, step), step), 1)
-        last = combine(start, multiply(floor_divide(span, lanes), lanes), 1)
 
-        def one(count: int, whole: bool) -> Any:
+        def one(count: int, whole: int) -> Any:
             return lambda base, carried: self.feed(walk, outer, base, stop, count, whole, carried,
                                                    kept)  # fmt: skip
 
-        values = b.loop("i", start, middle, step, one(walk.tiles, True), values)
-        if modulo(span, step) == 0:
+        values = b.loop("i", start, middle, step, one(walk.tiles, walk.tiles), values)
+        left = modulo(span, step)
+        if left == 0:
             return values
-        if walk.tiles > 1 and isinstance(span, int):
-            values = b.loop("few", middle, last, lanes, one(1, True), values)
-            middle = last
-        return b.loop("rest", middle, stop, lanes, one(1, False), values)
+        if isinstance(left, int):
+            return one(-(-left // lanes), left // lanes)(middle, values)
+        return b.loop("rest", middle, stop, lanes, one(1, 0), values)
 
-    def feed(self, walk: Walk, outer: Size, base: Size, stop: Size, count: int, whole: bool,
+    def feed(self, walk: Walk, outer: Size, base: Size, stop: Size, count: int, whole: int,
              values: list[Node], kept: Kept | None) -> list[Node]:  # fmt: skip
-        """Accumulators after `count` tiles from base on; writes what is wanted there."""
+        """Accumulators after `count` tiles from base on, of which the first `whole` need no mask;
+        writes what is wanted there."""
         b, e = self.b, self.e
         parts: list[list[Part]] = []
         rests = [(o.total, o.x) for o in walk.online]
         for k in range(count):
             at = combine(base, k * self.lanes, 1)
-            with e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, stop, whole) as (
-                _,
-                lane,
-            ):
+            rows = self.group.rows or 1
+            with e.tile(walk.row, 1, rows, at, self.lanes, stop, k < whole) as (_, lane):
                 column = combine(multiply(outer, walk.inner), lane, 1)
                 if kept is not None:
                     self.keep(kept, lane, at)
