@@ -72,6 +72,8 @@ CASES = {
     "persistent": (Operands(200, 136, 104, bfloat16, bfloat16), replace(SMALL, programs=3)),
     "persistent_batch": (Operands(72, 88, 136, bfloat16, bfloat16, False, False, batch=3),
                          replace(SMALL, programs=2)),
+    "idle_programs": (Operands(72, 88, 136, bfloat16, bfloat16, batch=2),
+                      replace(SMALL, programs=11)),
     "deep": (Operands(72, 88, 32, bfloat16, bfloat16), replace(SMALL, stages=5)),
     "few": (Operands(3, 136, 272, bfloat16, bfloat16),
             ThreadPlan((16, 64, 128), (1, 4), 4, 8, (16, 64))),

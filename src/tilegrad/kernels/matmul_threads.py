@@ -120,12 +120,12 @@ class ThreadMatmul:
         within = modulo(rest, wide)
         row = combine(first, modulo(within, rows), 1)
         column = floor_divide(within, rows)
-        return (self.held("batch", batch), self.held("row", multiply(row, tm), self.tiles_m, tm),
+        return (self.held("batch", batch, self.x.batch, 1), self.held("row", multiply(row, tm), self.tiles_m, tm),
                 self.held("column", multiply(column, tn), self.tiles_n, tn))  # fmt: skip
 
     def held(self, name: str, value: Size, count: Size = 0, each: int = 0) -> Size:
-        """A value computed here, once; where a corner's last place is known it says so."""
-        if isinstance(count, int) and count:
+        """A value computed here, once, within `count` places; said where that is no Symbol."""
+        if isinstance(count, int) and count and not isinstance(value, int):
             value = minimum(value, (count - 1) * each)
         if isinstance(value, int):
             return value

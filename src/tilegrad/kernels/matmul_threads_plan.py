@@ -29,6 +29,7 @@ SHARED_SHARE = 0.9  # of the bytes a clock of shared memory
 STEP_SECONDS = 4e-8  # of a step in which warps meet, per program on a multiprocessor
 TILE_SECONDS = 2.5e-6  # from a program's start to its first product, and after its last one
 START_SECONDS = 3e-6
+GROUP_ROWS = 2048  # walked together: what they read again should still be in the L2 cache
 TILES = (  # tile of m and n, warps down and across
     (128, 256, 2, 4), (256, 128, 4, 2), (128, 128, 2, 2), (64, 256, 1, 4), (256, 64, 4, 1),
     (64, 128, 2, 2), (64, 64, 2, 2), (32, 128, 1, 4), (32, 64, 1, 4), (16, 128, 1, 4),
@@ -72,7 +73,8 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
         for tk in (32, 64, 128) if tm <= 32 else (32, 64):
             for resident in (1, 2) if small else (1,):
                 room = (most + OWN_BYTES) // resident - OWN_BYTES - SPARE_BYTES
-                plan = fitted(x, (tm, tn, tk), (down, across), room)
+                plan = fitted(x, (tm, tn, tk), (down, across), room, 8192 // resident)
+                plan = plan or fitted(x, (tm, tn, tk), (down, across), room, 4096)
                 if plan is None:
                     continue
                 yield plan
@@ -84,29 +86,24 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
 
 
 def fitted(
-    x: Operands, tile: tuple[int, int, int], warps: tuple[int, int], room: int
+    x: Operands, tile: tuple[int, int, int], warps: tuple[int, int], room: int, staged: int
 ) -> ThreadPlan | None:
-    """The Plan of a tile with as many stages as there is room for."""
+    """The Plan of a tile with as many stages as there is room for beside pieces of the result."""
     tm, tn, tk = tile
     wide = max(16 * warps[1], 64 * 2 // x.result.size)
-    down = tm if tm * wide <= 8192 else max(16 * warps[0], 8192 // wide)
+    down = tm if tm * wide <= staged else max(16 * warps[0], staged // wide)
     if tn % wide or tm % down:
         return None
     left = room - 2 * down * wide * x.result.size
     stages = min(8 if tm > 32 else 12, left // ((tm + tn) * tk * x.dtype.size))
     if stages < 3:
         return None
-    return ThreadPlan(tile, warps, stages, group_of(x), (down, wide))
+    return ThreadPlan(tile, warps, stages, max(4, GROUP_ROWS // tm), (down, wide))
 
 
 def with_programs(plan: ThreadPlan, programs: int) -> ThreadPlan:
     """The same Plan by persistent programs."""
     return ThreadPlan(plan.tile, plan.warps, plan.stages, plan.group, plan.staged, programs)
-
-
-def group_of(x: Operands) -> int:
-    """Rows of tiles walked together: what they read again should still be in the L2 cache."""
-    return 16 if high(x.k) <= 4096 else 8
 
 
 def shared_bytes(x: Operands, plan: ThreadPlan) -> int:
