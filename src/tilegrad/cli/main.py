@@ -1,4 +1,4 @@
-"""The command `tilegrad`: demo, doctor, cache, version.
+"""The command `tilegrad`: demo, doctor, tune, cache, version.
 
 Invariant: typer and rich are imported by this folder only (and where a progress bar is shown);
 a tilegrad error ends a command with its message and status 1, without a traceback.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,9 @@ app = typer.Typer(help="Tensor programs compiled to tiles and to machine code.",
                   no_args_is_help=True, add_completion=False)  # fmt: skip
 cache_app = typer.Typer(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
+tune_app = typer.Typer(help="Measure Plans of the library's kernels on this machine's GPU.",
+                       no_args_is_help=True)  # fmt: skip
+app.add_typer(tune_app, name="tune")
 
 
 def _console() -> Any:
@@ -46,6 +50,43 @@ def doctor() -> None:
 
     if not examine(_console()):
         raise typer.Exit(1)
+
+
+@tune_app.callback()
+def tune_default() -> None:
+    """Kernels have a command each."""
+
+
+@tune_app.command("matmul")
+def tune_matmul(
+    shape: Annotated[list[str] | None, typer.Option(help="MxNxK; may be repeated.")] = None,
+    layers: Annotated[list[str] | None, typer.Option(
+        help="All products of a model: llama3-8b, llama3-70b; may be repeated.")] = None,
+    sizes: Annotated[str, typer.Option(help="Rows (M) for --layers.")
+                     ] = "1,8,32,64,128,256,512,2048,8192",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, or float32 as tf32.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(
+        help="Axes along which a and b are dense: kk, kn, mk, mn.")] = "kk",
+    device: Annotated[str, typer.Option(help="Which GPU.")] = "cuda:0",
+    budget: Annotated[float, typer.Option(help="Seconds, for all problems together.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(
+        help="A file for the table, instead of the cache folder.")] = None,
+    trials: Annotated[Path | None, typer.Option(
+        help="The file of Trials, to go on from.")] = None,
+    commit: Annotated[str, typer.Option(help="The commit, where git cannot tell.")] = "",
+) -> None:  # fmt: skip
+    """Find the fastest Plans of matrix products and keep them in a PlanTable."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from .tune import run, shapes_of
+
+    found = shapes_of(shape or [], layers or [], sizes)
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console()) as bar:
+        task = bar.add_task("opening the GPU", total=len(found))
+        run(found, dtype, device, budget, layout, out, trials, commit,
+            lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
+            lambda name, done: bar.update(task, description=name, completed=done))  # fmt: skip
 
 
 @app.command()

@@ -23,6 +23,7 @@ from .matmul import Operands, WideMatmul, WidePlan
 from .matmul_plan import SPARE_BYTES, Choice, choose, turn
 from .plan_table import PlanTable, Record, plans
 
+MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
 SAME_MACHINE = {"h100": "h200"}  # whose Plans a machine takes where it has none of its own
 PLAIN = "plain"  # the class of an epilogue that only rounds
 
@@ -36,6 +37,12 @@ def problem_key(x: Operands, machine: str, epilogue: str = PLAIN, m: int | None 
     m = high(x.m) if m is None else m
     return (f"matmul-{machine}-{x.dtype.name}-{x.result.name}-{layout}-{epilogue}{gated}{several}"
             f"-b{high(x.batch)}-n{high(x.n)}-k{high(x.k)}-m{m}")  # fmt: skip
+
+
+def machine_name(target: Target) -> str:
+    """What keys call a machine: "h200" for any H200."""
+    parts = target.name.split("-")
+    return next((m for m in MACHINES if m in parts), target.name.replace("-", "_"))
 
 
 def plain_operands(m: int, n: int, k: int, dtype: DType, layout: str = "kk") -> Operands:
@@ -88,7 +95,8 @@ def planned(x: Operands, target: Target, epilogue: str = PLAIN) -> Choice:
 
 def _keys(x: Operands, target: Target, epilogue: str) -> Iterator[tuple[str, int]]:
     """Keys to ask for, the nearest first, with the m that they were measured at."""
-    machines = [target.name, *(s for s in [SAME_MACHINE.get(target.name)] if s)]
+    own = machine_name(target)
+    machines = [own, *(s for s in [SAME_MACHINE.get(own)] if s)]
     kinds = [epilogue] if epilogue == PLAIN else [epilogue, PLAIN]
     m = high(x.m)
     for machine in machines:
