@@ -1,0 +1,166 @@
+"""kernels/matmul_joint.py: several weights as one launch, against NumPy, checked and broken.
+
+As `test_matmul.py` does it for one weight; the epilogue of gated products multiplies them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
+
+import mutants
+
+from tilegrad.core.dtype import bfloat16
+from tilegrad.core.errors import InternalError
+from tilegrad.core.target import H200
+from tilegrad.kernels.matmul import Operands, WidePlan
+from tilegrad.kernels.matmul_joint import joint_matmul
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import interpret
+from tilegrad.tile.build import Body
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.finding import Finding
+from tilegrad.tile.placed import fill
+from tilegrad.tile.prove import check_body
+
+Case = tuple[Operands, WidePlan]
+
+
+def operands(m: int, n: int, k: int, **more: object) -> Operands:
+    """bfloat16 in and out."""
+    return Operands(m, n, k, bfloat16, bfloat16, **more)  # type: ignore[arg-type]
+
+
+APART = {"weights": (72, 136)}
+GATED = {"weights": (72, 72), "gated": True}
+TURNED = {"turned": True}
+CASES: dict[str, Case] = {
+    "apart": (operands(136, 208, 136, **APART), WidePlan((128, 64, 64), 3, 2)),
+    "apart, weights (k, n)": (operands(136, 208, 136, b_along_k=False, **APART),
+                              WidePlan((128, 64, 64), 3, 3)),
+    "apart, three": (operands(72, 88, 72, weights=(64, 8, 16)), WidePlan((64, 64, 64), 2, 2)),
+    "apart, cluster": (operands(264, 208, 136, **APART),
+                       WidePlan((128, 64, 64), 3, 2, cluster=2, dependent=True)),
+    "apart, split": (operands(72, 208, 136, **APART),
+                     WidePlan((128, 64, 64), 2, 10, staged=32, split=2, dependent=True)),
+    "apart, turned": (operands(208, 8, 136, **APART, **TURNED),
+                      WidePlan((64, 8, 64), 3, 2, 1, 8, dependent=True)),
+    "gated": (operands(136, 72, 136, **GATED), WidePlan((128, 128, 64), 3, 2)),
+    "gated, cluster": (operands(264, 72, 136, **GATED),
+                       WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True)),
+    "gated, split": (operands(72, 72, 136, **GATED),
+                     WidePlan((128, 128, 64), 2, 4, staged=32, split=2, dependent=True)),
+    "gated, turned": (operands(72, 5, 136, **GATED, **TURNED),
+                      WidePlan((128, 8, 64), 3, 2, 1, 8, dependent=True)),
+}  # fmt: skip
+
+
+def kernel(x: Operands, plan: WidePlan) -> Body:
+    """The Body with its holes filled: nothing, or the product of the pieces."""
+    body = joint_matmul(x, plan)
+    if x.gated:
+        return fill(body, "epilogue", lambda b, i, added: b.apply("multiply", i[0], i[1]))
+    for number in range(len(x.weights)):
+        body = fill(body, f"epilogue{number}", lambda b, i, added: i[0])
+    return body
+
+
+def numbers(x: Operands) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The memories of a launch, and the results in float64."""
+    draw = np.random.default_rng(0)
+    tokens = x.n if x.turned else x.m
+    a = draw.standard_normal((tokens, x.k)).astype(x.dtype.numpy)
+    weights = [draw.standard_normal((n, x.k)).astype(x.dtype.numpy) for n in x.weights]
+    products = [a.astype(np.float64) @ w.T.astype(np.float64) for w in weights]
+    if x.gated:
+        products = [products[0] * products[1]]
+    along = x.a_along_k if x.turned else x.b_along_k
+    stored = [w if along else np.ascontiguousarray(w.T) for w in weights]
+    results = [np.full(p.shape, np.nan, np.float32).astype(x.result.numpy) for p in products]
+    return [a, *stored, *results], products
+
+
+def agree(memories: list[np.ndarray], products: list[np.ndarray]) -> None:
+    """Every result, up to the rounding of bfloat16."""
+    for found, product in zip(memories[-len(products) :], products):
+        np.testing.assert_allclose(found.astype(np.float64), product, rtol=2.0**-8,
+                                   atol=1e-4 * float(np.abs(product).max()))  # fmt: skip
+
+
+def errors(body: Body) -> list[Finding]:
+    """Findings of level 'error'."""
+    return [f for f in check_body(body, H200) if f.level == "error"]
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_interpreted(label: str) -> None:
+    """The numbers are right in a random order of events, and the check finds no fault."""
+    x, plan = CASES[label]
+    body = kernel(x, plan)
+    verify_body(body, "placed", H200)
+    assert not errors(body)
+    memories, products = numbers(x)
+    interpret.run(body, memories, seed=list(CASES).index(label))
+    agree(memories, products)
+
+
+@pytest.mark.parametrize("label", ("apart, three", "gated, split", "gated, turned"))
+def test_simulated(label: str) -> None:
+    """The emitted PTX on the simulator."""
+    x, plan = CASES[label]
+    text, entry = emit(kernel(x, plan), "matmul", H200)
+    memories, products = numbers(x)
+    simulate(text, entry, memories)
+    agree(memories, products)
+
+
+# ---- broken in one place ------------------------------------------------------------------------
+
+LONE = "the barrier of the last consumer alone may have any number"
+EARLY = "at the start all stages are expected before any is waited for"
+BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
+    "apart": (operands(128, 192, 256, weights=(128, 64)),
+              WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True), {}),
+    "gated": (operands(128, 64, 256, weights=(64, 64), gated=True),
+              WidePlan((64, 128, 64), 3, 1, staged=32, dependent=True),
+              {"expect 0 next stage": EARLY}),
+}  # fmt: skip
+
+
+def judge(body: Body, x: Operands, expected: list[np.ndarray]) -> str:
+    """Who says that a Body is broken."""
+    if errors(body):
+        return "check"
+    for seed in (None, 0):
+        memories, _ = numbers(x)
+        try:
+            interpret.run(body, memories, seed=seed)
+        except InternalError:
+            return "interpreter"
+        if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(memories, expected)):
+            return "interpreter"
+    return "nobody"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_mutant_is_caught(name: str) -> None:
+    """Each barrier op, fence, wait and commit dropped or changed; the rest does no harm."""
+    x, plan, harmless = BROKEN[name]
+    body = kernel(x, plan)
+    expected, _ = numbers(x)
+    interpret.run(body, expected)
+    by, missed = Counter[str](), set()
+    for label, broken in mutants.mutants(body):
+        found = judge(broken, x, expected)
+        by[found] += 1
+        if found == "nobody":
+            missed.add(label)
+    print(f"{name}: {sum(by.values())} mutants, caught by {dict(by)}")
+    assert missed == set(harmless)
