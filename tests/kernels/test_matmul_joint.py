@@ -123,14 +123,18 @@ def test_simulated(label: str) -> None:
 
 # ---- broken in one place ------------------------------------------------------------------------
 
-LONE = "the barrier of the last consumer alone may have any number"
+LONE = "the barrier of the only consumer may have any number"
+FIRST = "the only program begins with the first weight: nothing of the second is asked for early"
 EARLY = "at the start all stages are expected before any is waited for"
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
     "apart": (operands(128, 192, 256, weights=(128, 64)),
-              WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True), {}),
+              WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True),
+              {"expect 0 next stage": EARLY, "copy_async 1 dropped": FIRST,
+               **{f"named_sync {number} number + 1": LONE for number in range(4)}}),
     "gated": (operands(128, 64, 256, weights=(64, 64), gated=True),
               WidePlan((64, 128, 64), 3, 1, staged=32, dependent=True),
-              {"expect 0 next stage": EARLY}),
+              {"expect 0 next stage": EARLY,
+               **{f"named_sync {number} number + 1": LONE for number in range(2)}}),
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """kernels/matmul_plan.py: every Plan of the space can be built, and the model chooses well.
 
 bench/results/gemm-sweep-*.json holds times of Plans as measured on one H200: rows of the cases'
-`plans` have the columns it names. Plans are found there by tile, cluster, split and dependence; what differs
-in stages and in when the next launch may begin counts as one, at its best time.
+`plans` have the columns it names. Plans are found there by tile, cluster, split and dependence;
+what differs in stages and in when the next launch may begin counts as one, at its best time.
 """
 
 from __future__ import annotations
