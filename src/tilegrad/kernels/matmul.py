@@ -113,9 +113,10 @@ class WideMatmul:
 
     def __init__(
         self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
-        epilogue: Epilogue | None = None,
+        epilogue: Epilogue | None = None, costly: bool = False,
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
+        self.costly = costly and not x.gated  # the epilogue needs many registers
         self.a, self.weight, self.c = memories
         self.check()
         self.span = x.span(plan.tile)
@@ -394,7 +395,7 @@ class WideMatmul:
         self.write_sums(own, count, where, sums)
 
     def write_sums(self, own: int, count: Size, where: Where, sums: Sequence[Node]) -> None:
-        """Piece by piece: epilogue, cast, stage (two places in turn), copy out."""
+        """Epilogue and cast; then piece by piece: stage (two places in turn), copy out."""
         b, plan = self.b, self.plan
         batch, row, column = where
         row = combine(row, 64 * own, 1)
@@ -402,14 +403,17 @@ class WideMatmul:
         if plan.split > 1:
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
-        for turn in range(0, pieces, plan.together):
-            group = []
-            for number_ in range(turn, min(pieces, turn + plan.together)):
+        ahead = -(-pieces // 2) if self.costly else pieces
+        for first in range(0, pieces, ahead):
+            ready = []  # computed before the next barrier: what it reads comes at once
+            for number_ in range(first, min(pieces, first + ahead)):
                 place = (own, modulo(combine(multiply(count, pieces), number_, 1), 2))
                 start = number_ * wide
                 piece = [b.add(ops.part(s, start=(0, start), shape=(64, wide))) for s in sums]
-                group.append((piece, (batch, row, combine(column, start, 1)), place))
-            self.write_pieces(own, group)
+                at = (batch, row, combine(column, start, 1))
+                ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
+            for turn in range(0, len(ready), plan.together):
+                self.write_pieces(own, ready[turn : turn + plan.together])
 
     def gather(self, own: int, sums: Sequence[Node], wide: int) -> list[Node]:
         """Every program that shares the tile gives each its columns; sums go by part of k."""
@@ -438,15 +442,12 @@ class WideMatmul:
             found.append(b.apply("where", never, held, total))
         return found
 
-    def write_pieces(
-        self, own: int, group: list[tuple[list[Node], Where, tuple[Size, Size]]]
-    ) -> None:
-        """Pieces of a result on their way out: (pieces, where they begin, the staged place)."""
+    def write_pieces(self, own: int, group: list[tuple[Node, Where, tuple[Size, Size]]]) -> None:
+        """Pieces of a result on their way out: (value, where it begins, the staged place)."""
         b, x = self.b, self.x
         axes = (0, 1) if x.batch == 1 else (1, 2)
-        values = [b.cast(self.epilogue(*piece, where), x.result) for piece, where, _ in group]
         b.do(placed.wait_copies, pending=2 - self.plan.together)
-        for value, (_, _, place) in zip(values, group):
+        for value, _, place in group:
             if x.turned:
                 value = b.add(ops.transpose(value, order=(1, 0)))
             b.write(self.staged, value, *place)

@@ -29,11 +29,12 @@ from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
 from .evaluate import ravel_strides, wide
-from .fuse import Group
+from .fuse import Group, cost
 from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed
 
 ALIGNMENT = 16  # bytes
+COSTLY = 14  # operations of an epilogue that may not have all of a tile in registers at once
 
 
 class PlacedViews(Viewed, PlacedBuilder):
@@ -190,7 +191,9 @@ class WideDot:
         plan, given = self.choice.plan, (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
             return ThreadMatmul(x, plan, *given).build()
-        return WideMatmul(x, plan, *given).build()
+        known = {*self.reads, *self.group.values[:1]}
+        costly = any(cost(v, known) > COSTLY for v in self.stored)
+        return WideMatmul(x, plan, *given, costly=costly).build()
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
