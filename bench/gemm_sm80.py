@@ -33,11 +33,12 @@ CASES = {
     "square": (4096, 4096, 4096), "tall": (8192, 4096, 4096),
     **{name: (2048, n, k) for name, (n, k) in LAYERS.items()},
 }  # fmt: skip
-SHAPES = (  # tile, warps, stages that may fit, pieces of the result
-    ((128, 256, 64), (2, 4), (3, 4), (128, 64)), ((128, 256, 32), (2, 4), (4, 6, 8), (128, 64)),
-    ((256, 128, 64), (4, 2), (3, 4), (128, 64)), ((256, 128, 32), (4, 2), (4, 6, 8), (128, 64)),
-    ((128, 128, 64), (2, 2), (3,), (64, 64)), ((128, 128, 32), (2, 2), (4, 5), (64, 64)),
-    ((128, 128, 64), (2, 2), (5,), (128, 64)), ((64, 256, 64), (1, 4), (4,), (64, 64)),
+SHAPES = (  # tile, warps, stages that may fit, pieces of the result, buffers of operands
+    ((128, 256, 64), (2, 4), (3, 4), (128, 64), 2), ((256, 128, 64), (4, 2), (3, 4), (128, 64), 2),
+    ((128, 256, 32), (2, 4), (5, 8), (128, 64), 2), ((256, 128, 32), (4, 2), (5, 8), (128, 64), 2),
+    ((128, 128, 64), (2, 2), (3,), (64, 64), 2), ((128, 128, 32), (2, 2), (4, 5), (64, 64), 2),
+    ((192, 256, 64), (2, 4), (3,), (64, 64), 1), ((192, 256, 32), (2, 4), (4, 6), (64, 64), 1),
+    ((128, 384, 32), (2, 4), (5,), (64, 64), 1),
 )  # fmt: skip
 
 
@@ -49,10 +50,10 @@ def held(target: Target) -> Target:
 def plans(x: Operands, target: Target) -> Iterator[ThreadPlan]:
     """The space of a sweep."""
     most = target.memories["shared"].bytes
-    for tile, warps, stages, staged in SHAPES:
+    for tile, warps, stages, staged, buffers in SHAPES:
         rows = (2048 // tile[0], 1024 // tile[0])
         for count, group in itertools.product(stages, rows):
-            plan = ThreadPlan(tile, warps, count, group, staged)
+            plan = ThreadPlan(tile, warps, count, group, staged, buffers=buffers)
             if shared_bytes(x, plan) - 1024 > most:
                 continue
             yield plan
@@ -63,7 +64,8 @@ def plans(x: Operands, target: Target) -> Iterator[ThreadPlan]:
 def label(plan: ThreadPlan) -> str:
     """A Plan in a few characters."""
     return (f"{'x'.join(map(str, plan.tile))} w{plan.warps[0]}x{plan.warps[1]} s{plan.stages}"
-            f" g{plan.group} out{plan.staged[0]}x{plan.staged[1]} p{plan.programs}")  # fmt: skip
+            f" g{plan.group} out{plan.staged[0]}x{plan.staged[1]} p{plan.programs}"
+            f" b{plan.buffers}")  # fmt: skip
 
 
 def launches(bench: Bench, case: Case, plan: ThreadPlan) -> list[Any]:

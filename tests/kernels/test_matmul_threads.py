@@ -74,6 +74,8 @@ CASES = {
                          replace(SMALL, programs=2)),
     "idle_programs": (Operands(72, 88, 136, bfloat16, bfloat16, batch=2),
                       replace(SMALL, programs=11)),
+    "one_buffer": (Operands(100, 88, 80, bfloat16, bfloat16),
+                   ThreadPlan((96, 64, 32), (2, 2), 3, 2, (32, 64), 2, buffers=1)),
     "deep": (Operands(72, 88, 32, bfloat16, bfloat16), replace(SMALL, stages=5)),
     "few": (Operands(3, 136, 272, bfloat16, bfloat16),
             ThreadPlan((16, 64, 128), (1, 4), 4, 8, (16, 64))),

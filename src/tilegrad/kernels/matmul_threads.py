@@ -54,6 +54,7 @@ class ThreadPlan:
     group: int = 8  # rows of tiles that are walked together
     staged: tuple[int, int] = (128, 64)  # of a piece of the result on its way out
     programs: int = 0  # that walk the tiles; 0 for one each
+    buffers: int = 2  # of operands in registers; 1 leaves room for larger tiles of a warp
 
 
 def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
@@ -120,7 +121,8 @@ class ThreadMatmul:
         within = modulo(rest, wide)
         row = combine(first, modulo(within, rows), 1)
         column = floor_divide(within, rows)
-        return (self.held("batch", batch, self.x.batch, 1), self.held("row", multiply(row, tm), self.tiles_m, tm),
+        return (self.held("batch", batch, self.x.batch, 1),
+                self.held("row", multiply(row, tm), self.tiles_m, tm),
                 self.held("column", multiply(column, tn), self.tiles_n, tn))  # fmt: skip
 
     def held(self, name: str, value: Size, count: Size = 0, each: int = 0) -> Size:
@@ -143,7 +145,7 @@ class ThreadMatmul:
             b.do(placed.commit_threads)
         total = b.register_tile((tm, tn), float32)
         self.operands = [(b.register_tile((tm, DEPTH), x.dtype), b.register_tile((tn, DEPTH),
-                          x.dtype)) for _ in range(2)]  # fmt: skip
+                          x.dtype)) for _ in range(plan.buffers)]  # fmt: skip
         self.meet(plan.stages - 2)
         self.load(0, 0)
         if plan.programs:
@@ -181,12 +183,15 @@ class ThreadMatmul:
                 last = group == self.groups - 1
                 if last:
                     self.meet(plan.stages - 2)
+                if plan.buffers == 1:
+                    self.multiply(total, group)
                 self.load(combine(turn, int(last), 1) % plan.stages, group + 1)
                 if not last:
                     self.copy(source, combine(turn, plan.stages - 1, 1) % plan.stages, [group])
                 if group == self.groups - 2:
                     b.do(placed.commit_threads)
-                b.matrix_sync(total, *self.operands[group % 2], plan.warps)
+                if plan.buffers > 1:
+                    self.multiply(total, group)
             return []
 
         b.loop("step", 0, self.steps, 1, step)
@@ -220,10 +225,15 @@ class ThreadMatmul:
 
     def load(self, stage: Size, group: int) -> None:
         """Registers for a group of products of a stage."""
-        left, right = self.operands[group % 2]
+        left, right = self.operands[group % self.plan.buffers]
         start = group % self.groups * DEPTH
         self.b.load_operand(left, self.left, (stage,), start, not self.x.a_along_k)
         self.b.load_operand(right, self.right, (stage,), start, not self.x.b_along_k)
+
+    def multiply(self, total: Node, group: int) -> None:
+        """A group of products."""
+        operands = self.operands[group % self.plan.buffers]
+        self.b.matrix_sync(total, *operands, self.plan.warps)
 
     def copy(self, source: Source, stage: Size, groups: Sequence[int]) -> None:
         """What is copied beside some groups of products; past the end of k that is zeros."""
