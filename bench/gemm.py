@@ -3,7 +3,9 @@
     python bench/gemm.py                  the table of layers and M
     python bench/gemm.py --sweep          every Plan of a small space for each case
     python bench/gemm.py --sizes 1,512    few cases
+    python bench/gemm.py --untuned        with an empty PlanTable
 
+Where the PlanTable has another Plan than the model would choose, both are measured in turns.
 Results are checked against a float32 product first.
 """
 
@@ -20,10 +22,12 @@ from typing import Any
 import torch
 
 from gpu import Bench, sets
+from tilegrad.core.config import configure
 from tilegrad.core.dtype import DType, bfloat16, dtype_of
 from tilegrad.core.target import Target
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_plan import choose, ranked, turn
+from tilegrad.kernels.matmul_plan import Choice, choose, ranked, turn
+from tilegrad.kernels.matmul_table import tuned
 from tilegrad.tile.placed import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}
@@ -131,7 +135,8 @@ def random_cases(bench: Bench, count: int, dtype: DType) -> list[dict[str, Any]]
 def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> dict[str, Any]:
     """One case: checked, then interleaved with cuBLAS."""
     case = Case(bench, m, n, k, dtype)
-    choice = choose(case.operands, bench.target)
+    known = tuned(case.operands, bench.target)
+    choice = known or choose(case.operands, bench.target)
     ours = case.ours(choice.plan, choice.turned)
     error = case.error(ours[0])
     found = bench.interleave(ours, case.theirs())
@@ -141,13 +146,27 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
     row = {"layer": name, "m": m, "n": n, "k": k, "dtype": dtype.name, "error": error, **found,
            "floor_us": 1e6 * floor, "tflops": 2 * m * n * k / seconds / 1e12,
            "plan": str(choice.plan), "turned": choice.turned,
-           "expected_us": 1e6 * choice.seconds}  # fmt: skip
+           "expected_us": 1e6 * choice.seconds, "tuned": known is not None}  # fmt: skip
     print(f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
           f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"
           f" floor {row['floor_us']:7.1f} expected {row['expected_us']:7.1f}"
           f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
           flush=True)  # fmt: skip
+    if known is not None:
+        row["over_untuned"] = over_untuned(case, known, ours)
     return row
+
+
+def over_untuned(case: Case, known: Choice, ours: list[Any]) -> float:
+    """How much faster the PlanTable's Plan is than what the model chooses, measured in turns."""
+    plain = choose(case.operands, case.bench.target)
+    if (plain.plan, plain.turned) == (known.plan, known.turned):
+        return 1.0
+    found = case.bench.interleave(ours, case.ours(plain.plan, plain.turned))
+    print(f"{'':8} tuned {found['ours_us']:.1f} us, untuned {found['peer_us']:.1f} us:"
+          f" {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
+          f" {known.plan} over {plain.plan}", flush=True)  # fmt: skip
+    return found["ratio"]
 
 
 def mean(rows: list[dict[str, Any]]) -> float:
@@ -169,6 +188,12 @@ def report(rows: list[dict[str, Any]]) -> None:
     if other:
         print(f"random sizes: geometric mean {mean(other):.3f},"
               f" least {min(r['ratio'] for r in other):.3f} of {len(other)}")  # fmt: skip
+    gains = [r["over_untuned"] for r in rows if "over_untuned" in r]
+    if gains:
+        middle = math.exp(sum(map(math.log, gains)) / len(gains))
+        met = "met" if max(gains) <= 1.05 else "MISSED"
+        print(f"tuned over untuned: geometric mean {middle:.3f}, most {max(gains):.3f}"
+              f" (bar 1.05) of {len(gains)}: {met}")  # fmt: skip
 
 
 def main() -> None:
@@ -180,9 +205,12 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--random", type=int, default=20, help="cases with random n and k")
     parser.add_argument("--cube", type=int, default=8192, help="a product with m = n = k; 0: none")
+    parser.add_argument("--untuned", action="store_true", help="with an empty PlanTable")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
+    if given.untuned:
+        configure(plan_table="")
     bench = Bench()
     ceilings = bench.ceilings()
     print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
