@@ -139,3 +139,9 @@ def test_eager_debugging_names_op_and_line() -> None:
             (x - 1).log().sum().item()
     text = str(error.value)
     assert "log" in text and "first NaN" in text and "test_passes.py" in text
+
+
+def test_rows_of_a_norm_are_not_split() -> None:
+    """A few rows that one program can hold stay one reduction each."""
+    total = build.reduce(ops.sum_, matrix(8, 4096), 1)
+    assert rewrite([total], SPLIT, Log()) == [total]

@@ -22,14 +22,14 @@ def _split(m: Match) -> Node | None:
     node = m.root
     x, axes = node.inputs[0], node.attrs["axes"]
     rows = product(node.shape)
-    if not all(isinstance(s, int) for s in x.shape) or product(x.shape) < LEAST:
-        return None
+    count = product(tuple(x.shape[a] for a in axes))
+    if not all(isinstance(s, int) for s in x.shape) or count < LEAST:
+        return None  # rows of a norm stay whole: one launch that reads them once
     if rows >= PARTS:
         return None
     kept = [i for i in range(len(x.shape)) if i not in axes]
     if kept and max(kept) > min(axes):
         return None  # only trailing reductions: others are walked by columns
-    count = product(tuple(x.shape[a] for a in axes))
     parts = next((p for p in range(PARTS, 1, -1) if count % p == 0), None)
     if parts is None:
         return None
