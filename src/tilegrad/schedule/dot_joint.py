@@ -69,10 +69,11 @@ class _Joiner:
             takes = [g for g in groups if len(groups) > 1 and self.wide(g).operands is not None]
             pairs = self.pairs(takes)
             rest = [g for g in takes if not any(g in pair for pair in pairs)]
-            found = [*(("gated", p) for p in pairs), *(("dots", s) for s in self.sets(rest))]
-            for kind, parts in found:
-                self.join(kind, parts)
-            joined |= bool(found)
+            for kind, parts in [*(("gated", p) for p in pairs),
+                                *(("dots", s) for s in self.sets(rest))]:  # fmt: skip
+                if self.closed(parts):  # as groups are after what was joined before
+                    self.join(kind, parts)
+                    joined = True
         if joined:
             self.fuser.mark_stored()
 
@@ -110,9 +111,7 @@ class _Joiner:
         """Whether the second reads the first at its own element only, and nothing between."""
         if first.values[0].shape != second.values[0].shape:
             return False
-        by_number = {g.number: g for g in self.fuser.groups}
-        between = [by_number[n] for n in second.needs if n != first.number]
-        if any(first.number in g.needs for g in between) or not self.in_time([first, second]):
+        if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
         own = {*first.values, *second.values}
         both = Group("dot", [*first.values, *second.values], first.total)
@@ -134,6 +133,12 @@ class _Joiner:
             if len(some) > 1 and self.pays(some, False):
                 found.append(some)
         return found
+
+    def closed(self, groups: Sequence[Group]) -> bool:
+        """Whether no other group stands between some of these: joined, they would be a cycle."""
+        own = {g.number for g in groups}
+        every = set.union(*(g.needs for g in groups)) - own
+        return not any(g.number in every and g.needs & own for g in self.fuser.groups)
 
     def in_time(self, groups: Sequence[Group]) -> bool:
         """Whether groups are ready at about the same time, and no state is written between."""
