@@ -6,14 +6,20 @@ placed Body has passed the checks before launch on its way (config().verify).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from interpreted import Machine, run_interpreted
 from judge import TOLERANCE, compare
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
+
+from simulated import TEXTS, assembled, check_graph  # noqa: F401 (a fixture)
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.config import config
@@ -182,6 +188,19 @@ def test_symbolic_rows() -> None:
         (found,) = run_interpreted(H200, [a, b], [output], [A[:rows].copy(), B], {"m": rows})
         want = np.maximum(A[:rows].astype(np.float64) @ B.T.astype(np.float64), 0)
         np.testing.assert_allclose(found.astype(np.float64), want, rtol=1e-2, atol=1e-1)
+
+
+def test_simulated(assembled: None) -> None:  # noqa: F811
+    """Down to PTX: epilogues that read and compute, of many rows and of few."""
+    few, rest = np.ascontiguousarray(A[:8]), np.ascontiguousarray(REST[:8])
+
+    def residual(x: Node, w: Node, bias: Node, r: Node) -> Node:
+        return silu(build.add(with_bias(x, w, bias), r))
+
+    check_graph(residual, np.ascontiguousarray(A[:72]), B, BIAS, np.ascontiguousarray(REST[:72]))
+    check_graph(residual, few, B, BIAS, rest)
+    check_graph(lambda x, w: [p := dot(x, w, turn_b=True), relu(p)], few, B)
+    assert len(TEXTS) == 3 and all("wgmma" in text for text in TEXTS)
 
 
 # ---- what the plain matmul takes instead --------------------------------------------------------
