@@ -109,7 +109,7 @@ class Bench:
         driver = torch.cuda.get_device_properties(0)
         return {"date": datetime.date.today().isoformat(), "device": driver.name,
                 "torch": torch.__version__, "cuda": str(torch.version.cuda),
-                "driver": str(self.device.attributes.get("driver", "")),
+                "driver": str(self.device.attributes.get("driver_version", "")),
                 "commit": commit()}  # fmt: skip
 
     def ceilings(self) -> dict[str, float]:
