@@ -180,9 +180,11 @@ class _Joiner:
         fuser.groups[at] = joint
         for p in parts[1:]:
             fuser.groups.remove(p)
+        more = joint.needs - set.intersection(*(p.needs for p in parts))
         for g in fuser.groups:
-            if g.needs & numbers:
-                g.needs = (g.needs - numbers) | {joint.number} | joint.needs
+            if not numbers.isdisjoint(g.needs):
+                g.needs -= numbers
+                g.needs |= {joint.number, *more}
         for v in values:
             fuser.group_of[v] = joint
 
