@@ -43,6 +43,7 @@ from tilegrad.schedule.threads import places as thread_places
 from tilegrad.schedule.threads import rows as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
 from tilegrad.schedule.threads import update as thread_update
+from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import walk
 
@@ -360,6 +361,26 @@ def test_long_rows_are_kept_in_shared_memory() -> None:
     sources = [{i.inputs[0].type.scope for i in n.blocks[0].nodes if i.op.name == "load"}
                for n in again]  # fmt: skip
     assert {"shared"} in sources
+
+
+def entropy(x, weights):
+    """The weighted mean of logsumexp by rows, and its gradient."""
+    total = build.sum_(weights, 0)
+    shares = softmax(build.cast(x, dtypes.float32), 1)
+    each = build.reshape(build.divide(weights, total), (x.shape[0], 1))
+    sums = build.reshape(log_sum_exp(build.cast(x, dtypes.float32)), weights.shape)
+    loss = build.divide(build.sum_(build.multiply(sums, weights), 0), total)
+    return [loss, build.cast(build.multiply(shares, each), x.dtype)]
+
+
+def test_a_loss_and_its_gradient_walk_long_rows_in_one_launch() -> None:
+    """Small sums that the gradient waits for do not wait for the loss."""
+    types = ((512, 128256), dtypes.bfloat16), ((512,), dtypes.float32)
+    found = bodies(entropy, *types)
+    large = [b for b in found if count(b, "allocate")]
+    assert len(found) == 3 and len(large) == 1 and large[0].grid == (512,)
+    text, _ = emit(large[0], "walk", H200)
+    assert text.count("bar.sync") == 2  # of the sums: each thread keeps its own part of a row
 
 
 def test_column_sums_are_two_launches() -> None:

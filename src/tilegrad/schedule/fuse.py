@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from ..graph import ops
 from ..ir.node import Node, needs, topological, users
-from ..ir.symbol import Size, floor_divide, loop_index, multiply
-from ..ir.types import product
+from ..ir.symbol import Size, floor_divide, high, loop_index, multiply
+from ..ir.types import Array, product
 from .access import MOVEMENT, Index, unravel
 from .evaluate import DIRECT
 
@@ -33,6 +33,7 @@ INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT}
     ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
     ops.concatenate, ops.gather, ops.random_bits,
 }  # fmt: skip
+FEW = 1 << 20  # elements that take about as long as a launch
 if "barrier" in ops.graph.ops:
     INLINE.add(ops.graph.ops["barrier"])
 
@@ -214,6 +215,7 @@ class Fuser:
         self.group_of: dict[Node, Group] = {}
         self.groups: list[Group] = []
         self.readers_of: dict[Node, list[Group]] = {}
+        self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
 
     def run(self) -> list[Group]:
         """The groups, in an order in which they can run."""
@@ -271,8 +273,34 @@ class Fuser:
                     sharing[g.number] = g
         return near + sorted(sharing.values(), key=lambda g: -g.number)
 
+    def look_ahead(self) -> None:
+        """Know what waits for each value, so that small groups do not make large ones wait."""
+        order = topological(self.results, stop=set(self.arguments).__contains__)
+        self.largest = dict.fromkeys(order, 0)
+        for node in reversed(order):
+            own = high(product(node.shape)) if isinstance(node.type, Array) else 0
+            for i in needs(node):
+                self.largest[i] = max(self.largest.get(i, 0), self.largest[node], own)
+
+    def delays(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+        """Whether what large values read would come later if a value joined a small group.
+
+        A launch more is better than a large array read once more.
+        """
+        limit = 16 * high(group.total)
+        if not self.largest or group.kind != "loops" or limit > FEW:
+            return False
+        own: set[int] = set()
+        for other in (self.group_of.get(leaf) for leaf in leaves):
+            own |= {other.number} | other.needs if other is not None else set()
+        if own - group.needs - {group.number}:
+            return any(self.largest[v] > limit for v in group.values)
+        return bool(group.needs - own) and self.largest[node] > limit
+
     def fits(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
         """Whether a value may join a group."""
+        if self.delays(node, group, leaves):
+            return False
         for leaf in leaves:
             other = self.group_of.get(leaf)
             if other is not None and other is not group and group.number in other.needs:

@@ -78,6 +78,7 @@ class Lowering:
         self.fuser = Fuser(self.arguments, self.results)
         if self.target.kind == "gpu":
             compute_again(self.fuser.values, self.arguments, self.results)
+            self.fuser.look_ahead()
             self.rounded = rounded_nodes(self.results)
         groups = self.fuser.run()
         if self.target.kind == "gpu":
@@ -141,7 +142,7 @@ class Lowering:
             self.lower_state(group, reads)
             return
         group.rounded = self.rounded
-        if group.kind in DOTS and not self.depth:
+        if group.kind in DOTS and not self.depth and self.target.kind == "gpu":
             group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
         key = self.key(group, reads)
         found = self.bodies.get(key)

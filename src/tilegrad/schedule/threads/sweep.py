@@ -149,8 +149,6 @@ class ThreadSweep(ThreadSpace):
         if size * 4 < columns:
             self.use_threads(16)
             return Kept()
-        for _, walk in walks:
-            walk.tiles = min(walk.tiles, 2)
         places = {(n, i): self.b.allocate((size,), n.dtype, "shared") for n, i in again}
         return Kept(size, lane, places)
 

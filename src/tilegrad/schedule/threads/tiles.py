@@ -55,12 +55,16 @@ QUICK = {ops.exp: "quick_exp", ops.reciprocal: "quick_reciprocal", ops.divide: "
 def below_largest(node: Node) -> bool:
     """Whether an exp is of x - max(x): at most 1, and an error in it weighs as it does."""
     x = node.inputs[0]
-    if x.op is not ops.subtract:
-        return False
-    largest = x.inputs[1]
-    while largest.op in MOVEMENT or largest.op in (ops.stop_gradient, ops.where):
-        largest = largest.inputs[-1] if largest.op is ops.where else largest.inputs[0]
-    return largest.op is ops.max_
+    return x.op is ops.subtract and _is_largest(x.inputs[1])
+
+
+def _is_largest(node: Node) -> bool:
+    """Whether a value is a largest one, or chosen between that and another."""
+    while node.op in MOVEMENT or node.op is ops.stop_gradient:
+        node = node.inputs[0]
+    if node.op is ops.where:
+        return any(_is_largest(i) for i in node.inputs[1:])
+    return node.op is ops.max_
 
 
 def power_of_two(size: int) -> int:

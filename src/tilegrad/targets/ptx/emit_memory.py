@@ -64,8 +64,31 @@ class MemoryEmitter(SharedEmitter):
             ways.setdefault(memory, set()).add(way)
         return {m for m, kinds in seen.items() if len(kinds) == 2 and len(ways[m]) > 1}
 
+    @cached_property
+    def private(self) -> set[Node]:
+        """Shared places of which every element belongs to one thread: all accesses are of Tiles
+        of one Spread, at multiples of their size."""
+        ways: dict[Node, set[object]] = {}
+        for node in all_nodes(self.body.block):
+            for memory in node.inputs:
+                if memory.op.name == "allocate":
+                    ways.setdefault(memory, set()).add(self._way(node, memory))
+        return {m for m, found in ways.items() if len(found) == 1 and found != {None}}
+
+    def _way(self, node: Node, memory: Node) -> object:
+        """How a line of a place is shared out between threads, None where it is not known."""
+        if node.op.name not in PLAIN or node.inputs[0] is not memory or len(memory.shape) != 1:
+            return None
+        value, first = (node, 1) if node.op.name == "load" else (node.inputs[1], 2)
+        if len(value.shape) != 1 or self.bounds.divisor(node.inputs[first]) % value.shape[0]:
+            return None
+        spread = self.spread_of(value)
+        return None if self.plan.free(value) or spread.copies(self.threads) else spread
+
     def access(self, memory: Node, writes: bool) -> None:
         """An access by a plain op: threads meet before it where another's must come first."""
+        if memory in self.private:
+            return
         if memory.type.scope != "global" or memory in self.reread:  # type: ignore[union-attr]
             self.touch(memory, writes)
 
