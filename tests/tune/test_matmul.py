@@ -218,6 +218,11 @@ def test_plans_that_cannot_be_built_are_reported(monkeypatch):
     assert {t.trial.note for t in told} == {"spills 8 bytes"}
 
 
+def test_products_without_a_plan(unbuilt):
+    with pytest.raises(UserError, match="no Plan for this product"):  # tf32 goes along k only
+        searched([Product(64, 64, 64, "float32", "kn")])
+
+
 def test_building_gives_code_for_the_machine():
     x = Operands(8, 128, 128, bfloat16, bfloat16)
     search = Search(MACHINE, Settings(worker=Direct()), TrialLog(None, ORIGIN), PlanTable(""))

@@ -108,6 +108,22 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
     return WideMatmul(x, plan, b, b.parameters).build()
 
 
+def why_not(x: Operands, plan: WidePlan) -> str:
+    """Why no Body with a Plan can be right; '' where one can."""
+    tm, tn = x.span(plan.tile)
+    tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
+    walkers = plan.programs // (plan.cluster * plan.split)
+    wrong = [
+        (plan.stages < 2, "a ring has two stages or more"),
+        (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
+        (tn % (8 * plan.split), "a split k divides the columns in eights"),
+        (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
+        (tn // plan.split % plan.staged, "staged pieces divide the columns"),
+        (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
+    ]
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
 class WideMatmul:
     """Builds one Body of `wide_matmul`."""
 
@@ -127,21 +143,9 @@ class WideMatmul:
 
     def check(self) -> None:
         """Refuse a Plan that no Body can be right for."""
-        plan, x = self.plan, self.x
-        tm, tn = x.span(plan.tile)
-        tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
-        walkers = plan.programs // (plan.cluster * plan.split)
-        wrong = [
-            (plan.stages < 2, "a ring has two stages or more"),
-            (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
-            (tn % (8 * plan.split), "a split k divides the columns in eights"),
-            (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
-            (tn // plan.split % plan.staged, "staged pieces divide the columns"),
-            (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
-        ]
-        for is_wrong, why in wrong:
-            if is_wrong:
-                raise InternalError("kernels.matmul", f"{why}: {plan} for {x}")
+        why = why_not(self.x, self.plan)
+        if why:
+            raise InternalError("kernels.matmul", f"{why}: {self.plan} for {self.x}")
 
     def build(self) -> Body:
         """Places, barriers, roles."""

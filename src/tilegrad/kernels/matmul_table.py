@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 from ..core.dtype import DType
-from ..core.errors import InternalError, UserError
+from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.symbol import high
-from .matmul import Operands, WideMatmul, WidePlan
-from .matmul_plan import SPARE_BYTES, Choice, choose, turn
+from .matmul import Operands, WidePlan, why_not
+from .matmul_plan import SPARE_BYTES, Choice, choose, in_spans, tiles_of, turn
 from .plan_table import PlanTable, Record, plans
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
@@ -31,9 +30,8 @@ PLAIN = "plain"  # the class of an epilogue that only rounds
 def problem_key(x: Operands, machine: str, epilogue: str = PLAIN, m: int | None = None) -> str:
     """The key of a product in a PlanTable; `x` is not turned."""
     layout = ("k" if x.a_along_k else "m") + ("k" if x.b_along_k else "n")
-    weights = getattr(x, "weights", ())
-    several = "-w" + "+".join(map(str, weights)) if weights else ""
-    gated = "-gated" if getattr(x, "gated", False) else ""
+    several = "-w" + "+".join(map(str, x.weights)) if x.weights else ""
+    gated = "-gated" if x.gated else ""
     m = high(x.m) if m is None else m
     return (f"matmul-{machine}-{x.dtype.name}-{x.result.name}-{layout}-{epilogue}{gated}{several}"
             f"-b{high(x.batch)}-n{high(x.n)}-k{high(x.k)}-m{m}")  # fmt: skip
@@ -110,36 +108,26 @@ def fits(x: Operands, plan: WidePlan, turned: bool, target: Target, measured: in
     there = dataclasses.replace(x, m=measured)
     if tiles_of(x, plan, turned) != tiles_of(there, plan, turned):
         return False
-    if plan.programs > target.cores or shared_bytes(x, plan) > target.memories["shared"].bytes:
+    turned_x = turn(x) if turned else x
+    if plan.programs > target.cores or not in_shape(turned_x, plan):
         return False
-    return not why_not(turn(x) if turned else x, plan)
+    return shared_bytes(turned_x, plan) <= target.memories["shared"].bytes
 
 
-def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
-    """Tiles of a product, or what a cluster takes at once of them."""
-    down, wide = (x.n, x.m) if turned else (x.m, x.n)
-    rows = plan.tile[0] * (1 if plan.across else plan.cluster)
-    columns = plan.tile[1] * (plan.cluster if plan.across else 1)
-    return high(x.batch) * -(-high(down) // rows) * -(-high(wide) // columns)
+def in_shape(x: Operands, plan: WidePlan) -> bool:
+    """Whether the kernel can be built with a Plan, for operands as they are multiplied."""
+    _, tn, tk = plan.tile
+    if x.span(plan.tile)[0] not in (64, 128, 192, 256) or not 8 <= tn <= 256:
+        return False
+    shared_b = plan.cluster > 1 and not plan.across
+    if shared_b and (tn if x.b_along_k else tk) // plan.cluster % 8:
+        return False
+    return in_spans(x, plan) and not why_not(x, plan)
 
 
 def shared_bytes(x: Operands, plan: WidePlan) -> int:
     """Shared memory of a program: the ring, staged pieces, parts of a split k, barriers."""
     tm, tn, tk = plan.tile
     ring = plan.stages * (tm + tn) * tk * x.dtype.size
-    staged = tm // 64 * 2 * 64 * plan.staged * x.result.size
+    staged = x.span(plan.tile)[0] // 64 * 2 * 64 * plan.staged * x.result.size
     return ring + staged + (tm * tn * 4 if plan.split > 1 else 0) + SPARE_BYTES
-
-
-def why_not(x: Operands, plan: WidePlan) -> str:
-    """Why the kernel refuses a Plan for operands as they are multiplied; '' where it does not."""
-    tm, tn, tk = plan.tile
-    if tm not in (64, 128, 192, 256) or not 8 <= tn <= 256 or tk * x.dtype.size % 128:
-        return "no tile of the matrix units"
-    if plan.cluster > 1 and not plan.across and (tn if x.b_along_k else tk) // plan.cluster % 8:
-        return "a shared b comes in eights of rows"
-    try:
-        WideMatmul.check(cast(WideMatmul, SimpleNamespace(x=x, plan=plan)))
-    except InternalError as error:
-        return str(error)
-    return ""

@@ -210,7 +210,10 @@ class Search:
 
     def first(self, product: Product) -> list[Candidate]:
         """The Plans that are measured first, the model's choice at their head."""
-        return first_candidates(product.operands, self.target, self.settings.count)
+        found = first_candidates(product.operands, self.target, self.settings.count)
+        if not found:
+            raise UserError("the wide matmul has no Plan for this product", op="tune", got=product)
+        return found
 
     # ---- one problem ----------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from ..core.target import Target
 from ..ir.symbol import high
 from ..kernels.matmul import Operands, WidePlan
-from ..kernels.matmul_plan import CLUSTERS, ranked
-from ..kernels.matmul_table import fits, shared_bytes, tiles_of
+from ..kernels.matmul_plan import CLUSTERS, ranked, tiles_of
+from ..kernels.matmul_table import fits, shared_bytes
 
 Candidate = tuple[WidePlan, bool]  # and whether operands are turned
 
