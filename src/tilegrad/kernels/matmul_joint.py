@@ -90,17 +90,18 @@ class JointMatmul(WideMatmul):
     def each(self, along: Size, do: Callable[[int, Size], None]) -> None:
         """do(number, where along it) for the weight that a tile beginning at `along` is of."""
 
+        last = len(self.weights) - 1
+
         def among(number: int) -> Sequence[Node]:
             def here() -> Sequence[Node]:
-                start = self.starts[number]
-                place = combine(along, start, -1)
-                if start:
-                    most = max(0, high(along) - start)
-                    place = self.b.atom("place", self.b.index(place), 0, most)
-                do(number, place)
+                start, most = self.starts[number], max(0, high(along) - self.starts[number])
+                if number != last:  # a cluster may reach beyond the last weight
+                    most = min(most, self.starts[number + 1] - self.unit - start)
+                place = self.b.index(combine(along, start, -1))
+                do(number, self.b.atom("place", place, 0, most))
                 return ()
 
-            if number == len(self.weights) - 1:
+            if number == last:
                 return here()
             self.b.branch(self.b.less(along, self.starts[number + 1]), here,
                           lambda: among(number + 1))  # fmt: skip

@@ -180,7 +180,7 @@ class _Joiner:
         fuser.groups[at] = joint
         for p in parts[1:]:
             fuser.groups.remove(p)
-        more = joint.needs - set.intersection(*(p.needs for p in parts))
+        more = joint.needs - parts[0].needs.intersection(*(p.needs for p in parts))
         for g in fuser.groups:
             if not numbers.isdisjoint(g.needs):
                 g.needs -= numbers
