@@ -24,7 +24,7 @@ from ...ir.symbol import (
     multiply,
     named,
 )  # fmt: skip
-from ...ir.types import Array, Memory
+from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import unravel
@@ -78,13 +78,15 @@ class ThreadRows(ThreadSweep):
         return [self.end((grid,), threads // WARP, self.roles())]
 
     def load_first(self, row: Size, lane: Size) -> None:
-        """Ask for everything a row needs before the first reduction makes threads wait."""
+        """Ask for the whole row before the first reduction makes threads wait. What all rows
+        share comes after the reductions: it is near, and would take registers from other rows."""
         if self.many_reads() > 3:
             return
         starts = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
         starts += [(v, self.index_at(v, row, lane)) for v in self.group.stored]
         for node, index in plain_reads(starts, self.inputs):
-            self.e.value(node, index)
+            if product(node.shape) == self.group.total:
+                self.e.value(node, index)
 
     def rows_held(self, rows: int, lanes: int, each: int) -> int:
         """Rows of a program: several where they are short, or where reads run across them."""
