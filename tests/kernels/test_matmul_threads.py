@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilegrad as tg
+from tilegrad import kernel, tile
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
@@ -123,6 +125,45 @@ def test_symbolic_rows(m: int) -> None:
 def test_the_ring_must_fit_the_steps_of_persistent_programs() -> None:
     with pytest.raises(InternalError, match="stages"):
         thread_matmul(Operands(64, 64, 32, bfloat16, bfloat16), replace(SMALL, programs=2))
+
+
+def test_in_the_tile_language() -> None:
+    @kernel
+    def product(a, b):
+        (m, k), n = a.shape, b.shape[0]
+        i, j = tile.grid(m // 64, n // 64)
+        out = tile.result((m, n), tile.f32)
+        left = tile.shared((64, 64), a.dtype, layout="swizzle128")
+        right = tile.shared((64, 64), b.dtype, layout="swizzle128")
+        staged = tile.shared((64, 64), tile.f32, layout="swizzle128")
+        with tile.role("threads", warps=4):
+            total = tile.register((64, 64), tile.f32, fill=0.0)
+            operands = [tile.register((64, 16), a.dtype) for _ in range(2)]
+            for s in tile.range(k // 64):
+                tile.named_sync(0, 128)
+                tile.copy_threads(left, (), a, (i * 64, s * 64), (0, 1))
+                tile.copy_threads(right, (), b, (j * 64, s * 64), (0, 1))
+                tile.commit_threads()
+                tile.wait_threads(0)
+                tile.named_sync(0, 128)
+                for start in range(0, 64, 16):
+                    tile.load_operand(operands[0], left, (), start)
+                    tile.load_operand(operands[1], right, (), start)
+                    tile.matrix_sync(total, *operands, (2, 2))
+            tile.write(staged, tile.read(total))
+            tile.named_sync(0, 128)
+            tile.store_threads(out, (i * 64, j * 64), (0, 1), staged)
+
+    x = Operands(64, 128, 128, bfloat16, float32)
+    a, b, c, wanted = operands(x, x.m)
+    (body,) = product.lower(tg.tensor(a), tg.tensor(b))
+    assert not check_body(body, A100)
+    interpret.run(body, [a, b, c])
+    near(c, wanted, float32)
+    text, entry = emit(body, "product", A100)
+    found = np.full_like(c, np.nan)
+    simulate(text, entry, [a, b, found], {})
+    near(found, wanted, float32)
 
 
 # ---- mistakes ---------------------------------------------------------------------------------

@@ -195,6 +195,49 @@ def matrix_async(
                                           transpose_b)  # fmt: skip
 
 
+def copy_threads(
+    place: Any, at: Any, memory: Any, index: Any, axes: Sequence[int],
+    rows: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Copy a box of an array into `rows` (first, count; all) of a place by the role's threads."""
+    node, lead = _memory(place, "copy_threads"), _sizes(at)
+    whole = (0, int(node.type.shape[len(lead)]))  # type: ignore[union-attr, arg-type]
+    _builder("copy_threads").copy_threads(node, lead, _memory(memory, "copy_threads"),
+                                          _sizes(index), tuple(axes), rows or whole)  # fmt: skip
+
+
+def commit_threads() -> None:
+    """Close this role's group of copy_threads."""
+    _builder("commit_threads").do(placed.commit_threads)
+
+
+def wait_threads(pending: int = 0) -> None:
+    """Until a thread's own copies are there, but for the last groups; then named_sync."""
+    _builder("wait_threads").do(placed.wait_threads, pending=pending)
+
+
+def store_threads(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any = ()) -> None:
+    """Write a box of a place by the role's threads."""
+    _builder("store_threads").store_threads(
+        _memory(memory, "store_threads"), _sizes(index), tuple(axes),
+        _memory(place, "store_threads"), _sizes(at),
+    )  # fmt: skip
+
+
+def load_operand(
+    operand: Any, place: Any, at: Any = (), start: int = 0, *, transpose: bool = False
+) -> None:
+    """Registers (m, 16) or (n, 16) from columns of a place, from `start` on."""
+    registers, source = _memory(operand, "load_operand"), _memory(place, "load_operand")
+    _builder("load_operand").load_operand(registers, source, _sizes(at), start, transpose)
+
+
+def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
+    """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
+    total, left, right = (_memory(x, "matrix_sync") for x in (accumulator, a, b))
+    _builder("matrix_sync").matrix_sync(total, left, right, warps)
+
+
 def cluster(size: int) -> Any:
     """Run `size` neighbouring programs together; gives this one's number among them."""
     t = _placed("cluster")
