@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -168,21 +169,27 @@ class Inputs:
 
     def error(self, prepared: Prepared, turned: bool) -> float:
         """The relative error of what one launch gives; infinite where not all was written."""
-        m, n, size = self.product.m, self.product.n, self.dtype.size
+        n, size = self.product.n, self.dtype.size
         result = self.sets[0][2]
         self.device.fill(result, 0xFF)  # which is no number in any of the dtypes
         prepared.point(self.pointers(0, turned))
         prepared.start()
         self.device.synchronize()
-        random = np.random.default_rng(m)
-        starts = np.arange(0, m, max(64, -(-m // ROWS)))
-        rows = np.minimum(starts + random.integers(0, 64, len(starts)), m - 1)
+        rows, columns, wanted = self.judged
         found = np.stack([self._row(result, int(row), n, size) for row in rows])
         if not np.isfinite(found).all():
             return float("inf")
-        columns = np.unique(random.integers(0, n, COLUMNS))
-        wanted = self.left(rows) @ self.right(columns).T
         return float(np.linalg.norm(found[:, columns] - wanted) / np.linalg.norm(wanted))
+
+    @cached_property
+    def judged(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Rows and columns of the result that are looked at, and the values wanted there."""
+        m, n = self.product.m, self.product.n
+        random = np.random.default_rng(m)
+        starts = np.arange(0, m, max(64, -(-m // ROWS)))
+        rows = np.minimum(starts + random.integers(0, 64, len(starts)), m - 1)
+        columns = np.unique(random.integers(0, n, COLUMNS))
+        return rows, columns, self.left(rows) @ self.right(columns).T
 
     def _row(self, result: Buffer, row: int, n: int, size: int) -> np.ndarray[Any, Any]:
         part = Buffer(result.pointer + row * n * size, n * size, result, self.device.name)
