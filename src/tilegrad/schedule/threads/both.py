@@ -40,7 +40,8 @@ from .tiles import power_of_two
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
-BUSY = 1024  # threads of a core that keep enough rows on their way
+MANY = 16  # the same where a row has many reductions, whose steps all threads take
+BUSY = 8192  # elements of rows that a core is at work on
 MOST = 4  # accumulators that stay in registers
 
 
@@ -167,8 +168,9 @@ class BothLowering(ThreadLowering):
         self.shape = self._shape(columns)
         self.sums = reductions(pair.second)
         lanes = power_of_two(columns)
-        threads = self.threads_for(lanes, EACH)
-        resident = max(1, BUSY // threads)  # programs of a core that registers must do for
+        each = EACH if len(self.reduces) < 3 else MANY
+        threads = self.threads_for(lanes, each)
+        resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
         programs = resident * max(1, self.target.cores)
         programs = max(1, min(programs, high(rows) // 8))
         types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
@@ -247,7 +249,10 @@ class BothLowering(ThreadLowering):
         found = []
         for v, total in zip(self.sums, sums):
             x = self.e.value(v.inputs[0], reduce_index(v, lane, row))
-            found.append(self.b.apply(COMBINE[KINDS[v.op]], total, x))
+            if v.op is ops.sum_ and x.op.name == "multiply" and x.dtype.is_float:
+                found.append(self.b.apply("multiply_add", *x.inputs, total))
+            else:
+                found.append(self.b.apply(COMBINE[KINDS[v.op]], total, x))
         return found
 
 
