@@ -141,6 +141,22 @@ def test_results_that_later_kernels_read() -> None:
     assert check(layer, draw(24, 136), *PAIR, draw(136, 200))[0] == "gated"
 
 
+@pytest.mark.parametrize("n", [64, 72, 200])
+def test_pieces_beyond_the_last_column(n: int) -> None:
+    """A tile wider than its matrix reads and writes nothing beside it."""
+
+    def one(x, w, r):
+        y = dot(x, w)
+        return [build.add(y, r), build.multiply(y, r)]
+
+    def two(x, w, u, r):
+        return build.multiply(build.add(dot(x, w), r), dot(x, u))
+
+    x, w, u, r = draw(200, 128), draw(n, 128), draw(n, 128, seed=1), draw(200, n, seed=2)
+    assert check(one, x, w, r) == ["dot"]
+    assert check(two, x, w, u, r) == ["gated"]
+
+
 def test_shapes_of_heads() -> None:
     def heads(x, q, k):
         return [build.permute(build.reshape(dot(x, w), (24, w.shape[0] // 8, 8)), (1, 0, 2))

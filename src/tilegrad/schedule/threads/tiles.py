@@ -190,9 +190,11 @@ class TileEvaluator(Evaluator):
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
 
     def _fits(self, base: Size, count: int, size: Size) -> bool:
-        if low(combine(size, base, -1)) >= count:
+        rest = combine(size, base, -1)
+        if low(rest) >= count:
             return True
-        return modulo(size, count) == 0 and modulo(base, count) == 0
+        begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
+        return begins and modulo(size, count) == 0 and modulo(base, count) == 0
 
     @property
     def full(self) -> tuple[int, ...]:
