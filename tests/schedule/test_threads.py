@@ -322,6 +322,16 @@ def test_elementwise_is_one_load_of_each_input() -> None:
     assert body.grid[0] >= 4 * H200.cores and body.notes["warps"] == 4
 
 
+def test_vectors_are_of_what_most_bytes_are() -> None:
+    """A thread takes 16 bytes of float32 at once, next to its neighbours', and 8 of bfloat16."""
+    (body,) = bodies(lambda w, g: build.add(w, build.cast(g, dtypes.float32)),
+                     (WIDE, dtypes.float32), (WIDE, dtypes.bfloat16))  # fmt: skip
+    text, _ = emit(body, "mixed", H200)
+    assert "ld.global.nc.v2" in text or "ld.global.v2" in text
+    (body,) = bodies(lambda x: build.add(x, x), (WIDE, dtypes.bfloat16))
+    assert ".v2." not in emit(body, "narrow", H200)[0]
+
+
 def test_held_rows_are_read_once() -> None:
     (body,) = bodies(lambda x: softmax(x, 1), (WIDE, dtypes.bfloat16))
     assert count(body, "load") == 1 and count(body, "store") == 1 and count(body, "loop") == 0

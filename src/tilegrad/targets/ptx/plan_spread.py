@@ -19,7 +19,8 @@ from ...core.dtype import bfloat16, float16, float32
 from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.types import Memory, Tile
+from ...ir.symbol import high
+from ...ir.types import Memory, Tile, product
 from ...tile.build import Body
 from .spread import (
     SCALAR,
@@ -34,6 +35,7 @@ from .spread import (
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
 DERIVED = ("broadcast", "reshape", "transpose")
+NEAR = 1 << 18  # elements of a Memory that caches keep
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Wish:
     """What a class would have of its Spread: where nothing fixes it, these choose."""
 
     size: int = 16  # least bytes of an element that memory sees
+    moved: dict[int, int] = field(default_factory=dict)  # bytes by the size of their elements
     inner: dict[int, int] = field(default_factory=dict)  # axes along which memory is contiguous
     reduced: set[int] = field(default_factory=set)  # axes that are reduced
     scanned: int = -1  # an axis with a running sum
@@ -57,6 +60,8 @@ class Wish:
     def merge(self, other: Wish) -> None:
         """Both wishes."""
         self.size = min(self.size, other.size)
+        for size, bytes_ in other.moved.items():
+            self.moved[size] = self.moved.get(size, 0) + bytes_
         for axis, votes in other.inner.items():
             self.inner[axis] = self.inner.get(axis, 0) + votes
         self.reduced |= other.reduced
@@ -70,8 +75,22 @@ class Wish:
         inner = max(self.inner, key=lambda a: (self.inner[a], a), default=last)
         kept = [a for a in range(len(shape)) if a not in self.reduced]
         warps_along = max(kept, key=lambda a: shape[a]) if self.reduced and kept else -1
-        return blocked(shape, threads, max(1, 16 // min(self.size, 16)),
-                       -1 if inner == last else inner, warps_along)  # fmt: skip
+        return blocked(shape, threads, self.vector(), -1 if inner == last else inner, warps_along)
+
+    def vector(self) -> int:
+        """Neighbours a thread holds: 16 bytes of what most bytes consist of, since threads that
+        take more of it at once leave gaps in each of their accesses."""
+        size = self.size
+        if size < 4 and self.moved.get(4, 0) > sum(b for s, b in self.moved.items() if s < 4):
+            size = 4
+        return max(1, 16 // min(size, 16))
+
+
+def far(memory: Node) -> bool:
+    """Whether a Memory is too large to stay near the threads."""
+    type_ = memory.type
+    assert isinstance(type_, Memory)
+    return type_.scope == "global" and high(product(type_.shape)) >= NEAR
 
 
 class SpreadPlan:
@@ -86,6 +105,7 @@ class SpreadPlan:
         self.wishes: dict[Node, Wish] = {}
         self.dots: list[Node] = []
         self._free: dict[Node, bool] = {}
+        self.depth = 0  # of loops
         self._walk(body.block, warps)
         self._resolve()
 
@@ -142,7 +162,9 @@ class SpreadPlan:
                 for a in b.arguments:
                     self.threads[a] = 32 * inner
                     self.parent.setdefault(a, a)
+                self.depth += node.op.name == "loop"
                 self._walk(b, inner)
+                self.depth -= node.op.name == "loop"
             if node.op.name == "loop":
                 b = node.blocks[0]
                 for given, argument, result in zip(node.inputs[2:], b.arguments[1:], b.results):
@@ -227,6 +249,9 @@ class SpreadPlan:
         for t in tiles:
             if self._holds(t):
                 self._wish(t).size = min(size, self._wish(t).size)
+        if self._holds(tiles[0]) and name in ("load", "store") and far(node.inputs[0]):
+            moved = self._wish(tiles[0]).moved
+            moved[size] = moved.get(size, 0) + size * 8**self.depth
         held = next((t for t in tiles if self._holds(t)), None)
         if name in ("load", "store") and held is not None:
             strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
