@@ -307,7 +307,7 @@ MISTAKES = [
     (HEAD + "  %0 = expand(%a) {shape=(M,)}\n", "line 3", "a value", "'M'"),
     (HEAD + "  %0 = expand(%a) {shape=(4}\n", "line 3", "')' or ','", "'}'"),
     (HEAD + "  %0 = fact() {fact=1.5 + 2}\n", "line 3", "an integer or a Symbol", "1.5"),
-    (HEAD + '  %0 = fact() {fact=odd"x"}\n', "line 3", "one of distribution, layout", "odd"),
+    (HEAD + '  %0 = fact() {fact=odd"x"}\n', "line 3", "one of ", "odd"),
     (HEAD + "  %0 = negate(%a) : float31[4]\n", "line 3", "a dtype", "'float31'"),
     (HEAD + "  %0 = negate(%a) ; 3\n", "line 3", "the end of the line", "';'"),
     (HEAD + "  %0 negate(%a)\n", "line 3", "'=' after %0", "'negate'"),
