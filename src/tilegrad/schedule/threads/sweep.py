@@ -106,6 +106,7 @@ class ThreadSweep(ThreadSpace):
                 if kept.size:
                     values = self.sweep(walk, 0, kept.size, values, kept)
                     kept.filled = True
+                    walk.tiles = 4  # of the rest, all that registers hold is asked for at once
                 values = self.sweep(walk, kept.size, columns, values)
                 self.finish_walk(walk, values)
             self.row_results(row, stage)
@@ -138,7 +139,8 @@ class ThreadSweep(ThreadSpace):
         """Keep what the first walk reads and a later one reads again, as much as fits."""
         columns = self.group.columns
         lane = named("loop", "lane", 0, max(1, high(columns) - 1))
-        first, *later = [self.reads_of_walk(w, lane) for _, w in walks if w.reduces or w.writes]
+        first, *later = [self.reads_of_walk(w, lane, lane) for _, w in walks
+                         if w.reduces or w.writes]  # fmt: skip
         again = [key for key in first if any(key in reads for reads in later)]
         shared = self.target.memories.get("shared")
         if not again or shared is None or not isinstance(columns, int) or self.inner != columns:
@@ -152,9 +154,9 @@ class ThreadSweep(ThreadSpace):
         places = {(n, i): self.b.allocate((size,), n.dtype, "shared") for n, i in again}
         return Kept(size, lane, places)
 
-    def reads_of_walk(self, walk: Walk, lane: Expr) -> list[tuple[Node, Index]]:
+    def reads_of_walk(self, walk: Walk, lane: Expr, column: Size) -> list[tuple[Node, Index]]:
         """The contiguous reads of a walk that nothing guards."""
-        found = plain_reads(self.expressions_at(walk, lane), self.inputs)
+        found = plain_reads(self.expressions_at(walk, column), self.inputs)
         return [(n, i) for n, i in found
                 if coefficient(ravel_strides(i, row_major(n.shape)), lane) == 1]  # fmt: skip
 
@@ -216,11 +218,23 @@ class ThreadSweep(ThreadSpace):
         b, e = self.b, self.e
         parts: list[list[Part]] = []
         rests = [(o.total, o.x) for o in walk.online]
+
+        def tile(k: int) -> Any:
+            at = combine(base, k * self.lanes, 1)
+            return e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, stop, k < whole)
+
+        asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
+        for k in range(count if walk.writes and count > 1 else 0):  # before anything is written
+            with tile(k) as (_, lane):
+                column = combine(multiply(outer, walk.inner), lane, 1)
+                asked[k] = [(n, i, b.cast(e.value(n, i), n.dtype))
+                            for n, i in self.reads_of_walk(walk, lane, column)]  # fmt: skip
         for k in range(count):
             at = combine(base, k * self.lanes, 1)
-            rows = self.group.rows or 1
-            with e.tile(walk.row, 1, rows, at, self.lanes, stop, k < whole) as (_, lane):
+            with tile(k) as (_, lane):
                 column = combine(multiply(outer, walk.inner), lane, 1)
+                for node, index, x in asked[k]:
+                    e.bind(node, index, b.cast(x, wide(node.dtype)))
                 if kept is not None:
                     self.keep(kept, lane, at)
                 parts.append([])
