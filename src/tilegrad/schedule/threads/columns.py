@@ -184,17 +184,22 @@ class ThreadColumns(ThreadRows):
         base = multiply(p, block)
         with self.e.tile(0, 1, 1, base, block, results) as (_, lane):
 
-            def step(at: Size, totals: list[Node]) -> Sequence[Node]:
+            def step(at: Size, totals: list[Node], whole: bool = True) -> Sequence[Node]:
                 found = []
-                with self.e.tile(at, deep, parts, base, block, results) as (part, own):
-                    for v, place, total in zip(self.reduces, places, totals):
-                        x = self.e._load(place, combine(multiply(part, results), own, 1))
+                size = combine(at, deep, 1) if whole else parts
+                with self.e.tile(at, deep, size, base, block, results) as (part, own):
+                    loaded = [self.e._load(place, combine(multiply(part, results), own, 1))
+                              for place in places]  # fmt: skip
+                    for v, x, total in zip(self.reduces, loaded, totals):
                         found += self.take(v, x, x, self.e.inside(), [total])
                 return found
 
             full = self.tile_shape(deep, block)
             starts = [x for v in self.reduces for x in self.starts(v, full)]
-            totals = self.b.loop("part", 0, parts, deep, step, starts)
+            last = parts // deep * deep
+            totals = self.b.loop("part", 0, last, deep, step, starts)
+            if last < parts:  # only what is left is masked: other loads do not wait on each other
+                totals = list(step(last, totals, whole=False))
             self.bind_columns(self.reduces, lane, totals)
             self.column_results(lane)
         given = self.roles()
