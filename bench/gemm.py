@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jitted import Launches
 
 from gpu import Bench, sets
-from jitted import Launches
 from tilegrad.core.config import configure
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float32
 from tilegrad.core.target import Target

@@ -14,7 +14,8 @@ from tilegrad.schedule.threads.rounding import rounded_nodes
 def sigmoid(x):
     """1 / (1 + exp(-x))."""
     one = build.full(x.shape, 1.0, x.dtype)
-    return build.binary(ops.divide, one, build.binary(ops.add, one, build.unary(ops.exp, build.unary(ops.negative, x))))
+    small = build.unary(ops.exp, build.unary(ops.negative, x))
+    return build.binary(ops.divide, one, build.binary(ops.add, one, small))
 
 
 def names(block: Block) -> set[str]:
