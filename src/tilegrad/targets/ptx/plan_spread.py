@@ -22,6 +22,7 @@ from ...ir.node import Node
 from ...ir.symbol import high
 from ...ir.types import Memory, Tile, product
 from ...tile.build import Body
+from .bounds import Bounds, divisor_of
 from .spread import (
     SCALAR,
     Spread,
@@ -53,6 +54,7 @@ class Wish:
 
     size: int = 16  # least bytes of an element that memory sees
     moved: dict[int, int] = field(default_factory=dict)  # bytes by the size of their elements
+    together: int = 0  # most neighbours that move at once as they are aligned; 0 for any number
     inner: dict[int, int] = field(default_factory=dict)  # axes along which memory is contiguous
     reduced: set[int] = field(default_factory=set)  # axes that are reduced
     scanned: int = -1  # an axis with a running sum
@@ -60,6 +62,8 @@ class Wish:
     def merge(self, other: Wish) -> None:
         """Both wishes."""
         self.size = min(self.size, other.size)
+        known = [w.together for w in (self, other) if w.moved]
+        self.together = 0 if 0 in known else max(known, default=0)
         for size, bytes_ in other.moved.items():
             self.moved[size] = self.moved.get(size, 0) + bytes_
         for axis, votes in other.inner.items():
@@ -80,6 +84,8 @@ class Wish:
     def vector(self) -> int:
         """Neighbours a thread holds: 16 bytes of what most bytes consist of, since threads that
         take more of it at once leave gaps in each of their accesses."""
+        if self.together:
+            return self.together
         size = self.size
         if size < 4 and self.moved.get(4, 0) > sum(b for s, b in self.moved.items() if s < 4):
             size = 4
@@ -97,6 +103,7 @@ class SpreadPlan:
     """Spreads by Node, for one Body."""
 
     def __init__(self, body: Body, warps: int, wide_matrix: bool = True) -> None:
+        self.bounds = Bounds(body)
         self.warps, self.wide_matrix = warps, wide_matrix
         self.parent: dict[Node, Node] = {}
         self.threads: dict[Node, int] = {}
@@ -250,8 +257,8 @@ class SpreadPlan:
             if self._holds(t):
                 self._wish(t).size = min(size, self._wish(t).size)
         if self._holds(tiles[0]) and name in ("load", "store") and far(node.inputs[0]):
-            moved = self._wish(tiles[0]).moved
-            moved[size] = moved.get(size, 0) + size * 8**self.depth
+            own = Wish(together=self._together(node), moved={size: size * 8**self.depth})
+            self._wish(tiles[0]).merge(own)
         held = next((t for t in tiles if self._holds(t)), None)
         if name in ("load", "store") and held is not None:
             strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
@@ -259,6 +266,20 @@ class SpreadPlan:
                 if strides[walked] == 1:
                     votes = self._wish(held).inner
                     votes[axis] = votes.get(axis, 0) + 1
+
+    def _together(self, node: Node) -> int:
+        """How many neighbours an access moves at once at most; 0 where 16 bytes are aligned."""
+        type_, first = node.inputs[0].type, 1 if node.op.name == "load" else 2
+        assert isinstance(type_, Memory)
+        most = max(1, 16 // max(1, type_.dtype.size))
+        found = most
+        for axis, stride in enumerate(type_.element_strides()):
+            step = divisor_of(stride)
+            if axis in node.attrs["axes"]:
+                found = math.gcd(found, step) if step != 1 else found
+            index = node.inputs[first + axis]
+            found = math.gcd(found, step * self.bounds.divisor(index))
+        return 0 if found == most else found
 
     def _matrix(self, node: Node, warps: int) -> None:
         if node.op.name == "dot":
