@@ -5,10 +5,11 @@ import pytest
 
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.compiler.split import SPLIT
-from tilegrad.compiler.thin import THIN
+from tilegrad.compiler.thin import THIN, THIN_SHORT
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
+from tilegrad.core.target import AVX512, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.graph.strength import STRENGTH
@@ -74,6 +75,7 @@ CASES = [
     (THIN, "dot_of_a_row", matrix_times_column),
     (THIN, "dot_of_a_row", turned_matrix),
     (THIN, "dot_of_a_row", half_row),
+    (THIN_SHORT, "dot_of_a_short_row", row_times_matrix),
     (SPLIT, "split_sum", lambda: long(ops.sum_)),
     (SPLIT, "split_max", lambda: long(ops.max_)),
     (SPLIT, "split_min", lambda: long(ops.min_)),
@@ -102,7 +104,7 @@ def test_rule_fires_and_keeps_values(rules, name, make) -> None:
 
 def test_every_rule_has_a_case() -> None:
     covered = {(r.name, name) for r, name, _ in CASES}
-    for rules in (STRENGTH, THIN, SPLIT):
+    for rules in (STRENGTH, THIN, THIN_SHORT, SPLIT):
         assert {(rules.name, rule.name) for rule in rules.rules} <= covered
 
 
@@ -145,3 +147,15 @@ def test_rows_of_a_norm_are_not_split() -> None:
     """A few rows that one program can hold stay one reduction each."""
     total = build.reduce(ops.sum_, matrix(8, 4096), 1)
     assert rewrite([total], SPLIT, Log()) == [total]
+
+
+def test_long_rows_stay_dots_on_a_gpu() -> None:
+    x = build.input_((1, 14336), dtypes.bfloat16)
+    w = build.input_((4096, 14336), dtypes.bfloat16)
+    dot = build.dot(x, w, batch=((), ()), contract=((1,), (1,)))
+
+    def kinds(target: Target) -> set[str]:
+        (result,), _ = run_pipeline([x, w], [dot], target)
+        return {n.op.name for n in topological([result])}
+
+    assert "dot" in kinds(H200) and "dot" not in kinds(AVX512)

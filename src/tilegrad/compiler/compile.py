@@ -125,7 +125,7 @@ def schedule_for(
     """The Schedule of a Graph: all passes, then lowering."""
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        results, _ = run_pipeline(inputs, outputs)
+        results, _ = run_pipeline(inputs, outputs, target)
         table = "" if target.kind == "cpu" else plans().digest
         bodies = _bodies.setdefault((target.key, table), {})
         return lower_graph(inputs, results, target, donate, bodies)

@@ -316,7 +316,7 @@ def explain_graph(
     target = host() if target is None else target
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        results, stages = run_pipeline(inputs, outputs)
+        results, stages = run_pipeline(inputs, outputs, target)
         schedule = lower_graph(inputs, results, target, donate)
     return Explanation(name, inputs, stages, schedule, target, level, labels)
 

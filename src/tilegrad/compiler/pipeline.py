@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.config import config
+from ..core.target import Target
 from ..graph.decompose import DECOMPOSE
 from ..graph.ops import graph
 from ..graph.recognize import RECOGNIZE
@@ -21,7 +22,7 @@ from ..ir.pattern import RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.verify import verify
 from .split import split_reductions
-from .thin import thin_dots
+from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
 
 Results = list[Node]
@@ -60,11 +61,20 @@ class Stage:
     changed: bool = False
 
 
-def run_pipeline(arguments: Sequence[Node], results: Sequence[Node]) -> tuple[Results, list[Stage]]:
+def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
+    """The passes for a Target."""
+    if target is None or target.kind != "gpu":
+        return PIPELINE
+    return [(name, thin_short_dots if run is thin_dots else run) for name, run in PIPELINE]
+
+
+def run_pipeline(
+    arguments: Sequence[Node], results: Sequence[Node], target: Target | None = None
+) -> tuple[Results, list[Stage]]:
     """The Graph after every pass, and the record of each."""
     current = list(results)
     stages = [Stage("traced", current)]
-    for name, run in PIPELINE:
+    for name, run in passes(target):
         log = Log()
         new = run(arguments, current, log)
         stages.append(Stage(name, new, dict(log.fired), new != current))

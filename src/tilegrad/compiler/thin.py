@@ -1,18 +1,21 @@
 """Write dots with a side of one row as reductions: they stream a matrix, nothing is reused.
 
 A product of a vector and a matrix reads every element of the matrix once, so packing it would
-only copy it. As a sum of products it becomes one pass over memory. Runs after recognition.
+only copy it. As a sum of products it becomes one pass over memory. Runs after recognition. On a
+GPU rows too long for the registers of a program stay dots where the library has a kernel that
+streams them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import accumulator
+from ..core.dtype import accumulator, bfloat16, float16
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
+from ..ir.symbol import high
 from ..ir.types import product
 
 
@@ -46,9 +49,23 @@ def _thin(m: Match) -> Node | None:
     return build.cast(total, node.dtype)
 
 
+def _thin_short(m: Match) -> Node | None:
+    node = m.root
+    inner = product(tuple(node.inputs[0].shape[i] for i in node.attrs["contract"][0]))
+    streamed = node.inputs[0].dtype in (bfloat16, float16) and high(inner) > LONGEST
+    return None if streamed else _thin(m)
+
+
+LONGEST = 6144  # elements of a row that a program of a GPU holds well
 THIN = RuleSet("thin", [Rule("dot_of_a_row", ops.dot, _thin)])
+THIN_SHORT = RuleSet("thin short", [Rule("dot_of_a_short_row", ops.dot, _thin_short)])
 
 
 def thin_dots(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
     """The pass."""
     return rewrite(results, THIN, log)
+
+
+def thin_short_dots(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+    """The pass for a GPU."""
+    return rewrite(results, THIN_SHORT, log)

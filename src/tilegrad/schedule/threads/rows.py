@@ -85,7 +85,7 @@ class ThreadRows(ThreadSweep):
         starts = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
         starts += [(v, self.index_at(v, row, lane)) for v in self.group.stored]
         for node, index in plain_reads(starts, self.inputs):
-            if product(node.shape) == self.group.total:
+            if product(node.shape) in (self.group.total, self.group.rows):
                 self.e.value(node, index)
 
     def rows_held(self, rows: int, lanes: int, each: int) -> int:
