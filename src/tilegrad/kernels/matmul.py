@@ -129,9 +129,10 @@ class WideMatmul:
 
     def __init__(
         self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
-        epilogue: Epilogue | None = None, costly: bool = False,
+        epilogue: Epilogue | None = None, costly: bool = False, beside: Sequence[Node] = (),
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
+        self.beside = beside  # what the epilogue reads, as matrices like the result
         self.costly = costly and not x.gated  # the epilogue needs many registers
         self.a, self.weight, self.c = memories
         self.check()
@@ -240,6 +241,9 @@ class WideMatmul:
         def tile(count: Size, number: Size) -> None:
             where = self.held_corner(number)
             turn = self.held("turn", multiply(count, self.steps))
+            at = where if self.x.batch != 1 else where[1:]
+            for memory in self.beside:
+                b.prefetch_box(memory, at, self.span, (0, 1) if self.x.batch == 1 else (1, 2))
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
                 stage, lap = self.turn(turn, s)

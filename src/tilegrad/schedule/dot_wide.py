@@ -193,7 +193,25 @@ class WideDot:
             return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
         costly = any(cost(v, known) > COSTLY for v in self.stored)
-        return WideMatmul(x, plan, *given, costly=costly).build()
+        return WideMatmul(x, plan, *given, costly=costly, beside=self.read_beside()).build()
+
+    def read_beside(self) -> list[Node]:
+        """What the epilogue reads at the result's own places, as matrices to bring near."""
+        assert self.choice is not None
+        _, m, _, n = self.problem.sizes
+        if self.choice.turned or self.problem.sizes[0] != 1:
+            return []
+        found: dict[Node, None] = {}
+        stack = list(self.stored)
+        while stack:
+            node = stack.pop()
+            if node in self.reads:
+                if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:  # type: ignore[operator]
+                    found[node] = None
+            elif node is not self.dot and node.op.group in ("unary", "binary", "ternary"):
+                stack.extend(node.inputs)
+        memories = [self.b.parameters[self.reads.index(r)] for r in found]
+        return [self.b.matrix(memory, (m, n), (n, 1)) for memory in memories]
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""

@@ -31,7 +31,7 @@ VERSION = "8.5"
 ENTRY_REGISTERS = 168  # what a thread of three warpgroups has at entry
 ONE_THREAD = {
     "wait", "expect", "arrive", "arrive_remote", "copy_async", "copy_multicast", "copy_store",
-    "cluster_rank", "commit_copies", "wait_copies", "loop",
+    "cluster_rank", "prefetch_box", "commit_copies", "wait_copies", "loop",
     "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
     "constant", "fence",
 }  # fmt: skip
@@ -187,6 +187,8 @@ class Emitter(ControlEmitter):
     def collect_maps(self, block: Block) -> None:
         """Find the tensor maps that copies need, so that they can be parameters."""
         for node in all_nodes(block):
+            if node.op.name == "prefetch_box":
+                self.near_map(node)
             if node.op.name not in ("copy_async", "copy_store", "copy_multicast"):
                 continue
             order = (1, 0) if node.op.name == "copy_store" else (0, 1)

@@ -360,6 +360,18 @@ class PlacedEmitter(ShapeEmitter):
             self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
                        f"[{landing}]", mask, guard=self.first_thread())  # fmt: skip
 
+    def near_map(self, node: Node) -> TensorMap:
+        """The tensor map of a prefetch."""
+        memory, shape = node.inputs[0], node.attrs["shape"]
+        return self.map_of(memory, Memory(shape, memory.dtype, "shared"), shape, node.attrs["axes"])
+
+    def emit_prefetch_box(self, node: Node) -> None:
+        rank = len(node.inputs) - 1
+        where = self.coordinates(node.inputs[1:], 0)
+        self.w.put(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile",
+                   f"[{self.map_addresses[self.near_map(node)]}, {where}]",
+                   guard=self.first_thread())  # fmt: skip
+
     def coordinates(self, index: tuple[Node, ...], more: int) -> str:
         """Coordinates of a box, innermost first."""
         found = [self.index32(i) for i in index]
