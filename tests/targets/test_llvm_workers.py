@@ -406,7 +406,8 @@ def test_a_handler_that_raises_ends_the_step(pool, kernels):
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 import numpy as np
 sys.path.insert(0, {folder!r})
 from test_llvm_workers import KERNELS, SSE2, NEON, NEON_HERE, driver, run
@@ -440,7 +441,10 @@ def test_control_c(threads, inline):
     time.sleep(0.2)
     begin = time.perf_counter()
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=20)
+    try:
+        out, error = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert time.perf_counter() - begin < 1.0
     assert out == "interrupted\n" and "KeyboardInterrupt" in error
     assert process.returncode == -signal.SIGINT
