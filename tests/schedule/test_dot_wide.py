@@ -272,3 +272,14 @@ def test_launches_are_marked() -> None:
     (body,) = machine.bodies
     uses = {p.attrs["name"]: p.type.use for p in body.parameters}
     assert sorted(uses.values()) == ["constant", "constant", "result"]
+
+
+@pytest.mark.parametrize("rows,columns,depth,wide", [
+    (1, 40, 6400, True), (1, 40, 6401, False), (5, 1, 6401, False), (1, 1, 6401, False),
+])  # fmt: skip
+def test_one_row_or_column_of_a_long_product(
+    rows: int, columns: int, depth: int, wide: bool
+) -> None:
+    """Rows too long for a program stay dots: by the library, by plain tiles if unaligned."""
+    check(lambda x, w: dot(x, w, turn_b=True), numbers(rows, depth), numbers(columns, depth, seed=1),
+          wide=wide)  # fmt: skip

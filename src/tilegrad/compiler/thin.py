@@ -52,8 +52,9 @@ def _thin(m: Match) -> Node | None:
 def _thin_short(m: Match) -> Node | None:
     node = m.root
     inner = product(tuple(node.inputs[0].shape[i] for i in node.attrs["contract"][0]))
+    lead = product(tuple(node.inputs[0].shape[i] for i in node.attrs["batch"][0]))
     streamed = node.inputs[0].dtype in (bfloat16, float16) and high(inner) > LONGEST
-    return None if streamed else _thin(m)
+    return None if streamed and product(node.shape) != lead else _thin(m)
 
 
 LONGEST = 6144  # elements of a row that a program of a GPU holds well

@@ -18,7 +18,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
 from ..ir.node import Node, topological
-from ..ir.symbol import Size, coefficient, combine, loop_index, multiply
+from ..ir.symbol import Size, coefficient, combine, high, loop_index, multiply
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul import Operands, WideMatmul
 from ..kernels.matmul_plan import Choice, ranked, turn
@@ -95,6 +95,8 @@ def matrix_of(
         stride = 0 if isinstance(probe, int) else coefficient(offset, probe)
         if not isinstance(stride, int):
             return None
+        if isinstance(probe, int) and strides:  # a single row or column: any step will do
+            stride = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
         strides.append(stride)
         if not isinstance(probe, int):
             offset = combine(offset, multiply(probe, stride), -1)

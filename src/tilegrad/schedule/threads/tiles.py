@@ -370,8 +370,12 @@ class TileEvaluator(Evaluator):
             self._scattered(memory, value, offset)
         elif by_row == 0:
             mask = b.logical_and(self.lane_mask, self.only)
+            if len(value.shape) == 2:  # of an axis with one element: the others are nothing
+                value = b.add(tile_ops.extract(value, index=0))
             b.store(seen[0], b.broadcast(value, (self.lanes,)), seen[1], (0,), mask)
         elif by_lane == 0:
+            if value.shape == self.full:
+                value = b.add(tile_ops.part(value, start=(0, 0), shape=(self.rows, 1)))
             value = self.line(b.broadcast(value, (self.rows, 1)))
             only = self.only if self.only is None or not self.only.shape else self.line(self.only)
             b.store(seen[0], value, seen[1], (0,), b.logical_and(self.row_mask, only))
