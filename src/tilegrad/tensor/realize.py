@@ -6,7 +6,7 @@ longer. Nothing here knows of Tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,9 +71,10 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
         return
     if device is None and elsewhere():
         device = common_device(wanted, location=wanted[0].location)
-    inputs = [n for n in topological(wanted, stop=values.__contains__) if _is_leaf(n)]
+    usable = _usable_on(device or "cpu")
+    inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
     _fill([n for n in inputs if n not in values], wanted[0], device)
-    wanted = [n for n in wanted if n not in values]
+    wanted = [n for n in wanted if not usable(n)]
     if not wanted:
         return
     from ..compiler.compile import executable_for  # the compiler loads when it is first needed
@@ -105,8 +106,15 @@ def _fill(inputs: Sequence[Node], wanted: Node, device: str | None) -> None:
                 values.pop(source, None)
 
 
-def _is_leaf(node: Node) -> bool:
-    return node in values or node.op is ops.input_
+def _usable_on(device: str) -> Callable[[Node], bool]:
+    """Whether a Node's value is known for a Graph that runs on a device: what is computed of
+    constants alone is one Node everywhere, so its value elsewhere says nothing here."""
+
+    def usable(node: Node) -> bool:
+        buffer = values.get(node)
+        return buffer is not None and (buffer.device == device or not is_pure(node))
+
+    return usable
 
 
 def unknown_value(node: Node) -> TraceError:
