@@ -281,5 +281,5 @@ def test_one_row_or_column_of_a_long_product(
     rows: int, columns: int, depth: int, wide: bool
 ) -> None:
     """Rows too long for a program stay dots: by the library, by plain tiles if unaligned."""
-    check(lambda x, w: dot(x, w, turn_b=True), numbers(rows, depth), numbers(columns, depth, seed=1),
-          wide=wide)  # fmt: skip
+    check(lambda x, w: dot(x, w, turn_b=True), numbers(rows, depth),
+          numbers(columns, depth, seed=1), wide=wide)  # fmt: skip

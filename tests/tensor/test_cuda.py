@@ -94,9 +94,17 @@ class Simulated(Interpreted):
         return text.encode()
 
 
+def forget() -> None:
+    """Drop values of Nodes that outlive the fake device they were on."""
+    for node, buffer in list(placement.values.items()):
+        if buffer.device != "cpu":
+            del placement.values[node]
+
+
 @pytest.fixture(params=[Interpreted, Simulated])
 def cuda(request, monkeypatch):
     fake = FakeCuda()
+    forget()
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     monkeypatch.setattr(compiler, "_memory", {})
@@ -108,6 +116,7 @@ def cuda(request, monkeypatch):
     with calls.substitute(fake), override(cache_folder=""):
         yield fake
         gc.collect()
+        forget()
     placement.state.active = False
 
 

@@ -90,7 +90,7 @@ def matrix_of(
             return None
         node = node.inputs[0]
     offset = ravel_strides(index, row_major(node.shape))
-    strides = []
+    strides: list[int] = []
     for probe in probes:
         stride = 0 if isinstance(probe, int) else coefficient(offset, probe)
         if not isinstance(stride, int):
