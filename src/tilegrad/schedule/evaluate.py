@@ -304,14 +304,6 @@ class Evaluator:
             return
         b.scatter(memory, value, b.index(offset), self.mask)
 
-    def _only_lane(self, value: Node) -> Node:
-        """The first lane of a value along an axis of size 1."""
-        if not value.shape:
-            return value
-        line = self.body.add(tile_ops.reshape(value, shape=(value.shape[0], 1)))
-        first = self.body.add(tile_ops.extract(line, index=0))
-        return self.body.add(tile_ops.reshape(first, shape=()))
-
     def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
         """Evaluate now every part of a value that does not depend on the inner atoms."""
         seen: set[Any] = set()

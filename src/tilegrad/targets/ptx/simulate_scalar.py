@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Array]
 MODES = ("rn", "rz", "rm", "rp")
-NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 def apply(d: Decoder, i: Instruction, function: Function, into: str, *types: str) -> Run:
