@@ -30,7 +30,7 @@ from .evaluate import ravel_strides, stored_reads, wide
 from .reduce_rows import RowLoops
 from .space import reduce_index
 
-COLUMN_BLOCK = 512  # results of a column program
+COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
 
 
 class ColumnLoops(RowLoops):
@@ -43,7 +43,7 @@ class ColumnLoops(RowLoops):
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
         if high(inner) >= 2 * self.lanes:
-            parts = 4 * max(2, self.target.cores)
+            parts = 2 * max(2, self.target.cores)
             share = max(4 * self.lanes, -(-high(inner) // parts // self.lanes) * self.lanes)
             block = min(block, max(self.lanes, share))
         blocks = ceil_divide(inner, block)
