@@ -31,19 +31,26 @@ def test_every_variable_is_read():
             "TILEGRAD_THREADS": "3", "TILEGRAD_CACHE": "/c", "TILEGRAD_CACHE_MB": "5",
             "TILEGRAD_DEVICE": "gpu", "TILEGRAD_LOG": "DEBUG", "TILEGRAD_VERIFY": "1",
             "TILEGRAD_EAGER": "on", "TILEGRAD_MEMORY_MB": "7",
+            "TILEGRAD_SUMS": "fast",
         }
     )  # fmt: skip
     assert settings.threads == 3 and settings.cache_folder == "/c"
     assert settings.cache_bytes == 5 << 20 and settings.memory_bytes == 7 << 20
     assert settings.device == "gpu" and settings.log_level == "debug"
-    assert settings.verify and settings.eager_debug
+    assert settings.verify and settings.eager_debug and settings.sums == "fast"
+
+
+def test_bad_sums_are_refused_and_change_nothing():
+    with pytest.raises(UserError, match="reproducible, fast"):
+        configure(sums="any")
+    assert config().sums == "reproducible"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("TILEGRAD_THREADS", "0"), ("TILEGRAD_THREADS", "many"), ("TILEGRAD_CACHE_MB", "-1"),
-        ("TILEGRAD_LOG", "loud"), ("TILEGRAD_VERIFY", "maybe"),
+        ("TILEGRAD_LOG", "loud"), ("TILEGRAD_VERIFY", "maybe"), ("TILEGRAD_SUMS", "some"),
     ],
 )  # fmt: skip
 def test_bad_values_name_the_variable(name, value):

@@ -73,7 +73,7 @@ def executable_for(
         from .guard import GuardedExecutable
 
         return GuardedExecutable(inputs, outputs, device)
-    where = config().threads if device == "cpu" else (device, plans().digest)
+    where = config().threads if device == "cpu" else (device, plans().digest, config().sums)
     key = (structure(inputs, outputs), donate, where)
     found = _memory.get(key)
     if found is None:
@@ -126,8 +126,8 @@ def schedule_for(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs, target)
-        table = "" if target.kind == "cpu" else plans().digest
-        bodies = _bodies.setdefault((target.key, table), {})
+        choices = () if target.kind == "cpu" else (plans().digest, config().sums)
+        bodies = _bodies.setdefault((target.key, *choices), {})
         return lower_graph(inputs, results, target, donate, bodies)
 
 

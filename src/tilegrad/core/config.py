@@ -12,6 +12,7 @@
 | TILEGRAD_MEMORY_MB | most MiB all Buffers may hold (0: no limit)       | 0                    |
 | TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
+| TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
 
 Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
 package reads `os.environ`.
@@ -28,6 +29,7 @@ from typing import Any
 from .errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+SUMS = ("reproducible", "fast")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Config:
     memory_bytes: int = 0
     cuda_sync: bool = False
     plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
+    sums: str = "reproducible"  # or "fast": a sum's order may differ from run to run
 
 
 def usable_cores() -> int:
@@ -67,6 +70,9 @@ def read_environment(environment: Mapping[str, str]) -> Config:
     level = environment.get("TILEGRAD_LOG", "warning").lower()
     if level not in LOG_LEVELS:
         raise UserError("bad TILEGRAD_LOG", expected=", ".join(LOG_LEVELS), got=level)
+    sums = environment.get("TILEGRAD_SUMS", "reproducible").lower()
+    if sums not in SUMS:
+        raise UserError("bad TILEGRAD_SUMS", expected=", ".join(SUMS), got=sums)
     return Config(
         threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), least=1),
         cache_folder=environment.get("TILEGRAD_CACHE", os.path.join(home, "tilegrad")),
@@ -78,6 +84,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
         cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
         plan_table=environment.get("TILEGRAD_PLANS"),
+        sums=sums,
     )
 
 
@@ -96,13 +103,16 @@ def configure(**changes: Any) -> Config:
     """Replace fields of the process-wide Config and return the new one."""
     global _current
     try:
-        _current = replace(config(), **changes)
+        new = replace(config(), **changes)
     except TypeError:
         unknown = sorted(set(changes) - set(Config.__dataclass_fields__))
         raise UserError(
             "unknown setting", expected=", ".join(Config.__dataclass_fields__), got=unknown
         ) from None
-    return _current
+    if new.sums not in SUMS:
+        raise UserError("bad setting: sums", expected=", ".join(SUMS), got=repr(new.sums))
+    _current = new
+    return new
 
 
 def set_threads(count: int) -> None:
