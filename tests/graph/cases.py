@@ -201,6 +201,60 @@ case(ops.dot, "outer", lambda a, b: build.dot(a, b, ((), ()), ((), ())), normal(
 case(ops.dot, "empty", build.matmul, np.zeros((2, 0)), np.zeros((0, 3)))
 case(ops.dot, "square", lambda a: build.matmul(a, a), normal("d", 3, 3))
 
+# ---- attention ------------------------------------------------------------------------------
+
+ATTRS = {"scale": 0.7, "band": (None, None), "softcap": 0.0, "dropout": 0.0, "extras": (),
+         "orders": ("bhtd",) * 4}  # fmt: skip
+
+
+def _attend(*inputs: Node, **attrs: object) -> list[Node]:
+    return build.items(ops.attention(*inputs, **{**ATTRS, **attrs}))
+
+
+def _attend_back(*inputs: Node, **attrs: object) -> list[Node]:
+    return build.items(ops.attention_backward(*inputs, **{**ATTRS, "wanted": (), **attrs}))
+
+
+def _starts(*steps: int) -> Node:
+    """Starts of sequences of these lengths, as int32."""
+    total = build.constant(0, dtypes.int32)
+    found = [build.unsqueeze(total, 0)]
+    for step in steps:
+        total = build.add(total, build.constant(step, dtypes.int32))
+        found.append(build.unsqueeze(total, 0))
+    return build.concatenate(found, 0)
+
+
+def _packed(function: Function, **attrs: object) -> Function:
+    """The function with starts of sequences in front of its last inputs."""
+    starts = ("query_starts", "key_starts")
+    return lambda *inputs: function(*inputs, _starts(2, 0, 1), _starts(1, 1, 2), extras=starts,
+                                    **attrs)  # fmt: skip
+
+
+QKV = [normal("q", 2, 2, 3, 4), normal("k", 2, 1, 4, 4), normal("v", 2, 1, 4, 2)]
+BTHD = {"orders": ("bthd", "bthd", "bhtd", "tbhd")}
+MIXED = [normal("q", 2, 3, 2, 4), normal("k", 2, 4, 1, 4), normal("v", 2, 1, 4, 2)]
+ADDED = [normal("bias", 1, 2, 3, 1), normal("slopes", 2), normal("sinks", 2)]
+WHOLE = {"band": (-1, 2), "softcap": 3.0, "extras": ("bias", "slopes", "sinks"), **BTHD}
+SEEN = np.array([True, True, False, True]).reshape(1, 1, 1, 4)
+ROWS_OF = [normal("lse", 2, 2, 3) + 3.0, normal("delta", 2, 2, 3)]
+ONE = [x[:1] for x in QKV]
+case(ops.attention, "plain", _attend, *QKV)
+case(ops.attention, "whole", lambda *xs: _attend(*xs, **WHOLE), *MIXED, *ADDED)
+case(ops.attention, "seen", lambda *xs: _attend(*xs, extras=("mask", "key_lengths"))[0],
+     *QKV, SEEN, np.array([4, 2], np.int32))  # fmt: skip
+case(ops.attention, "packed", _packed(lambda *xs, **a: _attend(*xs, **a)[0], band=(None, 0)), *ONE)
+case(ops.attention_backward, "plain", _attend_back, *QKV, normal("g", 2, 2, 3, 2), *ROWS_OF)
+case(ops.attention_backward, "bias",
+     lambda *xs: _attend_back(*xs, extras=("bias",), wanted=("bias",)),
+     *QKV, normal("g", 2, 2, 3, 2), *ROWS_OF, ADDED[0])  # fmt: skip
+case(ops.attention_backward, "whole",
+     lambda *xs: _attend_back(*xs, **WHOLE, wanted=("bias", "slopes", "sinks")),
+     *MIXED, normal("g", 3, 2, 2, 2), *ROWS_OF, *ADDED)  # fmt: skip
+case(ops.attention_backward, "packed", _packed(_attend_back, band=(None, 0)),
+     *ONE, normal("g", 1, 2, 3, 2), *(x[:1] for x in ROWS_OF))  # fmt: skip
+
 # ---- indexing -------------------------------------------------------------------------------
 
 ROWS = np.array([[0, 2], [2, 1]])

@@ -21,6 +21,8 @@ from ..ir.node import Node
 from ..ir.pattern import RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.verify import verify
+from .expand import expand_attention
+from .level import level_sums
 from .split import split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
@@ -44,6 +46,7 @@ PIPELINE: list[tuple[str, Pass]] = [
     ("unroll", unroll_scans),  # short scans of known length; inner ones first
     ("simplify", rules(SIMPLIFY)),
     ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
+    ("expand attention", expand_attention(None)),  # what no kernel of the Target takes
     ("simplify again", rules(SIMPLIFY)),
     ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
     ("thin dots", thin_dots),  # after recognition, which would undo it
@@ -63,9 +66,10 @@ class Stage:
 
 def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
     """The passes for a Target."""
-    if target is None or target.kind != "gpu":
-        return PIPELINE
-    return [(name, thin_short_dots if run is thin_dots else run) for name, run in PIPELINE]
+    own: dict[str, Pass] = {"expand attention": expand_attention(target)}
+    if target is not None and target.kind == "gpu":
+        own["thin dots"] = thin_short_dots
+    return [(name, own.get(name, run)) for name, run in PIPELINE]
 
 
 def run_pipeline(

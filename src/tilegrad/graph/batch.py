@@ -16,9 +16,9 @@ from typing import Any
 from ..core.dtype import int64
 from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, Op, topological
-from ..ir.symbol import Size
+from ..ir.symbol import Size, multiply
 from ..ir.types import Array, Tuple, Type
-from . import build, ops
+from . import attention, build, ops
 from .partial import outputs_of
 
 Pair = tuple[Node, bool]
@@ -115,6 +115,60 @@ def _dot(node: Node, xs: list[Node], flags: Flags, size: Size) -> Pair:
     if flags[1]:
         place += len(xs[0].shape) - len(batch[0]) - len(contract[0])
     return build.move_axis(new, place, 0), True
+
+
+# ---- attention ------------------------------------------------------------------------------
+
+
+def _fold(x: Node, flag: bool, size: Size, place: int) -> Node:
+    """x with the batch merged into the axis at `place` of one example."""
+    moved = build.move_axis(with_batch(x, flag, size), 0, place)
+    shape = moved.shape
+    merged = multiply(shape[place], shape[place + 1])
+    return build.reshape(moved, (*shape[:place], merged, *shape[place + 2 :]))
+
+
+def _unfold(x: Node, size: Size, shape: Sequence[Size], place: int) -> Node:
+    """x of one example's shape but for the merged axis, with the batch in front."""
+    parts = build.reshape(x, (*shape[:place], size, *shape[place:]))
+    return build.move_axis(parts, place, 0)
+
+
+def _folds(node: Node, flags: Flags) -> bool:
+    """Whether examples can be further entries of b."""
+    extras = node.attrs["extras"]
+    own = dict(zip(extras, flags[len(flags) - len(extras) :]))
+    if "query_starts" in extras or {"slopes", "sinks"} & set(node.attrs.get("wanted", ())):
+        return False
+    return not any(own.get(name) for name in ("slopes", "sinks", "key", "offset"))
+
+
+def _attention(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pair]:
+    """Examples become entries of b; where they cannot, the decomposition is batched."""
+    if not _folds(node, flags):
+        copies = tuple(argument(f"input{i}", x.type) for i, x in enumerate(node.inputs))
+        results = attention.decompose(node.with_inputs(copies))
+        return _walk(results, dict(zip(copies, zip(xs, flags))), size)
+    orders, wanted = node.attrs["orders"], node.attrs.get("wanted", ())
+    backward = node.op is ops.attention_backward
+    places = [o.index("b") for o in (orders if backward else orders[:3])] + [0] * 2 * backward
+    inputs = [_fold(x, on, size, at) for x, on, at in zip(xs, flags, places)]
+    count = node.inputs[0].shape[places[0]]
+    pairs = list(zip(xs, flags))[len(inputs) :]
+    for name, old, (x, on) in zip(node.attrs["extras"], node.inputs[len(inputs) :], pairs):
+        shared = name in ("bias", "mask") and old.shape[0] == 1 and not on and name not in wanted
+        if name in ("bias", "mask", "key_lengths") and not shared:
+            each = build.expand(with_batch(x, on, size), (size, count, *old.shape[1:]))
+            x = _fold(each, True, size, 0)
+        inputs.append(x)
+    made = build.items(node.with_inputs(tuple(inputs)))
+    places = [*places[:3], *[0] * len(wanted)] if backward else [orders[3].index("b"), 0]
+    found = []
+    for item, type_, at in zip(made, node.type.items, places):  # type: ignore[union-attr]
+        shape = (*type_.shape[:at], count, *type_.shape[at + 1 :])
+        part = _unfold(item, size, shape, at)
+        found.append((part if shape == type_.shape else build.sum_(part, 1, keep=True), True))
+    return found
 
 
 # ---- indexing -------------------------------------------------------------------------------
@@ -350,6 +404,8 @@ BATCH: dict[Op, Rule] = {
     ops.cumulative: _axis_rule,
     ops.sort: _sort,
     ops.dot: _dot,
+    ops.attention: _attention,
+    ops.attention_backward: _attention,
     ops.gather: _gather,
     ops.update: _update,
     ops.get: _get,
@@ -365,7 +421,7 @@ BATCH: dict[Op, Rule] = {
 
 def draws(node: Node) -> bool:
     """Whether a Node draws random bits, itself or in its Blocks."""
-    if node.op is ops.random_bits:
+    if node.op is ops.random_bits or node.attrs.get("dropout"):
         return True
     return any(draws(inner) for block in node.blocks for inner in block.nodes)
 

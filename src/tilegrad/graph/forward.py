@@ -14,7 +14,7 @@ from typing import Any
 from ..core.errors import InternalError, ShapeError, UserError
 from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, Op, topological
-from . import build, ops, transpose
+from . import attention, build, ops, transpose
 from .grad import live_carries
 from .partial import (
     CONSTANT,
@@ -271,6 +271,12 @@ def _custom(node: Node, moved: list[Any]) -> Tangent:
     return tangents(results, [x for x, _ in wrt], [t for _, t in wrt])
 
 
+def _attention(node: Node, moved: list[Any]) -> Tangent:
+    """Through the decomposition."""
+    wrt = [(x, t) for x, t in zip(node.inputs, moved) if t is not None]
+    return tangents(attention.decompose(node), [x for x, _ in wrt], [t for _, t in wrt])
+
+
 JVP: dict[Op, Rule] = {
     **{op: no_derivative for op in CONSTANT},
     **{op: _elementwise(op) for op in PARTIAL},
@@ -291,6 +297,8 @@ JVP: dict[Op, Rule] = {
     ops.cumulative: _cumulative,
     ops.sort: _sort,
     ops.dot: _dot,
+    ops.attention: _attention,
+    ops.attention_backward: _attention,
     ops.gather: _linear,
     ops.update: _update,
     ops.get: lambda node, t: t[0][node.attrs["index"]],

@@ -12,6 +12,7 @@ from a second forward scan that also gives them out; `share_scans` makes the two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, Op, needs, topological
 from ..ir.rewrite import rebuild
 from ..ir.types import Tuple
-from . import build, ops, transpose
+from . import attention, build, ops, transpose
+from .attention_types import WANTED
 from .partial import CONSTANT, PARTIAL, carries_derivative, outputs_of, zeros
 
 Cotangent = Any  # a Node, or for a tuple a list with a Node or None for each item
@@ -202,17 +204,23 @@ def _custom(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cota
         return _padded(node, rules.vjp(list(node.inputs), outputs, filled(outputs, g)))
     wrt = [x for x, on in zip(node.inputs, wanted) if on]
     if getattr(rules, "jvp", None) is None:
-        copies = [argument(f"input{i}", x.type) for i, x in enumerate(node.inputs)]
-        results = build.inline(node.blocks[0], copies)
-        parts = gradients(results, g, [a for a, on in zip(copies, wanted) if on])
-        parts = _placed(parts, copies, node.inputs)
-    else:
-        moved = [argument(f"tangent{i}", x.type) for i, x in enumerate(wrt)]
-        rest = iter(moved)
-        tangents = [next(rest) if on else zeros_or_none(x) for x, on in zip(node.inputs, wanted)]
-        parts = gradients(rules.jvp(list(node.inputs), outputs, tangents), g, moved)
-    rest_ = iter(parts)
-    return [next(rest_) if on else None for on in wanted]
+        return _through(node, g, wanted, lambda copies: build.inline(node.blocks[0], copies))
+    moved = [argument(f"tangent{i}", x.type) for i, x in enumerate(wrt)]
+    rest = iter(moved)
+    tangents = [next(rest) if on else zeros_or_none(x) for x, on in zip(node.inputs, wanted)]
+    found = iter(gradients(rules.jvp(list(node.inputs), outputs, tangents), g, moved))
+    return [next(found) if on else None for on in wanted]
+
+
+def _through(
+    node: Node, g: Cotangent, wanted: tuple[bool, ...],
+    results: Callable[[list[Node]], Sequence[Node]],
+) -> list[Node | None]:  # fmt: skip
+    """The cotangents of inputs through what the Node is made of: results(inputs)."""
+    copies = [argument(f"input{i}", x.type) for i, x in enumerate(node.inputs)]
+    parts = gradients(results(copies), g, [a for a, on in zip(copies, wanted) if on])
+    found = iter(_placed(parts, copies, node.inputs))
+    return [next(found) if on else None for on in wanted]
 
 
 def _placed(
@@ -240,6 +248,37 @@ def _padded(node: Node, found: Sequence[Node | None]) -> list[Node | None]:
     return [*found, *[None] * (len(node.inputs) - len(found))]
 
 
+# ---- attention ------------------------------------------------------------------------------
+
+
+def _attention(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """attention_backward with the kept lse; a cotangent of lse enters through delta."""
+    out, lse = outputs_of(node)
+    attrs = dict(node.attrs)
+    order = attrs["orders"][3]
+    dout = zeros(out.type) if g[0] is None else g[0]
+    parts = (build.cast(attention.heads_first(x, order), lse.dtype) for x in (dout, out))
+    delta = build.sum_(ops.multiply(*parts), 3)
+    if g[1] is not None:
+        delta = ops.subtract(delta, g[1])
+    delta = build.where(build.equal(lse, -math.inf), 0.0, delta)  # it sees nothing
+    asked = {name for name, on in zip(attrs["extras"], wanted[3:]) if on}
+    attrs["wanted"] = tuple(name for name in WANTED if name in asked)
+    inputs = (*node.inputs[:3], dout, lse, delta, *node.inputs[3:])
+    found = build.items(ops.attention_backward.make(inputs, attrs, location=node.location))
+    of = dict(zip(attrs["wanted"], found[3:]))
+    return [*found[:3], *(of.get(name) for name in attrs["extras"])]
+
+
+def _attention_backward(
+    node: Node, g: list[Node | None], wanted: tuple[bool, ...]
+) -> Sequence[Cotangent]:
+    def results(copies: list[Node]) -> Sequence[Node]:
+        return attention.decompose(node.with_inputs(tuple(copies)))
+
+    return _through(node, g, wanted, results)
+
+
 # ---- the table ------------------------------------------------------------------------------
 
 VJP: dict[Op, Rule] = {
@@ -260,6 +299,8 @@ VJP: dict[Op, Rule] = {
     ops.cumulative: transpose.cumulative,
     ops.sort: transpose.sort,
     ops.dot: transpose.dot,
+    ops.attention: _attention,
+    ops.attention_backward: _attention_backward,
     ops.gather: transpose.gather,
     ops.update: transpose.update,
     ops.get: _get,

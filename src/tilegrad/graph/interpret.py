@@ -6,7 +6,8 @@ float32 and rounded once per op; sums and dots accumulate in at least float32, i
 int64 and then wrap. What the ops leave open is fixed here: integer division by zero gives 0,
 a float out of an integer's range truncates to int64 and wraps, a gather index out of range is
 clamped, a reduction of nothing gives the identity, and the sign of nan is 0.
-Invariant: every result has exactly the type its Node says; inputs are never written.
+Invariant: every result has exactly the type its Node says; inputs are never written. The file
+is long because it is one table: one row per op.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..ir.block import Block, argument_op
 from ..ir.node import Node, Op, needs, topological
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array, Tuple, Type
-from . import ops
+from . import attention_reference, ops
 
 Ndarray = np.ndarray[Any, Any]
 Result = Union[Ndarray, tuple[Ndarray, ...]]
@@ -416,6 +417,10 @@ REFERENCE: dict[Op, Reference] = {
     ops.cumulative: _cumulative,
     ops.sort: _sort,
     ops.dot: _dot,
+    ops.attention: lambda inputs, attrs: attention_reference.attention(
+        inputs, attrs, _random_bits),
+    ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
+        inputs, attrs, _random_bits),
     ops.gather: _gather,
     ops.update: _update,
     ops.get: lambda inputs, attrs: inputs[0][attrs["index"]],
@@ -424,7 +429,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.while_loop: _while_loop,
     ops.call: _call,
     ops.custom: lambda inputs, attrs: tuple(attrs["blocks"][0](inputs)),
-}
+}  # fmt: skip
 
 
 # ---- the walk -------------------------------------------------------------------------------

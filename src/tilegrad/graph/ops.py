@@ -20,6 +20,7 @@ from ..ir.block import Block
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
+from . import attention_types
 
 graph = Dialect("graph")
 _fresh = itertools.count()
@@ -319,6 +320,20 @@ def _dot(
 dot = Op(graph, "dot", _dot, attrs=("batch", "contract", "dtype"), group="dot",
          meaning="sum over contracted axes of the product; result axes: batch, a's, b's; "
          "accumulates in >= float32, gives dtype")  # fmt: skip
+
+# ---- attention ------------------------------------------------------------------------------
+
+attention = Op(graph, "attention", attention_types.attention_type, attrs=attention_types.ATTRS,
+               group="attention",
+               meaning="(q, k, v, extras) -> (out, lse): out = softmax(scores) v over keys, lse "
+               "the log of the sum of exp(scores). A score is scale <q, k>, capped by softcap "
+               "tanh(s / softcap), + bias, + slopes (j - i), seen where j - i lies in the band "
+               "and the extras say so. A row that sees nothing: out 0, lse -inf")  # fmt: skip
+attention_backward = Op(graph, "attention_backward", attention_types.attention_backward_type,
+                        attrs=(*attention_types.ATTRS, "wanted"), group="attention",
+                        meaning="(q, k, v, dout, lse, delta, extras) -> (dq, dk, dv, gradients "
+                        "of wanted extras); delta = sum of dout out over the width - "
+                        "dlse")  # fmt: skip
 
 # ---- indexing and state ---------------------------------------------------------------------
 
