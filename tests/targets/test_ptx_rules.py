@@ -461,7 +461,7 @@ def test_no_op_lacks_a_row() -> None:
 def test_what_has_no_meaning_is_refused() -> None:
     refused = {(n, d.name) for n in NAMES for d in dtypes.ALL} - {(n, d.name) for n, d in PAIRS}
     floats = {d.name for d in dtypes.ALL if d.is_float}
-    functions = {*ULPS, "square_root", "reciprocal", "quick_reciprocal", "quick_exp"} - {"power"}
+    functions = {*ULPS, "square_root", "reciprocal", *QUICK} - {"power", "quick_divide"}
     integers_only = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right",
                      "multiply_high", "unsigned_divide", "unsigned_remainder"}  # fmt: skip
     for name, dtype in refused:
@@ -476,7 +476,7 @@ def test_what_has_no_meaning_is_refused() -> None:
         rules.combine(Writer(), "mean", dtypes.float32, "%r0", "%r1")
 
 
-QUICK = ("quick_exp", "quick_reciprocal", "quick_divide")  # of floats, off by 2**-18
+QUICK = ("quick_exp", "quick_exp2", "quick_reciprocal", "quick_divide")  # of floats, off by 2**-18
 EXACT = [(name, dtype) for name, dtype in PAIRS
          if (name not in ULPS and name not in QUICK) or dtype.is_integer]  # fmt: skip
 
@@ -860,7 +860,7 @@ def test_quick_ops_are_near(name: str) -> None:
     rng = np.random.default_rng(4)
     x = rng.uniform(-30, 30, 512).astype(np.float32)
     y = (rng.uniform(0.5, 2, 512) * 2.0 ** rng.integers(-60, 60, 512)).astype(np.float32)
-    inputs = [x] if name == "quick_exp" else [y] if name == "quick_reciprocal" else [x, y]
+    inputs = [x] if name.startswith("quick_exp") else [y] if name == "quick_reciprocal" else [x, y]
 
     def write(w: Writer, *registers: str) -> str:
         return rules.apply(w, name, dtypes.float32, *registers)
@@ -869,8 +869,9 @@ def test_quick_ops_are_near(name: str) -> None:
         part = [np.ascontiguousarray(i[start : start + 64]) for i in inputs]
         got = simulated(dtypes.float32, dtypes.float32, write, part).astype(np.float64)
         wide = [i.astype(np.float64) for i in part]
-        wanted = np.exp(wide[0]) if name == "quick_exp" else (
-            1 / wide[0] if name == "quick_reciprocal" else wide[0] / wide[1])  # fmt: skip
+        wanted = {"quick_exp": lambda: np.exp(wide[0]), "quick_exp2": lambda: np.exp2(wide[0]),
+                  "quick_reciprocal": lambda: 1 / wide[0],
+                  "quick_divide": lambda: wide[0] / wide[1]}[name]()  # fmt: skip
         assert (np.abs(got - wanted) <= 2.0**-18 * np.abs(wanted)).all(), name
 
 

@@ -261,7 +261,7 @@ TABLE: dict[str, Callable[..., Array]] = {
     "square_root": lambda d, x: np.sqrt(x),
     "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
     "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
-    "quick_exp": _exact(np.exp),
+    "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
     "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
     "log2": _exact(np.log2), "expm1": _exact(np.expm1), "log1p": _exact(np.log1p),
     "sin": _exact(np.sin), "cos": _exact(np.cos), "tan": _exact(np.tan),

@@ -46,7 +46,7 @@ UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "lo
          "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf",
          "erf_inverse", "floor",
          "ceil", "round", "trunc", "bit_not", "sign", "quick_exp",
-         "quick_reciprocal")  # fmt: skip
+         "quick_exp2", "quick_reciprocal")  # fmt: skip
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
           "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
           "multiply_high", "unsigned_divide", "unsigned_remainder",

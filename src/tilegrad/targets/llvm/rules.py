@@ -555,7 +555,7 @@ ROWS: dict[str, Row] = {
 for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
               "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
-ROWS["quick_exp"] = ROWS["exp"]
+ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
 
 HALF = frozenset({"f16c", "avx512f", "neon", "fullfp16"})  # any of these converts float16

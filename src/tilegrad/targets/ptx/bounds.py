@@ -23,6 +23,14 @@ SAME = ("broadcast", "reshape", "transpose", "extract", "part")
 EXTREMES = ("max", "min")
 
 
+GUESSES = 3  # at what a loop carries
+
+
+def hull(*ranges: Range) -> Range:
+    """The least range that holds all of some."""
+    return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+
 class Bounds:
     """Ranges and divisors by Node."""
 
@@ -52,11 +60,32 @@ class Bounds:
                 start, stop = self.range(node.inputs[0]), self.range(node.inputs[1])
                 self.ranges[index] = (start[0], max(start[0], stop[1] - 1))
                 self.divisors[index] = math.gcd(self.divisor(node.inputs[0]), node.attrs["step"])
+                self._carried(node)
             for inner in node.blocks:
                 self._walk(inner)
             if not node.blocks and getattr(node.type, "dtype", None) is not None:
                 if node.dtype.is_integer:
                     self._visit(node)
+
+    def _carried(self, loop: Node) -> None:
+        """Ranges of the whole numbers that a loop carries: a range that holds what the loop begins
+        with, and what a trip that begins within it ends with, holds all trips."""
+        block = loop.blocks[0]
+        carried = [(a, given, result) for a, given, result
+                   in zip(block.arguments[1:], loop.inputs[2:], block.results)
+                   if a.shape == () and a.dtype.is_integer]  # fmt: skip
+        if not carried:
+            return
+        for a, given, _ in carried:
+            self.ranges[a] = self.range(given)
+        for _ in range(GUESSES):
+            self._walk(block)
+            wider = [(a, hull(self.ranges[a], self.range(result))) for a, _, result in carried]
+            if all(self.ranges[a] == found for a, found in wider):
+                return
+            self.ranges.update(wider)
+        for a, _, _ in carried:
+            self.ranges[a] = _of_dtype(a)
 
     def _visit(self, node: Node) -> None:
         name = node.op.name
@@ -70,6 +99,12 @@ class Bounds:
             least, most = ranges[0]
             count = node.inputs[0].shape[node.attrs["axis"]]
             found = (min(least, count * least), max(most, count * most))
+        if name == "get":
+            made, number = node.inputs[0], node.attrs["index"]
+            given = [self.range(b.results[number]) for b in made.blocks]
+            if made.op.name == "loop":
+                given.append(self.range(made.blocks[0].arguments[1 + number]))
+            found = hull(*given)
         if name in ("stack", "stack_rows"):
             found = (min(r[0] for r in ranges), max(r[1] for r in ranges))
         if name == "cast" and node.inputs[0].dtype.is_integer:

@@ -28,10 +28,10 @@ from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
 
 VERSION = "8.5"
-ENTRY_REGISTERS = 168  # what a thread of three warpgroups has at entry
+REGISTERS = 65_536  # of a multiprocessor
 ONE_THREAD = {
     "wait", "expect", "arrive", "arrive_remote", "copy_async", "copy_multicast", "copy_store",
-    "cluster_rank", "prefetch_box", "commit_copies", "wait_copies", "loop",
+    "cluster_rank", "commit_copies", "wait_copies", "loop",
     "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
     "constant", "fence",
 }  # fmt: skip
@@ -58,6 +58,11 @@ def body_symbols(body: Body) -> list[Expr]:
             found[atom] = None
     walk(body.block)
     return sorted(found, key=lambda e: e.name)
+
+
+def entry_registers(warps: int) -> int:
+    """Registers that a thread has at entry where so many warps have the machine to themselves."""
+    return min(255, REGISTERS // (32 * warps) // 8 * 8)
 
 
 def emit(body: Body, name: str, target: Target) -> tuple[str, Entry]:
@@ -187,8 +192,6 @@ class Emitter(ControlEmitter):
     def collect_maps(self, block: Block) -> None:
         """Find the tensor maps that copies need, so that they can be parameters."""
         for node in all_nodes(block):
-            if node.op.name == "prefetch_box":
-                self.near_map(node)
             if node.op.name not in ("copy_async", "copy_store", "copy_multicast"):
                 continue
             order = (1, 0) if node.op.name == "copy_store" else (0, 1)
@@ -295,7 +298,7 @@ class Emitter(ControlEmitter):
         """One role: its registers, then its Block."""
         w, registers = self.w, node.attrs["registers"]
         if registers:
-            way = "inc" if registers > ENTRY_REGISTERS else "dec"
+            way = "inc" if registers > entry_registers(self.warps) else "dec"
             w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
         self.single = one_thread(node)
         if self.single:

@@ -179,6 +179,9 @@ class Moves(Values):
         """Elements packed into a 32-bit word."""
         w = self.w
         if dtype.size == 2:
+            parts = [w.halves.get(r, ("", -1)) for r in registers]
+            if [n for _, n in parts] == [0, 1] and parts[0][0] == parts[1][0]:
+                return parts[0][0]  # it was one word
             return w.value("b32", "mov.b32", "{" + ", ".join(registers) + "}")
         word = ""
         for i, register in enumerate(registers):

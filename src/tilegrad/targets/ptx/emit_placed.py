@@ -33,6 +33,7 @@ class PlacedEmitter(ShapeEmitter):
         self.maps: dict[TensorMap, int] = {}
         self.map_addresses: dict[TensorMap, str] = {}
         self.places: dict[Node, list[str]] = {}  # registers of register places
+        self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
@@ -75,16 +76,27 @@ class PlacedEmitter(ShapeEmitter):
     def emit_register_tile(self, node: Node) -> None:
         spread = self.plan.spread(node)
         kind = rules.kind_of(node.dtype)
-        self.places[node] = [self.w.new(kind) for _ in spread.registers]
+        count = len(spread.registers)
+        if kind == "b16" and in_pairs(spread):  # two elements in one register
+            self.paired.add(node)
+            kind, count = "b32", count // 2
+        self.places[node] = [self.w.new(kind) for _ in range(count)]
 
     def emit_read_place(self, node: Node) -> None:
         place = node.inputs[0]
+        if place in self.paired:
+            words = [self.w.value("b32", "mov.b32", r) for r in self.places[place]]
+            self.held[node] = [r for word in words for r in self._split(word, place.dtype, 2)]
+            return
         if place in self.places:
             kind = rules.kind_of(place.dtype)
             form = "mov.pred" if kind == "pred" else f"mov.{kind}"
             self.held[node] = [self.w.value(kind, form, r) for r in self.places[place]]
             return
         spread = self.plan.spread(node)
+        if self.by_matrix(place, spread):
+            self.held[node] = self.load_matrix(place, node.inputs[1:], spread)
+            return
         found = []
         for where, start, count in self.place_runs(place, node.inputs[1:], spread):
             found.append((start, self.read_run(where, "ld.shared", place.dtype, count)))
@@ -94,6 +106,11 @@ class PlacedEmitter(ShapeEmitter):
         place, value = node.inputs[:2]
         if place in self.places:
             registers = self.get(value, self.plan.spread(place))
+            if place in self.paired:
+                words = [self._join(registers[i : i + 2], place.dtype)
+                         for i in range(0, len(registers), 2)]  # fmt: skip
+                self.move(self.places[place], words, "b32")
+                return
             self.move(self.places[place], registers, rules.kind_of(place.dtype))
             return
         spread = self.spread_of(value)
@@ -179,7 +196,7 @@ class PlacedEmitter(ShapeEmitter):
         return found
 
     def by_matrix(self, place: Node, spread: Spread) -> bool:
-        """Whether a Tile can be stored by stmatrix."""
+        """Whether a Tile can be stored by stmatrix, and read by ldmatrix."""
         type_ = place.type
         assert isinstance(type_, Memory)
         return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2
@@ -187,10 +204,10 @@ class PlacedEmitter(ShapeEmitter):
                 and spread.shape[0] % (self.threads // 2) == 0 and self.threads % 128 == 0
                 and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
 
-    def store_matrix(
-        self, place: Node, index: tuple[Node, ...], spread: Spread, registers: list[str]
-    ) -> None:
-        """An accumulator's Tile of 16-bit values, 16 x 16 at a time."""
+    def matrix_rows(
+        self, place: Node, index: tuple[Node, ...], spread: Spread
+    ) -> list[tuple[str, int]]:
+        """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
         w = self.w
         rows, columns = spread.shape
         base = self.lead_address(place, index)
@@ -209,15 +226,33 @@ class PlacedEmitter(ShapeEmitter):
             chunk = w.value("b32", "xor.b32", chunk, turn)
             chunks.append(w.value("b32", "mad.lo.s32", chunk, "16", start))
         per_block = columns // 2
-        for block in range(len(registers) // per_block):
+        found = []
+        for block in range(len(spread.registers) // per_block):
             for j in range(columns // 16):
-                first = block * per_block + 8 * j
-                words = [self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
-                         for i in range(4)]  # fmt: skip
                 offset = (j // len(chunks)) * rows * span + block * (self.threads // 2) * span
                 where = f"[{chunks[j % len(chunks)]}+{offset}]"
-                w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where,
-                      "{" + ", ".join(words) + "}")  # fmt: skip
+                found.append((where, block * per_block + 8 * j))
+        return found
+
+    def store_matrix(
+        self, place: Node, index: tuple[Node, ...], spread: Spread, registers: list[str]
+    ) -> None:
+        """An accumulator's Tile of 16-bit values, 16 x 16 at a time."""
+        for where, first in self.matrix_rows(place, index, spread):
+            words = [self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
+                     for i in range(4)]  # fmt: skip
+            self.w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where,
+                       "{" + ", ".join(words) + "}")  # fmt: skip
+
+    def load_matrix(self, place: Node, index: tuple[Node, ...], spread: Spread) -> list[str]:
+        """A Tile of 16-bit values as an accumulator holds it, 16 x 16 at a time."""
+        found = []
+        for where, _ in self.matrix_rows(place, index, spread):
+            words = [self.w.new("b32") for _ in range(4)]
+            self.w.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{" + ", ".join(words) + "}",
+                       where)  # fmt: skip
+            found += [r for word in words for r in self._split(word, place.dtype, 2)]
+        return found
 
     # ---- barriers -------------------------------------------------------------------------
 
@@ -360,18 +395,6 @@ class PlacedEmitter(ShapeEmitter):
             self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
                        f"[{landing}]", mask, guard=self.first_thread())  # fmt: skip
 
-    def near_map(self, node: Node) -> TensorMap:
-        """The tensor map of a prefetch."""
-        memory, shape = node.inputs[0], node.attrs["shape"]
-        return self.map_of(memory, Memory(shape, memory.dtype, "shared"), shape, node.attrs["axes"])
-
-    def emit_prefetch_box(self, node: Node) -> None:
-        rank = len(node.inputs) - 1
-        where = self.coordinates(node.inputs[1:], 0)
-        self.w.put(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile",
-                   f"[{self.map_addresses[self.near_map(node)]}, {where}]",
-                   guard=self.first_thread())  # fmt: skip
-
     def coordinates(self, index: tuple[Node, ...], more: int) -> str:
         """Coordinates of a box, innermost first."""
         found = [self.index32(i) for i in index]
@@ -460,9 +483,18 @@ class PlacedEmitter(ShapeEmitter):
         """Registers of a, packed, for one step of k."""
         per_block = k // 2
         first = block * per_block + step * depth // 2
-        held = self.places[a][first : first + depth // 2]
-        words = [self._join(held[i : i + 2], a.dtype) for i in range(0, len(held), 2)]
+        if a in self.paired:
+            words = self.places[a][first // 2 : first // 2 + depth // 4]
+        else:
+            words = self.places[a][first : first + depth // 2]
         return "{" + ", ".join(words) + "}"
+
+
+def in_pairs(spread: Spread) -> bool:
+    """Whether registers come two by two, neighbours along the last axis."""
+    found = spread.registers
+    return len(found) % 2 == 0 and bool(spread.shape) and all(
+        b == (*a[:-1], a[-1] + 1) for a, b in zip(found[::2], found[1::2]))  # fmt: skip
 
 
 def arrivals(warps: int, single: bool, node: Node) -> int:

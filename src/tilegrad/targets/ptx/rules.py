@@ -272,6 +272,10 @@ def _exp2(w: Writer, d: DType, x: str) -> str:
     return w.value("b32", "ex2.approx.f32", x) if d is F32 else _function("exp2")(w, d, x)
 
 
+def _quick_exp2(w: Writer, d: DType, x: str) -> str:
+    return w.value("b32", "ex2.approx.ftz.f32", x) if d is F32 else _exp2(w, d, x)
+
+
 TANH_SPLIT = 0.55
 TANH_NEAR = (0.01643758, -0.052671812, 0.13320725, -0.33332947)  # of x**2: tanh(x) / x - 1
 
@@ -517,6 +521,7 @@ ROWS: dict[str, Row] = {
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,
+    "quick_exp2": _quick_exp2,
     "quick_reciprocal": _quick_reciprocal,
     "quick_divide": _quick_divide,
     "tanh": _tanh,
