@@ -69,7 +69,10 @@ def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
     own: dict[str, Pass] = {"expand attention": expand_attention(target)}
     if target is not None and target.kind == "gpu":
         own["thin dots"] = thin_short_dots
-    return [(name, own.get(name, run)) for name, run in PIPELINE]
+    found = [(name, own.get(name, run)) for name, run in PIPELINE]
+    if target is not None and target.kind == "gpu":
+        found.append(("level sums", level_sums))  # last: no algebra puts the factors back
+    return found
 
 
 def run_pipeline(
