@@ -25,7 +25,8 @@ from .evaluate import DIRECT
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
 ALONE = {ops.sort: "sort", ops.cumulative: "cumulative", ops.update: "update",
          ops.scan: "control", ops.cond: "control", ops.while_loop: "control",
-         ops.call: "call"}  # fmt: skip
+         ops.call: "call", ops.attention: "attention",
+         ops.attention_backward: "attention"}  # fmt: skip
 COSTLY = {ops.exp, ops.log, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
           ops.atan, ops.tanh, ops.erf, ops.erf_inverse, ops.power, ops.random_bits,
           ops.floor_divide_, ops.remainder}  # fmt: skip
@@ -120,7 +121,8 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Nod
     return values
 
 
-_READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call}
+_READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call, ops.attention,
+                 ops.attention_backward}  # fmt: skip
 
 
 def _store_below(node: Node, values: set[Node]) -> None:

@@ -18,6 +18,7 @@ from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
+from .attention import flops_of, lower_attention
 from .call import lower_call, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
@@ -172,7 +173,9 @@ class Lowering:
         if group.kind == "call":
             return lower_call(group, reads, self.target)
         name = f"{group.kind}_{_title(group)}_{tag}"
-        if self.target.kind == "gpu" and group.kind != "call":
+        if group.kind == "attention":
+            return lower_attention(group.values[0], reads, stored, self.target, name)
+        if self.target.kind == "gpu":
             return lower_threads(group, reads, self.fuser.values, self.target, name)
         if group.kind in ("loops", "mixed"):
             lowering = LoopLowering(group, self.fuser.values, self.target, name)
@@ -196,6 +199,8 @@ class Lowering:
         if group.kind == "call":
             for body, _ in bodies:
                 kernel.flops = kernel.flops + work_of_body(body)
+        if group.kind == "attention":
+            kernel.flops = flops_of(group.values[0])
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
