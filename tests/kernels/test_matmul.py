@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
-import mutants
 from interpreted import run_interpreted
+from wide_products import (
+    EARLY,
+    LONE,
+    NN,
+    ROUNDING,
+    TN,
+    TT,
+    agree,
+    break_all,
+    errors,
+    numbers,
+    operands,
+)
 
-from tilegrad.core.dtype import DType, bfloat16, float16, float32
+from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import build
@@ -32,15 +43,10 @@ from tilegrad.kernels.matmul_plan import choose, turn
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
-from tilegrad.targets.ptx.simulate_errors import SimulationError
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.finding import Finding
 from tilegrad.tile.placed import fill
-from tilegrad.tile.prove import check_body
-
-ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}
 
 
 def matmul(x: Operands, plan: WidePlan) -> Body:
@@ -48,38 +54,6 @@ def matmul(x: Operands, plan: WidePlan) -> Body:
     return fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, added: inputs[0])
 
 
-def errors(body: Body) -> list[Finding]:
-    """Findings of level 'error'."""
-    return [f for f in check_body(body, H200) if f.level == "error"]
-
-
-def numbers(x: Operands, seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
-    """a, b and an unwritten result as they lie, and the product in float64 as it will lie."""
-    draw = np.random.default_rng(seed)
-    lead = () if x.batch == 1 else (x.batch,)
-    a = draw.standard_normal((*lead, x.m, x.k)).astype(x.dtype.numpy)
-    b = draw.standard_normal((*lead, x.k, x.n)).astype(x.dtype.numpy)
-    product = a.astype(np.float64) @ b.astype(np.float64)
-    product = product.swapaxes(-1, -2) if x.turned else product
-    stored = [a if x.a_along_k else a.swapaxes(-1, -2), b.swapaxes(-1, -2) if x.b_along_k else b]
-    result = np.full(product.shape, np.nan, np.float32).astype(x.result.numpy)
-    return [*(np.ascontiguousarray(s) for s in stored), result], product
-
-
-def agree(found: np.ndarray, product: np.ndarray, x: Operands, inner: float = 1e-5) -> None:
-    """Up to the rounding of the result and of the sums within."""
-    scale = float(np.abs(product).max())
-    np.testing.assert_allclose(found.astype(np.float64), product, rtol=ROUNDING[x.result],
-                               atol=inner * scale)  # fmt: skip
-
-
-def operands(m: int, n: int, k: int, dtype: DType = bfloat16, result: DType | None = None,
-             **more: object) -> Operands:  # fmt: skip
-    """Operands whose result has their own dtype, if not said otherwise."""
-    return Operands(m, n, k, dtype, result or dtype, **more)  # type: ignore[arg-type]
-
-
-NN, TT, TN = ({"a_along_k": a, "b_along_k": b} for a, b in ((1, 0), (0, 1), (0, 0)))
 TURNED = {"turned": True}
 CASES: dict[str, tuple[Operands, WidePlan]] = {
     "several tiles a program": (operands(264, 136, 200), WidePlan((128, 64, 64), 3, 2, 2)),
@@ -189,8 +163,6 @@ def test_portable_twin(more: dict[str, object]) -> None:
 
 # ---- broken in one place ------------------------------------------------------------------------
 
-LONE = "the barrier of the last consumer alone may have any number"
-EARLY = "at the start all stages are expected before any is waited for"
 ONCE = "a program with a split k has one tile: nobody waits for the last stage it gives back"
 FIRST = "a program with a split k writes each staged place once: no copy out of it came before"
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
@@ -220,62 +192,11 @@ BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
 }  # fmt: skip
 
 
-class Judges:
-    """Who catches a broken Body: the static check, the interpreter, or the PTX simulator."""
-
-    def __init__(self, body: Body, x: Operands) -> None:
-        self.x = x
-        assert not errors(body)
-        self.expected = self.interpreted(body, None)
-        self.simulated_as = self.simulated(body)
-        agree(self.expected, numbers(x)[1], x)
-        agree(self.simulated_as, numbers(x)[1], x)
-
-    def interpreted(self, body: Body, seed: int | None) -> np.ndarray:
-        """The result in the interpreter."""
-        memories, _ = numbers(self.x)
-        interpret.run(body, memories, seed=seed)
-        return memories[2]
-
-    def simulated(self, body: Body) -> np.ndarray:
-        """The result of the emitted PTX."""
-        text, entry = emit(body, "broken", H200)
-        memories, _ = numbers(self.x)
-        simulate(text, entry, memories)
-        return memories[2]
-
-    def judge(self, body: Body) -> str:
-        """The first who says that it is broken."""
-        if errors(body):
-            return "check"
-        try:
-            found = [self.interpreted(body, seed) for seed in (None, 0, 1)]
-            if any(not np.array_equal(f, self.expected, equal_nan=True) for f in found):
-                return "interpreter"
-        except InternalError:
-            return "interpreter"
-        try:
-            found = [self.simulated(body)]
-        except (SimulationError, InternalError):
-            return "simulator"
-        same = np.array_equal(found[0], self.simulated_as, equal_nan=True)
-        return "nobody" if same else "simulator"
-
-
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_mutant_is_caught(name: str) -> None:
     """Each barrier op, fence, wait and commit dropped or changed; the rest does no harm."""
     x, plan, harmless = BROKEN[name]
-    body = matmul(x, plan)
-    judges, by, missed = Judges(body, x), Counter[str](), set()
-    for label, broken in mutants.mutants(body):
-        judge = judges.judge(broken)
-        by[judge] += 1
-        if judge == "nobody":
-            missed.add(label)
-    print(f"{name}: {sum(by.values())} mutants, caught by {dict(by)}")
-    assert missed == set(harmless)
-    assert by["check"] > 0.85 * sum(by.values())
+    break_all(name, matmul(x, plan), x, harmless)
 
 
 # ---- PTX ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from simulated import TEXTS, assembled, check_graph  # noqa: F401 (a fixture)
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.config import config
-from tilegrad.core.dtype import BY_NUMPY, bfloat16, float32
+from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
@@ -32,6 +32,7 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import matmul
 from tilegrad.schedule.schedule import Launch, Schedule
+from tilegrad.tile.check import walk
 
 BF16 = ml_dtypes.bfloat16
 Made = Callable[..., "Node | Sequence[Node]"]
@@ -168,6 +169,36 @@ def test_residual(rows: np.ndarray) -> None:
     rest = np.ascontiguousarray(REST[: len(rows)])
     assert check(lambda x, w, c, r: relu(build.add(with_bias(x, w, c), r)),
                  rows, B, BIAS, rest) == 1  # fmt: skip
+
+
+def residual(m: int, dtype: DType = bfloat16, batch: tuple[int, ...] = ()) -> tuple[int, int]:
+    """How many copies and loads read what is added to a product of m rows."""
+    shapes = ((m, 256), (512, 256), (m, 512))
+    x, w, r = (build.input_((*batch, *s), d) for s, d in zip(shapes, (bfloat16, bfloat16, dtype)))
+    product = dot(x, w, turn_b=True, batch=len(batch))
+    (kernel,) = schedule_for([x, w, r], [build.add(product, build.cast(r, bfloat16))], H200).kernels
+    (body,) = (s.body for s in kernel.steps if isinstance(s, Launch))
+    nodes = [node for node, _ in walk(body.block)]
+    copies = [n for n in nodes if n.op.name in ("copy_async", "copy_multicast")]
+    added = [n for n in copies if n.inputs[1].attrs["name"].startswith("in2")]
+    return len(added), sum(n.op.name == "load" for n in nodes)
+
+
+def test_what_is_added_comes_through_the_ring() -> None:
+    """For many rows, in the operands' dtype; few rows and other dtypes are loaded."""
+    assert residual(2048) == (2, 0)
+    assert residual(256, batch=(3,)) == (2, 0)
+    for copies, loads in (residual(16), residual(2048, float32)):
+        assert copies == 0 and loads > 0
+
+
+def test_several_read_matrices() -> None:
+    """Two matrices of the result's shape, of which one is read twice, and a batch of them."""
+    other = numbers(*REST.shape, seed=9)
+    check(lambda x, w, r, s: build.add(build.multiply(dot(x, w, turn_b=True), s),
+                                       build.add(r, s)), A, B, REST, other)  # fmt: skip
+    a, b, r = numbers(2, 72, 64), numbers(2, 64, 48, seed=1), numbers(2, 72, 48, seed=2)
+    check(lambda x, y, z: build.add(dot(x, y, batch=1), z), a, b, r)
 
 
 @pytest.mark.parametrize("rows", (A, FEW), ids=("many", "few"))

@@ -3,11 +3,13 @@
 `wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
 leave through a staged tile while the next product begins. The hole `epilogue(acc, rows, columns)`
-sees pieces of the accumulator and may read further parameters.
+sees pieces of the accumulator and may read further parameters; matrices like the result that it
+reads at the result's own places come through the ring too, as steps after the last of the product.
 
 Costs of one (m, n) tile over k: reads (m + n) k elements through the ring, m n k products; what
 is outside of the matrices reads as 0 and is not written, so any sizes do whose rows are a
-multiple of 16 bytes. Invariant: the order of a sum over k depends on the Plan alone.
+multiple of 16 bytes. Invariant: the order of a sum over k depends on the Plan alone. It is long
+because the kernel stands on one page.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.dtype import DType, bool_, float32, int64
 from ..core.errors import InternalError
@@ -78,7 +81,8 @@ class Operands:
 
 
 Where = tuple[Size, Size, Size]  # batch, row, column
-Epilogue = Callable[..., Node]  # (piece of 64 rows, where it begins) -> what is stored
+# (piece of 64 rows of each product, of each matrix beside, where they begin) -> what is stored
+Epilogue = Callable[..., Node]
 
 
 def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
@@ -93,8 +97,26 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
     return down, across
 
 
-def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
-    """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
+def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
+    """Whether a matrix like the result that the epilogue reads can come through the ring.
+
+    It takes a's place in a stage: 64 rows of columns that whole pieces divide.
+    """
+    _, tn, tk = plan.tile
+    wide = tk if x.a_along_k else 64
+    placed_as = x.a_along_k or tk == 64
+    plain = not x.turned and not x.weights and plan.split == 1
+    return plain and placed_as and dtype is x.dtype and wide % plan.staged == 0 and wide <= tn
+
+
+def wide_matmul(
+    x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: int = 0
+) -> Body:
+    """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
+
+    With `beside`, as many matrices like the result, in the operands' dtype, follow c and come
+    through the ring; the hole's last inputs are their pieces.
+    """
     lead = () if x.batch == 1 else (x.batch,)
     shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
               (x.n, x.k) if x.b_along_k else (x.k, x.n),
@@ -104,8 +126,9 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul") -> Body:
         ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
         ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
         ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
+        *((f"r{i}", Memory((*lead, *shapes[2]), x.dtype, use="value")) for i in range(beside)),
     ])  # fmt: skip
-    return WideMatmul(x, plan, b, b.parameters).build()
+    return WideMatmul(x, plan, b, b.parameters[:3], beside=b.parameters[3:]).build()
 
 
 def why_not(x: Operands, plan: WidePlan) -> str:
@@ -132,19 +155,24 @@ class WideMatmul:
         epilogue: Epilogue | None = None, costly: bool = False, beside: Sequence[Node] = (),
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
-        self.beside = beside  # what the epilogue reads, as matrices like the result
+        self.beside = list(beside)  # matrices like the result that come through the ring
         self.costly = costly and not x.gated  # the epilogue needs many registers
         self.a, self.weight, self.c = memories
         self.check()
         self.span = x.span(plan.tile)
         self.halves = self.span[0] // 64
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
+        self.wide = plan.tile[2] if x.a_along_k else 64  # columns of what a step brings beside
+        self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
+        self.turns = combine(self.steps, self.chunks * len(self.beside), 1)  # of the ring, a tile
         self.tiles_m, self.tiles_n = tile_counts(x, plan)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
     def check(self) -> None:
         """Refuse a Plan that no Body can be right for."""
         why = why_not(self.x, self.plan)
+        if not all(in_ring(self.x, self.plan, r.dtype) for r in self.beside):
+            why = "no ring for what the epilogue reads"
         if why:
             raise InternalError("kernels.matmul", f"{why}: {self.plan} for {self.x}")
 
@@ -240,10 +268,7 @@ class WideMatmul:
 
         def tile(count: Size, number: Size) -> None:
             where = self.held_corner(number)
-            turn = self.held("turn", multiply(count, self.steps))
-            at = where if self.x.batch != 1 else where[1:]
-            for memory in self.beside:
-                b.prefetch_box(memory, at, self.span, (0, 1) if self.x.batch == 1 else (1, 2))
+            turn = self.held("turn", multiply(count, self.turns))
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
                 stage, lap = self.turn(turn, s)
@@ -255,8 +280,47 @@ class WideMatmul:
 
             done = maximum(combine(early, multiply(count, early), -1), 0)
             b.loop("step", done, self.steps, 1, step)
+            if self.beside:
+                b.loop("chunk", 0, self.chunks, 1, lambda c, _: self.fill_beside(turn, where, c))
 
         self.for_tiles(tile)
+
+    def fill_beside(self, turn: Size, where: Where, chunk: Size) -> Sequence[Node]:
+        """Some columns of what the epilogue reads, each matrix in a stage, where a's tiles lie.
+
+        Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
+        that the stage is free everywhere, and may say that it is free again.
+        """
+        b, (batch, row, column), cluster = self.b, where, self.plan.cluster
+        lead, axes = ((), (0, 1)) if self.x.batch == 1 else ((batch,), (1, 2))
+        column = combine(column, multiply(chunk, self.wide), 1)
+        rows = 64 // cluster
+        first = multiply(self.near, rows)
+        for number, memory in enumerate(self.beside):
+            stage, lap = self.turn(turn, self.beside_step(chunk, number))
+            b.wait(self.empty, stage, (lap + 1) % 2)
+            b.expect(self.full, stage, self.span[0] * self.wide * memory.dtype.size)
+            for own, near in itertools.product(range(self.halves), range(cluster)):
+                at, place = (*lead, combine(row, 64 * own, 1), column), (stage, own)
+                if cluster == 1:
+                    b.copy_async(self.left, place, memory, at, axes, self.full, stage)
+                    continue
+                at = (*lead, *self.of_neighbour(near, combine(at[-2], first, 1), column))
+                b.copy_multicast(self.left, place, (first, rows), memory, at, axes, self.full,
+                                 stage, 1 << near, self.first)  # fmt: skip
+        return []
+
+    def of_neighbour(self, near: int, row: Size, column: Size) -> tuple[Size, Size]:
+        """A row and column of this program's tile, in that of another of the cluster."""
+        away = combine(near, self.near, -1)
+        if self.plan.across:
+            return row, combine(column, multiply(away, self.span[1]), 1)
+        return combine(row, multiply(away, self.span[0]), 1), column
+
+    def beside_step(self, chunk: Size, number: int) -> Size:
+        """The step of a tile that brings columns of a matrix beside."""
+        at = combine(multiply(chunk, len(self.beside)), number, 1)
+        return combine(self.steps, at, 1)
 
     def fill_early(self, count: int, constant: bool) -> None:
         """The first steps of the first tile: of the constant operand, or of the other."""
@@ -360,7 +424,7 @@ class WideMatmul:
         totals = [b.register_tile((64, self.span[1]), float32) for _ in range(self.products)]
 
         def tile(count: Size, number: Size) -> None:
-            turn = self.held("turn", multiply(count, self.steps))
+            turn = self.held("turn", multiply(count, self.turns))
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
                 stage, lap = self.turn(turn, s)
@@ -412,16 +476,38 @@ class WideMatmul:
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
         ahead = -(-pieces // 2) if self.costly else pieces
+        ahead = self.wide // wide if self.beside else ahead
         for first in range(0, pieces, ahead):
             ready = []  # computed before the next barrier: what it reads comes at once
+            near = [self.read_beside(own, count, first // ahead, i, sums[0])
+                    for i in range(len(self.beside))]  # fmt: skip
             for number_ in range(first, min(pieces, first + ahead)):
                 place = (own, modulo(combine(multiply(count, pieces), number_, 1), 2))
                 start = number_ * wide
-                piece = [b.add(ops.part(s, start=(0, start), shape=(64, wide))) for s in sums]
+                piece = [cut(b, s, start, wide) for s in sums]
+                piece += [cut(b, r, start - first * wide, wide) for r in near]
                 at = (batch, row, combine(column, start, 1))
                 ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
             for turn in range(0, len(ready), plan.together):
                 self.write_pieces(own, ready[turn : turn + plan.together])
+
+    def read_beside(self, own: int, count: Size, chunk: int, number: int, sums: Node) -> Node:
+        """Columns of a matrix that the ring brought; its stage is given back at once."""
+        b = self.b
+        step = self.beside_step(chunk, number)
+        stage, lap = self.turn(multiply(count, self.turns), step)
+        b.wait(self.full, stage, lap % 2)
+        found = b.read(self.left, stage, own)
+        self.release(stage)
+        if self.wide == self.plan.staged:
+            return found
+        return self.held_as(found, sums)
+
+    def held_as(self, value: Node, sums: Node) -> Node:
+        """A value, held in registers as the accumulator is: what is chosen never is the other."""
+        b, shape = self.b, value.shape
+        held = b.cast(b.add(ops.part(sums, start=(0, 0), shape=shape)), value.dtype)
+        return b.apply("where", b.constant(False, bool_, shape), held, value)
 
     def gather(self, own: int, sums: Sequence[Node], wide: int) -> list[Node]:
         """Every program that shares the tile gives each its columns; sums go by part of k."""
@@ -439,15 +525,12 @@ class WideMatmul:
             b.arrive_remote(self.gathered, own, rank(share))
         b.wait(self.gathered, own, 0)
         b.do(placed.fence, kind="cluster")
-        never = b.constant(False, bool_, (64, wide))
         found = []
         for number in range(self.products):
             total = b.read(self.partial, first + number, 0)
             for share in range(1, split):
                 total = b.apply("add", total, b.read(self.partial, first + number, share))
-            # never taken: it says that the sums are held as the accumulator is
-            held = b.add(ops.part(sums[number], start=(0, 0), shape=(64, wide)))
-            found.append(b.apply("where", never, held, total))
+            found.append(self.held_as(total, sums[number]))
         return found
 
     def write_pieces(self, own: int, group: list[tuple[Node, Where, tuple[Size, Size]]]) -> None:
@@ -467,20 +550,28 @@ class WideMatmul:
             b.copy_store(self.c, (*lead, *index), axes, self.staged, place)
         b.do(placed.commit_copies)
 
-    def hole(self, piece: Node, where: Where) -> Node:
+    def hole(self, *given: Any) -> Node:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
-        b, (batch, row, column) = self.b, where
+        piece, *near, (batch, row, column) = given
+        b = self.b
         inputs = [piece, self.positions(64, row, (64, 1)),
                   self.positions(piece.shape[1], column, (1, piece.shape[1]))]  # fmt: skip
         if self.x.batch != 1:
             inputs.append(b.index(batch))
-        return b.hole("epilogue", Tile(piece.shape, float32), *inputs)
+        return b.hole("epilogue", Tile(piece.shape, float32), *inputs, *near)
 
     def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:
         """start, start + 1, ... as a column or a row."""
         b = self.b
         line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(start))
         return b.add(ops.reshape(line, shape=shape))
+
+
+def cut(b: PlacedBuilder, value: Node, start: int, wide: int) -> Node:
+    """Some columns of a Tile."""
+    if value.shape[1] == wide:
+        return value
+    return b.add(ops.part(value, start=(0, start), shape=(value.shape[0], wide)))
 
 
 def swizzle_of(columns: int, dtype: DType) -> str:

@@ -20,7 +20,7 @@ from ..ir.block import argument
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, combine, high, loop_index, multiply
 from ..ir.types import Memory, product, row_major
-from ..kernels.matmul import Operands, WideMatmul
+from ..kernels.matmul import Operands, WideMatmul, in_ring
 from ..kernels.matmul_plan import Choice, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
@@ -120,6 +120,7 @@ class WideDot:
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.beside else None
         self.choice: Choice | ThreadChoice | None = None
+        self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
         if self.beside:
@@ -195,14 +196,13 @@ class WideDot:
             return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
         costly = any(cost(v, known) > COSTLY for v in self.stored)
-        return WideMatmul(x, plan, *given, costly=costly, beside=self.read_beside()).build()
+        self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
+        beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
+        return WideMatmul(x, plan, *given, costly=costly, beside=beside).build()
 
     def read_beside(self) -> list[Node]:
-        """What the epilogue reads at the result's own places, as matrices to bring near."""
-        assert self.choice is not None
-        _, m, _, n = self.problem.sizes
-        if self.choice.turned or self.problem.sizes[0] != 1:
-            return []
+        """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
+        n = self.problem.sizes[3]
         found: dict[Node, None] = {}
         stack = list(self.stored)
         while stack:
@@ -212,17 +212,21 @@ class WideDot:
                     found[node] = None
             elif node is not self.dot and node.op.group in ("unary", "binary", "ternary"):
                 stack.extend(node.inputs)
-        memories = [self.b.parameters[self.reads.index(r)] for r in found]
-        return [self.b.matrix(memory, (m, n), (n, 1)) for memory in memories]
+        return list(found)
+
+    def like_result(self, memory: Node) -> Node:
+        """A parameter with the result's elements, as a matrix or a batch of them."""
+        batch, m, _, n = self.problem.sizes
+        if batch == 1:
+            return self.b.matrix(memory, (m, n), (n, 1))
+        return self.b.matrix(memory, (batch, m, n), (multiply(m, n), n, 1))
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
-        batch, m, k, n = self.problem.sizes
+        _, m, k, n = self.problem.sizes
         a = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
         b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
-        shape, strides = ((m, n), (n, 1)) if batch == 1 else (
-            (batch, m, n), (multiply(m, n), n, 1))  # fmt: skip
-        c = self.b.matrix(self.outputs[self.stored[0]], shape, strides)
+        c = self.like_result(self.outputs[self.stored[0]])
         assert self.choice is not None
         return (b, a, c) if self.choice.turned else (a, b, c)
 
@@ -243,7 +247,8 @@ class WideDot:
         return [self.dot]
 
     def epilogue(self, *given: Any) -> Node:
-        """What the group stores, computed on a piece of each accumulator; last: where."""
+        """What the group stores, computed on a piece of each accumulator and of each matrix that
+        the ring brought; last: where."""
         *pieces, (batch, row, column) = given
         piece: Node = pieces[0]
         _, m, _, n = self.problem.sizes
@@ -253,11 +258,14 @@ class WideDot:
         rows, columns = piece.shape
         with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
             at_m, at_n = (j, i) if turned else (i, j)
-            rounded = [self.b.cast(p, wide(self.dot.dtype)) for p in pieces]
+            near = dict(zip(self.near, pieces[len(self.dots) :]))
+            rounded = [self.b.cast(p, wide(self.dot.dtype)) for p in pieces[: len(self.dots)]]
             linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
             own = self.index_of(batch, at_m, at_n)
             for dot, sums in zip(self.dots, rounded):
                 self.e.bind(dot, own, sums)
+            for read, brought in near.items():
+                self.e.bind(read, own, self.b.cast(brought, wide(read.dtype)))
             values = []
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)

@@ -161,18 +161,6 @@ copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "ax
                     "same barrier there; the last inputs are the first row, and the rank that bit "
                     "0 of the mask stands for")  # fmt: skip
 
-
-def _prefetch_box(
-    memory: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
-) -> Type:
-    if len(index) != len(_place("prefetch_box", memory).shape) or len(axes) != len(shape):
-        raise _fail("prefetch_box", f"{len(index)} indices of {memory.type}, {shape} over {axes}")
-    return NOTHING
-
-
-prefetch_box = Op(tile, "prefetch_box", _prefetch_box, attrs=("shape", "axes"), effect=True,
-                  group="copy", meaning="bring a box of a Memory near, as copy_async reads it; "
-                  "nothing is read, and it may lie outside")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
 wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
@@ -383,12 +371,6 @@ class PlacedBuilder(BodyBuilder):
         scalars = [self.index(i) for i in (*index, *at, rows[0], first)]
         self.add(copy_multicast(place, memory, barrier_, self.index(stage), *scalars,
                                 shape=shape, axes=axes, mask=mask))  # fmt: skip
-
-    def prefetch_box(
-        self, memory: Node, index: Sequence[Size], shape: tuple[int, ...], axes: tuple[int, ...]
-    ) -> None:
-        """Bring a box of a Memory near."""
-        self.add(prefetch_box(memory, *[self.index(i) for i in index], shape=shape, axes=axes))
 
     def cluster_rank(self, size: int) -> Size:
         """This program's number within its cluster of `size`."""

@@ -321,10 +321,3 @@ def grid_dependency_wait() -> None:
 def grid_launch_dependents() -> None:
     """Launches that depend on this may start."""
     _builder("grid_launch_dependents").do(placed.grid_launch_dependents)
-
-
-def prefetch_box(memory: Any, index: Any, shape: Sequence[int], axes: Sequence[int]) -> None:
-    """Bring a box of an array near; nothing is read."""
-    _builder("prefetch_box").prefetch_box(
-        _memory(memory, "prefetch_box"), _sizes(index), tuple(shape), tuple(axes)
-    )
