@@ -83,9 +83,9 @@ def boxes(body: Body) -> list[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
     for node, _ in walk(body.block):
-        if node.op.name not in ("copy_async", "copy_store"):
+        if node.op.name not in ("copy_async", "copy_store", "copy_pages"):
             continue
-        place = node.inputs[0 if node.op.name == "copy_async" else 1]
+        place = node.inputs[1 if node.op.name == "copy_store" else 0]
         shape, type_ = node.attrs["shape"], place.type
         assert isinstance(type_, Memory)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])

@@ -29,9 +29,10 @@ PLACED_OPS = frozenset(op.name for op in vars(placed).values() if isinstance(op,
     "atomic_add"
 }
 STORES = {"store": 0, "scatter": 0, "matrix_store": 0, "copy_store": 0, "atomic_add": 0,
-          "write_place": 0, "copy_async": 0, "store_threads": 0}  # fmt: skip
+          "write_place": 0, "copy_async": 0, "store_threads": 0,
+          "copy_pages": 0}  # fmt: skip
 READS = {"load": 0, "gather": 0, "matrix_load": 0, "copy_async": 1, "read_place": 0,
-         "copy_store": 1, "copy_threads": 1}  # fmt: skip
+         "copy_store": 1, "copy_threads": 1, "copy_pages": 1}  # fmt: skip
 
 
 def verify_body(

@@ -123,11 +123,13 @@ def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 def _begin_copy(
-    self: Interpreter, frame: Frame, node: Node, place: Storage, into: Array, phases: Phases
-) -> None:
+    self: Interpreter, frame: Frame, node: Node, place: Storage, into: Array, phases: Phases,
+    index: list[int] | None = None,
+) -> None:  # fmt: skip
     """A copy to a place, whose bytes land on a barrier at some time."""
     memory, agent, shape = frame.values[node.inputs[1]], frame.agent, node.attrs["shape"]
-    index = _ints(frame, node.inputs[4 : 4 + len(memory.shape)])
+    if index is None:
+        index = _ints(frame, node.inputs[4 : 4 + len(memory.shape)])
     offset, inside = memory.offsets(index, shape, node.attrs["axes"])
     copy = self.machine.agent(f"{node.op.name} of {agent.name}", agent.release())
     copy.depends, copy.acquired = agent.depends, agent.acquired
@@ -142,6 +144,17 @@ def _begin_copy(
         phases.update(copy.clock, 0, -bytes_)
 
     self.machine.queues[("copy", copy.number)] = [land]
+
+
+def _copy_pages(self: Interpreter, frame: Frame, node: Node) -> None:
+    place, memory = (frame.values[i] for i in node.inputs[:2])
+    rank, rows = len(memory.shape), node.attrs["shape"][0]
+    whole = _whole(place, _ints(frame, node.inputs[5 + rank :]), node)
+    index = _ints(frame, node.inputs[5 : 5 + rank])
+    for number, page in enumerate(frame.values[node.inputs[4]]):
+        into = whole[number * rows : (number + 1) * rows]
+        own = [index[0] + int(page), *index[1:]]
+        _begin_copy(self, frame, node, place, into, _phases(frame, node, 2), own)
 
 
 def _copy_multicast(self: Interpreter, frame: Frame, node: Node) -> None:
@@ -370,6 +383,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
     "atomic_add": _atomic_add, "grid_dependency_wait": _dependency,
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
+    "copy_pages": _copy_pages,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
     "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
     "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,

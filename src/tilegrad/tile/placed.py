@@ -13,6 +13,7 @@ that follow one another in a Block run at the same time and are joined after the
 * `matrix_async` reads its operands and updates its accumulator at some time after it is issued
   and before a `matrix_wait` that covers its group. Registers written before it need a
   `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier.
+* `copy_pages` is a copy_async for each of several pages whose numbers are data.
 * `copy_threads` is made by all threads of a role, in groups: what it copied is there after a
   `wait_threads` that covers its group and then a `named_sync` of the role. `matrix_sync` is done
   when the next op begins; its operands are registers that `load_operand` fills.
@@ -161,6 +162,34 @@ copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "ax
                     "same barrier there; the last inputs are the first row, and the rank that bit "
                     "0 of the mask stands for")  # fmt: skip
 
+def _copy_pages(place: Node, memory: Node, barrier_: Node, stage: Node, pages: Node, *index: Node,
+                shape: tuple[int, ...], axes: tuple[int, ...], hint: str) -> Type:  # fmt: skip
+    _barrier_of("copy_pages", barrier_)
+    into, source = _place("copy_pages", place), _place("copy_pages", memory)
+    count = _place_rows(into, shape)
+    if pages.type != Tile((count,), ops.INDEX.dtype) or not 1 <= count <= 32 or count & (count - 1):
+        raise _fail("copy_pages", f"{pages.type} are not the pages of {count} boxes of {shape}")
+    if hint not in HINTS:
+        raise _fail("copy_pages", f"no hint is called {hint!r}")
+    return _boxed("copy_pages", changed(into, shape=(*into.shape[: -len(shape)], *shape)),
+                  source, shape, axes, len(index))  # fmt: skip
+
+
+def _place_rows(into: Memory, shape: tuple[int, ...]) -> int:
+    """How many boxes, one below the other, fill a place."""
+    rows = into.shape[len(into.shape) - len(shape)]
+    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:  # type: ignore[operator]
+        raise _fail("copy_pages", f"boxes of {shape} do not fill the rows of {into}")
+    return rows // shape[0]  # type: ignore[operator, return-value]
+
+
+HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
+copy_pages = Op(tile, "copy_pages", _copy_pages, attrs=("shape", "axes", "hint"), effect=True,
+                group="copy",
+                meaning="inputs place, Memory, barrier, stage, a tile of page numbers, Memory "
+                "index, then the place's leading index: one copy_async for each page, its number "
+                "added to the Memory's first index, into the rows of the place one after "
+                "another; each thread of the first warp issues one")  # fmt: skip
 commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
                    meaning="close this role's group of copy_store")  # fmt: skip
 wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
@@ -371,6 +400,17 @@ class PlacedBuilder(BodyBuilder):
         scalars = [self.index(i) for i in (*index, *at, rows[0], first)]
         self.add(copy_multicast(place, memory, barrier_, self.index(stage), *scalars,
                                 shape=shape, axes=axes, mask=mask))  # fmt: skip
+
+    def copy_pages(
+        self, place: Node, at: Sequence[Size], memory: Node, pages: Node, index: Sequence[Size],
+        shape: tuple[int, int], axes: tuple[int, ...], barrier_: Node, stage: Size, hint: str = "",
+    ) -> int:  # fmt: skip
+        """Copy boxes of several pages into the rows of a place; gives their bytes."""
+        scalars = [self.index(i) for i in (*index, *at)]
+        self.add(copy_pages(place, memory, barrier_, self.index(stage), pages, *scalars,
+                            shape=shape, axes=axes, hint=hint))  # fmt: skip
+        count = math.prod((*pages.shape, *shape))
+        return place.dtype.storage_bytes(count)  # type: ignore[no-any-return, arg-type]
 
     def cluster_rank(self, size: int) -> Size:
         """This program's number within its cluster of `size`."""

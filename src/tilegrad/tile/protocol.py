@@ -154,6 +154,24 @@ def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
         machine.come(role, bar, node, 0, 0, into.dtype.storage_bytes(prod(shape)))
 
 
+def _copy_pages(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    into, memory, barrier = node.inputs[:3]
+    machine.depends(role, memory, node, False)
+    bar = machine.bar(role.rank, barrier, node, values[0])
+    place, region = _lead(machine, role.rank, node, into, values[1:])
+    if bar is None or region is None:
+        return
+    epoch = len(bar.over) + 1
+    if memory in machine.skeleton.tracked:
+        source = machine.place(role.rank, memory)
+        part = source.at(())
+        assert part is not None
+        machine.asynchronous(source, part, role, node, False, bar.agent, epoch)
+    machine.asynchronous(place, region, role, node, True, bar.agent, epoch)
+    count = node.inputs[4].shape[0] * prod(node.attrs["shape"])
+    machine.come(role, bar, node, 0, 0, into.dtype.storage_bytes(count))
+
+
 def _issue(role: Role, kind: str, node: Node) -> tuple[int, int]:
     """A new op of an engine: its agent and number."""
     group = role.groups[kind]
@@ -314,7 +332,8 @@ HANDLERS: dict[str, Handler] = {
     "barrier": _barrier, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
     "named_arrive": _named, "fence": _fence, "copy_async": _copy_async,
-    "copy_multicast": _copy_async, "write_remote": _read_place, "copy_store": _copy_store,
+    "copy_multicast": _copy_async, "copy_pages": _copy_pages,
+    "write_remote": _read_place, "copy_store": _copy_store,
     "commit_copies": _commit, "wait_copies": _group_wait, "matrix_async": _matrix_async,
     "matrix_fence": _matrix_fence, "matrix_commit": _commit, "matrix_wait": _group_wait,
     "read_place": _read_place, "write_place": _read_place, "load": _load, "store": _load,

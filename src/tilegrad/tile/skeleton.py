@@ -89,6 +89,9 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
         rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
         box = inputs[4 : 4 + rank] if inputs[1] in tracked else ()
         return (inputs[3], *inputs[4 + rank :]), box
+    if name == "copy_pages":  # any page, if the Body writes to them: the box is not known
+        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        return (inputs[3], *inputs[5 + rank :]), ()
     if name == "copy_threads":
         rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
         return inputs[2 + rank :], inputs[2 : 2 + rank] if inputs[1] in tracked else ()

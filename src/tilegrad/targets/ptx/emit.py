@@ -192,7 +192,7 @@ class Emitter(ControlEmitter):
     def collect_maps(self, block: Block) -> None:
         """Find the tensor maps that copies need, so that they can be parameters."""
         for node in all_nodes(block):
-            if node.op.name not in ("copy_async", "copy_store", "copy_multicast"):
+            if node.op.name not in ("copy_async", "copy_store", "copy_multicast", "copy_pages"):
                 continue
             order = (1, 0) if node.op.name == "copy_store" else (0, 1)
             place, memory = (node.inputs[i] for i in order)

@@ -1,4 +1,4 @@
-"""What all threads of a role do together: cp.async, ldmatrix, mma.sync.
+"""What the threads of a role do together: cp.async, bulk copies of pages, ldmatrix, mma.sync.
 
 Copies move 16 bytes a thread, neighbouring threads along the rows of the Memory; what lies
 outside is filled with zeros by a source of no bytes. Warps of a product stand in a grid and take
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...core.dtype import bfloat16, float16
+from ...core.dtype import bfloat16, float16, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
@@ -26,6 +26,7 @@ from .spread import Spread
 
 PIECE = 16  # bytes that one thread moves
 DEPTH = 16  # of one matrix product
+CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 
 
@@ -49,7 +50,7 @@ class Register:
 
 
 class ThreadsEmitter(PlacedEmitter):
-    """Emits copy_threads, store_threads, load_operand and matrix_sync."""
+    """Emits copy_threads, copy_pages, store_threads, load_operand and matrix_sync."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)
@@ -75,6 +76,38 @@ class ThreadsEmitter(PlacedEmitter):
             size = [] if not held else [self.w.value("b32", "selp.b32", str(PIECE), "0", held)]
             self.w.put("cp.async.cg.shared.global.L2::128B", where, address, str(PIECE), *size,
                        guard=walk.guard)  # fmt: skip
+
+    def emit_copy_pages(self, node: Node) -> None:
+        """A copy for each page, each issued by a lane of its own."""
+        place, memory, barrier, stage, pages = node.inputs[:5]
+        rank, w = len(memory.type.shape), self.w  # type: ignore[union-attr]
+        index, lead = node.inputs[5 : 5 + rank], node.inputs[5 + rank :]
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        box, count, _ = self.boxes(type_, node.attrs["shape"])
+        map_ = self.map_of(memory, type_, box, node.attrs["axes"])
+        span = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size
+        own = self.plan.spread(pages)
+        number = self.resize(self.get(pages, own)[0], self.dtype(pages), int32)
+        lane = self.thread_part(own.fields, 0) or self.constant32(0)
+        address = w.value("b32", "mad.lo.s32", lane, str(box[0] * span),
+                          self.lead_address(place, lead))  # fmt: skip
+        step = int(type_.shape[-2]) * span  # type: ignore[arg-type]
+        landing = self.barrier_address(barrier, stage)
+        found = [self.index32(i) for i in index]
+        found[0] = w.value("b32", "add.s32", number, found[0])
+        mine = w.value("pred", "setp.lt.s32", self.thread, str(pages.shape[0]))
+        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+                ".mbarrier::complete_tx::bytes")  # fmt: skip
+        hint = []
+        if node.attrs["hint"]:
+            form += ".L2::cache_hint"
+            hint = [w.value("b64", "mov.b64", CACHE_HINTS[node.attrs["hint"]])]
+        for i in range(count):
+            last = w.value("b32", "add.s32", found[-1], str(i * box[-1])) if i else found[-1]
+            where = "{" + ", ".join([last, *reversed(found[:-1])]) + "}"
+            w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
+                  f"[{landing}]", *hint, guard=mine)  # fmt: skip
 
     def emit_store_threads(self, node: Node) -> None:
         memory, place = node.inputs[:2]

@@ -31,6 +31,7 @@ from .spread import (
     accumulator_turns,
     blocked,
     grid,
+    lanes,
     lines,
 )
 
@@ -200,6 +201,8 @@ class SpreadPlan:
             self._matrix(node, warps)
         elif name in ("read_place", "write_place"):
             self._place(node)
+        elif name == "copy_pages" and self._holds(node.inputs[4]):
+            self._anchor(node.inputs[4], lanes(node.inputs[4].shape[0]))
         elif name == "hole":
             self._join(node, *(i for i in node.inputs if i.shape == node.shape))
 

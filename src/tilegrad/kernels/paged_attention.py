@@ -1,0 +1,445 @@
+"""Attention over a paged cache: decode, several queries a request, prefill in chunks.
+
+`attend` is the placed kernel. A program walks its items of the work list (`paged_work`), whose
+blocks of keys are as many for each program; two warps bring keys and values into rings, page by
+page, and the other warps multiply. Queries are few, so they are the short side of both products:
+scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
+An item that is a whole pair writes its result, others leave a part for `paged_combine`.
+
+Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
+(1.9 us of an SM's share of 4.6 TB/s), 16 products m64n8k16 by each four warps, 2 exp2 a thread,
+two meetings of the warps. What bounds it is memory; a short step is bound by its latencies: item,
+page number, keys, products, part, combine.
+
+Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
+the cache holds there. Invariant: a pair's result depends on its own pages, and on how the work
+list cut it, alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..core.dtype import float32, int64
+from ..core.errors import InternalError
+from ..core.target import Target
+from ..ir.node import Node
+from ..ir.symbol import Size, ceil_divide, high, maximum, minimum
+from ..tile import ops, placed
+from ..tile.build import Body
+from ..tile.placed import PlacedBuilder
+from .paged_shape import (
+    BLOCKS,
+    FIRST,
+    HEAD,
+    REQUEST,
+    SEES,
+    SLOT,
+    START,
+    STOP,
+    TOKEN,
+    TOKENS,
+    PagedPlan,
+    PagedShape,
+    attend_parameters,
+    padded,
+    pairs,
+    per,
+    why_not,
+)
+
+LOG2_E = 1.4426950408889634
+SHARED = 227 << 10
+BARRIER = 0  # at which the warps that multiply meet
+PRODUCER_FIELDS = (REQUEST, HEAD, FIRST, BLOCKS)
+CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT)
+
+
+def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
+    """The kernel; parameters as `attend_parameters` has them."""
+    why = why_not(x, plan)
+    if why:
+        raise InternalError("kernels.paged_attention", f"{why}: {plan} for {x}")
+    return _Attend(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
+
+
+def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
+    """A Plan for requests with so many new tokens each."""
+    wanted = x.group * queries
+    rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
+    rows = max(rows, -(-x.group // 8) * 8)
+    warps = 8 if padded(x.value_width) % 128 == 0 else 4
+    wide = padded(x.width) + padded(x.value_width)
+    block = 128 if wide <= 256 else 64
+    if block == 64:
+        warps = 4
+    each = block * wide * x.cache.size
+    held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
+    if x.scaled:
+        held += block * wide * 2
+    stages = max(2, (SHARED - held) // each)
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, target.cores or 132)
+
+
+class _Attend:
+    """Builds one Body of `attend`."""
+
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: PlacedBuilder) -> None:
+        self.x, self.plan, self.b = x, plan, b
+        named = {p.attrs["name"]: p for p in b.parameters}
+        self.q, self.table, self.items = named["q"], named["table"], named["items"]
+        self.cache = (named["keys"], named["values"])
+        self.scales = named.get("scales")
+        self.out, self.partial, self.sums = named["out"], named["partial"], named["sums"]
+        self.per = per(x, plan)
+        self.widths = (padded(x.width), padded(x.value_width))
+        self.threads = 32 * plan.warps
+        self.most_blocks = max(1, high(ceil_divide(x.most_pages * x.page, plan.block)))
+
+    def build(self) -> Body:
+        """Places, barriers, roles."""
+        b, plan, x = self.b, self.plan, self.x
+        stages = plan.stages
+        self.rings, self.full, self.empty = [], [], []
+        for name, width in zip(("keys", "values"), self.widths):
+            layout = "swizzle128" if width * x.cache.size >= 128 else "swizzle64"
+            self.rings.append(b.allocate((stages, plan.block, width), x.cache, "shared", layout))
+            self.full.append(b.barrier(f"{name}_full", 1, stages))
+            self.empty.append(b.barrier(f"{name}_empty", 1, stages))
+        self.operands = self.rings
+        if x.scaled:
+            self.operands = [b.allocate((plan.block, width), x.dtype, "shared", "swizzle128")
+                             for width in self.widths]  # fmt: skip
+        self.queries = b.allocate((plan.rows, self.widths[0]), x.dtype, "shared", "swizzle128")
+        self.weights = b.allocate((plan.rows, plan.block), x.dtype, "shared", "swizzle128")
+        self.program = b.program(0, plan.programs)
+        b.role("multiply", plan.warps, 0, self.consumer)
+        b.role("bring_keys", 1, 0, lambda: self.producer(0))
+        b.role("bring_values", 1, 0, lambda: self.producer(1))
+        return b.finish((plan.programs,), plan=plan, distinct=True)
+
+    # ---- items ------------------------------------------------------------------------------
+
+    def number(self, memory: Node, index: Sequence[Size], most: Size, least: int = 0) -> Node:
+        """A loaded integer within bounds."""
+        b = self.b
+        found = b.cast(b.load(memory, index), int64)
+        found = b.apply("minimum", found, b.index(most))
+        return b.apply("maximum", found, b.index(least))
+
+    def walk(self, fields: Sequence[int], body: object) -> None:
+        """body(the record's fields, turns of the ring before) for every item of the program; the
+        next record is asked for before an item is worked on."""
+        b, plan, p = self.b, self.plan, self.program
+        most = high(pairs(self.x, plan)) + plan.programs
+        start = b.atom("start", self.number(self.items, (p, START), most), 0, most)
+        stop = b.atom("stop", self.number(self.items, (p, STOP), most, -1), -1, most)
+        count = maximum(minimum(stop - start + 1, most), 0)
+
+        def record(number: Size) -> list[Node]:
+            later = minimum(number, 1)
+            row = p + later * (plan.programs + start - 2 * p - 1) + number
+            row = minimum(maximum(row, 0), most - 1)
+            row = b.atom("row", b.index(row), 0, most - 1)
+            return [self.field(row, f) for f in fields]
+
+        def one(number: Size, carried: list[Node]) -> Sequence[Node]:
+            turn, *found = carried
+            following = record(number + 1)
+            sizes = {f: b.atom(f"field{f}", node, *self.bounds(f))
+                     for f, node in zip(fields, found)}  # fmt: skip
+            before = b.atom("turn", turn, 0, 2 * plan.stages - 1)
+            body(sizes, before)  # type: ignore[operator]
+            after = (before + sizes[BLOCKS]) % (2 * plan.stages)
+            return [b.index(after), *following]
+
+        b.loop("item", 0, count, 1, one, [b.index(0), *record(0)])
+
+    def bounds(self, field: int) -> tuple[int, int]:
+        """What a field of a record can be."""
+        x, plan = self.x, self.plan
+        keys = self.most_blocks * plan.block
+        return {
+            REQUEST: (0, high(x.requests) - 1), HEAD: (0, x.key_heads - 1),
+            TOKEN: (0, high(x.tokens) - 1), TOKENS: (0, self.per),
+            SEES: (-high(x.tokens), keys), FIRST: (0, self.most_blocks - 1),
+            BLOCKS: (0, self.most_blocks),
+            SLOT: (-1, high(pairs(x, plan)) + plan.programs - 1),
+        }[field]  # fmt: skip
+
+    def field(self, row: Size, field: int) -> Node:
+        """One integer of a record."""
+        least, most = self.bounds(field)
+        return self.number(self.items, (row, field), most, least)
+
+    def slot(self, before: Size, step: Size) -> tuple[Size, Size]:
+        """(stage, lap) of a block."""
+        turn = before + step
+        return turn % self.plan.stages, turn // self.plan.stages
+
+    # ---- bringing ---------------------------------------------------------------------------
+
+    def producer(self, which: int) -> None:
+        """Fill the ring of keys or of values."""
+        b, plan, x = self.b, self.plan, self.x
+        memory, ring, full, empty = (self.cache[which], self.rings[which], self.full[which],
+                                     self.empty[which])  # fmt: skip
+        width = self.widths[which]
+        rows = min(x.page, plan.block)
+        bytes_ = plan.block * width * x.cache.size
+        b.do(placed.grid_dependency_wait)
+
+        def item(sizes: dict[int, Size], before: Size) -> None:
+            request, first = sizes[REQUEST], sizes[FIRST]
+
+            def step(s: Size, carried: list[Node]) -> Sequence[Node]:
+                following = self.pages(request, first + s + 1)
+                stage, lap = self.slot(before, s)
+                b.wait(empty, stage, (lap + 1) % 2)
+                b.expect(full, stage, bytes_)
+                within = (first + s) * plan.block % x.page if x.page > plan.block else 0
+                b.copy_pages(ring, (stage,), memory, carried[0], (0, within, sizes[HEAD], 0),
+                             (rows, width), (1, 3), full, stage, plan.hint)  # fmt: skip
+                return [following]
+
+            b.loop("step", 0, sizes[BLOCKS], 1, step, [self.pages(request, first)])
+
+        self.walk(PRODUCER_FIELDS, item)
+
+    def pages(self, request: Size, block: Size) -> Node:
+        """The pages of a block of keys; 0 past the end of the table's row."""
+        b, plan, x = self.b, self.plan, self.x
+        count = max(1, plan.block // x.page)
+        at = block * plan.block // x.page
+        line = b.apply("add", b.add(ops.iota(size=count, dtype=int64)), b.index(at))
+        inside = b.apply("less", line, b.index(x.most_pages))
+        found = b.load(self.table, (request, at), (count,), (1,), inside)
+        return b.cast(found, int64)
+
+    # ---- multiplying ------------------------------------------------------------------------
+
+    def consumer(self) -> None:
+        """Scores, weights and sums of every item."""
+        b = self.b
+        b.do(placed.grid_dependency_wait)
+        if self.plan.early:
+            b.do(placed.grid_launch_dependents)
+        self.scores = b.register_tile((self.plan.block, self.plan.rows), float32)
+        self.total = b.register_tile((self.widths[1], self.plan.rows), float32)
+        self.factors: list[Node] = []
+        if self.scales is not None:
+            self.factors = [b.load(self.scales, (i,)) for i in range(2)]
+        self.walk(CONSUMER_FIELDS, self.item)
+
+    def item(self, sizes: dict[int, Size], before: Size) -> None:
+        """One item."""
+        b, plan = self.b, self.plan
+        self.load_queries(sizes)
+        rows = plan.rows
+        b.write(self.total, b.constant(0.0, float32, (self.widths[1], rows)))
+        start = [b.constant(-math.inf, float32, (1, rows)),
+                 b.constant(0.0, float32, (plan.block, rows))]  # fmt: skip
+
+        def step(s: Size, carried: list[Node]) -> Sequence[Node]:
+            return self.step(s, carried, sizes, before)
+
+        best, sums = b.loop("step", 0, sizes[BLOCKS], 1, step, start)
+        self.finish(sizes, best, sums)
+
+    def load_queries(self, sizes: dict[int, Size]) -> None:
+        """Rows of queries: tokens, and within them the heads that share the key head."""
+        b, x, plan = self.b, self.x, self.plan
+        token, head, wide = sizes[TOKEN], sizes[HEAD] * x.group, self.widths[0]
+        if self.per * x.group == plan.rows and wide == x.width:
+            line = b.add(ops.iota(size=self.per, dtype=int64))
+            inside = b.apply("less", line, b.index(sizes[TOKENS]))
+            inside = b.add(ops.reshape(inside, shape=(self.per, 1, 1)))
+            shape = (self.per, x.group, x.width)
+            found = b.load(self.q, (token, head, 0), shape, (0, 1, 2), b.broadcast(inside, shape))
+            found = b.add(ops.reshape(found, shape=(plan.rows, wide)))
+        else:
+            offset, inside = self.places(sizes, (plan.rows, wide), 0, x.width)
+            found = b.gather(self.q, offset, inside)
+        b.write(self.queries, found)
+        b.do(placed.fence, kind="async")
+        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+
+    def places(
+        self, sizes: dict[int, Size], shape: tuple[int, int], axis: int, width: int
+    ) -> tuple[Node, Node]:
+        """Linear offsets of an item's rows (along `axis`) and of a width in (tokens, heads,
+        width), and which there are."""
+        b, x = self.b, self.x
+        row, at = self.counted(shape, axis), self.counted(shape, 1 - axis)
+        group = b.constant(x.group, int64)
+        token = b.apply("unsigned_divide", row, group)
+        head = b.apply("unsigned_remainder", row, group)
+        token_at = b.apply("add", token, b.index(sizes[TOKEN]))
+        head = b.apply("add", head, b.index(sizes[HEAD] * x.group))
+        line = b.apply("add", b.apply("multiply", token_at, b.constant(x.heads, int64)), head)
+        offset = b.apply("add", b.apply("multiply", line, b.constant(width, int64)), at)
+        inside = b.apply("less", token, b.index(minimum(sizes[TOKENS], self.per)))
+        if shape[1 - axis] != width:
+            inside = b.apply("bit_and", inside, b.apply("less", at, b.constant(width, int64)))
+        return offset, inside
+
+    def counted(self, shape: tuple[int, int], axis: int, start: Size = 0) -> Node:
+        """A number for every row or column, as a tile of one of them."""
+        b = self.b
+        line = b.add(ops.iota(size=shape[axis], dtype=int64))
+        if not isinstance(start, int) or start:
+            line = b.apply("add", line, b.index(start))
+        only = tuple(size if a == axis else 1 for a, size in enumerate(shape))
+        return b.add(ops.reshape(line, shape=only))
+
+    def step(
+        self, s: Size, carried: list[Node], sizes: dict[int, Size], before: Size
+    ) -> Sequence[Node]:
+        """One block of keys."""
+        b, plan = self.b, self.plan
+        best, sums = carried
+        stage, lap = self.slot(before, s)
+        key = b.atom("key", b.index((sizes[FIRST] + s) * plan.block), 0,
+                     self.most_blocks * plan.block)  # fmt: skip
+        b.wait(self.full[0], stage, lap % 2)
+        at = self.unpacked(0, stage)
+        b.do(placed.matrix_fence)
+        b.matrix_async(self.scores, self.operands[0], self.queries, False, at, transpose_b=True)
+        b.do(placed.matrix_commit)
+        b.do(placed.matrix_wait, pending=0)
+        if not self.x.scaled:
+            b.arrive(self.empty[0], stage)
+        scores = self.seen(self.scaled(b.read(self.scores)), sizes, key)
+        largest = b.add(ops.reduce(scores, axis=0, kind="max"))
+        now = b.apply("maximum", best, b.add(ops.reshape(largest, shape=best.shape)))
+        base = self.finite(now)
+        p = b.apply("quick_exp2", b.apply("subtract", scores, base))
+        shrink = b.apply("quick_exp2", b.apply("subtract", best, base))
+        sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
+        weights = b.add(ops.transpose(b.cast(p, self.x.dtype), order=(1, 0)))
+        b.write(self.weights, weights)
+        self.clear_unseen(sizes, key, stage, lap)
+        b.do(placed.fence, kind="async")
+        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
+        if not self.x.scaled:
+            b.wait(self.full[1], stage, lap % 2)
+        b.do(placed.matrix_fence)
+        at = () if self.x.scaled else (stage,)
+        b.matrix_async(self.total, self.operands[1], self.weights, True, at,
+                       transpose_a=True, transpose_b=True)  # fmt: skip
+        b.do(placed.matrix_commit)
+        b.do(placed.matrix_wait, pending=0)
+        if not self.x.scaled:
+            b.arrive(self.empty[1], stage)
+        return [now, sums]
+
+    def unpacked(self, which: int, stage: Size) -> tuple[Size, ...]:
+        """Where an operand lies: in the ring, or beside it once it is widened to 16 bits."""
+        b = self.b
+        if not self.x.scaled:
+            return (stage,)
+        wide = b.cast(b.cast(b.read(self.rings[which], stage), float32), self.x.dtype)
+        b.arrive(self.empty[which], stage)
+        b.write(self.operands[which], wide)
+        b.do(placed.fence, kind="async")
+        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        return ()
+
+    def scaled(self, scores: Node) -> Node:
+        """Scores times log2(e) and the scale, softly capped if asked."""
+        b, x = self.b, self.x
+        if self.factors:
+            scores = b.apply("multiply", scores, self.factors[0])
+        if x.softcap:
+            inner = b.apply("multiply", scores, b.constant(x.scale / x.softcap, float32))
+            return b.apply("multiply", b.apply("tanh", inner),
+                           b.constant(x.softcap * LOG2_E, float32))  # fmt: skip
+        return b.apply("multiply", scores, b.constant(x.scale * LOG2_E, float32))
+
+    def seen(self, scores: Node, sizes: dict[int, Size], key: Size) -> Node:
+        """Scores, -inf where a token does not see a key: as many keys as its place says, the
+        last ones of them if there is a window."""
+        b, x = self.b, self.x
+        at = self.counted(scores.shape, 0, key)  # type: ignore[arg-type]
+        row = self.counted(scores.shape, 1)  # type: ignore[arg-type]
+        token = b.apply("unsigned_divide", row, b.constant(x.group, int64))
+        end = b.apply("add", token, b.index(sizes[SEES]))
+        inside = b.apply("less", at, end)
+        if x.window:
+            begin = b.apply("subtract", end, b.constant(x.window, int64))
+            inside = b.apply("bit_and", inside, b.apply("less_equal", begin, at))
+        return b.apply("where", b.broadcast(inside, scores.shape), scores,
+                       b.constant(-math.inf, float32))  # fmt: skip
+
+    def clear_unseen(self, sizes: dict[int, Size], key: Size, stage: Size, lap: Size) -> None:
+        """Values that no token of the row block sees become zeros: anything may lie there."""
+        b, x, plan = self.b, self.x, self.plan
+        end = sizes[SEES] + sizes[TOKENS] - 1
+        begin: Size = sizes[SEES] - x.window if x.window else 0
+
+        def cleared(values: Node) -> Node:
+            at = self.counted((plan.block, self.widths[1]), 0, key)
+            inside = b.apply("less", at, b.index(end))
+            if x.window:
+                inside = b.apply("bit_and", inside, b.apply("less_equal", b.index(begin), at))
+            return b.apply("where", b.broadcast(inside, values.shape), values,
+                           b.constant(0.0, values.dtype))  # fmt: skip
+
+        if x.scaled:
+            b.wait(self.full[1], stage, lap % 2)
+            wide = b.cast(b.read(self.rings[1], stage), float32)
+            b.arrive(self.empty[1], stage)
+            b.write(self.operands[1], b.cast(cleared(wide), x.dtype))
+            return
+
+        def clear() -> Sequence[Node]:
+            b.wait(self.full[1], stage, lap % 2)
+            b.write(self.rings[1], cleared(b.read(self.rings[1], stage)), stage)
+            return ()
+
+        partly = b.less(end, key + plan.block)
+        if x.window:
+            partly = b.apply("bit_or", partly, b.less(key, begin))
+        b.branch(partly, clear)
+
+    def finite(self, best: Node) -> Node:
+        """0 for -inf, so that differences are no nan."""
+        b = self.b
+        none = b.apply("equal", best, b.constant(-math.inf, float32))
+        return b.apply("where", none, b.constant(0.0, float32), best)
+
+    def finish(self, sizes: dict[int, Size], best: Node, sums: Node) -> None:
+        """The result of a whole pair, or the part of one."""
+        b, x, plan = self.b, self.x, self.plan
+        sums = b.add(ops.reshape(b.add(ops.reduce(sums, axis=0, kind="sum")), shape=best.shape))
+        some = b.apply("less", b.constant(0.0, float32), sums)
+        one = b.constant(1.0, float32)
+        scale = b.apply("where", some, b.apply("divide", one, b.apply("where", some, sums, one)),
+                        b.constant(0.0, float32))  # fmt: skip
+        if self.factors:
+            scale = b.apply("multiply", scale, self.factors[1])
+        result = b.apply("multiply", b.read(self.total), scale)
+        shape = (self.widths[1], plan.rows)
+
+        def whole() -> Sequence[Node]:
+            offset, inside = self.places(sizes, shape, 1, x.value_width)
+            b.scatter(self.out, b.cast(result, x.dtype), b.broadcast(offset, shape),
+                      b.broadcast(inside, shape))  # fmt: skip
+            return ()
+
+        def part() -> Sequence[Node]:
+            at, row = self.counted(shape, 0), self.counted(shape, 1)
+            line = b.apply("add", row, b.index(maximum(sizes[SLOT], 0) * plan.rows))
+            offset = b.apply("multiply", line, b.constant(x.value_width, int64))
+            offset = b.broadcast(b.apply("add", offset, at), shape)
+            inside = b.apply("less", at, b.constant(x.value_width, int64))
+            b.scatter(self.partial, result, offset, b.broadcast(inside, shape))
+            log = b.apply("add", best, b.apply("log2", b.apply("where", some, sums, one)))
+            log = b.apply("where", some, log, b.constant(-math.inf, float32))
+            log = b.add(ops.reshape(log, shape=(plan.rows,)))
+            b.store(self.sums, log, (maximum(sizes[SLOT], 0), 0), (1,))
+            return ()
+
+        b.branch(b.less(sizes[SLOT], 0), whole, part)

@@ -1,0 +1,151 @@
+"""What the kernels of a paged cache agree on: sizes, options, Plans, and the records of work.
+
+A cache holds keys (pages, page, key_heads, width) and values (pages, page, key_heads,
+value_width); the keys of a request lie in the pages that its row of `table` names, in order.
+Tokens of all requests lie one after the other, `query_starts` says where each request's begin;
+`lengths` counts the keys each request has, those of its new tokens included.
+
+The tokens of a request are taken in *row blocks* of `x.per(plan)` tokens: their query heads that
+share a key head are the rows of one product. A *pair* is a row block and a key head; it walks its
+keys in blocks of `plan.block`, and an *item* is a range of these blocks that one program takes.
+
+Invariant: a record's columns are those named here, in the work list, the kernels and the
+reference alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.dtype import DType, bfloat16, float32, int32
+from ..ir.symbol import Size, combine, floor_divide, minimum, multiply
+from ..ir.types import Memory
+
+RECORD = 16  # int32 of an item
+REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP = range(10)
+# SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
+# whole of one; START, STOP: numbers of the program's first and last item, in its first record
+PAIR = 8  # int32 of a pair
+PAIR_SLOT, PAIR_PARTS, PAIR_TOKEN, PAIR_TOKENS, PAIR_HEAD = range(5)
+
+
+@dataclass(frozen=True)
+class PagedShape:
+    """Attention of a step's tokens over a paged cache."""
+
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    page: int
+    tokens: Size
+    requests: Size
+    pages: Size
+    most_pages: Size  # of one request
+    scale: float
+    dtype: DType = bfloat16  # of queries and results
+    cache: DType = bfloat16  # of keys and values; a float of 8 bits has scales for the tensors
+    window: int = 0  # keys that a token sees, itself included; 0 for all
+    softcap: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.key_heads
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values are kept divided by a scale."""
+        return self.cache.bits == 8
+
+
+@dataclass(frozen=True)
+class PagedPlan:
+    """Choices: rows of a product, keys of a block, the ring, warps, programs."""
+
+    rows: int = 8  # queries, the short side of a product: a multiple of 8
+    block: int = 128
+    stages: int = 3  # blocks of keys, and as many of values, under way
+    warps: int = 8  # that multiply: 4 or 8
+    programs: int = 132
+    hint: str = "first"  # how long caches keep what is read: '' as usual
+    early: bool = True  # lets the next launch begin at its own start
+
+
+def per(x: PagedShape, plan: PagedPlan) -> int:
+    """Tokens of a row block."""
+    return plan.rows // x.group
+
+
+def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
+    """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest."""
+    whole = combine(floor_divide(x.tokens, per(x, plan)), x.requests, 1)
+    return minimum(x.tokens, whole)
+
+
+def pairs(x: PagedShape, plan: PagedPlan) -> Size:
+    """The most pairs of a step."""
+    return multiply(row_blocks(x, plan), x.key_heads)
+
+
+def why_not(x: PagedShape, plan: PagedPlan) -> str:
+    """Why no Body with a Plan can be right; '' where one can."""
+    wrong = [
+        (x.heads % x.key_heads, "heads are a multiple of key heads"),
+        (per(x, plan) < 1, "the rows hold a token's query heads"),
+        (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
+        (plan.warps not in (4, 8), "4 or 8 warps multiply"),
+        (plan.block % (16 * plan.warps), "the warps share a block of keys"),
+        (padded(x.value_width) % (16 * plan.warps), "the warps share the values' width"),
+        (plan.stages < 2, "a ring has two stages or more"),
+        (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
+        (plan.block & (plan.block - 1), "a block is a power of two"),
+        (plan.block // x.page > 32, "a block has 32 pages at most"),
+        ((x.width * x.cache.size) % 16 or (x.value_width * x.cache.size) % 16,
+         "rows of the cache are multiples of 16 bytes"),
+        (x.dtype.size != 2, "queries have 16 bits"),
+        (x.cache is not x.dtype and not x.scaled, "the cache has the queries' dtype or 8 bits"),
+    ]  # fmt: skip
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def padded(width: int) -> int:
+    """A width as a matrix operand has it."""
+    return -(-width // 64) * 64
+
+
+# ---- parameters ---------------------------------------------------------------------------------
+
+Parameters = list[tuple[str, Memory]]
+
+
+def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
+    """The work list: items (those a program begins with first), and pairs."""
+    count = pairs(x, plan)
+    return [("items", Memory((combine(count, plan.programs, 1), RECORD), int32, use=use)),
+            ("pairs", Memory((count, PAIR), int32, use=use))]  # fmt: skip
+
+
+def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
+    """Parts of pairs: results and log2 of their sums of weights."""
+    slots = combine(pairs(x, plan), plan.programs, 1)
+    return [("partial", Memory((slots, plan.rows, x.value_width), float32, use=use)),
+            ("sums", Memory((slots, plan.rows), float32, use=use))]  # fmt: skip
+
+
+def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
+    """Keys and values."""
+    lead = (x.pages, x.page, x.key_heads)
+    return [("keys", Memory((*lead, x.width), x.cache, use=use)),
+            ("values", Memory((*lead, x.value_width), x.cache, use=use))]  # fmt: skip
+
+
+def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
+    """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums."""
+    made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x)]
+    if x.scaled:
+        made.append(("scales", Memory((2,), float32)))
+    made.append(("table", Memory((x.requests, x.most_pages), int32)))
+    made.append(work_parameters(x, plan)[0])
+    made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
+    return made + scratch_parameters(x, plan, "result")

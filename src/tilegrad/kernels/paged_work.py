@@ -1,0 +1,252 @@
+"""The work list of a step over a paged cache: equal numbers of key blocks for every program.
+
+Pairs (row block, key head) stand one after the other, requests first, each with the blocks of
+keys that its tokens see and with one at least, so that someone writes its result. All blocks are
+cut into `programs` ranges that differ by one at most; where a cut or the end of a pair lies an
+item ends. Item number g of program p stands in row p if it is the program's first, else in row
+programs + g - p - 1, so a program finds its first item at once and the others in a row. Parts of a
+cut pair go to slots g, which are neighbours.
+
+`work_list` is the kernel, one program that is run once a step; `kernels/paged_reference.py` has
+the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
+Invariant: the list depends on lengths, query starts and the Plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.dtype import int32, int64
+from ..ir.node import Node
+from ..ir.symbol import Size, high
+from ..ir.types import Memory
+from ..tile import ops
+from ..tile.build import Body, BodyBuilder
+from .paged_shape import (
+    BLOCKS,
+    FIRST,
+    HEAD,
+    PAIR,
+    PAIR_HEAD,
+    PAIR_PARTS,
+    PAIR_SLOT,
+    PAIR_TOKEN,
+    PAIR_TOKENS,
+    RECORD,
+    REQUEST,
+    SEES,
+    SLOT,
+    START,
+    STOP,
+    TOKEN,
+    TOKENS,
+    PagedPlan,
+    PagedShape,
+    pairs,
+    per,
+    row_blocks,
+    work_parameters,
+)
+
+CHUNK = 64  # row blocks whose requests are looked up at once
+KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
+UNITS = len(KNOWN)  # where a row block's blocks begin, of all
+
+
+def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
+    """lengths, query_starts, items, pairs."""
+    return [("lengths", Memory((x.requests,), int32)),
+            ("query_starts", Memory((x.requests + 1,), int32)),
+            *work_parameters(x, plan, "result")]  # fmt: skip
+
+
+def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
+    """The kernel that makes the list."""
+    return _Work(x, plan, BodyBuilder(name, work_parameters_of(x, plan))).build()
+
+
+def power(size: Size) -> int:
+    """The least power of two that is as large."""
+    return 1 << max(0, high(size) - 1).bit_length()
+
+
+class _Work:
+    """Builds the Body of `work_list`."""
+
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
+        self.x, self.plan, self.b = x, plan, b
+        self.lengths, self.starts, self.items, self.pairs = b.parameters
+        self.count = max(CHUNK, power(row_blocks(x, plan)))
+
+    def build(self) -> Body:
+        """Row blocks, then pairs, then items."""
+        b = self.b
+        self.known = b.allocate((UNITS + 1, self.count), int32, "shared")
+        self.find_row_blocks()
+        self.make_items()
+        return b.finish((1,), warps=8, distinct=True)
+
+    # ---- arithmetic -------------------------------------------------------------------------
+
+    def do(self, name: str, a: Node | int, c: Node | int) -> Node:
+        """An op of whole numbers."""
+        a, c = (self.b.constant(v, int64) if isinstance(v, int) else v for v in (a, c))
+        return self.b.apply(name, a, c)
+
+    def pick(self, test: Node, a: Node | int, c: Node | int) -> Node:
+        """One of two."""
+        a, c = (self.b.constant(v, int64) if isinstance(v, int) else v for v in (a, c))
+        return self.b.apply("where", test, a, c)
+
+    def line(self, size: int) -> Node:
+        """0 .. size-1."""
+        return self.b.add(ops.iota(size=size, dtype=int64))
+
+    def fold(self, x: Node, kind: str, axis: int = 0) -> Node:
+        """A reduction."""
+        return self.b.add(ops.reduce(x, axis=axis, kind=kind))
+
+    def running(self, x: Node) -> Node:
+        """Sums up to and with each place."""
+        return self.b.add(ops.cumulative(x, axis=0, kind="sum"))
+
+    # ---- row blocks -------------------------------------------------------------------------
+
+    def find_row_blocks(self) -> None:
+        """Which request, tokens and keys every row block has, into the place `known`."""
+        b, x = self.b, self.x
+        size = power(x.requests)
+        inside = b.apply("less", self.line(size), b.index(x.requests))
+        begin, end = (b.cast(b.load(self.starts, (i,), (size,), (0,), inside), int64)
+                      for i in (0, 1))  # fmt: skip
+        each = per(x, self.plan)
+        blocks = self.do("floor_divide", self.do("add", self.do("subtract", end, begin), each - 1),
+                         each)  # fmt: skip
+        ends = b.add(ops.reshape(self.running(blocks), shape=(1, size)))
+
+        def chunk(start: Size, _: list[Node]) -> Sequence[Node]:
+            number = b.apply("add", self.line(CHUNK), b.index(start))
+            column = b.add(ops.reshape(number, shape=(CHUNK, 1)))
+            over = b.broadcast(b.apply("less_equal", ends, column), (CHUNK, size))
+            request = self.fold(b.cast(over, int64), "sum", 1)
+            before = self.fold(self.pick(over, b.broadcast(ends, (CHUNK, size)), 0), "max", 1)
+            self.one_chunk(start, request, self.do("subtract", number, before))
+            return []
+
+        b.loop("chunk", 0, self.count, CHUNK, chunk)
+
+    def one_chunk(self, start: Size, request: Node, number: Node) -> None:
+        """Row blocks, each the `number`th of a request."""
+        b, x, plan = self.b, self.x, self.plan
+        there = b.apply("less", request, b.index(x.requests))
+        first, last = (b.cast(b.gather(self.starts, self.do("add", request, i), there), int64)
+                       for i in (0, 1))  # fmt: skip
+        length = b.cast(b.gather(self.lengths, request, there), int64)
+        queries = self.do("subtract", last, first)
+        before = self.do("multiply", number, per(x, plan))
+        tokens = self.do("minimum", self.do("subtract", queries, before), per(x, plan))
+        sees = self.do("add", self.do("subtract", length, queries), self.do("add", before, 1))
+        end = self.do("maximum", self.do("add", sees, self.do("subtract", tokens, 1)), 0)
+        begin = b.constant(0, int64, (CHUNK,))
+        if x.window:
+            begin = self.do("maximum", self.do("subtract", sees, x.window), 0)
+            begin = self.do("floor_divide", begin, plan.block)
+        stop = self.do("floor_divide", self.do("add", end, plan.block - 1), plan.block)
+        blocks = self.do("maximum", self.do("subtract", stop, begin), 1)
+        found = {REQUEST: request, TOKEN: self.do("add", first, before), TOKENS: tokens,
+                 SEES: sees, FIRST: begin, BLOCKS: blocks}  # fmt: skip
+        for place, field in enumerate(KNOWN):
+            value = b.cast(self.pick(there, found[field], 0), int32)
+            b.store(self.known, value, (place, start), (1,))
+
+    # ---- items ------------------------------------------------------------------------------
+
+    def make_items(self) -> None:
+        """Pairs and the parts that cuts make of them."""
+        b, x, plan = self.b, self.x, self.plan
+        heads, count = x.key_heads, self.count
+        units = b.cast(b.load(self.known, (KNOWN.index(BLOCKS), 0), (count,), (1,)), int64)
+        units = self.do("multiply", units, heads)
+        ends = self.running(units)
+        total = self.fold(units, "sum")
+        b.store(self.known, b.cast(self.do("subtract", ends, units), int32), (UNITS, 0), (1,))
+        self.total = self.do("maximum", total, 1)
+        self.programs = self.do("maximum", self.do("minimum", total, plan.programs), 1)
+        number = self.line(count * heads)
+        block = self.do("unsigned_divide", number, heads)
+        head = self.do("unsigned_remainder", number, heads)
+        found = {f: b.cast(b.gather(self.known, self.do("add", block, place * count)), int64)
+                 for place, f in enumerate((*KNOWN, UNITS + RECORD))}  # fmt: skip
+        found[HEAD] = head
+        size = found[BLOCKS]
+        start = self.do("add", found.pop(UNITS + RECORD), self.do("multiply", head, size))
+        stop = self.do("add", start, size)
+        first, last = self.program_of(start), self.program_of(self.do("subtract", stop, 1))
+        some = b.apply("less", b.constant(0, int64), size)
+        parts = self.pick(some, self.do("add", self.do("subtract", last, first), 1), 0)
+        slots = self.do("subtract", self.running(parts), parts)
+        self.write_pairs(number, slots, parts, found)
+
+        def part(k: Size, _: list[Node]) -> Sequence[Node]:
+            self.write_part(b.index(k), first, start, stop, parts, slots, found)
+            return []
+
+        most = b.atom("most", self.fold(parts, "max"), 0, plan.programs)
+        b.loop("part", 0, most, 1, part)
+        self.write_idle(total)
+
+    def program_of(self, unit: Node) -> Node:
+        """The program that takes a unit."""
+        above = self.do("subtract", self.do("multiply", self.do("add", unit, 1), self.programs), 1)
+        return self.do("floor_divide", above, self.total)
+
+    def cut(self, program: Node) -> Node:
+        """Where a program's units begin."""
+        return self.do("floor_divide", self.do("multiply", program, self.total), self.programs)
+
+    def write_pairs(self, number: Node, slots: Node, parts: Node, found: dict[int, Node]) -> None:
+        """What the combining kernel reads of each pair."""
+        b = self.b
+        inside = b.apply("less", number, b.index(pairs(self.x, self.plan)))
+        values = {PAIR_SLOT: slots, PAIR_PARTS: parts, PAIR_TOKEN: found[TOKEN],
+                  PAIR_TOKENS: found[TOKENS], PAIR_HEAD: found[HEAD]}  # fmt: skip
+        for field, value in values.items():
+            at = self.do("add", self.do("multiply", number, PAIR), field)
+            b.scatter(self.pairs, b.cast(value, int32), at, inside)
+
+    def write_part(
+        self, k: Node, first: Node, start: Node, stop: Node, parts: Node, slots: Node,
+        found: dict[int, Node],
+    ) -> None:  # fmt: skip
+        """Part k of every pair that has so many."""
+        b = self.b
+        there = b.apply("less", k, parts)
+        program = self.do("add", first, k)
+        begin, end = self.cut(program), self.cut(self.do("add", program, 1))
+        low, high_ = self.do("maximum", start, begin), self.do("minimum", stop, end)
+        slot = self.do("add", slots, k)
+        leads = b.apply("less_equal", start, begin)
+        closes = b.apply("less_equal", end, stop)
+        later = self.do("subtract", self.do("add", slot, self.plan.programs - 1), program)
+        row = self.do("multiply", self.pick(leads, program, later), RECORD)
+        alone = b.apply("less_equal", parts, b.constant(1, int64))
+        values = {**found, FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
+                  BLOCKS: self.do("subtract", high_, low),
+                  SLOT: self.pick(alone, -1, slot)}  # fmt: skip
+        for field, value in values.items():
+            b.scatter(self.items, b.cast(value, int32), self.do("add", row, field), there)
+        own = self.do("multiply", program, RECORD)
+        for field, ours in ((START, leads), (STOP, closes)):
+            b.scatter(self.items, b.cast(slot, int32), self.do("add", own, field),
+                      b.apply("bit_and", there, ours))  # fmt: skip
+
+    def write_idle(self, total: Node) -> None:
+        """Programs without units, where there are fewer of these."""
+        b, programs = self.b, self.plan.programs
+        size = power(programs)
+        number = self.line(size)
+        none = b.apply("bit_and", b.apply("less_equal", b.broadcast(total, (size,)), number),
+                       b.apply("less", number, b.constant(programs, int64)))  # fmt: skip
+        for field, value in ((START, 0), (STOP, -1)):
+            at = self.do("add", self.do("multiply", number, RECORD), field)
+            b.scatter(self.items, b.constant(value, int32, (size,)), at, none)
