@@ -342,12 +342,16 @@ class Forward(Builder):
             none = b.apply("equal", total, self.constant(0.0))
             share = b.apply("divide", self.constant(1.0), total)
             share = b.apply("where", none, self.constant(0.0), share)
-            for d in range(0, x.value_width, n):
+
+            def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
                 part = b.load(self.result, (d, i), (n, n), (0, 1))
                 part = self.turn(b.apply("multiply", part, share))
                 mask = self.both(inside, self.below(d, n, x.value_width), (n, n))
                 b.store(self.memory["out"], b.cast(part, x.dtype),
                         self.at("out", self.batch, self.head, token, d), axes, mask)  # fmt: skip
+                return ()
+
+            self.chunks(x.value_width, chunk)
             if "lse" in self.memory:
                 most = b.load(self.most, (i,), (n,), (0,))
                 sums = b.apply("add", most, b.apply("log2", total))

@@ -92,7 +92,7 @@ class Builder:
         deep = None if columns is None else b.broadcast(columns, shape)
         return b.logical_and(wide, deep)
 
-    def square(self, name: str, batch: Size, head: Size, token: Size, limit: Size, d: int,
+    def square(self, name: str, batch: Size, head: Size, token: Size, limit: Size, d: Size,
                width: int) -> Node:  # fmt: skip
         """lanes tokens x lanes of d, in the accumulator's dtype, 0 past the ends."""
         b, n = self.b, self.lanes
@@ -127,15 +127,23 @@ class Builder:
         b, n = self.b, self.lanes
 
         def some(i: Size, _: list[Node]) -> Sequence[Node]:
-            for d in range(0, width, n):
+            def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
                 part = self.square(name, batch, head, combine(first, i, 1), limit, d, width)
                 part = self.turn(part)
                 if factor != 1.0:
                     part = b.apply("multiply", part, b.constant(factor, self.sum))
                 b.store(place, part, (d, i), (0, 1))
+                return ()
+
+            self.chunks(width, chunk)
             return ()
 
         b.loop("turn", 0, self.plan.queries, n, some, bounds=(0, self.plan.queries - n))
+
+    def chunks(self, width: int, body: Callable[[Size, list[Node]], Sequence[Node]]) -> None:
+        """A loop over an axis, lanes at a time."""
+        top = -(-width // self.lanes) * self.lanes
+        self.b.loop("chunk", 0, top, self.lanes, body, bounds=(0, top - self.lanes))
 
     # ---- arithmetic -----------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array, Memory
-from ..kernels import attention_cpu
+from ..kernels import attention_cpu, attention_cpu_matrix
+from ..kernels.attention_cpu import Forward
 from ..kernels.attention_shape import AttentionShape
 from ..tile.build import Body
 
@@ -39,8 +40,13 @@ def launches(
 ) -> list[tuple[Body, list[Any]]]:
     """Bodies, and what their parameters stand for."""
     more = [memory_of(i) for i in node.inputs[3:]]
-    plan = attention_cpu.choose(x, target)
-    body = attention_cpu.Forward(x, more, plan, name, 1 in wanted).build()
+    matrix = attention_cpu_matrix.choose(x, target)
+    if matrix is not None:
+        forward: Forward = attention_cpu_matrix.MatrixForward(x, more, matrix, name, 1 in wanted)
+    else:
+        plan = attention_cpu.choose(x, target)
+        forward = Forward(x, more, plan, name, 1 in wanted)
+    body = forward.build()
     inputs = [("input", i) for i in range(len(node.inputs))]
     return [(body, [*inputs, ("result", 0), *([("result", 1)] if 1 in wanted else [])])]
 
