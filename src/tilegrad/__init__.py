@@ -365,6 +365,7 @@ LAZY: dict[str, str] = {
     "conv1d": "tensor.convolution", "conv2d": "tensor.convolution",
     "conv3d": "tensor.convolution", "conv_transpose1d": "tensor.convolution",
     "conv_transpose2d": "tensor.convolution", "conv_transpose3d": "tensor.convolution",
+    "attention": "tensor.attention",
     "layer_norm": "tensor.norm", "group_norm": "tensor.norm", "batch_norm": "tensor.norm",
     "instance_norm": "tensor.norm", "rms_norm": "tensor.norm", "embedding": "tensor.norm",
     "cosine_similarity": "tensor.loss", "pairwise_distance": "tensor.loss",

@@ -1,11 +1,11 @@
-"""Normalisation, embedding and attention against torch: values, gradients and state."""
+"""Normalisation and embedding against torch: values, gradients and state."""
 
 import numpy as np
 import pytest
 from torch_peer import close, compare, random_array, torch
 
-from tilegrad import Tensor, jit, manual_seed
-from tilegrad.core.errors import DTypeError, ShapeError, UserError
+from tilegrad import Tensor
+from tilegrad.core.errors import DTypeError, ShapeError
 from tilegrad.tensor import norm
 
 functional = torch.nn.functional
@@ -76,58 +76,10 @@ def test_embedding(padding: int | None) -> None:
     )  # fmt: skip
 
 
-Q, K, V = (random_array((2, 4, 3, 8), i) for i in range(3))
-
-
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
-def test_attention(options: dict) -> None:
-    compare(
-        lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, **options),
-        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options), Q, K, V,
-    )  # fmt: skip
-
-
-def test_attention_masks() -> None:
-    mask = random_array((3, 3)) > -0.5
-    mask[1] = False  # a query that may look nowhere
-    for given in (mask, random_array((2, 1, 3, 3), 5)):
-        compare(
-            lambda q, k, v, m=given: norm.scaled_dot_product_attention(q, k, v, Tensor(m)),
-            lambda q, k, v, m=given: functional.scaled_dot_product_attention(
-                q, k, v, torch.tensor(m)
-            ),
-            Q, K, V,
-        )  # fmt: skip
-
-
-def test_attention_with_shared_heads() -> None:
-    compare(
-        lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-        Q, random_array((2, 2, 5, 8), 1), random_array((2, 2, 5, 8), 2),
-    )  # fmt: skip
-
-
-def test_attention_in_bfloat16() -> None:
-    ours = norm.scaled_dot_product_attention(*(Tensor(x).to("bfloat16") for x in (Q, K, V)))
-    theirs = functional.scaled_dot_product_attention(*(torch.tensor(x) for x in (Q, K, V)))
-    assert ours.dtype.name == "bfloat16"
-    np.testing.assert_allclose(ours.float().numpy(), theirs.numpy(), atol=3e-2)
-
-
-def test_attention_dropout_draws_anew_under_jit() -> None:
-    manual_seed(0)
-    run = jit(lambda q, k, v: norm.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
-    first, second = (run(Tensor(Q), Tensor(K), Tensor(V)).numpy() for _ in range(2))
-    assert not np.allclose(first, second)
-
-
 def test_errors() -> None:
     with pytest.raises(ShapeError, match="layer_norm: the last axes differ"):
         norm.layer_norm(Tensor(X), 6)
     with pytest.raises(DTypeError, match="indices are not integers"):
         norm.embedding(Tensor(X), Tensor(X[0]))
-    with pytest.raises(UserError, match="attn_mask and is_causal"):
-        norm.scaled_dot_product_attention(Tensor(Q), Tensor(K), Tensor(V), Tensor(Q), 0.0, True)
     with pytest.raises(ShapeError, match="more than one value"):
         norm.batch_norm(Tensor(X[:1, :, 0]), None, None, training=True)

@@ -12,10 +12,10 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.errors import UserError
 from ..tensor import activation
+from ..tensor.attention import scaled_dot_product_attention
 from ..tensor.creation import tri, zeros
 from ..tensor.maths import cast, pick
 from ..tensor.matmul import linear, matmul
-from ..tensor.norm import scaled_dot_product_attention
 from ..tensor.random import dropout
 from ..tensor.reduce import mean, softmax
 from ..tensor.tensor import Tensor, lift
@@ -72,13 +72,15 @@ class MultiheadAttention(Module):
         elif not self.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         q, k, v = self._project(q, k, v)  # (batch, heads, tokens, head_dim)
-        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal, single)
+        alone = not need_weights and attn_mask is None and key_padding_mask is None
+        causal = is_causal and alone  # said by a band, not by a mask
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not causal, single)
         rate = self.dropout if self.training else 0.0
         if need_weights:
             result, weights = self._explicit(q, k, v, mask, rate)
             shown = mean(weights, 1) if average_attn_weights else weights
         else:
-            result, shown = scaled_dot_product_attention(q, k, v, mask, rate), None
+            result, shown = scaled_dot_product_attention(q, k, v, mask, rate, causal), None
         joined = self.out_proj(result.transpose(1, 2).flatten(2))
         if single:
             return joined.squeeze(0), None if shown is None else shown.squeeze(0)

@@ -27,6 +27,7 @@ from ..tensor.activation import (
     tanhshrink,
     threshold,
 )
+from ..tensor.attention import attention, scaled_dot_product_attention
 from ..tensor.convolution import (
     conv1d,
     conv2d,
@@ -71,7 +72,6 @@ from ..tensor.norm import (
     local_response_norm,
     normalize,
     rms_norm,
-    scaled_dot_product_attention,
 )
 from ..tensor.padding import pad
 from ..tensor.pooling import (

@@ -1,6 +1,6 @@
-"""Normalisation, embedding and attention, in plain ops that later recognition finds.
+"""Normalisation and embedding, in plain ops that later recognition finds.
 
-Invariant: statistics and softmax are computed in at least float32 and the result is rounded
+Invariant: statistics are computed in at least float32 and the result is rounded
 once to the input's dtype; only `batch_norm` and `instance_norm` change state, by assigning to
 the running statistics they are given.
 """
@@ -17,14 +17,11 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..ir.symbol import Size
-from .creation import tri
 from .elementwise import clamp
-from .maths import cast, exp, pick, rsqrt
-from .matmul import matmul
-from .movement import expand, reshape
+from .maths import cast, pick, rsqrt
+from .movement import reshape
 from .padding import pad, unfold
-from .random import dropout
-from .reduce import amax, count_of, divided, mean, softmax, sum_
+from .reduce import count_of, divided, mean
 from .reduce import norm as vector_norm
 from .tensor import Tensor, lift, mode, no_grad, node_of, realize, wrap
 
@@ -230,79 +227,5 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     return pick(padded, rows.detach(), rows)
 
 
-# ---- attention ------------------------------------------------------------------------------
-
-
-def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """softmax(query @ key.T * scale + mask) @ value over (..., heads, tokens, head_dim).
-
-    A bool mask is True where a query may look; a float mask is added. `enable_gqa` lets several
-    query heads share a key head.
-    """
-    q, k, v = (_float("scaled_dot_product_attention", x) for x in (query, key, value))
-    if enable_gqa:
-        k, v = (_repeat_heads(x, q) for x in (k, v))
-    _check_attention(q, k, v, attn_mask, is_causal)
-    if scale is None:
-        scale = 1.0 / math.sqrt(q.shape[-1])  # type: ignore[arg-type]
-    scores = matmul(_wide(q), _wide(k).transpose(-2, -1)) * scale  # (..., queries, keys)
-    if is_causal:
-        scores = pick(tri(q.shape[-2], k.shape[-2], dtype=dtypes.bool_), scores, -math.inf)
-    if attn_mask is None:
-        weights = softmax(scores, -1)
-    else:
-        weights = _masked_softmax(scores, lift(attn_mask))
-    if dropout_p > 0.0:
-        weights = dropout(weights, dropout_p)
-    result = matmul(_wide(cast(weights, q.dtype)), _wide(v))
-    return cast(result, q.dtype)
-
-
-def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax under a mask; a row that sees nothing gives zeros."""
-    if mask.dtype is dtypes.bool_:
-        scores = pick(mask, scores, -math.inf)
-    else:
-        scores = scores + cast(mask, scores.dtype)
-    top = amax(scores, -1, True).detach()
-    powers = exp(scores - pick(top == -math.inf, 0.0, top))
-    total = sum_(powers, -1, True)
-    return powers / pick(total == 0.0, 1.0, total)
-
-
-def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
-    """Key or value heads repeated to as many as the query has."""
-    heads: Any = x.shape[-3]
-    wanted: Any = query.shape[-3]
-    if wanted % heads:
-        raise ShapeError("the heads do not divide", op="scaled_dot_product_attention",
-                         expected=f"query heads a multiple of {heads}", got=wanted)  # fmt: skip
-    lead, tail = x.shape[:-3], x.shape[-2:]
-    wide = expand(x.unsqueeze(-3), *lead, heads, wanted // heads, *tail)
-    return reshape(wide, *lead, wanted, *tail)
-
-
-def _check_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool) -> None:
-    op = "scaled_dot_product_attention"
-    if q.dtype is not k.dtype or k.dtype is not v.dtype:
-        raise DTypeError("the dtypes differ", op=op, expected="one dtype",
-                         got=f"{q.dtype}, {k.dtype} and {v.dtype}")  # fmt: skip
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ShapeError(
-            "the shapes do not fit", op=op,
-            expected="query (..., queries, d), key (..., keys, d), value (..., keys, e)",
-            got=", ".join(build.show(x.shape) for x in (q, k, v)),
-        )  # fmt: skip
-    if mask is not None and is_causal:
-        raise UserError("attn_mask and is_causal are given both", op=op, expected="one of them",
-                        got="both", hint="add the causal part to the mask")  # fmt: skip
-    if mask is not None and not (lift(mask).dtype is dtypes.bool_ or lift(mask).dtype.is_float):
-        raise DTypeError("a mask is bool or float", op=op, got=lift(mask).dtype)
-
-
 __all__ = ["batch_norm", "embedding", "group_norm", "instance_norm", "layer_norm",
-           "local_response_norm", "normalize", "rms_norm",
-           "scaled_dot_product_attention"]  # fmt: skip
+           "local_response_norm", "normalize", "rms_norm"]  # fmt: skip
