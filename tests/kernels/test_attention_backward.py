@@ -1,0 +1,233 @@
+"""kernels/attention_backward.py: every option against float64, checked, simulated and assembled.
+
+The interpreter runs roles in a random order; the static check finds no fault in any Body; the
+emitted PTX runs on the simulator at small sizes, and what is chosen for real sizes is assembled:
+no spill, no stack frame, no serialised wgmma. The float64 formula is itself held against finite
+differences.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilegrad.core.dtype import bfloat16, float16, float32
+from tilegrad.core.errors import InternalError
+from tilegrad.core.target import H200
+from tilegrad.kernels.attention_backward import (
+    BackwardPlan,
+    attention_backward,
+    candidates,
+    choose,
+    why_not,
+)
+from tilegrad.kernels.attention_shape import AttentionShape
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import interpret
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.prove import check_body
+
+ROUNDING = {bfloat16: 8e-3, float16: 2e-3}  # of the largest gradient
+Arrays = dict[str, np.ndarray]
+
+
+def shape(heads: int, key_heads: int, queries: int, keys: int, width: int,
+          value_width: int = 0, batch: int = 1, **more: Any) -> AttentionShape:  # fmt: skip
+    """A shape of bfloat16 with the usual scale."""
+    more = {"dtype": bfloat16, "scale": 1 / math.sqrt(width), **more}
+    return AttentionShape(batch, heads, key_heads, queries, keys, width, value_width or width,
+                          **more)  # fmt: skip
+
+
+def ordered(a: np.ndarray, order: str) -> np.ndarray:
+    """What lies (b, h, t, d) in another order."""
+    return np.ascontiguousarray(np.transpose(a, ["bhtd".index(c) for c in order]))
+
+
+def plain(a: np.ndarray, order: str) -> np.ndarray:
+    """What lies in an order as (b, h, t, d), in float64."""
+    return np.transpose(a, [order.index(c) for c in "bhtd"]).astype(np.float64)
+
+
+def forward(x: AttentionShape, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """Probabilities, result and log-sum-exps in float64."""
+    scores = x.scale * np.einsum("bhid,bhjd->bhij", q, np.repeat(k, x.group, 1))
+    apart = np.arange(x.keys)[None] - np.arange(x.queries)[:, None]
+    low, high = x.band
+    seen = (apart >= (-math.inf if low is None else low)) & (
+        apart <= (math.inf if high is None else high))  # fmt: skip
+    scores = np.where(seen, scores, -np.inf)
+    most = np.nan_to_num(scores.max(-1, keepdims=True), neginf=0.0)
+    with np.errstate(divide="ignore"):
+        lse = np.log(np.exp(scores - most).sum(-1, keepdims=True)) + most
+    p = np.exp(scores - np.where(np.isfinite(lse), lse, 0.0))
+    return p, np.einsum("bhij,bhjd->bhid", p, np.repeat(v, x.group, 1)), lse[..., 0]
+
+
+def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any) -> Arrays:
+    """delta, lse and the gradients in float64."""
+    p, out, lse = forward(x, q, k, v)
+    wide_k, wide_v = (np.repeat(a, x.group, 1) for a in (k, v))
+    delta = (dout * out).sum(-1)
+    ds = p * (np.einsum("bhid,bhjd->bhij", dout, wide_v) - delta[..., None]) * x.scale
+    dk, dv = np.einsum("bhij,bhid->bhjd", ds, q), np.einsum("bhij,bhid->bhjd", p, dout)
+
+    def grouped(a: np.ndarray) -> np.ndarray:
+        return a.reshape(a.shape[0], x.key_heads, x.group, *a.shape[2:]).sum(2)
+
+    return {"lse": lse, "delta": delta, "dq": np.einsum("bhij,bhjd->bhid", ds, wide_k),
+            "dk": grouped(dk), "dv": grouped(dv)}  # fmt: skip
+
+
+def numbers(x: AttentionShape, seed: int = 0) -> tuple[Arrays, Arrays]:
+    """Memories by name, gradients unwritten, and the gradients in float64."""
+    draw, of = np.random.default_rng(seed), x.dtype.numpy
+    sizes = {"q": (x.heads, x.queries, x.width), "k": (x.key_heads, x.keys, x.width),
+             "v": (x.key_heads, x.keys, x.value_width),
+             "dout": (x.heads, x.queries, x.value_width)}  # fmt: skip
+    given = {n: draw.standard_normal((x.batch, *s)).astype(of) for n, s in sizes.items()}
+    wanted = backward(x, *[a.astype(np.float64) for a in given.values()])
+    orders = dict(zip(given, x.orders))
+    memories = {n: ordered(a, orders[n]) for n, a in given.items()}
+    memories |= {n: wanted.pop(n).astype(np.float32) for n in ("lse", "delta")}
+    for name in wanted:
+        shape_ = ordered(wanted[name], orders[name[1:]]).shape
+        memories[name] = np.full(shape_, np.nan, np.float32).astype(of)
+    return memories, wanted
+
+
+def agree(x: AttentionShape, memories: Arrays, wanted: Arrays) -> None:
+    """Gradients up to the rounding of p, ds and results."""
+    for name, value in wanted.items():
+        found = plain(memories[name], x.orders["qkv".index(name[1:])])
+        bound = ROUNDING[x.dtype] * max(np.abs(value).max(), 1e-3)
+        np.testing.assert_allclose(found, value, rtol=0, atol=bound, err_msg=name)
+
+
+def run(x: AttentionShape, plan: BackwardPlan, how: str, seed: int = 0) -> Arrays:
+    """All launches on the interpreter or the simulator, against float64."""
+    memories, wanted = numbers(x, seed)
+    made = attention_backward(x, plan)
+    for name, type_ in made.scratch:
+        memories[name] = np.full(type_.shape, np.nan, type_.dtype.numpy)
+    for launch in made.launches:
+        given = [memories[name] for name in launch.arguments]
+        if how == "interpreted":
+            interpret.run(launch.body, given, seed=seed)
+        else:
+            text, entry = emit(launch.body, "backward", H200)
+            simulate(text, entry, given)
+    agree(x, memories, wanted)
+    return memories
+
+
+SMALL = BackwardPlan(queries=64, keys=64)
+CAUSAL = {"band": (None, 0)}
+CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
+    "one block": (shape(1, 1, 128, 128, 64), SMALL),
+    "causal": (shape(2, 2, 200, 200, 64, **CAUSAL), SMALL),
+    "grouped heads": (shape(4, 2, 130, 136, 64, batch=2, **CAUSAL), SMALL),
+    "one key head": (shape(3, 1, 70, 100, 32, dtype=float16), SMALL),
+    "window": (shape(1, 1, 300, 300, 64, band=(-40, 10)), SMALL),
+    "causal from the bottom right": (shape(1, 1, 100, 200, 64, band=(None, 100)), SMALL),
+    "rows that see nothing": (shape(1, 1, 200, 77, 64, band=(None, -123)), SMALL),
+    "keys that nothing sees": (shape(1, 1, 64, 300, 64, **CAUSAL), SMALL),
+    "tokens before heads": (shape(2, 1, 33, 260, 64, dtype=float16, orders=("bthd",) * 4),
+                            BackwardPlan(128, 2, 96, 3, late=True)),
+    "one token": (shape(1, 1, 1, 1, 64), SMALL),
+    "odd sizes": (shape(1, 1, 77, 131, 40, 72, **CAUSAL), SMALL),
+    "width 128": (shape(1, 1, 130, 140, 128, **CAUSAL), BackwardPlan()),
+    "width 96, values 40": (shape(1, 1, 130, 140, 96, 40, **CAUSAL), SMALL),
+    "width 32, values 128": (shape(1, 1, 130, 140, 32, 128, **CAUSAL), SMALL),
+    "held": (shape(2, 1, 150, 150, 64, **CAUSAL), replace(SMALL, held=True)),
+    "late": (shape(2, 1, 150, 150, 64, **CAUSAL), BackwardPlan(96, 3, 112, 3, late=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_interpreted(label: str) -> None:
+    """The numbers are right in a random order of events, and the check finds no fault."""
+    x, plan = CASES[label]
+    for launch in attention_backward(x, plan).launches:
+        verify_body(launch.body, "placed", H200)
+        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+    run(x, plan, "interpreted", list(CASES).index(label))
+
+
+def test_formula() -> None:
+    """The formula of the gradients against finite differences."""
+    x = shape(2, 1, 5, 6, 8, band=(None, 1))
+    draw = np.random.default_rng(0)
+    q, k, v, dout = (draw.standard_normal(s) for s in ((1, 2, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8),
+                                                       (1, 2, 5, 8)))  # fmt: skip
+    wanted = backward(x, q, k, v, dout)
+    for number, name in enumerate("qkv"):
+        given = [q, k, v]
+        step = np.zeros_like(given[number])
+        found = np.zeros_like(step)
+        for at in np.ndindex(step.shape):
+            ends = []
+            for sign in (1, -1):
+                step[at] = sign * 1e-5
+                moved = [g + step if i == number else g for i, g in enumerate(given)]
+                ends.append((forward(x, *moved)[1] * dout).sum())
+            step[at] = 0.0
+            found[at] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(found, wanted[f"d{name}"], atol=1e-8)
+
+
+def test_large_logits() -> None:
+    """Scores of hundreds give no nan and the same accuracy."""
+    x = replace(shape(1, 1, 130, 70, 64, **CAUSAL), scale=20.0)
+    run(x, SMALL, "interpreted")
+
+
+@pytest.mark.parametrize("x, why", [
+    (shape(1, 1, 64, 64, 64, dtype=float32), "bfloat16 or float16"),
+    (shape(1, 1, 64, 64, 60), "multiples of 8"),
+    (shape(1, 1, 64, 64, 64, dropout=0.5), "dropout"),
+])  # fmt: skip
+def test_what_it_does_not_take(x: AttentionShape, why: str) -> None:
+    """Each is refused with its reason."""
+    assert why in why_not(x)
+    with pytest.raises(InternalError, match=why):
+        attention_backward(x, BackwardPlan())
+
+
+# ---- PTX ----------------------------------------------------------------------------------------
+
+SIMULATED = {
+    "causal": (shape(1, 1, 100, 136, 64, **CAUSAL), SMALL),
+    "grouped heads, late": (shape(2, 1, 70, 40, 32, 64, **CAUSAL), replace(SMALL, late=True)),
+    "held": (shape(1, 1, 70, 64, 64, **CAUSAL), replace(SMALL, held=True)),
+    "width 96": (shape(1, 1, 70, 64, 96, 40, **CAUSAL), SMALL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SIMULATED)
+def test_simulated(label: str) -> None:
+    """The emitted PTX on the simulator, which checks races and fences of its own."""
+    run(*SIMULATED[label], "simulated")
+
+
+def test_assembled() -> None:
+    """What is chosen for real sizes: checked, no spill, no stack frame, no C75xx."""
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE: the library's attention was not assembled")
+    texts = {}
+    for width in (64, 128):
+        for more in ({}, CAUSAL):
+            x = shape(16, 16, 8192, 8192, width, batch=2, **more)
+            assert choose(x, H200) in candidates(x, H200)
+            for launch in attention_backward(x, choose(x, H200)).launches:
+                assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+                name = f"{launch.body.name}_{width}_{len(more)}"
+                texts[name] = emit(launch.body, name, H200)[0]
+    for name, made in assemble_all(texts).items():
+        made.check_library(name)
