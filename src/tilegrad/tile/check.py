@@ -30,7 +30,7 @@ PLACED_OPS = frozenset(op.name for op in vars(placed).values() if isinstance(op,
 }
 STORES = {"store": 0, "scatter": 0, "matrix_store": 0, "copy_store": 0, "atomic_add": 0,
           "write_place": 0, "copy_async": 0, "store_threads": 0,
-          "copy_pages": 0}  # fmt: skip
+          "copy_pages": 0, "store_add": 0}  # fmt: skip
 READS = {"load": 0, "gather": 0, "matrix_load": 0, "copy_async": 1, "read_place": 0,
          "copy_store": 1, "copy_threads": 1, "copy_pages": 1}  # fmt: skip
 
@@ -89,6 +89,11 @@ def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
         if attrs["masked"] and node.inputs[-1].type not in _mask_types(shape):
             return f"mask is {node.inputs[-1].type}, tile is {shape}"
         return _scalars(node.inputs[first : first + rank])
+    if name == "store_add":
+        rank, shape = len(node.inputs[0].type.shape), node.inputs[1].shape  # type: ignore[union-attr]
+        if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
+            return f"axes {attrs['axes']} for a tile {shape} of a Memory of rank {rank}"
+        return _scalars(node.inputs[2:])
     if name in ("gather", "scatter", "atomic_add"):
         first = 1 if name == "gather" else 2
         offset = node.inputs[first]

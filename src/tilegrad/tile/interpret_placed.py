@@ -367,6 +367,16 @@ def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Any:
     return before
 
 
+def _store_add(self: Interpreter, frame: Frame, node: Node) -> None:
+    storage, value = (frame.values[i] for i in node.inputs[:2])
+    offset, inside = storage.offsets(_ints(frame, node.inputs[2:]), value.shape, node.attrs["axes"])
+    if not np.all(inside):
+        raise InternalError("tile.interpret", f"store_add leaves {storage.name}{storage.shape}")
+    self.machine.depends(frame.agent, storage, "writes")
+    storage.data[offset] = numeric.elementwise(
+        "add", storage.type.dtype, [storage.data[offset], value])  # fmt: skip
+
+
 def _dependency(self: Interpreter, frame: Frame, node: Node) -> None:
     frame.agent.depends = True
 
@@ -381,7 +391,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "commit_copies": _commit("copy_store"), "matrix_async": _matrix_async,
     "matrix_fence": _matrix_fence, "matrix_commit": _commit("matrix_async"),
     "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
-    "atomic_add": _atomic_add, "grid_dependency_wait": _dependency,
+    "atomic_add": _atomic_add, "store_add": _store_add, "grid_dependency_wait": _dependency,
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,

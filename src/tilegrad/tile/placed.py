@@ -346,6 +346,18 @@ atomic_add = Op(tile, "atomic_add",
                 effect=True, group="memory",
                 meaning="add to elements at linear offsets in one step each, as seen by all "
                 "programs; gives the values before; masked off ones are 0")  # fmt: skip
+
+
+def _store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
+    into = _place("store_add", memory)
+    if into.scope != "global" or value.dtype is not into.dtype or len(index) != len(into.shape):
+        raise _fail("store_add", f"{len(index)} indices, {value.type} to {into}")
+    return NOTHING
+
+
+store_add = Op(tile, "store_add", _store_add, attrs=("axes",), effect=True, group="memory",
+               meaning="inputs Memory, value, index: add a tile to what lies at the index, each "
+               "element in one step as seen by all programs, in no order")  # fmt: skip
 grid_dependency_wait = Op(tile, "grid_dependency_wait", lambda: NOTHING, effect=True, group="grid",
                           meaning="until the launches this one depends on are done: comes before "
                           "any read that is not of a constant, and any global write")  # fmt: skip
@@ -460,6 +472,12 @@ class PlacedBuilder(BodyBuilder):
         shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(store_threads(memory, place, *scalars, shape=shape, axes=axes))
+
+    def store_add(
+        self, memory: Node, value: Node, index: Sequence[Size], axes: tuple[int, ...]
+    ) -> None:
+        """Add a tile to what lies at an index."""
+        self.add(store_add(memory, value, *[self.index(i) for i in index], axes=axes))
 
     def load_operand(
         self, operand: Node, place: Node, at: Sequence[Size], start: int, transpose: bool = False

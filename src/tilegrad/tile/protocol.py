@@ -307,7 +307,7 @@ def _load(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
 
 def _whole(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     name = node.op.name
-    writes = name in ("scatter", "atomic_add", "matrix_store", "sort")
+    writes = name in ("scatter", "atomic_add", "matrix_store", "sort", "store_add")
     for memory in node.inputs[: 2 if name == "sort" else 1]:
         machine.depends(role, memory, node, writes)
         if not is_place(memory):
@@ -337,7 +337,7 @@ HANDLERS: dict[str, Handler] = {
     "commit_copies": _commit, "wait_copies": _group_wait, "matrix_async": _matrix_async,
     "matrix_fence": _matrix_fence, "matrix_commit": _commit, "matrix_wait": _group_wait,
     "read_place": _read_place, "write_place": _read_place, "load": _load, "store": _load,
-    "gather": _whole, "scatter": _whole, "atomic_add": _whole, "matrix_load": _whole,
+    "gather": _whole, "scatter": _whole, "atomic_add": _whole, "store_add": _whole, "matrix_load": _whole,
     "matrix_store": _whole, "sort": _whole, "grid_dependency_wait": _grid,
     "copy_threads": _copy_threads, "commit_threads": _commit, "wait_threads": _group_wait,
     "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,

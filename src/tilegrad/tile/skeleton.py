@@ -60,12 +60,12 @@ def is_place(node: Node) -> bool:
 
 
 WRITES = {"store": 0, "scatter": 0, "copy_store": 0, "atomic_add": 0, "matrix_store": 0,
-          "write_place": 0, "store_threads": 0}  # fmt: skip
+          "write_place": 0, "store_threads": 0, "store_add": 0}  # fmt: skip
 QUIET = {"named_sync", "named_arrive", "fence", "commit_copies", "wait_copies", "matrix_fence",
          "commit_threads", "wait_threads", "matrix_sync",
          "matrix_commit", "matrix_wait", "allocate", "register_tile", "barrier",
          "grid_dependency_wait", "gather", "scatter", "atomic_add", "matrix_load",
-         "matrix_store", "sort"}  # fmt: skip
+         "matrix_store", "sort", "store_add"}  # fmt: skip
 
 
 def written_parameters(body: Body) -> set[Node]:

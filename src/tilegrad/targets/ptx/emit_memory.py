@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from ...core.dtype import DType, int32, int64
+from ...core.dtype import DType, float32, int32, int64
+from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import Size
@@ -372,3 +373,16 @@ class MemoryEmitter(SharedEmitter):
         uncut = mask is not None and self.uncut(mask, spread, runs)
         self.store_runs(places, runs, form, type_.dtype, registers, given, self.owner(spread),
                         uncut)  # fmt: skip
+
+    def emit_store_add(self, node: Node) -> None:
+        memory, value, index = node.inputs[0], node.inputs[1], node.inputs[2:]
+        if memory.dtype is not float32:
+            raise InternalError("ptx.emit", f"no addition of tiles of {memory.dtype}")
+        spread = self.spread_of(value)
+        registers, owner = self.get(value, spread), self.owner(spread)
+        places, runs = self.global_places(memory, index, spread, node.attrs["axes"])
+        for at, count in runs:
+            form = f"red.relaxed.gpu.global.add{f'.v{count}' if count > 1 else ''}.f32"
+            given = registers[at : at + count]
+            self.w.put(form, places[at], "{" + ", ".join(given) + "}" if count > 1 else given[0],
+                       guard=owner)  # fmt: skip

@@ -195,7 +195,7 @@ class SpreadPlan:
             self._join(node, *(i for i in node.inputs if i.shape == node.shape))
         elif name in DERIVED or name in ("reduce", "cumulative", "extract", "part", "stack_rows"):
             self._shape(node)
-        elif name in ("load", "gather", "store", "scatter", "atomic_add"):
+        elif name in ("load", "gather", "store", "scatter", "atomic_add", "store_add"):
             self._memory(node)
         elif name in ("matrix_async", "matrix_sync", "dot"):
             self._matrix(node, warps)
@@ -250,6 +250,8 @@ class SpreadPlan:
             tiles = [node, *(node.inputs[-1:] if node.attrs["masked"] else ())]
         elif name == "store":
             tiles = [node.inputs[1], *(node.inputs[-1:] if node.attrs["masked"] else ())]
+        elif name == "store_add":
+            tiles = [node.inputs[1]]
         elif name == "gather":
             tiles = [node, *node.inputs[1:]]
         else:
