@@ -86,6 +86,7 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
          "widths are multiples of 8 up to 256"),
         (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
         (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
+        (low(x.keys) < 1, "there may be no keys"),
         (x.dropout != 0.0, "dropout"),
         (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
         (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
@@ -162,8 +163,10 @@ class WideAttention:
         x = self.x
         if "key_lengths" in x.extras:
             return True
+        past = self.low is not None and high(combine(
+            combine(x.queries, self.low, 1), x.keys, -1)) > 0  # fmt: skip
         if isinstance(x.keys, int) and x.keys % self.keys == 0:
-            return False
+            return past
         within = self.high is not None and low(combine(x.keys, combine(
             self.high, x.queries, 1), -1)) >= 0  # fmt: skip
         return not within

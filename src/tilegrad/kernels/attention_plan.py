@@ -1,0 +1,135 @@
+"""Which Plan an attention takes: the tile, what shared memory is spent on, and the tiles' order.
+
+A model of the time: matrix units and exponentials of a block of keys overlap as far as the Plan
+lets them; a tile has a fixed cost beside its blocks; programs take tiles in turns, and the
+slowest one ends the launch. Invariant: a chosen Plan is one that `why_not` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.errors import InternalError
+from ..core.target import Target
+from ..ir.symbol import high
+from .attention import AttentionPlan, padded, why_not
+from .attention_shape import AttentionShape
+
+FLOPS = 4096  # of the matrix units of one program in a cycle
+EXPONENTIALS = 16  # in a cycle
+TILE_CYCLES = 2400  # before and after the blocks of a tile
+STEP_CYCLES = 120  # of a block, beside its products
+NEAR = 24 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
+
+
+def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """Tiles (queries, keys) worth a look, the most likely first."""
+    wide = max(padded(x.width), padded(x.value_width))
+    if high(x.queries) <= 64:
+        return ((64, 128), (64, 64), (64, 32))
+    if wide <= 64:
+        return ((192, 128), (128, 192), (128, 128), (192, 96), (64, 128))
+    if wide <= 128:
+        cut = x.band != (None, None)
+        return ((128, 128), (128, 176), (128, 144), (64, 128)) if cut else (
+            (128, 176), (128, 128), (128, 160), (64, 128))  # fmt: skip
+    if wide <= 192:
+        return ((128, 112), (128, 96), (128, 80), (128, 64))
+    return ((128, 80), (128, 64), (128, 48))
+
+
+def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
+    """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
+    value_width = padded(x.value_width)
+    piece = next(p for p in (64, 32, 16) if value_width % p == 0)
+    for query_stages, pieces in ((2, value_width // piece), (2, 1), (1, value_width // piece),
+                                 (1, 1), (1, 0)):  # fmt: skip
+        staged = piece if pieces else 0
+        found = replace(plan, query_stages=query_stages, staged=staged, together=max(1, pieces))
+        if not why_not(x, found):
+            return found
+    return None
+
+
+def section(x: AttentionShape) -> int:
+    """How many pairs of batch and head are mixed: those whose keys and values stay near."""
+    if x.band[1] is None:
+        return 1
+    bytes_ = high(x.keys) * (x.width + x.value_width) * x.dtype.size
+    return max(1, min(high(x.batch) * x.heads, NEAR // max(1, bytes_) * x.group))
+
+
+def blocks_of(x: AttentionShape, plan: AttentionPlan) -> np.ndarray:
+    """Blocks of keys of each tile of one pair of batch and head, by the tiles' order."""
+    rows, keys = plan.tile
+    first = np.arange(0, max(1, high(x.queries)), rows)
+    stop = np.full_like(first, high(x.keys))
+    start = np.zeros_like(first)
+    lowest, highest = x.band
+    if highest is not None:
+        stop = np.clip(np.minimum(first + rows, high(x.queries)) + high(highest), 0, stop)
+    if lowest is not None:
+        start = np.maximum(first + high(lowest), 0) // keys
+    found = np.maximum(-(-stop // keys) - start, 1)
+    return found[::-1] if highest is not None else found
+
+
+def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
+    """Cycles of a launch, as the model sees it."""
+    rows, keys = plan.tile
+    width = padded(x.width) + padded(x.value_width)
+    products = 2 * rows * keys * width / FLOPS
+    rest = rows * keys / EXPONENTIALS + STEP_CYCLES
+    alone = rows == 64  # nobody to overlap with
+    hidden = (0.75 if plan.overlap else 0.55) - (0.35 if alone else 0.0)  # of the smaller part
+    step = max(products, rest) + (1 - hidden) * min(products, rest)
+    lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
+    count = min(lanes, 64)  # a longer list is more of the same
+    work = TILE_CYCLES + step * each
+    group = max(1, min(plan.section, count))
+    whole = np.concatenate([np.repeat(work, min(group, count - at))
+                            for at in range(0, count, group)])  # fmt: skip
+    whole = np.tile(whole, 1 if count == lanes else -(-lanes // count))[: lanes * len(each)]
+    programs = plan.programs
+    filled = np.zeros(-(-len(whole) // programs) * programs)
+    filled[: len(whole)] = whole
+    grid = filled.reshape(-1, programs)
+    grid[1::2] = grid[1::2, ::-1]
+    return float(grid.sum(0).max())
+
+
+def plans(x: AttentionShape, target: Target) -> Iterator[AttentionPlan]:
+    """Plans for every tile that fits."""
+    rings = (3, 2) if max(padded(x.width), padded(x.value_width)) <= 64 else (2,)
+    for tile in tiles(x):
+        for stages in rings:
+            made = fitted(x, AttentionPlan(tile, stages, target.cores, section=section(x)))
+            if made is not None:
+                yield made
+                break
+
+
+def choose(x: AttentionShape, target: Target) -> AttentionPlan:
+    """The Plan the model likes best."""
+    found = sorted(plans(x, target), key=lambda plan: cycles(x, plan))
+    if not found:
+        raise InternalError("kernels.attention_plan", f"no Plan for {x}: {why_not(x)}")
+    return found[0]
+
+
+def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
+    """Plans to measure: every tile, with and without turns and overlap, other rings and orders."""
+    found: dict[AttentionPlan, None] = {}
+    for made in plans(x, target):
+        tried = [made, replace(made, turns=False), replace(made, overlap=False),
+                 replace(made, overlap=False, turns=False),
+                 replace(made, query_stages=1), replace(made, stages=made.stages + 1),
+                 replace(made, section=max(1, made.section // 4)),
+                 replace(made, section=4 * made.section)]  # fmt: skip
+        for plan in tried:
+            if not why_not(x, plan):
+                found[plan] = None
+    return list(found)
