@@ -31,6 +31,9 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 import tilegrad as tg
 from gpu import Bench, sets
+from tilegrad.graph import ops
+from tilegrad.graph.attention_types import PLAIN
+from tilegrad.tensor.tensor import node_of, wrap
 
 TOKENS, FEATURES = 16384, 2048
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash2": SDPBackend.FLASH_ATTENTION}
@@ -77,9 +80,18 @@ def ours_forward(causal: bool) -> Any:
 
 
 def ours_backward(causal: bool) -> Any:
-    """(q, k, v, result, log-sum-exps, gradient) -> gradients of q, k, v."""
-    return tg.jit(lambda q, k, v, out, lse, dout: tg.attention_backward(
-        q, k, v, out, lse, dout, causal=causal))  # fmt: skip
+    """(q, k, v, result, log-sum-exps, gradient) -> gradients of q, k, v: the derivative's Node."""
+
+    def run(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any) -> Any:
+        delta = (dout.float() * out.float()).sum(-1)
+        node = ops.attention_backward(
+            *(node_of(x) for x in (q, k, v, dout, lse, delta)), scale=q.shape[-1] ** -0.5,
+            band=(None, 0 if causal else None), softcap=0.0, dropout=0.0, extras=(),
+            orders=PLAIN, wanted=(),
+        )  # fmt: skip
+        return tuple(wrap(ops.get(node, index=i), q) for i in range(3))
+
+    return tg.jit(run)
 
 
 def peer_forward(q: Any, k: Any, v: Any, causal: bool, backend: Any) -> Callable[[], Any]:

@@ -22,13 +22,14 @@ from ..ir.symbol import Size, multiply
 from ..ir.types import Tuple, product
 from ..kernels.attention_shape import AttentionShape
 from ..tile.build import Body
-from . import attention_cpu
+from . import attention_cpu, attention_gpu
 
 WhyNot = Callable[[Node, AttentionShape, Target], str]
 # Bodies with what each parameter stands for: ('input', i), ('result', i) or ('scratch', type)
 Launches = Callable[[Node, AttentionShape, Target, set[int], str], list[tuple[Body, list[Any]]]]
 MACHINES: dict[str, tuple[WhyNot, Launches]] = {
     "cpu": (attention_cpu.why_not, attention_cpu.launches),
+    "gpu": (attention_gpu.why_not, attention_gpu.launches),
 }
 
 

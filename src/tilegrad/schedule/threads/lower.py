@@ -34,7 +34,7 @@ def lower_threads(
         found = lower_dot_gpu(group, reads, values, target, name)
         if config().verify:
             for body, _ in found:
-                _check_placed(body, target)
+                check_placed(body, target)
         return found
     if group.kind == "cumulative":
         return lower_cumulative(group, reads, name)
@@ -43,7 +43,7 @@ def lower_threads(
     raise InternalError("schedule.threads", f"no lowering for {group.kind}: {group.values}")
 
 
-def _check_placed(body: Body, target: Target) -> None:
+def check_placed(body: Body, target: Target) -> None:
     """Races, deadlock and fences of a library kernel with what fusion has put into it."""
     if any(node.op.name in PLACED_OPS for node, _ in walk(body.block)):
         verify_body(body, "placed", target, "schedule.threads")

@@ -1,0 +1,84 @@
+"""Attention on GPUs whose matrix units run beside the threads: the library's placed kernels.
+
+Invariant: as in `attention`; no launch keeps scores or probabilities in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import config
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import high, multiply
+from ..ir.types import Array, Memory
+from ..kernels import attention, attention_backward, attention_plan
+from ..kernels.attention_shape import AttentionShape
+from ..tile.build import Body
+from .threads.lower import check_placed
+
+Given = list[tuple[Body, list[Any]]]
+
+
+def why_not(node: Node, x: AttentionShape, target: Target) -> str:
+    """Why no kernel takes the Node; '' where one does."""
+    if not any(unit.name.startswith("wgmma") for unit in target.matrix):
+        return f"{target.name} has no matrix units beside its threads"
+    if node.op is ops.attention:
+        return attention.why_not(x) or _no_plan(x, target)
+    wanted = node.attrs["wanted"]
+    return attention_backward.why_not(x, None, wanted) or (
+        "" if attention_backward.candidates(x, target, fast()) else "no Plan fits shared memory"
+    )
+
+
+def _no_plan(x: AttentionShape, target: Target) -> str:
+    return "" if next(attention_plan.plans(x, target), None) else "no Plan fits shared memory"
+
+
+def fast() -> bool:
+    """Whether sums may differ in their order from run to run."""
+    return config().sums == "fast"
+
+
+def launches(
+    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
+) -> Given:
+    """Bodies, and what their parameters stand for."""
+    made = _forward if node.op is ops.attention else _backward
+    found = made(node, x, target, name)
+    if config().verify:
+        for body, _ in found:
+            check_placed(body, target)
+    return found
+
+
+def _forward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
+    plan = attention_plan.choose(x, target)
+    rows = plan.tile[0]
+    tiles = multiply(multiply(x.batch, x.heads), -(-high(x.queries) // rows))
+    plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
+    body = attention.wide_attention(x, plan, name, [memory_of(i) for i in node.inputs[3:]])
+    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
+    return [(body, [*inputs, ("result", 0), ("result", 1)])]
+
+
+def _backward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
+    plan = attention_backward.choose(x, target, fast())
+    more = [memory_of(i) for i in node.inputs[6:]]
+    wanted = node.attrs["wanted"]
+    made = attention_backward.attention_backward(x, plan, more, wanted, name)
+    stands: dict[str, Any] = {
+        n: ("input", i) for i, n in enumerate(("q", "k", "v", "dout", "lse", "delta", *x.extras))}
+    stands |= {f"d{n}": ("result", i) for i, n in enumerate(("q", "k", "v", *wanted))}
+    for n, memory in made.scratch:
+        stands[n] = ("scratch", (Array(memory.shape, memory.dtype), n))
+    return [(one.body, [stands[n] for n in one.arguments]) for one in made.launches]
+
+
+def memory_of(node: Node) -> Memory:
+    """The Memory an input lies in."""
+    assert isinstance(node.type, Array)
+    return Memory(node.type.shape, node.type.dtype)
