@@ -30,6 +30,10 @@ class Condition:
         """Whether the bounds prove it."""
         return low(self.value) >= 0 and low(combine(self.size, self.value, -1)) >= 1
 
+    def fails(self) -> bool:
+        """Whether the bounds prove that it never holds."""
+        return high(self.value) < 0 or low(combine(self.value, self.size, -1)) >= 0
+
 
 def ravel(index: Sequence[Size], shape: Sequence[Size]) -> Size:
     """The row-major linear index."""

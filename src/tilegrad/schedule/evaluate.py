@@ -120,6 +120,8 @@ class Evaluator:
             inner, conditions = MOVEMENT[op](node, index)
             if not conditions:
                 return self.value(node.inputs[0], inner)
+            if any(c.fails() for c in conditions):
+                return self.body.constant(0, wide(node.dtype))
             return self._guarded(node.inputs[0], inner, conditions)
         if op is ops.constant:
             return self.body.constant(node.attrs["value"], wide(node.dtype))
@@ -195,7 +197,7 @@ class Evaluator:
             start = combine(start, x.shape[axis], 1)  # type: ignore[assignment]
             if condition.holds():
                 return self.value(x, inner)
-            if x.shape[axis] == 0 or high(combine(inner[axis], 0, 1)) < 0:
+            if x.shape[axis] == 0 or condition.fails():
                 continue
             part = self._guarded(x, inner, [condition])
             if result is None:

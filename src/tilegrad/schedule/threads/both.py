@@ -30,7 +30,7 @@ from ...ir.symbol import (
 )  # fmt: skip
 from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
-from ..access import MOVEMENT, Index, depends, unravel
+from ..access import MOVEMENT, Index, depends
 from ..evaluate import ravel_strides, wide
 from ..fuse import REDUCE, Group, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
@@ -238,10 +238,7 @@ class BothLowering(ThreadLowering):
     def one_row(self, row: Size, lane: Size) -> None:
         """All stages of one row, and what is stored of it."""
         for stage in range(1, self.stages() + 1):
-            for v in self.reduces:
-                if self.levels[v] == stage:
-                    x = self.e.value(v.inputs[0], reduce_index(v, row, lane))
-                    self.e.bind(v, unravel(row, v.shape), self.over_tile(v, x, lane))
+            self.reduce_stage(stage, row, lane)
         self.write_all(row, lane)
 
     def added(self, row: Size, lane: Size, sums: Sequence[Node]) -> list[Node]:

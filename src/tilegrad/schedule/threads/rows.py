@@ -1,8 +1,8 @@
 """Reductions by rows: rows that fit are held in registers, longer ones are swept by a loop.
 
 *Held*: a program takes one row, or several short ones, as one tile; every stage works on it, so
-memory is read once and written once. *Swept*: see `sweep`. *Split*: few long rows are cut into
-parts, whose partial results a second launch combines.
+memory is read once and written once. *Swept*: see `sweep`. *Streamed*: see `stream`. *Split*: few
+long rows are cut into parts, whose partial results a second launch combines.
 
 Invariant: a row's sums are added in an order that depends on shapes and the Target alone.
 """
@@ -31,14 +31,15 @@ from ..access import unravel
 from ..evaluate import wide
 from ..space import KINDS, identity, reduce_index
 from .space import WARP, Roles, plain_reads, turned_reads
-from .sweep import ThreadSweep, Walk
+from .stream import ThreadStream
+from .sweep import Walk
 from .tiles import power_of_two
 
 HELD = 16384  # most elements of a row that is held
 EACH = 16  # elements of a tile that a thread holds
 
 
-class ThreadRows(ThreadSweep):
+class ThreadRows(ThreadStream):
     """Lowers groups whose reductions run over trailing axes."""
 
     def by_rows(self) -> list[tuple[Body, Roles]]:
@@ -48,7 +49,10 @@ class ThreadRows(ThreadSweep):
         if high(columns) <= HELD:
             return self.held(rows, columns)
         parts = self.row_parts(rows, columns)
-        return self.swept(rows, columns) if parts == 1 else self.split(rows, columns, parts)
+        if parts > 1:
+            return self.split(rows, columns, parts)
+        stream = self.plan_stream(rows, columns)
+        return self.swept(rows, columns) if stream is None else self.streamed(stream)
 
     # ---- held -----------------------------------------------------------------------------
 
@@ -69,10 +73,7 @@ class ThreadRows(ThreadSweep):
             row = combine(outer, at, 1)
             self.load_first(row, lane)
             for stage in range(1, self.stages() + 1):
-                for v in self.reduces:
-                    if self.levels[v] == stage:
-                        x = self.e.value(v.inputs[0], reduce_index(v, row, lane))
-                        self.e.bind(v, unravel(row, v.shape), self.over_tile(v, x, lane))
+                self.reduce_stage(stage, row, lane)
             self.write_all(row, lane)
         threads = self.threads_for(many * lanes, each)
         return [self.end((grid,), threads // WARP, self.roles())]
@@ -110,26 +111,38 @@ class ThreadRows(ThreadSweep):
         starts = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
         return bool(turned_reads(starts, self.inputs, row, lane))
 
-    def over_tile(self, node: Node, x: Node, lane: Size) -> Node:
-        """A reduction of a whole tile along its lanes: (rows, 1), or a scalar."""
-        b, e = self.b, self.e
-        x = b.broadcast(x, e.full)
-        mask = e.inside()
-        if node.op is ops.argmax:
-            place = b.broadcast(b.index(lane), e.full)
-            return self.first_largest(x, place, mask, len(e.full) - 1)
-        if mask is not None:
-            x = b.apply("where", mask, x, b.constant(identity(KINDS[node.op], x.dtype), x.dtype))
-        return self.along(x, KINDS[node.op])
+    def reduce_stage(self, stage: int, row: Size, lane: Size) -> None:
+        """All reductions of a stage over a tile."""
+        found = [v for v in self.reduces if self.levels[v] == stage]
+        values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
+        self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
+        for v, x in values:
+            if v.op is ops.argmax:
+                x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
+                best = self.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
+                self.e.bind(v, unravel(row, v.shape), best)
+
+    def bind_totals(self, row: Size, values: Sequence[tuple[Node, Node]]) -> None:
+        """Sums and the like of tiles, side by side: threads may meet once for all of them."""
+        filled = [(v, self.filled(v, x)) for v, x in values]
+        totals = [(v, self.along(x, KINDS[v.op])) for v, x in filled]
+        for v, total in totals:
+            total = self.e.column(total) if len(total.shape) == 1 else total
+            self.e.bind(v, unravel(row, v.shape), total)
+
+    def filled(self, node: Node, x: Node) -> Node:
+        """A whole tile in which what is outside changes nothing."""
+        x, mask = self.b.broadcast(x, self.e.full), self.e.inside()
+        if mask is None:
+            return x
+        nothing = self.b.constant(identity(KINDS[node.op], x.dtype), x.dtype)
+        return self.b.apply("where", mask, x, nothing)
 
     def along(self, x: Node, kind: str) -> Node:
         """One axis of a tile reduced: the last one."""
-        if not x.shape:
-            return x
-        if self.e.row is not None and self.e.lane is None:
+        if not x.shape or (self.e.row is not None and self.e.lane is None):
             return x  # (rows, 1): nothing to add up
-        found = self.b.add(tile_ops.reduce(x, axis=len(x.shape) - 1, kind=kind))
-        return self.e.column(found) if found.shape else found
+        return self.b.add(tile_ops.reduce(x, axis=len(x.shape) - 1, kind=kind))
 
     # ---- split ----------------------------------------------------------------------------
 
@@ -180,9 +193,9 @@ class ThreadRows(ThreadSweep):
         row = self.b.program(0, rows)
         lanes = power_of_two(parts)
         with self.e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
-            for v, place in zip(self.reduces, places):
-                x = self.e._load(place, combine(multiply(row, parts), lane, 1))
-                self.e.bind(v, unravel(row, v.shape), self.over_tile(v, x, lane))
+            at = combine(multiply(row, parts), lane, 1)
+            self.bind_totals(row, [(v, self.e._load(place, at))
+                                   for v, place in zip(self.reduces, places)])  # fmt: skip
             self.row_results(row, 1)
         given = self.roles()
         roles = given[: len(self.reads)] + self.scratch_roles(types) + given[len(self.reads) :]

@@ -8,7 +8,7 @@ depend on shapes, dtypes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...graph import ops
@@ -29,13 +29,14 @@ from ...ir.symbol import (
 )  # fmt: skip
 from ...ir.types import Memory, product, row_major
 from ...tile.build import Body
-from ..access import MOVEMENT, Index
+from ..access import MOVEMENT, Condition, Index
 from ..evaluate import ravel_strides, symbolic
 from ..space import LoopSpace, reduce_index
 from .tiles import TileEvaluator, Viewed, power_of_two
 
 WARP = 32
 Roles = list[tuple[str, Any]]
+Reached = tuple[Node, Index, list[Condition]]  # a value below, where, and if what holds
 
 
 class ThreadSpace(LoopSpace):
@@ -58,7 +59,7 @@ class ThreadSpace(LoopSpace):
         self.inputs = dict(zip(self.reads, given))
         self.outputs = dict(zip(stored, given[start:]))
         self.e = TileEvaluator(self.b, self.inputs)
-        self.e.rounded = self.group.rounded
+        self.e.rounded, self.e.values = self.group.rounded, self.all_values
         return [*given[len(self.reads) : start], *given[start + len(stored) :]]
 
     def end(
@@ -149,6 +150,11 @@ class ThreadSpace(LoopSpace):
         rows, inner = self.shape.rows, self.inner
         assert rows is not None
         many, lanes = self.flat_tile(rows, inner)
+        pieces = self.pieces()
+        if pieces > 1:
+            inner = floor_divide(inner, pieces)
+            many, lanes = self.cut_tile(many * lanes // pieces, rows, inner)
+            self.each //= pieces
         middle = self.middle_of(rows, many, lanes)
         many = min(many, power_of_two(high(middle)))
         row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
@@ -160,7 +166,8 @@ class ThreadSpace(LoopSpace):
 
         def write(whole: bool) -> list[Node]:
             with self.e.tile(row, many, middle, base, lanes, inner, whole) as (at, lane):
-                self.write_all(combine(outer, at, 1), lane)
+                columns = [combine(multiply(inner, k), lane, 1) for k in range(pieces)]
+                self.write_all(combine(outer, at, 1), *columns)
             return []
 
         if many == 1 and not self._tail_fits(inner, lanes):
@@ -200,11 +207,40 @@ class ThreadSpace(LoopSpace):
             return (min(side, power_of_two(high(rows))), min(side, power_of_two(high(inner))))
         if high(rows) <= 1:
             return 1, min(size, power_of_two(high(inner)))
-        lanes = min(size, tight(high(inner)))
         if high(inner) >= 4 * WARP and self.has_loaded_gather():
             self.each = min(self.each, max(vector, power_of_two(high(inner)) // (4 * WARP)))
             return 1, min(size, power_of_two(high(inner)))
+        return self.cut_tile(size, rows, inner)
+
+    def cut_tile(self, size: int, rows: Size, inner: Size) -> tuple[int, int]:
+        """(rows, lanes) of about `size` elements."""
+        lanes = min(size, tight(high(inner)))
         return max(1, min(size // lanes, power_of_two(high(rows)))), lanes
+
+    def pieces(self) -> int:
+        """Into how many equal pieces lines are cut so that each lies within one part of whatever
+        is joined or padded along them; one thread then has an element of every piece, reads what
+        several of them want once, and masks nothing. 1 where nothing is gained."""
+        rows, vector = self.shape.rows, self.vector()
+        if not isinstance(self.inner, int) or self.has_loaded_gather() or self.turned():
+            return 1
+        row = named("loop", "row", 0, max(1, high(rows or 1) - 1))
+
+        def undecided(count: int) -> int:
+            size = self.inner // count  # type: ignore[operator]
+            lane = named("loop", "lane", 0, max(1, size - 1))
+            starts = [(v, self.index_at(v, row, combine(lane, k * size, 1)))
+                      for v in self.group.stored for k in range(count)]  # fmt: skip
+            return open_conditions(starts, self.inputs)
+
+        most = self.each // vector
+        if most < 2 or self.inner < 4 * vector or not undecided(1):
+            return 1
+        for count in (2, 4, 8):
+            whole = self.inner % (count * 2 * vector) == 0
+            if count <= most and whole and not undecided(count):
+                return count
+        return 1
 
     def has_loaded_gather(self) -> bool:
         """Whether something is gathered at indices that only memory knows."""
@@ -226,10 +262,10 @@ class ThreadSpace(LoopSpace):
         starts = [(v, self.index_at(v, row, lane)) for v in self.group.stored]
         return turned_reads(starts, self.inputs, row, lane)
 
-    def write_all(self, row: Size, lane: Size) -> None:
-        """Evaluate every wanted value at (row, lane), then store them."""
+    def write_all(self, row: Size, *columns: Size) -> None:
+        """Evaluate every wanted value at a row and some columns, then store them."""
         found = []
-        for v in self.group.stored:
+        for v, lane in ((v, lane) for v in self.group.stored for lane in columns):
             index = self.index_at(v, row, lane)
             found.append((v, index, self.e.value(v, index)))
         for v, index, x in found:
@@ -265,6 +301,40 @@ def plain_reads(stack: list[tuple[Node, Index]], stored: Any) -> list[tuple[Node
         elif node.op.group in ("unary", "binary", "compare", "ternary"):
             stack.extend((i, index) for i in reversed(node.inputs))
     return list(found)
+
+
+def open_conditions(stack: list[tuple[Node, Index]], stored: Any) -> int:
+    """How many conditions of padding and joining the bounds of the indices do not decide."""
+    seen: set[tuple[Node, Index]] = set()
+    found, stack = 0, list(stack)
+    while stack:
+        key = stack.pop()
+        node, index = key
+        if key in seen or node in stored:
+            continue
+        seen.add(key)
+        parts: list[Reached] = [(i, index, []) for i in node.inputs]
+        if node.op in MOVEMENT:
+            parts = [(node.inputs[0], *MOVEMENT[node.op](node, index))]
+        elif node.op is ops.concatenate:
+            parts = list(joined_parts(node, index))
+        elif node.op.group not in ("unary", "binary", "compare", "ternary"):
+            continue
+        for below, at, conditions in parts:
+            if any(c.fails() for c in conditions):
+                continue
+            found += sum(not c.holds() for c in conditions)
+            stack.append((below, at))
+    return found
+
+
+def joined_parts(node: Node, index: Index) -> Iterator[Reached]:
+    """What a concatenate joins, each with its own index and the condition that it is meant."""
+    axis, start = node.attrs["axis"], index[node.attrs["axis"]]
+    for x in node.inputs:
+        condition = Condition(start, x.shape[axis])
+        yield x, (*index[:axis], start, *index[axis + 1 :]), [condition]
+        start = combine(start, x.shape[axis], -1)
 
 
 def turned_reads(stack: list[tuple[Node, Index]], stored: Any, row: Expr, lane: Expr) -> list[Node]:

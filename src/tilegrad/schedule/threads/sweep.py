@@ -217,7 +217,6 @@ class ThreadSweep(ThreadSpace):
         writes what is wanted there."""
         b, e = self.b, self.e
         parts: list[list[Part]] = []
-        rests = [(o.total, o.x) for o in walk.online]
 
         def tile(k: int) -> Any:
             at = combine(base, k * self.lanes, 1)
@@ -237,16 +236,21 @@ class ThreadSweep(ThreadSpace):
                     e.bind(node, index, b.cast(x, wide(node.dtype)))
                 if kept is not None:
                     self.keep(kept, lane, at)
-                parts.append([])
-                for v, source in [*((v, v.inputs[0]) for v in walk.reduces), *rests]:
-                    x = e.value(source, reduce_index(v, walk.row, column))
-                    place = b.broadcast(b.index(column), (self.lanes,))
-                    parts[-1].append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
-                for v in walk.writes:
-                    index = self.index_at(v, walk.row, column)
-                    e.store(self.outputs[v], e.value(v, index),
-                            ravel_strides(index, row_major(v.shape)))  # fmt: skip
+                parts.append(self.taken(walk, column))
         return self.combine_parts(walk, parts, values)
+
+    def taken(self, walk: Walk, column: Size) -> list[Part]:
+        """What a walk reduces of a tile; what it writes there is written."""
+        b, e, found = self.b, self.e, []
+        rests = [(o.total, o.x) for o in walk.online]
+        for v, source in [*((v, v.inputs[0]) for v in walk.reduces), *rests]:
+            x = e.value(source, reduce_index(v, walk.row, column))
+            place = b.broadcast(b.index(column), (self.lanes,))
+            found.append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
+        for v in walk.writes:
+            index = self.index_at(v, walk.row, column)
+            e.store(self.outputs[v], e.value(v, index), ravel_strides(index, row_major(v.shape)))
+        return found
 
     def keep(self, kept: Kept, lane: Size, at: Size) -> None:
         """Put a tile's reads into shared memory, or take them from there."""
@@ -368,16 +372,17 @@ class ThreadSweep(ThreadSpace):
         position = 0
         tops: dict[Node, Node] = {}
         for v in walk.reduces:
-            index = unravel(walk.row, v.shape)
             if v.op is ops.argmax:
                 best, where = values[position : position + 2]
                 position += 2
+                index = unravel(walk.row, v.shape)
                 self.e.bind(v, index, self.first_largest(best, where, None, 0))
                 continue
-            total = self._all(values[position], KINDS[v.op])
             tops[v] = values[position]
             position += 1
-            self.e.bind(v, index, total)
+        totals = [(v, self._all(x, KINDS[v.op])) for v, x in tops.items()]  # side by side
+        for v, total in totals:
+            self.e.bind(v, unravel(walk.row, v.shape), total)
         for o in walk.online:
             shift = self.e.value(o.shift, reduce_index(o.total, walk.row, 0))
             scale = self.b.apply("quick_exp", self.b.apply("subtract", tops[o.largest], shift))

@@ -42,10 +42,11 @@ from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ...tile.interpret import has_op
-from ..access import MOVEMENT
-from ..evaluate import Evaluator
+from ..access import MOVEMENT, Index
+from ..evaluate import Evaluator, symbolic
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
+LITTLE = 1 << 30  # places up to here are compared in 32 bits
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
 
 
@@ -146,6 +147,7 @@ class TileEvaluator(Evaluator):
         self.lane_mask: Node | None = None  # (lanes,)
         self.only: Node | None = None  # a further mask on what is stored
         self.rounded: set[Node] = set()  # values of which only 16 bits are ever seen
+        self.values: set[Node] | None = None  # values that some kernel stores, where known
 
     # ---- context --------------------------------------------------------------------------
 
@@ -224,6 +226,40 @@ class TileEvaluator(Evaluator):
             return node.op.name
         rounded = node.dtype.bits <= 16 or node in self.rounded
         return quick if rounded or (node.op is ops.exp and below_largest(node)) else node.op.name
+
+    def _value(self, node: Node, index: Index) -> Node:
+        """A product that is stored nowhere and added to something is rounded once with the sum."""
+        if (node.op is ops.add and node.dtype.is_float and node not in self.memories
+                and self.values is not None):  # fmt: skip
+            for x, other in (node.inputs, node.inputs[::-1]):
+                if x.op is ops.multiply and x not in self.values:
+                    parts = [self.value(i, index) for i in (*x.inputs, other)]
+                    return self.body.apply("multiply_add", *parts)
+        if node.op is ops.equal and self.row is None and self.lane is not None:
+            for x, other in (node.inputs, node.inputs[::-1]):
+                found = self._same_lane(x, other, index)
+                if found is not None:
+                    return found
+        return super()._value(node, index)
+
+    def _same_lane(self, x: Node, other: Node, index: Index) -> Node | None:
+        """Which lane it is whose place x equals a value that all lanes share, in 32 bits."""
+        b, place = self.body, symbolic(x, index, self.memories)
+        if place is None or isinstance(place, int) or low(place) < -LITTLE or high(place) > LITTLE:
+            return None
+        varying = self._varying(place)
+        found = self._affine(place, varying) if varying == [self.lane] else None
+        if found is None or found[1] != 1 or symbolic(other, index, self.memories) is not None:
+            return None
+        wanted = self.value(other, index)
+        if wanted.shape:
+            return None
+        wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
+        wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
+        first = b.cast(b.index(combine(found[2], self.base, 1)), int32)
+        number = b.apply("subtract", b.cast(wanted, int32), first)
+        lanes = b.add(tile_ops.iota(size=self.lanes, dtype=int32))
+        return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
 
     # ---- loads and stores -----------------------------------------------------------------
 

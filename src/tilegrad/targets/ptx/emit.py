@@ -203,19 +203,23 @@ class Emitter(ControlEmitter):
     # ---- Blocks ---------------------------------------------------------------------------
 
     def block(self, block: Block) -> None:
-        """Every Node in order; roles that follow one another are one branch."""
+        """Every Node in order; roles that follow one another are one branch, reductions that do
+        and do not need one another one exchange."""
         number = 0
         nodes = block.nodes
         while number < len(nodes):
-            if nodes[number].op.name == "role":
-                last = number
-                while last < len(nodes) and nodes[last].op.name == "role":
+            last = number + 1
+            if (name := nodes[number].op.name) in ("role", "reduce"):
+                while last < len(nodes) and nodes[last].op.name == name and not (
+                    set(nodes[last].inputs) & set(nodes[number:last])):  # fmt: skip
                     last += 1
+            if name == "role":
                 self.roles(nodes[number:last])
-                number = last
-                continue
-            self.node(nodes[number])
-            number += 1
+            elif name == "reduce":
+                self.reduces([n for n in nodes[number:last] if not self.plan.free(n)])
+            else:
+                self.node(nodes[number])
+            number = last
 
     def node(self, node: Node) -> None:
         """Emit one Node."""

@@ -1,39 +1,90 @@
 """Reductions over Tiles, and Tiles seen in other shapes.
 
 A reduction combines what a thread holds, then lanes by shuffles, then warps through shared
-memory; every thread that asks gets the result. Invariant: the order of a sum depends on the
+memory; every thread that asks gets the result. Reductions side by side share one exchange
+between warps. Invariant: the order of a sum depends on the
 Spread alone, so it is the same in every run.
 """
 
 from __future__ import annotations
 
-from ...core.dtype import DType, int64
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.dtype import DType, float32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
 from .emit_elements import ElementEmitter
 from .spread import Spread
 
+Part = tuple[list[str], str, DType]  # of a reduction: registers, its kind, their dtype
+
 
 class ShapeEmitter(ElementEmitter):
     """Emits reduce, broadcast, reshape, transpose, part, extract and stack_rows of held Tiles."""
 
     def emit_reduce(self, node: Node) -> None:
+        self.reduces([node])
+
+    def reduces(self, nodes: Sequence[Node]) -> None:
+        """Reductions that follow one another and do not need one another: those of Tiles that
+        are spread alike meet once for all."""
+        alike: dict[tuple[Spread, int], list[tuple[Node, Part]]] = {}
+        for node in nodes:
+            source, axis = self.spread_of(node.inputs[0]), node.attrs["axis"]
+            alike.setdefault((source, axis), []).append((node, self.in_warps(node, source)))
+        for (source, axis), found in alike.items():
+            _, warps = self.reduced_bits(source, axis)
+            parts = [part for _, part in found]
+            if warps:
+                parts = self.over_warps(parts, source, axis, warps)
+            for (node, _), (registers, _, _) in zip(found, parts):
+                self.leave_reduced(node, registers, source.drop(axis))
+
+    def in_warps(self, node: Node, source: Spread) -> Part:
+        """What each warp knows of a reduction."""
         x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
-        source = self.spread_of(x)
         dtype = self.dtype(node)
-        registers = self.of_dtype(x, self.get(x, source), dtype)
-        result = source.drop(axis)
-        groups: dict[tuple[int, ...], list[str]] = {}
-        for at, register in zip(source.registers, registers):
-            groups.setdefault(at[:axis] + at[axis + 1 :], []).append(register)
-        found = [self.fold(groups[at], kind, dtype) for at in result.registers]
-        lanes, warps = self.reduced_bits(source, axis)
-        for bit in lanes:
+        if kind == "sum" and dtype is float32 and self.is_product(x, source):
+            factors = zip(*(self.get(i, source) for i in x.inputs))
+            groups = self.grouped(source, axis, list(factors))
+            found = [self.fold_products(groups[at]) for at in source.drop(axis).registers]
+        else:
+            registers = self.of_dtype(x, self.get(x, source), dtype)
+            groups = self.grouped(source, axis, registers)
+            found = [self.fold(groups[at], kind, dtype) for at in source.drop(axis).registers]
+        for bit in self.reduced_bits(source, axis)[0]:
             found = [rules.combine(self.w, kind, dtype, r, self.shuffle(r, 1 << bit, dtype))
                      for r in found]  # fmt: skip
-        if warps:
-            found = self.over_warps(found, source, axis, warps, kind, dtype)
+        return found, kind, dtype
+
+    def grouped(self, source: Spread, axis: int, values: list[Any]) -> dict[Any, list[Any]]:
+        """What a thread holds, by the element of the result that it goes into."""
+        groups: dict[tuple[int, ...], list[Any]] = {}
+        for at, value in zip(source.registers, values):
+            groups.setdefault(at[:axis] + at[axis + 1 :], []).append(value)
+        return groups
+
+    def is_product(self, x: Node, source: Spread) -> bool:
+        """Whether a Tile is a product of two that threads hold as they hold it."""
+        return x.op.name == "multiply" and all(
+            i.shape == () or self.plan.free(i) or self.plan.spread(i) == source for i in x.inputs
+        )
+
+    def fold_products(self, factors: list[tuple[str, str]]) -> str:
+        """Products of one thread added as they are made, in chains side by side."""
+        count = 4 if len(factors) >= 16 else 2 if len(factors) >= 4 else 1
+        chains = []
+        for pairs in (factors[n::count] for n in range(count)):
+            total = rules.apply(self.w, "multiply", float32, *pairs[0])
+            for a, b in pairs[1:]:
+                total = rules.apply(self.w, "multiply_add", float32, a, b, total)
+            chains.append(total)
+        return self.fold(chains, "sum", float32)
+
+    def leave_reduced(self, node: Node, found: list[str], result: Spread) -> None:
+        """Hold a reduction as its Node is to be spread."""
         if node.shape == () or self.plan.spread(node) == result:
             self.held[node] = found
         else:
@@ -86,13 +137,13 @@ class ShapeEmitter(ElementEmitter):
         return self.w.value("b32", "shfl.sync.bfly.b32", register, str(distance), "31", "-1")
 
     def over_warps(
-        self, registers: list[str], source: Spread, axis: int, bits: list[int], kind: str,
-        dtype: DType,
-    ) -> list[str]:  # fmt: skip
-        """Combine across warps: each leaves its part, all read all parts of their group."""
-        w, size = self.w, max(4, dtype.size) if dtype.kind != "bool" else 4
+        self, parts: Sequence[Part], source: Spread, axis: int, bits: list[int]
+    ) -> list[Part]:
+        """Combine across warps: each leaves its parts, all read all parts of their group."""
+        w = self.w
+        size = max(max(4, dtype.size) if dtype.kind != "bool" else 4 for _, _, dtype in parts)
         warps = self.threads // 32
-        count = len(registers)
+        count = sum(len(registers) for registers, _, _ in parts)
         held = source.drop(axis)
         lanes = 32 if any(shift < 5 for shift, _, _, _ in held.fields) else 1
         base = self.scratch(warps * count * lanes * size)
@@ -103,7 +154,8 @@ class ShapeEmitter(ElementEmitter):
         if lanes > 1:
             address = w.value("b32", "mad.lo.s32", lane, str(size), address)
         first = "" if lanes > 1 else w.value("pred", "setp.eq.s32", lane, "0")
-        for i, register in enumerate(registers):
+        flat = [(r, dtype) for registers, _, dtype in parts for r in registers]
+        for i, (register, dtype) in enumerate(flat):
             self.put_word(f"[{address}+{i * lanes * size}]", register, dtype, first)
         self.scratch_written()
         kept = self.warp_bits(source) & ~sum(1 << (b - 5) for b in bits)
@@ -114,11 +166,15 @@ class ShapeEmitter(ElementEmitter):
         turns = [0]
         for b in bits:
             turns += [t | 1 << (b - 5) for t in turns]
-        result = []
-        for i in range(count):
-            parts = [self.get_word(f"[{start}+{t * stride + i * lanes * size}]", dtype)
-                     for t in sorted(turns)]  # fmt: skip
-            result.append(self.fold(parts, kind, dtype))
+        result, place = [], 0
+        for registers, kind, dtype in parts:
+            found = []
+            for i in range(place, place + len(registers)):
+                read = [self.get_word(f"[{start}+{t * stride + i * lanes * size}]", dtype)
+                        for t in sorted(turns)]  # fmt: skip
+                found.append(self.fold(read, kind, dtype))
+            result.append((found, kind, dtype))
+            place += len(registers)
         return result
 
     # ---- shapes ---------------------------------------------------------------------------

@@ -1,0 +1,240 @@
+"""Long rows that are read and written: a program takes many, and reads the next as it writes one.
+
+A row that a program reduces and then writes (softmax, cross-entropy with its gradient) fills the
+shared memory of a core, so no second program would fill the pauses. Here a program takes every
+so-many-th row. While it writes a row from shared memory it puts the next one in its place, tile
+by tile, and reduces it: memory reads and writes at all times, and everything is read once. Of a
+row shared memory holds the most; the rest of it stays in registers from its reduction to its
+writing, where it is not longer than a turn. Tiles are asked for one turn ahead.
+
+Cost of a row of n elements: n read, n written; 2 meetings of the threads for each stage.
+
+Invariant: which rows a program takes, and so the order of every sum, depends on shapes and the
+Target alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...core.dtype import DType
+from ...ir.node import Node
+from ...ir.symbol import Size, combine, floor_divide, multiply, named
+from ...tile.build import Body
+from ..access import Index
+from ..evaluate import wide
+from .space import Roles
+from .sweep import Part, ThreadSweep, Walk
+
+TILES = 4  # of a turn
+WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
+SPARE = 3 << 10  # bytes of shared memory that are left to reductions
+LEAST = 4  # rows of a program
+
+Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in memory
+
+
+@dataclass
+class Stream:
+    """What of a row is kept: which reads of the first walk, which of the second they are."""
+
+    rows: int
+    columns: int
+    size: int  # elements of a row in shared memory
+    first: list[int]
+    second: list[int]
+    dtypes: list[DType]
+    places: list[Node] = field(default_factory=list)
+
+
+class ThreadStream(ThreadSweep):
+    """Lowers groups of long rows that one walk reduces and another writes."""
+
+    stream: Stream
+
+    def plan_stream(self, rows: Size, columns: Size) -> Stream | None:
+        """What is kept, where rows are many and so long that one takes most of a core."""
+        shared = self.target.memories.get("shared")
+        if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
+            return None
+        if self.inner != columns or rows < LEAST * self.target.cores:
+            return None
+        row, lane = (named("loop", name, 0, size - 1)
+                     for name, size in (("row", rows), ("lane", columns)))  # fmt: skip
+        walks = [w for _, w in self.walks(row) if w.reduces or w.writes]
+        if len(walks) != 2 or walks[0].writes or walks[1].reduces:
+            return None
+        first, second = (self.reads_of_walk(w, lane, lane) for w in walks)
+        kept = [key for key in first if key in second]
+        self.use_threads(WARPS)
+        step, each = TILES * self.lanes, sum(n.dtype.size for n, _ in kept)
+        if not kept or 2 * columns * each <= shared.bytes:
+            return None
+        size = min((shared.bytes - SPARE) // each, columns) // step * step
+        if size < 2 * step or 2 * size < columns:
+            return None
+        own, again = ([reads.index(k) for k in kept] for reads in (first, second))
+        return Stream(rows, columns, size, own, again, [n.dtype for n, _ in kept])
+
+    def streamed(self, stream: Stream) -> list[tuple[Body, Roles]]:
+        """Every so-many-th row a program."""
+        self.begin(self.name)
+        self.use_threads(WARPS)
+        self.stream = stream
+        b, rows, programs = self.b, stream.rows, self.target.cores
+        p = b.program(0, programs)
+        first = self.walks_of(p)[0]
+        stream.places = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
+        with self.e.scope():
+            values = self.start_walk(first)
+            values, rest = self.fill(first, values)
+        width = len(values)
+
+        def step(row: Size, carried: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                after = self.walks_of(combine(row, programs, 1))[0]
+                ahead = self.asked(after, 0, TILES)
+                rest = self.tiles_of(carried[width:])
+                second = self.finish(row, carried[:width], rest)
+                values, rest = self.exchange(second, after, self.start_walk(after), ahead)
+                return [*values, *_flat(rest)]
+
+        bounds = (0, rows - 1 - programs)
+        found = b.loop("row", p, rows - programs, programs, step, [*values, *_flat(rest)],
+                       bounds=bounds)  # fmt: skip
+        whole = floor_divide(combine(rows - 1, p, -1), programs)
+        last = combine(multiply(whole, programs), p, 1)
+        second = self.finish(last, found[:width], self.tiles_of(found[width:]))
+        self.empty(second)
+        return [self.end((programs,), self.warps, self.roles(), resident=1)]
+
+    def walks_of(self, row: Size) -> tuple[Walk, Walk]:
+        """The two walks over a row."""
+        first, second = (w for _, w in self.walks(row) if w.reduces or w.writes)
+        return first, second
+
+    # ---- tiles ----------------------------------------------------------------------------
+
+    def kept_reads(self, walk: Walk, lane: Size) -> list[tuple[Node, Index]]:
+        """The reads of a walk that are kept, at a lane."""
+        chosen = self.stream.second if walk.writes else self.stream.first
+        found = self.reads_of_walk(walk, lane, lane)  # type: ignore[arg-type]
+        return [found[i] for i in chosen]
+
+    def left(self) -> tuple[int, int]:
+        """How many tiles of a row are not in shared memory, and how many of those are whole."""
+        rest = self.stream.columns - self.stream.size
+        return -(-rest // self.lanes), rest // self.lanes
+
+    def rest_fits(self) -> bool:
+        """Whether what shared memory does not hold is held in registers."""
+        return 0 < self.left()[0] <= TILES
+
+    def asked(self, walk: Walk, base: Size, count: int, whole: int = TILES) -> Raw:
+        """Tiles of a row from memory."""
+        b, e, found = self.b, self.e, []
+        for k in range(count):
+            at = combine(base, k * self.lanes, 1)
+            with e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns,
+                        k < whole) as (_, lane):  # fmt: skip
+                found.append([b.cast(e.value(n, i), n.dtype)
+                              for n, i in self.kept_reads(walk, lane)])  # fmt: skip
+        return found
+
+    def asked_rest(self, walk: Walk) -> Raw:
+        """What shared memory does not hold of a row, where registers do."""
+        return self.asked(walk, self.stream.size, *self.left()) if self.rest_fits() else []
+
+    def take_tile(self, walk: Walk, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
+        """What a walk does with one tile that is there."""
+        with self.e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns,
+                         whole) as (_, lane):  # fmt: skip
+            for (node, index), x in zip(self.kept_reads(walk, lane), values):
+                self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
+            return self.taken(walk, lane)
+
+    def tiles_of(self, flat: Sequence[Node]) -> Raw:
+        """Tiles as a loop carries them."""
+        width = len(self.stream.places)
+        return [list(flat[i : i + width]) for i in range(0, len(flat), width)]
+
+    # ---- rows -----------------------------------------------------------------------------
+
+    def fill(self, walk: Walk, values: list[Node]) -> tuple[list[Node], Raw]:
+        """The first row: into shared memory, reduced; its rest asked for."""
+
+        def turn(base: Size, carried: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                parts = []
+                for k, tile in enumerate(self.asked(walk, base, TILES)):
+                    at = combine(base, k * self.lanes, 1)
+                    for place, x in zip(self.stream.places, tile):
+                        self.b.store(place, x, (at,), (0,))
+                    parts.append(self.take_tile(walk, at, True, tile))
+                return self.combine_parts(walk, parts, carried)
+
+        values = self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn, values)
+        return values, self.asked_rest(walk)
+
+    def finish(self, row: Size, values: list[Node], rest: Raw) -> Walk:
+        """Reduce and write what shared memory does not hold of a row, with what the row has one
+        of; gives the walk that writes the others."""
+        stream, walks = self.stream, self.walks(row)
+        for stage, walk in walks:
+            if walk.reduces or walk.writes:
+                start = self.start_walk(walk)  # what is the same for the whole row
+                values = values if walk.reduces else start
+                if rest:
+                    parts = [self.take_tile(walk, stream.size + k * self.lanes,
+                                            k < self.left()[1], tile)
+                             for k, tile in enumerate(rest)]  # fmt: skip
+                    values = self.combine_parts(walk, parts, values)
+                else:
+                    walk.tiles = TILES
+                    values = self.sweep(walk, stream.size, stream.columns, values)
+                self.finish_walk(walk, values)
+            self.row_results(row, stage)
+        return next(w for _, w in walks if w.writes)
+
+    def exchange(self, writes: Walk, walk: Walk, values: list[Node],
+                 ahead: Raw) -> tuple[list[Node], Raw]:  # fmt: skip
+        """Write a row from shared memory and put the next one there, which a walk reduces."""
+        b, count, step = self.b, len(values), TILES * self.lanes
+
+        def turn(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
+            with self.e.scope():
+                tiles = self.tiles_of(carried[count:])
+                new = self.asked_rest(walk) if last else self.asked(
+                    walk, combine(base, step, 1), TILES)  # fmt: skip
+                parts = []
+                for k, tile in enumerate(tiles):
+                    at = combine(base, k * self.lanes, 1)
+                    old = [b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
+                    for place, x in zip(self.stream.places, tile):
+                        b.store(place, x, (at,), (0,))
+                    self.take_tile(writes, at, True, old)
+                    parts.append(self.take_tile(walk, at, True, tile))
+                return [*self.combine_parts(walk, parts, carried[:count]), *_flat(new)]
+
+        end = self.stream.size - step
+        found = b.loop("i", 0, end, step, turn, [*values, *_flat(ahead)])
+        found = turn(end, found, last=True)
+        return found[:count], self.tiles_of(found[count:])
+
+    def empty(self, writes: Walk) -> None:
+        """Write the last row from shared memory."""
+
+        def turn(base: Size, carried: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                for k in range(TILES):
+                    at = combine(base, k * self.lanes, 1)
+                    old = [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
+                    self.take_tile(writes, at, True, old)
+            return []
+
+        self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn)
+
+
+def _flat(tiles: Raw) -> list[Node]:
+    return [x for tile in tiles for x in tile]
