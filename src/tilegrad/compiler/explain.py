@@ -218,6 +218,8 @@ class Explanation:
         for done in self.passes:
             fired = ", ".join(f"{rule} x{count}" for rule, count in done.fired.items())
             lines.append(f"{done.name}: {fired or 'no rules'} -> {done.nodes} nodes")
+        for note in dict.fromkeys(n for s in self.stages for n in s.notes):
+            lines.append(note)
         quiet = [s.name for s in self.stages[1:] if not s.changed]
         if quiet:
             lines.append(f"unchanged by: {', '.join(quiet)}")

@@ -13,7 +13,7 @@ from ..core.config import config
 from ..core.target import Target
 from ..graph.decompose import DECOMPOSE
 from ..graph.ops import graph
-from ..graph.recognize import RECOGNIZE
+from ..graph.recognize import recognize
 from ..graph.simplify import SIMPLIFY, STRIP
 from ..graph.strength import STRENGTH
 from ..ir.block import argument_op, pure_block
@@ -40,12 +40,18 @@ def rules(rule_set: RuleSet) -> Pass:
     return run
 
 
+def _recognize(arguments: Sequence[Node], results: Results, log: Log) -> Results:
+    """Big ops found; an attention that a derivative has found before becomes one with it."""
+    found = recognize(results, log)
+    return rewrite(found, SIMPLIFY) if "attention" in log.fired else found
+
+
 PIPELINE: list[tuple[str, Pass]] = [
     ("strip", rules(STRIP)),  # derivatives are done: stop_gradient is identity now
     ("inline", rules(DECOMPOSE)),  # custom functions and ops no target has
     ("unroll", unroll_scans),  # short scans of known length; inner ones first
     ("simplify", rules(SIMPLIFY)),
-    ("recognize", rules(RECOGNIZE)),  # small ops into big: dot
+    ("recognize", _recognize),  # small ops into big: dot, attention
     ("expand attention", expand_attention(None)),  # what no kernel of the Target takes
     ("simplify again", rules(SIMPLIFY)),
     ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
@@ -62,6 +68,7 @@ class Stage:
     results: Results
     fired: dict[str, int] = field(default_factory=dict)
     changed: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
@@ -84,7 +91,7 @@ def run_pipeline(
     for name, run in passes(target):
         log = Log()
         new = run(arguments, current, log)
-        stages.append(Stage(name, new, dict(log.fired), new != current))
+        stages.append(Stage(name, new, dict(log.fired), new != current, log.notes))
         current = new
         if config().verify:
             given = tuple(a for a in arguments if a.op is argument_op)  # inputs are Nodes of it

@@ -9,23 +9,28 @@ axes of the product, and the dot is built from the labels (`contract`).
 |------------------|---------------------------------------------------------------|
 | dot              | sum(a * b), sum(cast(a * b)): `sum_of_product`                |
 | dot              | dot(moved a, moved b), dot(cast a, cast b): `dot_*`           |
-| attention        | (to come: dot -> scale, mask -> softmax -> dot, from its max) |
+| attention        | dot -> scale, mask -> softmax -> dot: `recognize_attention`   |
 
-Recognition runs after SIMPLIFY, before the derivative and batching walks and again in the
-pipeline. A new row is a Rule at the end of RECOGNIZE, rooted at the last op of the big one.
-Invariant: the type stays; values differ only by the order and the width of accumulation.
+Recognition (`recognize`) runs before the derivative and batching walks and, after SIMPLIFY,
+again in the pipeline. A new row is a Rule at the end of RECOGNIZE, rooted at the last op of the
+big one; attention, which must know who else reads its scores, is a walk of its own after them.
+Invariant: the type stays; values differ only by the order and the width of accumulation (for
+attention see there).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.dtype import DType
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
+from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import Size
 from . import build, ops
 from .movement import unit_map
+from .recognize_attention import recognize_attention
 from .simplify import holds
 
 Labels = tuple[int, ...]
@@ -208,3 +213,8 @@ RECOGNIZE = RuleSet(
         Rule("dot_moved_right", of(ops.dot, x, any_("y", ops=MOVED)), _dot_moved),
     ],
 )
+
+
+def recognize(roots: Sequence[Node], log: Log | None = None) -> list[Node]:
+    """The roots with every big op found: dots by their Rules, then attention."""
+    return recognize_attention(rewrite(roots, RECOGNIZE, log), log)

@@ -24,11 +24,15 @@ LIMIT = 256  # replacements that wait for one another before we call it a loop
 
 @dataclass
 class Log:
-    """What a rewrite did: how often each Rule fired, how many were tried, Nodes settled."""
+    """What a rewrite did: how often each Rule fired, how many were tried, Nodes settled.
+
+    Notes are sentences for `explain`: why something that was looked for was not found.
+    """
 
     fired: dict[str, int] = field(default_factory=dict)
     attempts: int = 0
     settled: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def note(self, rule: Rule) -> None:
         """Count one firing."""

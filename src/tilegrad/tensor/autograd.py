@@ -15,9 +15,9 @@ from typing import Any
 from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
 from ..graph.grad import gradients
-from ..graph.recognize import RECOGNIZE
+from ..graph.recognize import recognize
 from ..ir.node import Node, topological
-from ..ir.rewrite import replace, rewrite
+from ..ir.rewrite import replace
 from .tensor import Tensor, leaves, method, mode, node_of, wrap
 
 # How to compute what a jitted function already computed, by the Node of its result.
@@ -37,7 +37,7 @@ def with_history(nodes: Sequence[Node]) -> list[Node]:
 
 def recognized(nodes: Sequence[Node]) -> list[Node]:
     """The Nodes with big ops found, so that derivatives and batches are those of big ops."""
-    return rewrite(nodes, RECOGNIZE)
+    return recognize(nodes)
 
 
 def _stops(node: Node) -> bool:

@@ -1,0 +1,177 @@
+"""Attention found in dots and a softmax: softmax(scores(q . k)) . v as one `attention` Node.
+
+A match starts at the last dot. Its axes are Atoms (`axes`), so layouts, broadcasts, merged and
+repeated heads are all read alike: `recognize_scores` reads the softmax and the scores,
+`recognize_mask` the masks, and `recognize_parts` builds the Node. The scores and probabilities
+must have no other use: then they would be computed anyway, and the Graph stays as it was
+written.
+Invariant: types stay; values differ by rounding, and in rows that see nothing, which give 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.dtype import DType, bfloat16, float16
+from ..ir.block import Block, pure_block
+from ..ir.node import Node, located, needs, topological, users
+from ..ir.rewrite import Log, rebuild
+from . import ops
+from .axes import ELEMENTWISE
+from .recognize_parts import Surroundings, attention_of
+from .recognize_scores import NoMatch
+
+NAME = "attention"
+FAR = 64  # Nodes looked at below a dot before it is called something else
+
+
+def recognize_attention(roots: Sequence[Node], log: Log | None = None) -> list[Node]:
+    """The roots with every attention found; the log says what was found, and why not."""
+    return _walk(list(roots), frozenset(), Log() if log is None else log)
+
+
+def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
+    """Why a dot is not the last one of an attention; '' where it is."""
+    found = [root] if roots is None else list(roots)
+    order = topological(found)
+    try:
+        _matched(root, users(order), frozenset(found))
+    except NoMatch as reason:
+        return str(reason)
+    return ""
+
+
+# ---- the walk -------------------------------------------------------------------------------
+
+
+def _walk(roots: list[Node], outside: frozenset[Node], log: Log) -> list[Node]:
+    order = topological(roots, stop=outside.__contains__)
+    likely = [n for n in order if n.op is ops.dot and n not in outside and looks_like(n)]
+    inner = [n for n in order if n.blocks and n not in outside and _has_dots(n)]
+    if not likely and not inner:
+        return roots
+    reads = users(order)
+    chosen: dict[Node, Surroundings] = {}
+    for node in likely:
+        try:
+            chosen[node] = _matched(node, reads, frozenset(roots))
+        except NoMatch as reason:
+            if not reason.quiet:
+                log.notes.append(f"{node.location}: not attention: {reason}")
+    if not chosen and not inner:
+        return roots
+    return _replaced(roots, order, chosen, outside, log)
+
+
+def _replaced(
+    roots: list[Node], order: list[Node], chosen: dict[Node, Surroundings],
+    outside: frozenset[Node], log: Log,
+) -> list[Node]:  # fmt: skip
+    done: dict[Node, Node] = {}
+    for node in order:
+        if node in outside:
+            continue
+        new = rebuild(node, done)
+        if node in chosen:
+            with located(node.location):
+                new, _ = attention_of(new, chosen[node])
+            log.fired[NAME] = log.fired.get(NAME, 0) + 1
+        elif node.blocks and _has_dots(node):
+            blocks = tuple([_in_block(b, log) for b in new.blocks])
+            if blocks != new.blocks:
+                new = new.with_inputs(new.inputs, blocks)
+        done[node] = new
+    return [done.get(r, r) for r in roots]
+
+
+def _has_dots(node: Node) -> bool:
+    return any(
+        n.op is ops.dot or (n.blocks and _has_dots(n)) for b in node.blocks for n in b.nodes
+    )
+
+
+def _in_block(block: Block, log: Log) -> Block:
+    if any(n.op.effect for n in block.nodes):
+        return block
+    outside = frozenset(block.captures())
+    results = tuple(_walk(list(block.results), outside, log))
+    if results == block.results:
+        return block
+    return pure_block(block.name, block.arguments, results, lambda n: n in outside)
+
+
+# ---- one match ------------------------------------------------------------------------------
+
+
+def looks_like(root: Node) -> bool:
+    """Whether a sum of exp is near, under elementwise ops and movement."""
+    seen: set[Node] = set()
+    stack = list(root.inputs)
+    while stack and len(seen) < FAR:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op is ops.sum_:
+            if _sums_exp(node):
+                return True
+        elif node.op.group in ELEMENTWISE or node.op.group == "movement":
+            stack.extend(node.inputs)
+    return False
+
+
+def _sums_exp(node: Node) -> bool:
+    node = node.inputs[0]
+    while node.op is ops.cast or (node.op.group == "movement" and len(node.inputs) == 1):
+        node = node.inputs[0]
+    return node.op is ops.exp
+
+
+def _matched(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Surroundings:
+    """What stands around an attention; NoMatch where the dot is not the last of one."""
+    around = _surroundings(root, reads, ends)
+    made, dot = attention_of(root, around)
+    inside = _between(dot, root)
+    for node in inside:
+        if node is root:
+            continue
+        if node in ends or any(u not in inside for u in reads.get(node, ())):
+            raise NoMatch(f"{_called(node, dot)} is used elsewhere too")
+    if dot in _between(dot, made):
+        raise NoMatch("something else of it is computed from the scores")
+    return around
+
+
+def _called(node: Node, dot: Node) -> str:
+    return "the dot of queries and keys" if node is dot else f"the {node.op.name} between the dots"
+
+
+def _between(dot: Node, root: Node) -> set[Node]:
+    """The Nodes on the ways from a dot up to a root, both included; empty where there is none.
+
+    A Node is younger than its inputs, so nothing older than the dot depends on it.
+    """
+    inside: set[Node] = set()
+    for node in topological([root], stop=lambda n: n.serial <= dot.serial):
+        if node is dot or any(i in inside for i in needs(node)):
+            inside.add(node)
+    return inside
+
+
+def _surroundings(
+    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]
+) -> Surroundings:
+    """The movement and the cast that follow the dot at once, each the only use."""
+    above: list[Node] = []
+    dtype: DType = root.dtype
+    node = root
+    while node not in ends and len(reads.get(node, ())) == 1:
+        (user,) = reads[node]
+        if user.op is ops.cast and user.dtype in (float16, bfloat16) and dtype is root.dtype:
+            dtype = user.dtype
+        elif user.op not in (ops.permute, ops.reshape):
+            break
+        else:
+            above.append(user)
+        node = user
+    return Surroundings(dtype, tuple(above))

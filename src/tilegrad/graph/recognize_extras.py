@@ -1,0 +1,230 @@
+"""What an attention reads beside q, k and v: a band, a mask, a bias, slopes, sinks, dropout.
+
+Conditions on key - query become the band, all others one mask; slope * (key - query) becomes
+slopes, what else is added one bias. Axes on which a mask or a bias does not depend keep size 1.
+Invariant: the extras say what was read from the scores, for every query and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.dtype import float32
+from ..ir.node import Node
+from . import build, ops
+from .attention_types import Band
+from .axes import Atoms, Places, atoms_of, depends, full, grouped, on_atoms, size_of, strip
+from .recognize_mask import (
+    Affine,
+    Condition,
+    affine,
+    always,
+    bounds,
+    comparisons,
+    conditions,
+    index_of,
+    meet,
+    shows_all,
+)
+from .recognize_scores import NoMatch, Scores, Softmax, Term, summed
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Which Atoms are what: batch, key heads, heads of a group, queries, keys, widths."""
+
+    batch: Atoms
+    key_heads: Atoms
+    group: Atoms
+    queries: Atoms
+    keys: Atoms
+    width: Atoms
+    value_width: Atoms
+
+    @property
+    def heads(self) -> Atoms:
+        """All heads: those that share a key head lie side by side."""
+        return self.key_heads + self.group
+
+    @property
+    def scores(self) -> Atoms:
+        """The axes of the scores, in order."""
+        return self.batch + self.heads + self.queries + self.keys
+
+    def on_scores(self, value: Node) -> Node:
+        """A value on the axes of the scores as (b, h, i, j), sizes 1 where it has none."""
+        return grouped(value, self.scores, (self.batch, self.heads, self.queries, self.keys))
+
+
+# ---- masks, biases, sinks, dropout ----------------------------------------------------------
+
+
+def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> tuple[dict[str, Node], Band]:
+    """The further inputs of the attention by name, and its band."""
+    band, masks, bias, slopes = _seen(axes, softmax, scores)
+    more: dict[str, Node] = {}
+    if slopes:
+        more["slopes"] = _total(slopes)
+    if bias:
+        more["bias"] = axes.on_scores(summed(bias, axes.scores))
+        if not softmax.sinks and ops.is_constant(more["bias"]):
+            del more["bias"]  # what all keys share changes nothing
+    if masks:
+        more["mask"] = _mask(masks, axes)
+    if softmax.sinks:
+        more["sinks"] = _by_head(summed(softmax.sinks, axes.scores), axes, "the sink")
+    if softmax.dropout is not None:
+        bits = softmax.dropout
+        if atoms_of(bits.places) != axes.scores or not full(bits.bits, bits.places):
+            raise NoMatch("the random bits of dropout lie in another order than the scores")
+        more["key"], more["offset"] = bits.bits.inputs
+    return more, band
+
+
+def _seen(
+    axes: Axes, softmax: Softmax, scores: Scores
+) -> tuple[Band, list[Condition], list[Term], list[Node]]:
+    """The band, conditions that are none, what is added, slopes.
+
+    A very low finite number hides a key only where another one is seen: as a band, if it shows
+    every query a key and nothing else may hide that. Where it was added it may stay so.
+    """
+    bands, masks = _read(scores.masks, axes)
+    finite = [*scores.finite, *[c.condition for c, _ in scores.choices]]
+    low, other = _read(finite, axes)
+    band = meet([*bands, *low])
+    slopes, bias = _slopes(scores.added, axes, band, softmax)
+    shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
+    if finite and (other or masks or bias or not shown):
+        if scores.finite:
+            raise NoMatch("a mask of a finite number would give rows that see nothing other "
+                          "values; -inf in its place would not")  # fmt: skip
+        band = meet(bands)
+        added = [*scores.added, *[term for _, term in scores.choices]]
+        slopes, bias = _slopes(added, axes, band, softmax)
+    return band, masks, bias, slopes
+
+
+def _slopes(
+    added: Sequence[Term], axes: Axes, band: Band, softmax: Softmax
+) -> tuple[list[Node], list[Term]]:
+    """Slopes, and terms that are none."""
+    slopes: list[Node] = []
+    bias: list[Term] = []
+    for term in added:
+        slope = _slope(term, axes, band, bool(softmax.sinks))
+        if slope is None:
+            bias.append(term)
+        else:
+            slopes.append(slope)
+    return slopes, bias
+
+
+def _read(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[Condition]]:
+    """Bands, and conditions that are none."""
+    bands: list[Band] = []
+    general: list[Condition] = []
+    for condition in found:
+        for part in conditions(condition):
+            functions = comparisons(part)
+            if functions is None:
+                general.append(part)
+                continue
+            read = [bounds(f, axes.queries, axes.keys) for f in functions if not always(f)]
+            if any(b is None for b in read):
+                general.append(part)
+            else:
+                bands += [b for b in read if b is not None]
+    return bands, general
+
+
+def _mask(masks: Sequence[Condition], axes: Axes) -> Node:
+    total: Node | None = None
+    for node, places, truth in masks:
+        value = on_atoms(node, places, axes.scores)
+        value = value if truth else ops.bit_not(value)
+        total = value if total is None else build.binary(ops.bit_and, total, value)
+    assert total is not None
+    return axes.on_scores(total)
+
+
+def _total(values: Sequence[Node]) -> Node:
+    total = values[0]
+    for value in values[1:]:
+        total = build.add(total, value)
+    return total
+
+
+def _by_head(value: Node, axes: Axes, name: str) -> Node:
+    """A value on the axes of the scores that has only heads, as float32 (heads,)."""
+    shape = axes.on_scores(value).shape
+    if shape[0] != 1 or shape[2] != 1 or shape[3] != 1:
+        raise NoMatch(f"{name} is not one number for each head")
+    heads = size_of(axes.heads)
+    found = build.expand(axes.on_scores(value), (1, heads, 1, 1))
+    return build.cast(build.reshape(found, (heads,)), float32)
+
+
+def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
+    """slope(head) * (j - i), as the slopes; a sink sees what all keys share, so none may."""
+    rest, line = _line(term, axes, band)
+    if line is None:
+        return None
+    keys, queries = index_of(axes.keys), index_of(axes.queries)
+    factor = line.terms.get(axes.keys[-1])
+    if not isinstance(factor, int):
+        return None
+    wanted = Affine(keys).times(factor)
+    exact = wanted.plus(Affine(queries).times(factor), -1)
+    of_rows = {a: c for a, c in line.terms.items() if a not in keys}
+    if {a: c for a, c in line.terms.items() if a in keys} != wanted.terms:
+        return None
+    if (sinks and line != exact) or not set(of_rows) <= set(queries):
+        return None
+    number = build.constant(term.factor * factor, float32)
+    value = build.broadcast_to(number, (1,) * len(axes.scores))
+    for node, places in rest:
+        value = build.multiply(value, build.cast(on_atoms(node, places, axes.scores), float32))
+    try:
+        return _by_head(value, axes, "a slope")
+    except NoMatch:
+        return None
+
+
+def _line(
+    term: Term, axes: Axes, band: Band
+) -> tuple[list[tuple[Node, Places]], Affine | None]:
+    """The factors of a term without the one that is affine in the keys, and that one."""
+    rest: list[tuple[Node, Places]] = []
+    line: Affine | None = None
+    stack = [(term.node, term.places)]
+    while stack:
+        node, places = strip(*stack.pop())
+        if node.op is ops.multiply:
+            stack.extend((i, places) for i in node.inputs)
+            continue
+        if not depends(node, places) & set(axes.keys):
+            rest.append((node, places))
+            continue
+        found = affine(node, places) or _one_side(node, places, axes, band)
+        if found is None or line is not None:
+            return rest, None
+        line = found
+    return rest, line
+
+
+def _one_side(node: Node, places: Places, axes: Axes, band: Band) -> Affine | None:
+    """|j - i| within a band that lies on one side of the diagonal."""
+    while node.op is ops.cast:
+        node, places = strip(node.inputs[0], places)
+    if node.op is not ops.absolute:
+        return None
+    found = affine(node.inputs[0], places)
+    difference = Affine(index_of(axes.keys)).plus(Affine(index_of(axes.queries)), -1)
+    if found is None or found not in (difference, difference.times(-1)):
+        return None
+    least, most = band
+    if most is not None and isinstance(most, int) and most <= 0:
+        return difference.times(-1)
+    return difference if isinstance(least, int) and least >= 0 else None

@@ -1,0 +1,323 @@
+"""What a mask says: comparisons of positions, read from the many ways people write them.
+
+A mask is taken apart into conditions that must all hold (`conditions`). One that compares
+positions is a Comparison, sum(coefficient * index) + constant <= 0, from which a band is read;
+others stay values. Values that only choose between two constants by one condition, such as
+(1 - tril(ones)) * -1e9, are read as that choice (`choice`).
+Invariant: all conditions together hold exactly where the mask does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..core.dtype import bool_
+from ..ir.node import Node
+from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum, multiply
+from . import build, ops
+from .axes import ELEMENTWISE, Atom, Atoms, Places, down, flat
+from .notation import fold
+
+Band = tuple[Size | None, Size | None]
+COMPARES = (ops.less, ops.less_equal, ops.equal, ops.not_equal)
+
+
+class Condition(NamedTuple):
+    """A bool value that must be `truth`."""
+
+    node: Node
+    places: Places
+    truth: bool = True
+
+
+# ---- constants ------------------------------------------------------------------------------
+
+
+def known(node: Node, places: Places, given: Condition | None = None) -> Any:
+    """The one value a Node has everywhere, under the condition given; None where it has more."""
+    found = _known(node, places, given, {})
+    return None if found is None else found.attrs["value"]
+
+
+def _known(
+    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+) -> Node | None:
+    key = (node, places)
+    if key in seen:
+        return seen[key]
+    seen[key] = found = _known_now(node, places, given, seen)
+    return found
+
+
+def _known_now(
+    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+) -> Node | None:
+    if given is not None and node is given.node and places == given.places:
+        return build.constant(given.truth, bool_)
+    if ops.is_constant(node):
+        while node.op is not ops.constant:
+            node = node.inputs[0]
+        return node
+    if node.op.group in ELEMENTWISE:
+        if node.op is ops.where:
+            return _known_choice(node, places, given, seen)
+        values = []
+        for i in node.inputs:
+            value = _known(i, places, given, seen)
+            if value is None:
+                return None
+            values.append(value)
+        return fold(node.op, values, node.attrs)
+    below = down(node, places)
+    return None if below is None else _known(*below, given, seen)
+
+
+def _known_choice(
+    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+) -> Node | None:
+    test = _known(node.inputs[0], places, given, seen)
+    if test is None:
+        return None
+    return _known(node.inputs[1 if test.attrs["value"] else 2], places, given, seen)
+
+
+# ---- affine functions of positions ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Affine:
+    """sum(coefficient * index) + constant."""
+
+    terms: dict[Atom, Size]
+    constant: Size = 0
+
+    def plus(self, other: Affine, sign: int = 1) -> Affine:
+        """The sum, or the difference."""
+        terms = dict(self.terms)
+        for atom, c in other.terms.items():
+            terms[atom] = combine(terms.get(atom, 0), c, sign)
+        terms = {a: c for a, c in terms.items() if c != 0}
+        return Affine(terms, combine(self.constant, other.constant, sign))
+
+    def times(self, factor: Size) -> Affine:
+        """The product with a number."""
+        terms = {a: multiply(c, factor) for a, c in self.terms.items()}
+        return Affine({a: c for a, c in terms.items() if c != 0}, multiply(self.constant, factor))
+
+
+def affine(node: Node, places: Places) -> Affine | None:
+    """A value of whole numbers as an affine function of indices."""
+    op = node.op
+    if op is ops.constant or ops.is_constant(node):
+        value = ops.constant_value(node)
+        whole = node.dtype.kind != "bool" and value == value and abs(value) < 2**62
+        return Affine({}, int(value)) if whole and int(value) == value else None
+    if op is ops.size:
+        return Affine({}, node.attrs["value"])
+    if op is ops.iota:
+        return _affine_iota(places)
+    if op is ops.cast or op is ops.stop_gradient:
+        inner = node.inputs[0]
+        return None if inner.dtype.kind == "bool" or node.dtype.bits < 32 else affine(inner, places)
+    if op is ops.negative:
+        found = affine(node.inputs[0], places)
+        return None if found is None else found.times(-1)
+    if op in (ops.add, ops.subtract, ops.multiply) and node.dtype.kind not in ("bool", "uint"):
+        a, b = (affine(i, places) for i in node.inputs)
+        if a is None or b is None:
+            return None
+        if op is not ops.multiply:
+            return a.plus(b, 1 if op is ops.add else -1)
+        if b.terms:
+            a, b = b, a
+        return None if b.terms else a.times(b.constant)
+    below = down(node, places)
+    return None if below is None else affine(*below)
+
+
+def _affine_iota(places: Places) -> Affine:
+    place = places[0]
+    terms: dict[Atom, Size] = {}
+    stride: Size = place.step
+    for atom in reversed(flat(place.atoms)):
+        terms[atom] = stride
+        stride = multiply(stride, atom.size)
+    return Affine(terms, place.start)
+
+
+# ---- choices between two constants ----------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """`then` where the condition holds, else `otherwise`."""
+
+    condition: Condition
+    then: Any
+    otherwise: Any
+
+
+def choice(node: Node, places: Places) -> Choice | None:
+    """A value that is one of two constants, by one condition."""
+    leaves: dict[tuple[Node, Places], None] = {}
+    if not _leaves(node, places, leaves, set()) or len(leaves) != 1:
+        return None
+    (condition,) = (Condition(*leaf) for leaf in leaves)
+    then = known(node, places, condition)
+    otherwise = known(node, places, condition._replace(truth=False))
+    return None if then is None or otherwise is None else Choice(condition, then, otherwise)
+
+
+def _leaves(
+    node: Node, places: Places, leaves: dict[tuple[Node, Places], None], seen: set[Any]
+) -> bool:
+    """Collect the conditions a value is made of; False where it is made of anything else."""
+    if (node, places) in seen or ops.is_constant(node):
+        return True
+    seen.add((node, places))
+    if node.op in COMPARES and _compares_positions(node, places):
+        leaves[node, places] = None
+        return len(leaves) < 2
+    below = down(node, places)
+    if below is not None:
+        return _leaves(*below, leaves, seen)
+    if node.op.group in ELEMENTWISE:
+        return all(_leaves(i, places, leaves, seen) for i in node.inputs)
+    if node.dtype is bool_:
+        leaves[node, places] = None
+        return len(leaves) < 2
+    return False
+
+
+def _compares_positions(node: Node, places: Places) -> bool:
+    sides = [_position(i, places) for i in node.inputs]
+    return all(s is not None for s in sides) and any(s[0].terms for s in sides if s is not None)
+
+
+def _position(node: Node, places: Places) -> tuple[Affine, bool] | None:
+    """An affine value, or the absolute of one (True)."""
+    found = affine(node, places)
+    if found is not None:
+        return found, False
+    while node.op in (ops.absolute, ops.cast) or down(node, places) is not None:
+        if node.op is ops.absolute:
+            found = affine(node.inputs[0], places)
+            return None if found is None else (found, True)
+        below = down(node, places)
+        node, places = (node.inputs[0], places) if below is None else below
+    return None
+
+
+# ---- conditions -----------------------------------------------------------------------------
+
+
+def conditions(condition: Condition) -> list[Condition]:
+    """Conditions that hold together exactly where the one does."""
+    node, places, truth = condition
+    op = node.op
+    if ops.is_constant(node) and bool(ops.constant_value(node)) == truth:
+        return []
+    if op is ops.bit_not or (op is ops.cast and node.inputs[0].dtype is bool_):
+        return conditions(Condition(node.inputs[0], places, truth != (op is ops.bit_not)))
+    both = op in (ops.bit_and, ops.multiply, ops.minimum)
+    either = op in (ops.bit_or, ops.add, ops.maximum)
+    if node.dtype is bool_ and ((both and truth) or (either and not truth)):
+        return [c for i in node.inputs for c in conditions(Condition(i, places, truth))]
+    below = down(node, places)
+    if below is not None:
+        return conditions(Condition(*below, truth))
+    found = choice(node, places)
+    if found is None or found.condition.node is node:
+        return [condition]
+    if found.then == found.otherwise:
+        return [] if found.then == truth else [condition]
+    return conditions(found.condition._replace(truth=bool(found.then) == truth))
+
+
+def comparisons(condition: Condition) -> list[Affine] | None:
+    """Affine functions that must all be <= 0 for the condition to hold, or None."""
+    node, places, truth = condition
+    if node.op not in COMPARES:
+        return None
+    left, right = (_position(i, places) for i in node.inputs)
+    if left is None or right is None:
+        return None
+    if node.op in (ops.equal, ops.not_equal):
+        if truth != (node.op is ops.equal) or left[1] or right[1]:
+            return None
+        return [left[0].plus(right[0], -1), right[0].plus(left[0], -1)]
+    strict = node.op is ops.less
+    if not truth:  # not a < b is b <= a
+        left, right, strict = right, left, not strict
+    if right[1]:
+        return None  # c <= |x| is no conjunction
+    margin = Affine({}, 1 if strict else 0)
+    found = [left[0].plus(right[0], -1).plus(margin)]
+    if left[1]:
+        found.append(left[0].times(-1).plus(right[0], -1).plus(margin))
+    return found
+
+
+def always(function: Affine) -> bool:
+    """Whether the bounds prove that it is <= 0 at every index."""
+    most = function.constant
+    for atom, c in function.terms.items():
+        if low(c) >= 0:
+            most = combine(most, multiply(c, combine(atom.size, 1, -1)), 1)
+        elif high(c) > 0:
+            return False
+    return high(most) <= 0
+
+
+# ---- bands ----------------------------------------------------------------------------------
+
+
+def index_of(atoms: Atoms) -> dict[Atom, Size]:
+    """The coefficients of the row-major index of some Atoms."""
+    terms: dict[Atom, Size] = {}
+    stride: Size = 1
+    for atom in reversed(atoms):
+        terms[atom] = stride
+        stride = multiply(stride, atom.size)
+    return terms
+
+
+def bounds(function: Affine, queries: Atoms, keys: Atoms) -> Band | None:
+    """The band of key - query in which the function is <= 0, if it is a function of that."""
+    difference = Affine(index_of(keys)).plus(Affine(index_of(queries)), -1)
+    for sign in (1, -1):
+        if function.terms == difference.times(sign).terms:
+            limit = multiply(function.constant, -sign)
+            return (None, limit) if sign == 1 else (limit, None)
+        factor = function.terms.get(keys[-1])
+        if not isinstance(factor, int) or factor * sign <= 1:
+            continue
+        if function.terms == difference.times(factor).terms:
+            limit = floor_divide(multiply(function.constant, -1), abs(factor))
+            return (None, limit) if sign == 1 else (multiply(limit, -1), None)
+    return None
+
+
+def meet(bands: Sequence[Band]) -> Band:
+    """The band in which all bands hold."""
+    least: Size | None = None
+    most: Size | None = None
+    for a, b in bands:
+        if a is not None:
+            least = a if least is None else maximum(least, a)
+        if b is not None:
+            most = b if most is None else minimum(most, b)
+    return least, most
+
+
+def shows_all(band: Band, queries: Size, keys: Size) -> bool:
+    """Whether the bounds prove that every query sees at least one key."""
+    least, most = band
+    if low(keys) < 1:
+        return False
+    if most is not None and low(most) < 0:
+        return False
+    if least is not None and low(combine(combine(keys, queries, -1), least, -1)) < 0:
+        return False
+    return least is None or most is None or low(combine(most, least, -1)) >= 0

@@ -1,0 +1,331 @@
+"""The parts of an attention that was found: which axes are what, and the Node built of them.
+
+Axes that the keys and values have, or that nobody has, are batches; axes that only queries have
+are queries or heads that share a key head. What lies in another way than `orders` can say is
+permuted first; what is broadcast is repeated, except the heads.
+Invariant: the Node built has the type of the dot it replaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
+from ..ir.node import Node
+from ..ir.symbol import Size
+from . import attention, build, ops
+from .axes import (
+    Atom,
+    Atoms,
+    Place,
+    Places,
+    atoms_of,
+    depends,
+    flat,
+    fresh,
+    full,
+    moved,
+    on_leaf,
+    size_of,
+    split,
+)
+from .recognize_extras import Axes, extras_of
+from .recognize_mask import comparisons, conditions
+from .recognize_scores import (
+    NoMatch,
+    Scores,
+    Softmax,
+    Term,
+    cap_and_scale,
+    constant_factor,
+    find_scores,
+    find_softmax,
+    summed,
+)
+from .simplify import holds
+
+FLOATS = (float16, bfloat16, float32, float64)
+Groups = dict[str, Atoms]
+
+
+class Surroundings(NamedTuple):
+    """What becomes of the result: the dtype it is rounded to, and how it is moved."""
+
+    dtype: DType
+    above: tuple[Node, ...] = ()
+
+
+class Operand(NamedTuple):
+    """What a side of a dot moves, widens and multiplies by a constant."""
+
+    node: Node
+    places: Places
+    factor: float = 1.0
+
+
+def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
+    """(what replaces the last dot, the dot of queries and keys); NoMatch where it is none."""
+    result = fresh(root.shape)
+    sides, inner = operand_places(root, result)
+    keys = tuple([a for p in inner for a in p.atoms])
+    if not keys:
+        raise NoMatch("there is one key only")
+    side, softmax = _probabilities(root, sides, keys)
+    scores = find_scores(softmax.scores, keys)
+    dot = scores.dot.node
+    if not full(dot, scores.dot.places):
+        raise NoMatch("only a part of the scores is used")
+    pair, widths = operand_places(dot, scores.dot.places)
+    first = 0 if set(flat(keys)) & set(atoms_of(pair[1])) else 1
+    q = operand(dot.inputs[first], pair[first])
+    k = operand(dot.inputs[1 - first], pair[1 - first])
+    v = operand(root.inputs[1 - side], sides[1 - side], scaled=False)
+    layouts = _layouts(result, around.above)
+    own = set(atoms_of(sides[side]))
+    values = tuple([a for a in flat(atoms_of(result)) if a not in own])
+    axes = _axes(q, k, v, keys, widths, values, softmax, scores)
+    return _built(root, around, axes, (q, k, v), softmax, scores, (result, layouts)), dot
+
+
+def operand_places(dot: Node, result: Places) -> tuple[list[Places], Places]:
+    """Places of both sides of a dot, and those of what is contracted."""
+    batch, contract = dot.attrs["batch"], dot.attrs["contract"]
+    inner = fresh([dot.inputs[0].shape[a] for a in contract[0]])
+    rest = iter(result[len(batch[0]) :])
+    sides: list[Places] = []
+    for side, x in enumerate(dot.inputs):
+        places: list[Place] = []
+        for a in range(len(x.shape)):
+            if a in batch[side]:
+                places.append(result[batch[side].index(a)])
+            elif a in contract[side]:
+                places.append(inner[contract[side].index(a)])
+            else:
+                places.append(next(rest))
+        sides.append(tuple(places))
+    return sides, inner
+
+
+def _probabilities(root: Node, sides: list[Places], keys: Atoms) -> tuple[int, Softmax]:
+    reasons: list[NoMatch] = []
+    for side in (0, 1):
+        try:
+            return side, find_softmax(root.inputs[side], sides[side], keys)
+        except NoMatch as reason:
+            reasons.append(reason)
+    told = [r for r in reasons if ", not a softmax" not in str(r)]
+    raise (told or reasons)[0]
+
+
+def operand(node: Node, places: Places, scaled: bool = True) -> Operand:
+    """A side of a dot down to what it moves, widens and scales."""
+    factor = 1.0
+    while True:
+        source = node.inputs[0] if node.inputs else node
+        if node.op is ops.cast and source.dtype in FLOATS and holds(node.dtype, source.dtype):
+            node = source
+            continue
+        if scaled and node.op is ops.negative:
+            node, factor = source, -factor
+            continue
+        found = constant_factor(node, places) if scaled else None
+        if found is not None and found[0] != 0.0 and math.isfinite(found[0]):
+            node, factor = found[1], factor * found[0]
+            continue
+        below = moved(node, places)
+        if below is None:
+            return Operand(node, places, factor)
+        node, places = below
+
+
+def _layouts(result: Places, above: Sequence[Node]) -> list[Atoms]:
+    """The order of the result's Atoms as it is moved, the last first."""
+    axes = [p.atoms for p in result]
+    found = [flat(atoms_of(result))]
+    for node in above:
+        if node.op is ops.permute:
+            axes = [axes[a] for a in node.attrs["order"]]
+        else:
+            parts = split([a for axis in axes for a in axis], node.shape)
+            if parts is None:
+                break
+            axes = parts
+        found.append(tuple([a for axis in axes for a in axis]))
+    return [flat(f) for f in reversed(found)]
+
+
+# ---- which axis is what ---------------------------------------------------------------------
+
+
+def _axes(
+    q: Operand, k: Operand, v: Operand, keys: Atoms, widths: Places, values: Atoms,
+    softmax: Softmax, scores: Scores,
+) -> Axes:  # fmt: skip
+    keys, values = flat(keys), flat(values)
+    on_q, on_k, on_v = (set(atoms_of(x.places)) for x in (q, k, v))
+    inner = set(atoms_of(widths))
+    if not inner <= on_q or not inner <= on_k or not inner:
+        raise NoMatch("the dot of queries and keys contracts a repeated axis")
+    if on_q & set(keys) or not set(keys) <= on_k or not set(keys) <= on_v:
+        raise NoMatch("the keys are not an axis of keys and values alone")
+    power, places = softmax.power
+    order = [a for a in atoms_of(places) if a not in keys]
+    missing = (on_q | on_k | on_v) - set(order) - set(keys) - inner - set(values)
+    if missing:
+        raise NoMatch("an axis of queries, keys or values is not one of the scores")
+    own = [a for a in order if a in on_q and a not in on_k and a not in on_v]
+    queries = _queries(own, power, places, keys, scores)
+    group = tuple([a for a in own if a not in queries])
+    rest = [a for a in order if a not in own]
+    needed = {a for t in softmax.sinks for a in depends(t.node, t.places)}
+    key_heads = _key_heads(rest, power, places, keys, queries, needed)
+    if not all(isinstance(a.size, int) for a in (*group, *key_heads)):
+        raise NoMatch("the number of heads is not known")
+    width = tuple([a for a in atoms_of(q.places) if a in inner])
+    batch = tuple([a for a in rest if a not in key_heads])
+    return Axes(batch, key_heads, group, queries, keys, width, values)
+
+
+def _queries(own: list[Atom], power: Node, places: Places, keys: Atoms, scores: Scores) -> Atoms:
+    """Of the axes that only queries have: the one masks compare with keys, or that is next."""
+    compared: set[Atom] = set()
+    for c in (*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]):
+        for part in conditions(c):
+            for function in comparisons(part) or ():
+                if set(function.terms) & set(keys):
+                    compared |= set(function.terms)
+    found = tuple([a for a in own if a in compared])
+    if found:
+        return found
+    last = next((n for n, p in enumerate(places) if set(flat(p.atoms)) & set(keys)), 0)
+    if last > 0:
+        before = flat(places[last - 1].atoms)
+        found = tuple([a for a in own if a in before])
+        if found or power.shape[last - 1] == 1:
+            return found
+    return tuple(own[-1:])
+
+
+def _key_heads(
+    rest: list[Atom], power: Node, places: Places, keys: Atoms, queries: Atoms, needed: set[Atom]
+) -> Atoms:
+    """Of the axes that keys have: those of the last but the first axis of the scores."""
+    asked = tuple([a for a in rest if a in needed])
+    if asked:
+        return asked
+    taken = {*keys, *queries}
+    lead = [p for n, p in enumerate(places) if not set(flat(p.atoms)) & taken]
+    if lead and power.shape[places.index(lead[-1])] == 1 and not queries:
+        lead = lead[:-1]  # the axis of one query
+    for number in range(len(lead) - 1, -1, -1):
+        found = tuple([a for a in flat(lead[number].atoms) if a in rest])
+        if found:
+            if number > 0:
+                return tuple([a for a in found if isinstance(a.size, int)])
+            return found[-1:] if len(found) > 1 and isinstance(found[-1].size, int) else ()
+    return ()
+
+
+# ---- the Node -------------------------------------------------------------------------------
+
+
+def _built(
+    root: Node, around: Surroundings, axes: Axes, sides: tuple[Operand, Operand, Operand],
+    softmax: Softmax, scores: Scores, result: tuple[Places, list[Atoms]],
+) -> Node:  # fmt: skip
+    dtype = _dtype(root, around.dtype, sides)
+    q, k, v = sides
+    of_q, of_k, of_v = _groups(axes)
+    wide_q, order_q = placed(q, of_q, dtype)
+    wide_k, order_k = placed(k, of_k, dtype)
+    wide_v, order_v = placed(v, of_v, dtype)
+    for node, places, divides in scores.rows:
+        wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, places), divides)
+    more, band = extras_of(axes, softmax, scores)
+    of_out = {**of_q, "d": axes.value_width}
+    order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
+    softcap, scale = cap_and_scale(scores)
+    rate = 0.0 if softmax.dropout is None else softmax.dropout.rate
+    out, _ = attention.attention(
+        wide_q, wide_k, wide_v, more, scale=scale * q.factor * k.factor, band=band,
+        softcap=softcap, dropout=rate, orders=(order_q, order_k, order_v, order),
+    )  # fmt: skip
+    lies = tuple([a for letter in order for a in of_out[letter]])
+    return build.cast(_moved_to(out, lies, atoms_of(result[0]), root.shape), root.dtype)
+
+
+def _groups(axes: Axes) -> tuple[Groups, Groups, Groups]:
+    """What b, h, t and d are for q, k and v."""
+    return (
+        {"b": axes.batch, "h": axes.heads, "t": axes.queries, "d": axes.width},
+        {"b": axes.batch, "h": axes.key_heads, "t": axes.keys, "d": axes.width},
+        {"b": axes.batch, "h": axes.key_heads, "t": axes.keys, "d": axes.value_width},
+    )
+
+
+def _dtype(root: Node, last: DType, sides: Sequence[Operand]) -> DType:
+    """The dtype of the attention: a narrow one where all sides have it and the result gets it."""
+    own = [x.node.dtype for x in sides]
+    if all(d is last for d in own) and last in FLOATS:
+        return last
+    found = root.dtype
+    for d in own:
+        if not d.is_float:
+            raise NoMatch(f"queries, keys or values are {d}")
+        found = promote(found, d)
+    if found not in FLOATS:
+        raise NoMatch(f"the result is {found}")
+    return found
+
+
+def order_of(lies: Atoms, groups: Groups) -> str | None:
+    """The order in which a value lies, if each group lies together and d comes last."""
+    found, place = "", 0
+    while place < len(lies):
+        for letter, group in groups.items():
+            if group and lies[place : place + len(group)] == group and letter not in found:
+                found += letter
+                place += len(group)
+                break
+        else:
+            return None
+    if any(group and letter not in found for letter, group in groups.items()):
+        return None
+    for letter, place in (("d", len(found)), ("b", 0), ("h", 1), ("t", -1)):
+        if letter not in found:
+            place = len(found) + place if place < 0 else place
+            found = found[:place] + letter + found[place:]
+    return found if found[-1] == "d" else None
+
+
+def placed(x: Operand, groups: Groups, dtype: DType) -> tuple[Node, str]:
+    """A side as four axes, and their order."""
+    lies = atoms_of(x.places)
+    order = order_of(lies, groups) if full(x.node, x.places) else None
+    if order is not None:
+        node = build.reshape(x.node, tuple([size_of(groups[letter]) for letter in order]))
+        return build.cast(node, dtype), order
+    every = tuple([a for letter in "bhtd" for a in groups[letter]])
+    node = on_leaf(x.node, x.places, every)
+    node = build.expand(node, tuple([a.size for a in every]))
+    shape = tuple([size_of(groups[letter]) for letter in "bhtd"])
+    return build.cast(build.reshape(node, shape), dtype), "bhtd"
+
+
+def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> Node:
+    """Queries times (or over) what each of them has one of."""
+    wide = float64 if q.dtype is float64 else float32
+    value = axes.on_scores(summed([row], axes.scores))  # (b, h, i, 1)
+    value = build.cast(attention.as_order(value, order), wide)
+    scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
+    return build.cast(scaled, q.dtype)
+
+
+def _moved_to(x: Node, lies: Atoms, wanted: Atoms, shape: tuple[Size, ...]) -> Node:
+    wanted = flat(wanted)
+    if lies == wanted:
+        return build.reshape(x, shape)
+    x = build.reshape(x, tuple([a.size for a in lies]))
+    return build.reshape(build.permute(x, [lies.index(a) for a in wanted]), shape)
