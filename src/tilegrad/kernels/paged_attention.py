@@ -43,9 +43,11 @@ from .paged_shape import (
     PagedPlan,
     PagedShape,
     attend_parameters,
+    item_rows,
     padded,
-    pairs,
     per,
+    spread,
+    walkers,
     why_not,
 )
 
@@ -79,7 +81,9 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     if x.scaled:
         held += block * wide * 2
     stages = max(2, (SHARED - held) // each)
-    return PagedPlan(rows, block, int(min(stages, 12)), warps, target.cores or 132)
+    cores = target.cores or 132
+    programs = max(1, cores // x.key_heads) * x.key_heads
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
 
 
 class _Attend:
@@ -92,7 +96,8 @@ class _Attend:
         self.cache = (named["keys"], named["values"])
         self.scales = named.get("scales")
         self.out, self.partial, self.sums = named["out"], named["partial"], named["sums"]
-        self.per = per(x, plan)
+        self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
+        self.rows = high(item_rows(x, plan))
         self.widths = (padded(x.width), padded(x.value_width))
         self.threads = 32 * plan.warps
         self.most_blocks = max(1, high(ceil_divide(x.most_pages * x.page, plan.block)))
@@ -113,7 +118,8 @@ class _Attend:
                              for width in self.widths]  # fmt: skip
         self.queries = b.allocate((plan.rows, self.widths[0]), x.dtype, "shared", "swizzle128")
         self.weights = b.allocate((plan.rows, plan.block), x.dtype, "shared", "swizzle128")
-        self.program = b.program(0, plan.programs)
+        program = b.program(0, plan.programs)
+        self.walker, self.near = program // self.spread, program % self.spread
         b.role("multiply", plan.warps, 0, self.consumer)
         b.role("bring_keys", 1, 0, lambda: self.producer(0))
         b.role("bring_values", 1, 0, lambda: self.producer(1))
@@ -131,15 +137,14 @@ class _Attend:
     def walk(self, fields: Sequence[int], body: object) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
-        b, plan, p = self.b, self.plan, self.program
-        most = high(pairs(self.x, plan)) + plan.programs
+        b, plan, p, most = self.b, self.plan, self.walker, self.rows
         start = b.atom("start", self.number(self.items, (p, START), most), 0, most)
         stop = b.atom("stop", self.number(self.items, (p, STOP), most, -1), -1, most)
         count = maximum(minimum(stop - start + 1, most), 0)
 
         def record(number: Size) -> list[Node]:
             later = minimum(number, 1)
-            row = p + later * (plan.programs + start - 2 * p - 1) + number
+            row = p + later * (self.walkers + start - 2 * p - 1) + number
             row = minimum(maximum(row, 0), most - 1)
             row = b.atom("row", b.index(row), 0, most - 1)
             return [self.field(row, f) for f in fields]
@@ -149,6 +154,7 @@ class _Attend:
             following = record(number + 1)
             sizes = {f: b.atom(f"field{f}", node, *self.bounds(f))
                      for f, node in zip(fields, found)}  # fmt: skip
+            sizes[HEAD] = sizes[HEAD] + self.near
             before = b.atom("turn", turn, 0, 2 * plan.stages - 1)
             body(sizes, before)  # type: ignore[operator]
             after = (before + sizes[BLOCKS]) % (2 * plan.stages)
@@ -161,11 +167,11 @@ class _Attend:
         x, plan = self.x, self.plan
         keys = self.most_blocks * plan.block
         return {
-            REQUEST: (0, high(x.requests) - 1), HEAD: (0, x.key_heads - 1),
+            REQUEST: (0, high(x.requests) - 1), HEAD: (0, x.key_heads // self.spread - 1),
             TOKEN: (0, high(x.tokens) - 1), TOKENS: (0, self.per),
             SEES: (-high(x.tokens), keys), FIRST: (0, self.most_blocks - 1),
             BLOCKS: (0, self.most_blocks),
-            SLOT: (-1, high(pairs(x, plan)) + plan.programs - 1),
+            SLOT: (-1, self.rows - 1),
         }[field]  # fmt: skip
 
     def field(self, row: Size, field: int) -> Node:
@@ -262,8 +268,13 @@ class _Attend:
             offset, inside = self.places(sizes, (plan.rows, wide), 0, x.width)
             found = b.gather(self.q, offset, inside)
         b.write(self.queries, found)
-        b.do(placed.fence, kind="async")
-        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        if not x.scaled:  # else the warps meet once the keys are widened
+            self.meet()
+
+    def meet(self) -> None:
+        """What the warps stored is there for their products."""
+        self.b.do(placed.fence, kind="async")
+        self.b.do(placed.named_sync, number=BARRIER, threads=self.threads)
 
     def places(
         self, sizes: dict[int, Size], shape: tuple[int, int], axis: int, width: int
@@ -320,8 +331,7 @@ class _Attend:
         weights = b.add(ops.transpose(b.cast(p, self.x.dtype), order=(1, 0)))
         b.write(self.weights, weights)
         self.clear_unseen(sizes, key, stage, lap)
-        b.do(placed.fence, kind="async")
-        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        self.meet()
         b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
         if not self.x.scaled:
             b.wait(self.full[1], stage, lap % 2)
@@ -343,8 +353,7 @@ class _Attend:
         wide = b.cast(b.cast(b.read(self.rings[which], stage), float32), self.x.dtype)
         b.arrive(self.empty[which], stage)
         b.write(self.operands[which], wide)
-        b.do(placed.fence, kind="async")
-        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        self.meet()
         return ()
 
     def scaled(self, scores: Node) -> Node:
@@ -421,7 +430,7 @@ class _Attend:
         if self.factors:
             scale = b.apply("multiply", scale, self.factors[1])
         result = b.apply("multiply", b.read(self.total), scale)
-        shape = (self.widths[1], plan.rows)
+        shape, slot = (self.widths[1], plan.rows), maximum(sizes[SLOT], 0)
 
         def whole() -> Sequence[Node]:
             offset, inside = self.places(sizes, shape, 1, x.value_width)
@@ -431,7 +440,7 @@ class _Attend:
 
         def part() -> Sequence[Node]:
             at, row = self.counted(shape, 0), self.counted(shape, 1)
-            line = b.apply("add", row, b.index(maximum(sizes[SLOT], 0) * plan.rows))
+            line = b.apply("add", row, b.index((slot * self.spread + self.near) * plan.rows))
             offset = b.apply("multiply", line, b.constant(x.value_width, int64))
             offset = b.broadcast(b.apply("add", offset, at), shape)
             inside = b.apply("less", at, b.constant(x.value_width, int64))
@@ -439,7 +448,7 @@ class _Attend:
             log = b.apply("add", best, b.apply("log2", b.apply("where", some, sums, one)))
             log = b.apply("where", some, log, b.constant(-math.inf, float32))
             log = b.add(ops.reshape(log, shape=(plan.rows,)))
-            b.store(self.sums, log, (maximum(sizes[SLOT], 0), 0), (1,))
+            b.store(self.sums, log, (slot, self.near, 0), (2,))
             return ()
 
         b.branch(b.less(sizes[SLOT], 0), whole, part)

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from ..ir.symbol import high
+from .paged_append import Rotary
 from .paged_shape import (
     BLOCKS,
+    CUT,
+    CUT_HEAD,
+    CUT_PARTS,
+    CUT_SLOT,
+    CUT_TOKEN,
+    CUT_TOKENS,
     FIRST,
     HEAD,
-    PAIR,
-    PAIR_HEAD,
-    PAIR_PARTS,
-    PAIR_SLOT,
-    PAIR_TOKEN,
-    PAIR_TOKENS,
     RECORD,
     REQUEST,
     SEES,
@@ -30,8 +31,10 @@ from .paged_shape import (
     TOKENS,
     PagedPlan,
     PagedShape,
-    pairs,
+    item_rows,
+    listed,
     per,
+    walkers,
 )
 
 Array = np.ndarray[Any, Any]
@@ -40,40 +43,40 @@ Array = np.ndarray[Any, Any]
 def work_list(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> tuple[Array, Array]:
-    """(items, pairs) of a step; rows that nothing says anything of are 0."""
-    most = high(pairs(x, plan))
-    items = np.zeros((most + plan.programs, RECORD), np.int32)
-    records = np.zeros((most, PAIR), np.int32)
+    """(items, cuts) of a step; rows that nothing says anything of are 0."""
+    many = walkers(x, plan)
+    items = np.zeros((high(item_rows(x, plan)), RECORD), np.int32)
+    cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)
     total = sum(one[BLOCKS] for one in found)
-    programs = min(plan.programs, total)
-    cuts = [p * total // max(1, programs) for p in range(programs + 1)]
-    items[programs : plan.programs, STOP] = -1
+    busy = min(many, total)
+    bounds = [p * total // max(1, busy) for p in range(busy + 1)]
+    items[busy:many, STOP] = -1
     unit = number = 0
     begun: set[int] = set()
-    for row, one in enumerate(found):
-        stop, first, parts = unit + one[BLOCKS], number, 0
-        at = unit
+    for one in found:
+        stop, at, pieces = unit + one[BLOCKS], unit, []
         while at < stop:
-            program = next(p for p in range(programs) if cuts[p] <= at < cuts[p + 1])
-            end = min(stop, cuts[program + 1])
-            place = program if program not in begun else plan.programs + number - program - 1
+            program = next(p for p in range(busy) if bounds[p] <= at < bounds[p + 1])
+            pieces.append((program, at, min(stop, bounds[program + 1])))
+            at = pieces[-1][2]
+        for part, (program, at, end) in enumerate(pieces):
+            place = program if program not in begun else many + number + part - program - 1
             if program not in begun:
-                items[place, START] = number
+                items[place, START] = number + part
             begun.add(program)
-            items[program, STOP] = number
-            whole = at == unit and end == stop
+            items[program, STOP] = number + part
             fields = {**one, FIRST: one[FIRST] + at - unit, BLOCKS: end - at,
-                      SLOT: -1 if whole else number}  # fmt: skip
+                      SLOT: -1 if len(pieces) == 1 else number + part}  # fmt: skip
             for column, value in fields.items():
                 items[place, column] = value
-            at, number, parts = end, number + 1, parts + 1
-        unit = stop
-        values = {PAIR_SLOT: first, PAIR_PARTS: parts, PAIR_TOKEN: one[TOKEN],
-                  PAIR_TOKENS: one[TOKENS], PAIR_HEAD: one[HEAD]}  # fmt: skip
-        for column, value in values.items():
-            records[row, column] = value
-    return items, records
+        if len(pieces) > 1:
+            values = {CUT_SLOT: number, CUT_PARTS: len(pieces), CUT_TOKEN: one[TOKEN],
+                      CUT_TOKENS: one[TOKENS], CUT_HEAD: one[HEAD]}  # fmt: skip
+            for column, value in values.items():
+                cuts[pieces[1][0], column] = value
+        unit, number = stop, number + len(pieces)
+    return items, cuts
 
 
 def _pairs(
@@ -88,7 +91,7 @@ def _pairs(
             sees = length - (last - start) + 1
             begin = max(0, sees - x.window) // plan.block if x.window else 0
             blocks = max(1, -(-max(0, sees + tokens - 1) // plan.block) - begin)
-            for head in range(x.key_heads):
+            for head in range(listed(x, plan)):
                 found.append({REQUEST: request, HEAD: head, TOKEN: start, TOKENS: tokens,
                               SEES: sees, FIRST: begin, BLOCKS: blocks})  # fmt: skip
     return found
@@ -116,3 +119,34 @@ def attention(
                 p = np.exp(s - s.max())
                 out[token, head] = p @ v[rows] / p.sum()
     return out
+
+
+def append(
+    x: PagedShape, rotary: Rotary, q: Array, k: Array, v: Array, frequencies: Array, table: Array,
+    lengths: Array, query_starts: Array, keys: Array, values: Array,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> Array:  # fmt: skip
+    """Turned queries in float64; keys and values (float64 arrays) get the new tokens' rows."""
+    turned = np.zeros(q.shape)
+    for request, length in enumerate(lengths.tolist()):
+        first, last = int(query_starts[request]), int(query_starts[request + 1])
+        for token in range(first, last):
+            place = length - (last - token)
+            page, within = table[request, place // x.page], place % x.page
+            turned[token] = _turned(q[token], rotary, place, frequencies)
+            keys[page, within] = _turned(k[token], rotary, place, frequencies) / scales[0]
+            values[page, within] = v[token].astype(np.float64) / scales[1]
+    return turned
+
+
+def _turned(heads: Array, rotary: Rotary, place: int, frequencies: Array) -> Array:
+    """Some heads of one token."""
+    found, half = heads.astype(np.float64), rotary.width // 2
+    angle = place * frequencies[:half].astype(np.float64)
+    cosine, sine = np.cos(angle) * rotary.factor, np.sin(angle) * rotary.factor
+    first, second = slice(0, half), slice(half, rotary.width)
+    if rotary.interleaved:
+        first, second = slice(0, rotary.width, 2), slice(1, rotary.width, 2)
+    a, b = found[:, first].copy(), found[:, second].copy()
+    found[:, first], found[:, second] = a * cosine - b * sine, b * cosine + a * sine
+    return found

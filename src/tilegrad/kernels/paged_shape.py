@@ -8,6 +8,9 @@ Tokens of all requests lie one after the other, `query_starts` says where each r
 The tokens of a request are taken in *row blocks* of `x.per(plan)` tokens: their query heads that
 share a key head are the rows of one product. A *pair* is a row block and a key head; it walks its
 keys in blocks of `plan.block`, and an *item* is a range of these blocks that one program takes.
+With `plan.across`, key heads are spread over programs: neighbouring programs take the same items,
+each for a head of its own, and read the same pages at about the same time; the list then has one
+head, and `spread` programs follow each of its entries.
 
 Invariant: a record's columns are those named here, in the work list, the kernels and the
 reference alike.
@@ -25,8 +28,8 @@ RECORD = 16  # int32 of an item
 REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP = range(10)
 # SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
 # whole of one; START, STOP: numbers of the program's first and last item, in its first record
-PAIR = 8  # int32 of a pair
-PAIR_SLOT, PAIR_PARTS, PAIR_TOKEN, PAIR_TOKENS, PAIR_HEAD = range(5)
+CUT = 8  # int32 of a pair that programs share
+CUT_SLOT, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class PagedPlan:
     block: int = 128
     stages: int = 3  # blocks of keys, and as many of values, under way
     warps: int = 8  # that multiply: 4 or 8
-    programs: int = 132
+    programs: int = 128
+    across: bool = True  # neighbouring programs take the key heads of the same pages
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
 
@@ -83,9 +87,29 @@ def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
     return minimum(x.tokens, whole)
 
 
+def spread(x: PagedShape, plan: PagedPlan) -> int:
+    """Programs that follow one entry of the list."""
+    return x.key_heads if plan.across else 1
+
+
+def listed(x: PagedShape, plan: PagedPlan) -> int:
+    """Key heads that the list tells apart."""
+    return 1 if plan.across else x.key_heads
+
+
+def walkers(x: PagedShape, plan: PagedPlan) -> int:
+    """Programs of the list."""
+    return plan.programs // spread(x, plan)
+
+
 def pairs(x: PagedShape, plan: PagedPlan) -> Size:
-    """The most pairs of a step."""
-    return multiply(row_blocks(x, plan), x.key_heads)
+    """The most pairs that the list tells apart."""
+    return multiply(row_blocks(x, plan), listed(x, plan))
+
+
+def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
+    """Rows of the list of items; no part of a pair has a higher number."""
+    return combine(pairs(x, plan), walkers(x, plan), 1)
 
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
@@ -97,6 +121,7 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
         (plan.block % (16 * plan.warps), "the warps share a block of keys"),
         (padded(x.value_width) % (16 * plan.warps), "the warps share the values' width"),
+        (plan.programs < 1 or plan.programs % spread(x, plan), "every key head has its programs"),
         (plan.stages < 2, "a ring has two stages or more"),
         (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
         (plan.block & (plan.block - 1), "a block is a power of two"),
@@ -120,17 +145,17 @@ Parameters = list[tuple[str, Memory]]
 
 
 def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
-    """The work list: items (those a program begins with first), and pairs."""
-    count = pairs(x, plan)
-    return [("items", Memory((combine(count, plan.programs, 1), RECORD), int32, use=use)),
-            ("pairs", Memory((count, PAIR), int32, use=use))]  # fmt: skip
+    """The work list: items (those a program begins with first), and pairs that were cut, each in
+    the row of the program that has its second part."""
+    return [("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
+            ("cuts", Memory((walkers(x, plan), CUT), int32, use=use))]  # fmt: skip
 
 
 def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
     """Parts of pairs: results and log2 of their sums of weights."""
-    slots = combine(pairs(x, plan), plan.programs, 1)
-    return [("partial", Memory((slots, plan.rows, x.value_width), float32, use=use)),
-            ("sums", Memory((slots, plan.rows), float32, use=use))]  # fmt: skip
+    lead = (item_rows(x, plan), spread(x, plan), plan.rows)
+    return [("partial", Memory((*lead, x.value_width), float32, use=use)),
+            ("sums", Memory(lead, float32, use=use))]  # fmt: skip
 
 
 def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:

@@ -2,9 +2,9 @@
 
 Pairs (row block, key head) stand one after the other, requests first, each with the blocks of
 keys that its tokens see and with one at least, so that someone writes its result. All blocks are
-cut into `programs` ranges that differ by one at most; where a cut or the end of a pair lies an
-item ends. Item number g of program p stands in row p if it is the program's first, else in row
-programs + g - p - 1, so a program finds its first item at once and the others in a row. Parts of a
+cut into ranges for the `walkers` that differ by one at most; where a cut or the end of a pair lies
+an item ends. Item number g of walker p stands in row p if it is the walker's first, else in row
+walkers + g - p - 1, so a program finds its first item at once and the others in a row. Parts of a
 cut pair go to slots g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step; `kernels/paged_reference.py` has
@@ -24,14 +24,14 @@ from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from .paged_shape import (
     BLOCKS,
+    CUT,
+    CUT_HEAD,
+    CUT_PARTS,
+    CUT_SLOT,
+    CUT_TOKEN,
+    CUT_TOKENS,
     FIRST,
     HEAD,
-    PAIR,
-    PAIR_HEAD,
-    PAIR_PARTS,
-    PAIR_SLOT,
-    PAIR_TOKEN,
-    PAIR_TOKENS,
     RECORD,
     REQUEST,
     SEES,
@@ -42,9 +42,10 @@ from .paged_shape import (
     TOKENS,
     PagedPlan,
     PagedShape,
-    pairs,
+    listed,
     per,
     row_blocks,
+    walkers,
     work_parameters,
 )
 
@@ -54,7 +55,7 @@ UNITS = len(KNOWN)  # where a row block's blocks begin, of all
 
 
 def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
-    """lengths, query_starts, items, pairs."""
+    """lengths, query_starts, items, cuts."""
     return [("lengths", Memory((x.requests,), int32)),
             ("query_starts", Memory((x.requests + 1,), int32)),
             *work_parameters(x, plan, "result")]  # fmt: skip
@@ -75,7 +76,8 @@ class _Work:
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.lengths, self.starts, self.items, self.pairs = b.parameters
+        self.lengths, self.starts, self.items, self.cuts = b.parameters
+        self.walkers = walkers(x, plan)
         self.count = max(CHUNK, power(row_blocks(x, plan)))
 
     def build(self) -> Body:
@@ -164,14 +166,14 @@ class _Work:
     def make_items(self) -> None:
         """Pairs and the parts that cuts make of them."""
         b, x, plan = self.b, self.x, self.plan
-        heads, count = x.key_heads, self.count
+        heads, count = listed(x, plan), self.count
         units = b.cast(b.load(self.known, (KNOWN.index(BLOCKS), 0), (count,), (1,)), int64)
         units = self.do("multiply", units, heads)
         ends = self.running(units)
         total = self.fold(units, "sum")
         b.store(self.known, b.cast(self.do("subtract", ends, units), int32), (UNITS, 0), (1,))
         self.total = self.do("maximum", total, 1)
-        self.programs = self.do("maximum", self.do("minimum", total, plan.programs), 1)
+        self.programs = self.do("maximum", self.do("minimum", total, self.walkers), 1)
         number = self.line(count * heads)
         block = self.do("unsigned_divide", number, heads)
         head = self.do("unsigned_remainder", number, heads)
@@ -185,13 +187,13 @@ class _Work:
         some = b.apply("less", b.constant(0, int64), size)
         parts = self.pick(some, self.do("add", self.do("subtract", last, first), 1), 0)
         slots = self.do("subtract", self.running(parts), parts)
-        self.write_pairs(number, slots, parts, found)
+        self.write_cuts(first, slots, parts, found)
 
         def part(k: Size, _: list[Node]) -> Sequence[Node]:
             self.write_part(b.index(k), first, start, stop, parts, slots, found)
             return []
 
-        most = b.atom("most", self.fold(parts, "max"), 0, plan.programs)
+        most = b.atom("most", self.fold(parts, "max"), 0, self.walkers)
         b.loop("part", 0, most, 1, part)
         self.write_idle(total)
 
@@ -204,15 +206,24 @@ class _Work:
         """Where a program's units begin."""
         return self.do("floor_divide", self.do("multiply", program, self.total), self.programs)
 
-    def write_pairs(self, number: Node, slots: Node, parts: Node, found: dict[int, Node]) -> None:
-        """What the combining kernel reads of each pair."""
-        b = self.b
-        inside = b.apply("less", number, b.index(pairs(self.x, self.plan)))
-        values = {PAIR_SLOT: slots, PAIR_PARTS: parts, PAIR_TOKEN: found[TOKEN],
-                  PAIR_TOKENS: found[TOKENS], PAIR_HEAD: found[HEAD]}  # fmt: skip
+    def write_cuts(self, first: Node, slots: Node, parts: Node, found: dict[int, Node]) -> None:
+        """What the combining kernel reads: a pair that was cut stands in the row of the program
+        that has its second part; where there is none, no parts do."""
+        b, size = self.b, power(self.walkers)
+        values = {CUT_SLOT: slots, CUT_PARTS: parts, CUT_TOKEN: found[TOKEN],
+                  CUT_TOKENS: found[TOKENS], CUT_HEAD: found[HEAD]}  # fmt: skip
+        place = b.allocate((len(values), size), int32, "shared")
+        for field in values:
+            b.store(place, b.constant(0, int32, (size,)), (field, 0), (1,))
+        cut = b.apply("less", b.constant(1, int64), parts)
         for field, value in values.items():
-            at = self.do("add", self.do("multiply", number, PAIR), field)
-            b.scatter(self.pairs, b.cast(value, int32), at, inside)
+            at = self.do("add", first, 1 + field * size)
+            b.scatter(place, b.cast(value, int32), at, cut)
+        number = self.line(size)
+        inside = b.apply("less", number, b.constant(self.walkers, int64))
+        for field in values:
+            at = self.do("add", self.do("multiply", number, CUT), field)
+            b.scatter(self.cuts, b.load(place, (field, 0), (size,), (1,)), at, inside)
 
     def write_part(
         self, k: Node, first: Node, start: Node, stop: Node, parts: Node, slots: Node,
@@ -227,7 +238,7 @@ class _Work:
         slot = self.do("add", slots, k)
         leads = b.apply("less_equal", start, begin)
         closes = b.apply("less_equal", end, stop)
-        later = self.do("subtract", self.do("add", slot, self.plan.programs - 1), program)
+        later = self.do("subtract", self.do("add", slot, self.walkers - 1), program)
         row = self.do("multiply", self.pick(leads, program, later), RECORD)
         alone = b.apply("less_equal", parts, b.constant(1, int64))
         values = {**found, FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
@@ -242,7 +253,7 @@ class _Work:
 
     def write_idle(self, total: Node) -> None:
         """Programs without units, where there are fewer of these."""
-        b, programs = self.b, self.plan.programs
+        b, programs = self.b, self.walkers
         size = power(programs)
         number = self.line(size)
         none = b.apply("bit_and", b.apply("less_equal", b.broadcast(total, (size,)), number),

@@ -1,0 +1,403 @@
+"""kernels/paged_*.py against NumPy: interpreted, checked, simulated, assembled.
+
+A step's cache holds nan wherever no key of a request lies, and its table far pages past each
+request's end, so that nothing is right by luck. The interpreter runs roles in a random order; the
+static check finds no fault in any Body.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
+
+import mutants
+
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
+from tilegrad.core.errors import InternalError
+from tilegrad.core.target import H200
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels import paged_reference as reference
+from tilegrad.kernels.paged_append import Rotary, append
+from tilegrad.kernels.paged_attention import attend, choose
+from tilegrad.kernels.paged_combine import combine_parts
+from tilegrad.kernels.paged_shape import (
+    BLOCKS,
+    CUT_PARTS,
+    SLOT,
+    START,
+    STOP,
+    PagedPlan,
+    PagedShape,
+    spread,
+    walkers,
+    why_not,
+)
+from tilegrad.kernels.paged_work import work_list
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import interpret
+from tilegrad.tile.build import Body
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.prove import check_body
+
+SCALES = (0.5, 2.0)  # of keys and of values in 8 bits
+ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10}
+
+
+@dataclass
+class Step:
+    """A step's inputs."""
+
+    x: PagedShape
+    q: Any
+    keys: Any
+    values: Any
+    table: Any
+    lengths: Any
+    starts: Any
+
+    @property
+    def scales(self) -> list[Any]:
+        """What a cache of 8 bits has beside it."""
+        return [np.array(SCALES, np.float32)] if self.x.scaled else []
+
+    def wanted(self) -> Any:
+        """The result in float64."""
+        scales = SCALES if self.x.scaled else (1.0, 1.0)
+        return reference.attention(self.x, self.q, self.keys, self.values, self.table,
+                                   self.lengths, self.starts, scales)  # fmt: skip
+
+
+def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], seed: int = 0) -> Step:
+    """Random numbers; nan where no key lies, pages that do not exist past each request's end."""
+    draw = np.random.default_rng(seed)
+    q = draw.standard_normal((x.tokens, x.heads, x.width)).astype(x.dtype.numpy)
+    lead = (x.pages, x.page, x.key_heads)
+    keys = draw.standard_normal((*lead, x.width)).astype(np.float32)
+    values = draw.standard_normal((*lead, x.value_width)).astype(np.float32)
+    order, at = draw.permutation(x.pages), 0
+    table = np.full((x.requests, x.most_pages), 10**6, np.int32)
+    used = np.zeros(lead[:2], np.bool_)
+    for request, length in enumerate(lengths):
+        count = -(-length // x.page)
+        table[request, :count] = order[at : at + count]
+        for j in range(length):
+            used[order[at + j // x.page], j % x.page] = True
+        at += count
+    keys[~used], values[~used] = np.nan, np.nan
+    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    return Step(x, q, keys.astype(x.cache.numpy), values.astype(x.cache.numpy), table,
+                np.array(lengths, np.int32), starts)  # fmt: skip
+
+
+def shape(heads: int, key_heads: int, page: int, lengths: Sequence[int], queries: Sequence[int],
+          width: int = 64, value_width: int = 64, **more: Any) -> PagedShape:  # fmt: skip
+    """A shape that fits a step."""
+    pages = sum(-(-n // page) for n in lengths) + 2
+    most = max(-(-n // page) for n in lengths) + 1
+    return PagedShape(heads, key_heads, width, value_width, page, sum(queries), len(lengths),
+                      pages, most, width**-0.5, **more)  # fmt: skip
+
+
+ONES = (1, 1, 1, 1, 1)
+LENGTHS = (0, 1, 130, 64, 200)
+SMALL = PagedPlan(8, 64, 2, 4, 3, across=False)
+CASES: dict[str, tuple[PagedShape, PagedPlan, Sequence[int], Sequence[int]]] = {}
+
+
+def case(label: str, heads: int, key_heads: int, page: int, plan: PagedPlan = SMALL,
+         lengths: Sequence[int] = LENGTHS, queries: Sequence[int] = ONES, **more: Any) -> None:
+    """Add a case."""
+    CASES[label] = (shape(heads, key_heads, page, lengths, queries, **more), plan, lengths, queries)
+
+
+case("page 16", 8, 2, 16)
+case("page 32", 8, 2, 32)
+case("page 64", 8, 2, 64)
+case("page 128", 8, 2, 128)
+case("page 256", 8, 2, 256)
+case("page 8", 2, 1, 8)
+case("group 1", 2, 2, 16)
+case("group 8", 8, 1, 16)
+case("group 3", 6, 2, 16)
+case("group 12, 16 rows", 12, 1, 32, replace(SMALL, rows=16))
+case("blocks of 128 keys", 4, 1, 16, replace(SMALL, block=128))
+case("heads across", 8, 2, 16, PagedPlan(8, 64, 2, 4, 6))
+case("heads across, few blocks", 8, 4, 32, PagedPlan(8, 64, 2, 4, 80))
+case("heads across, one walker", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
+case("heads across, several queries", 8, 2, 16, PagedPlan(16, 64, 2, 4, 6), queries=(0, 1, 5, 2, 3))
+case("8 warps", 4, 1, 16, PagedPlan(8, 128, 2, 8, 5), width=128, value_width=128)
+case("one program", 4, 1, 16, replace(SMALL, programs=1, stages=3))
+case("more programs than blocks", 4, 1, 16, replace(SMALL, programs=40))
+case("narrow", 4, 1, 16, width=32, value_width=40)
+case("values wider", 4, 1, 16, width=64, value_width=128)
+case("keys wider", 2, 1, 16, width=192, value_width=64)
+case("float16", 4, 1, 16, dtype=float16, cache=float16)
+case("window", 4, 1, 16, window=70)
+case("window within a block", 4, 1, 32, window=7)
+case("softcap", 4, 1, 16, softcap=3.0)
+case("8 bits", 4, 1, 16, cache=float8_e4m3)
+case("8 bits, wide", 4, 1, 64, PagedPlan(8, 128, 2, 8, 3), width=128, value_width=128,
+     cache=float8_e4m3)  # fmt: skip
+case("several queries", 8, 2, 16, queries=(0, 1, 5, 2, 3))
+case("several queries, 16 rows", 8, 2, 16, replace(SMALL, rows=16), queries=(0, 1, 5, 2, 3))
+case("prefill", 4, 1, 16, replace(SMALL, rows=64), (0, 70, 130), (0, 70, 21))
+case("prefill with a window", 4, 1, 16, replace(SMALL, rows=32), (0, 70, 130), (0, 70, 21),
+     window=33)  # fmt: skip
+case("requests without queries", 4, 1, 16, queries=(0, 1, 0, 0, 1))
+
+
+def kernels(x: PagedShape, plan: PagedPlan) -> tuple[Body, Body, Body]:
+    """The three Bodies of a step."""
+    return work_list(x, plan), attend(x, plan), combine_parts(x, plan)
+
+
+def run_step(step: Step, plan: PagedPlan, run: Any) -> tuple[Any, Any, Any]:
+    """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
+    x = step.x
+    items, records = (np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths,
+                                                                    step.starts))  # fmt: skip
+    work, main, combine = kernels(x, plan)
+    run(work, [step.lengths, step.starts, items, records])
+    out = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
+    lead = (len(items), spread(x, plan), plan.rows)
+    partial = np.full((*lead, x.value_width), np.nan, np.float32)
+    sums = np.full(lead, np.nan, np.float32)
+    run(main, [step.q, step.keys, step.values, *step.scales, step.table, items, out, partial,
+               sums])  # fmt: skip
+    run(combine, [records, partial, sums, out])
+    return out, items, records
+
+
+def same_list(found: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Equal items and cuts."""
+    for a, b in zip(found, wanted):
+        np.testing.assert_array_equal(a, b)
+
+
+def agree(step: Step, out: Any) -> None:
+    """Up to the rounding of the weights and of the result."""
+    count = step.starts[-1]
+    np.testing.assert_allclose(out[:count].astype(np.float64), step.wanted()[:count],
+                               rtol=2 * ROUNDING[step.x.dtype], atol=2 * ROUNDING[step.x.dtype])
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_interpreted(label: str) -> None:
+    """The numbers are right in a random order of events, and the check finds no fault."""
+    x, plan, lengths, queries = CASES[label]
+    for body, level in zip(kernels(x, plan), ("portable", "placed", "portable")):
+        verify_body(body, level, H200)
+        found = [f for f in check_body(body, H200) if f.code != "bank_conflict"]
+        assert not found, found
+    step = make_step(x, lengths, queries)
+    seed = list(CASES).index(label)
+    out, items, records = run_step(step, plan, lambda b, m: interpret.run(b, m, seed=seed))
+    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    agree(step, out)
+
+
+SIMULATED = ("page 16", "heads across", "page 128", "group 3", "8 warps", "8 bits", "window",
+             "prefill")  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SIMULATED)
+def test_simulated(label: str) -> None:
+    """The emitted PTX on the simulator, which checks races and fences of its own."""
+    x, plan, lengths, queries = CASES[label]
+    step = make_step(x, lengths, queries)
+    out, items, records = run_step(
+        step, plan, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random", seed=1))
+    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    agree(step, out)
+
+
+def test_large_logits() -> None:
+    """Scores of hundreds: the largest key wins, nothing overflows."""
+    x, plan, lengths, queries = CASES["page 16"]
+    step = make_step(x, lengths, queries)
+    step.q = (step.q.astype(np.float32) * 200).astype(x.dtype.numpy)
+    out, _, _ = run_step(step, plan, lambda b, m: interpret.run(b, m))
+    agree(step, out)
+
+
+# ---- the work list ------------------------------------------------------------------------------
+
+
+def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
+    """Random steps of many requests."""
+    draw = np.random.default_rng(1)
+    for number in range(6):
+        requests = int(draw.integers(1, 70))
+        lengths = np.exp(draw.uniform(0, np.log(5000), requests)).astype(np.int32)
+        queries = draw.integers(0, 9, requests) if number % 2 else np.ones(requests, np.int64)
+        lengths = np.maximum(lengths, queries).astype(np.int32)
+        starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+        window = (0, 0, 900)[number % 3]
+        x = PagedShape(32, 8, 128, 128, 16, max(1, int(starts[-1])), requests, 1 << 16, 400, 1.0,
+                       window=window)  # fmt: skip
+        plan = PagedPlan(8, (128, 64)[number % 2], programs=(128, 7, 1000)[number % 3],
+                         across=number % 3 == 0)  # fmt: skip
+        yield x, plan, lengths, starts
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_work_list(number: int) -> None:
+    """The kernel's list is the reference's, and no program has two blocks more than another."""
+    x, plan, lengths, starts = list(draws())[number]
+    wanted = reference.work_list(x, plan, lengths, starts)
+    found = [np.zeros_like(w) for w in wanted]
+    interpret.run(work_list(x, plan), [lengths, starts, *found])
+    same_list(found, wanted)
+    items, sizes, covered = found[0], [], 0
+    many = walkers(x, plan)
+    for p in range(many):
+        start, stop = int(items[p, START]), int(items[p, STOP])
+        rows = [p, *[many + g - p - 1 for g in range(start + 1, stop + 1)]]
+        sizes.append(int(items[rows[: stop - start + 1], BLOCKS].sum()))
+        covered += stop - start + 1
+        assert all(items[r, SLOT] in (-1, start + i)
+                   for i, r in enumerate(rows[: stop - start + 1]))  # fmt: skip
+    busy = [s for s in sizes if s]
+    assert max(busy) - min(busy) <= 1
+    there = items[items[:, BLOCKS] > 0]
+    assert covered == len(there)
+    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, SLOT] >= 0).sum())
+
+
+def test_work_list_with_symbols() -> None:
+    """Tokens and requests may be Symbols: one list kernel serves any batch within the bounds."""
+    tokens, requests = symbol("tokens", 1, 64), symbol("requests", 1, 64)
+    x = PagedShape(8, 2, 64, 64, 16, tokens, requests, 512, 64, 0.125)
+    for body, level in zip(kernels(x, SMALL), ("portable", "placed", "portable")):
+        verify_body(body, level, H200)
+        assert not [f for f in check_body(body, H200) if f.level == "error"]
+    real = replace(x, tokens=5, requests=5)
+    step = make_step(real, LENGTHS, ONES)
+    wanted = reference.work_list(real, SMALL, step.lengths, step.starts)
+    found = [np.zeros_like(w) for w in wanted]
+    body = work_list(x, SMALL)
+    interpret.run(body, [step.lengths, step.starts, *found], {"tokens": 5, "requests": 5})
+    same_list(found, wanted)
+
+
+# ---- appending ----------------------------------------------------------------------------------
+
+APPENDED = {
+    "halves": (8, 2, Rotary(64), {}),
+    "interleaved": (8, 2, Rotary(64, interleaved=True), {}),
+    "some of a head": (6, 2, Rotary(32, factor=1.25), {"width": 96}),
+    "no rotation": (2, 2, Rotary(0), {}),
+    "8 bits": (4, 1, Rotary(64), {"cache": float8_e4m3}),
+}
+
+
+@pytest.mark.parametrize("simulated", (False, True))
+@pytest.mark.parametrize("label", APPENDED)
+def test_append(label: str, simulated: bool) -> None:
+    """New tokens are turned and land in their pages; the rest of the cache stays as it is."""
+    heads, key_heads, rotary, more = APPENDED[label]
+    lengths, queries = (0, 1, 130, 64, 200), (0, 1, 5, 2, 20)
+    x = shape(heads, key_heads, 16, lengths, (*queries, 3), **more)
+    x = replace(x, requests=5)  # the last tokens belong to nobody
+    step = make_step(x, lengths, queries)
+    draw = np.random.default_rng(3)
+    k, v = (draw.standard_normal((x.tokens, key_heads, w)).astype(x.dtype.numpy)
+            for w in (x.width, x.value_width))  # fmt: skip
+    frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
+    turned = np.full(step.q.shape, 7.0).astype(x.dtype.numpy)
+    wide = [m.astype(np.float64) for m in (step.keys, step.values)]
+    scales = SCALES if x.scaled else (1.0, 1.0)
+    wanted = reference.append(x, rotary, step.q, k, v, frequencies, step.table, step.lengths,
+                              step.starts, *wide, scales)  # fmt: skip
+    body = append(x, rotary)
+    verify_body(body, "portable", H200)
+    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    memories = [step.q, k, v, frequencies, *step.scales, step.table, step.lengths, step.starts,
+                step.keys, step.values, turned]  # fmt: skip
+    if simulated:
+        simulate(*emit(body, "append", H200), memories)
+    else:
+        interpret.run(body, memories)
+    count, rounding = int(step.starts[-1]), 2.0**-8
+    np.testing.assert_allclose(turned[:count].astype(np.float64), wanted[:count], rtol=rounding,
+                               atol=rounding / 16)  # fmt: skip
+    assert (turned[count:].astype(np.float32) == 7).all()
+    within = 2.0**-4 if x.scaled else rounding
+    for found, right in zip((step.keys, step.values), wide):
+        np.testing.assert_allclose(found.astype(np.float64), right, rtol=within,
+                                   atol=within / 16, equal_nan=True)  # fmt: skip
+
+
+# ---- Plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan, why", [
+    (replace(SMALL, rows=12), "multiple of 8"),
+    (replace(SMALL, stages=1), "two stages"),
+    (replace(SMALL, warps=8), "share a block"),
+    (PagedPlan(8, 192, 2, 4), "a power of two"),
+])  # fmt: skip
+def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
+    """Each is refused with its reason."""
+    x = CASES["page 16"][0]
+    assert why in why_not(x, plan)
+    with pytest.raises(InternalError, match=why):
+        attend(x, plan)
+
+
+def real_shapes() -> Iterator[tuple[PagedShape, int]]:
+    """Heads of models, pages, and how many new tokens a request has."""
+    base = PagedShape(32, 8, 128, 128, 16, 16, 16, 4096, 2048, 128**-0.5)
+    for page in (16, 64, 256):
+        yield replace(base, page=page), 1
+    yield replace(base, cache=float8_e4m3), 1
+    yield replace(base, heads=64), 1
+    yield replace(base, heads=8), 1
+    yield replace(base, width=64, value_width=64), 1
+    yield replace(base, width=256, value_width=256, softcap=50.0, window=4096), 1
+    yield replace(base, width=192), 1
+    yield replace(base, width=96, value_width=96), 1
+    yield base, 4
+    yield base, 64
+
+
+def test_assembled() -> None:
+    """What is chosen for real sizes: checked, no spill, no stack frame, no serialised product."""
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE: the kernels of a paged cache were not assembled")
+    texts = {}
+    for x, queries in real_shapes():
+        plan = choose(x, H200, queries)
+        assert not why_not(x, plan)
+        bodies = [*kernels(x, plan), append(x, Rotary(x.width))]
+        for body in bodies:
+            errors = [f for f in check_body(body, H200) if f.level == "error"]
+            assert not errors, (x, plan, errors)
+            text = emit(body, "kernel", H200)[0]
+            if text not in texts.values():
+                texts[f"{body.name} {x} {plan}"] = text
+    for label, made in assemble_all(texts, H200.cpu).items():
+        made.check_library(label)
+
+
+# ---- broken in one place ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label, meetings", (("page 16", 2), ("8 bits", 2)))
+def test_mutants(label: str, meetings: int) -> None:
+    """Every barrier, fence and wait is needed: the check sees each one missing or changed, but
+    that the one barrier of the one role that has one may have any number."""
+    x, plan, _, _ = CASES[label]
+    alive = [name for name, body in mutants.mutants(attend(x, plan))
+             if not any(f.level == "error" for f in check_body(body, H200))]  # fmt: skip
+    assert alive == [f"named_sync {i} number + 1" for i in range(meetings)]
