@@ -22,7 +22,8 @@ FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
 TILE_CYCLES = 2400  # before and after the blocks of a tile
 STEP_CYCLES = 120  # of a block, beside its products
-NEAR = 24 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
+HIDDEN = {1: 0.4, 2: 0.6, 3: 0.9}  # of a step's smaller part, by consumers that overlap
+NEAR = 32 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
 
 
 def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
@@ -54,12 +55,20 @@ def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
     return None
 
 
-def section(x: AttentionShape) -> int:
-    """How many pairs of batch and head are mixed: those whose keys and values stay near."""
-    if x.band[1] is None:
-        return 1
+def sections(x: AttentionShape) -> list[int]:
+    """How many pairs of batch and head to mix: those whose keys and values stay near, or all."""
+    lanes = high(x.batch) * x.heads
+    if x.band == (None, None):
+        return [1]
     bytes_ = high(x.keys) * (x.width + x.value_width) * x.dtype.size
-    return max(1, min(high(x.batch) * x.heads, NEAR // max(1, bytes_) * x.group))
+    near = max(1, min(lanes, NEAR // max(1, bytes_) * x.group))
+    return sorted({*range(1, min(near, 8) + 1), *range(8, near + 1, 4), near, lanes})
+
+
+def even(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
+    """The Plan with tiles mixed such that programs end together."""
+    tried = [replace(plan, section=n) for n in sections(x)]
+    return min(tried, key=lambda plan: cycles(x, plan))
 
 
 def blocks_of(x: AttentionShape, plan: AttentionPlan) -> np.ndarray:
@@ -83,11 +92,10 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     width = padded(x.width) + padded(x.value_width)
     products = 2 * rows * keys * width / FLOPS
     rest = rows * keys / EXPONENTIALS + STEP_CYCLES
-    alone = rows == 64  # nobody to overlap with
-    hidden = (0.75 if plan.overlap else 0.55) - (0.35 if alone else 0.0)  # of the smaller part
+    hidden = HIDDEN[rows // 64] - (0.0 if plan.overlap else 0.2)
     step = max(products, rest) + (1 - hidden) * min(products, rest)
     lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
-    count = min(lanes, 64)  # a longer list is more of the same
+    count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = TILE_CYCLES + step * each
     group = max(1, min(plan.section, count))
     whole = np.concatenate([np.repeat(work, min(group, count - at))
@@ -103,12 +111,12 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
 
 def plans(x: AttentionShape, target: Target) -> Iterator[AttentionPlan]:
     """Plans for every tile that fits."""
-    rings = (3, 2) if max(padded(x.width), padded(x.value_width)) <= 64 else (2,)
+    rings = (4, 3, 2) if max(padded(x.width), padded(x.value_width)) <= 64 else (2,)
     for tile in tiles(x):
         for stages in rings:
-            made = fitted(x, AttentionPlan(tile, stages, target.cores, section=section(x)))
+            made = fitted(x, AttentionPlan(tile, stages, target.cores))
             if made is not None:
-                yield made
+                yield even(x, made)
                 break
 
 
