@@ -22,6 +22,7 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..ir.symbol import Expr, symbol
+from .again import Again, buffers_of, remembered
 from .annotation import annotations_of, check_call, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
@@ -62,6 +63,7 @@ class Jitted:
         self._described: list[list[tuple[str, str]]] = []
         self._objects: dict[int, weakref.ref[Any]] = {}
         self._dynamic_leaves: dict[Structure, list[Any] | None] = {}
+        self._last: Again | None = None
 
     def __repr__(self) -> str:
         return f"<jit {self.name}: {self.traces} traces>"
@@ -76,10 +78,11 @@ class Jitted:
             return self._inline(args, kwargs)
         if kwargs or len(args) != self._arity:
             args = self._bind(args, kwargs)
+        elif (last := self._last) and (buffers := buffers_of(args, last)) is not None:
+            return last[3].run_on(buffers)
+        given = args
         if self._static:
-            given, args = args, self._without_static(args)
-        else:
-            given = args
+            args = self._without_static(args)
         structure = self._recent
         leaves = None if structure is None else structure.leaves(args)
         if leaves is None:
@@ -101,6 +104,7 @@ class Jitted:
             if not self._static and not self.dynamic:
                 lowered = self._lowered.get(tuple(key))
                 if lowered is not None:
+                    self._last = remembered(args, lowered)
                     return lowered.run(leaves, {}, None)
         return self._general(given, leaves, structure)
 

@@ -37,6 +37,7 @@ from .trace import Slot, Source, Trace, Tracing
 LOG = logging.getLogger("tilegrad.jit")
 States = dict[int, dict[str, Tensor]]
 known = values.data  # by weak reference: `known.get(ref(node))` is a plain dict lookup
+forget = values._remove  # what such a reference does when its Node is gone
 
 
 @dataclass(slots=True)
@@ -120,6 +121,20 @@ class Lowered:
             return self._value(places[0], buffers, results, symbols, nodes)
         return self.structure.unflatten(
             [self._value(p, buffers, results, symbols, nodes) for p in places]
+        )
+
+    def is_direct(self, count: int) -> bool:
+        """Whether a run takes the Buffers of `count` arguments as they come and changes nothing."""
+        return self._direct == tuple(range(count)) and bool(self.outputs)
+
+    def run_on(self, buffers: list[Buffer]) -> Any:
+        """The same as `run` where `is_direct`, on the Buffers of the arguments."""
+        results = self.executable.run(buffers, None)
+        places = self.places
+        if len(places) == 1 and self.structure.kind == "leaf":
+            return self._value(places[0], buffers, results, None, None)
+        return self.structure.unflatten(
+            [self._value(p, buffers, results, None, None) for p in places]
         )
 
     def _compile(self) -> Any:
@@ -303,7 +318,7 @@ def _known_node(type_: Array, buffer: Buffer) -> Node:
     node.op, node.inputs, node.blocks = ops.input_, (), ()
     node.attrs = {"key": ops.fresh_key(), "shape": type_.shape, "dtype": type_.dtype}
     node.type, node.location, node.serial = type_, None, next_serial()
-    values[node] = buffer
+    known[ref(node, forget)] = buffer
     return node
 
 

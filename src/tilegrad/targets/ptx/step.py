@@ -102,17 +102,19 @@ class Executable:
     ) -> list[Buffer]:
         """Run once; new Buffers for the outputs (or those of inputs they alias)."""
         device = self.device
-        name = device.name
+        name, pointers = device.name, []
         for buffer in buffers:
-            if buffer.device != name or buffer.pointer & 15:
+            pointer = buffer.pointer
+            if buffer.device != name or pointer & 15:
                 return self.run([self._here(b) for b in buffers], symbols)
+            pointers.append(pointer)
         with device.lock:
             device.activate()
             if self.quick is not None:
                 prepared, order, size, class_ = self.quick
                 block = device.pool.take(size, "", class_)
-                prepared.launch(tuple([block.pointer if i < 0 else buffers[i].pointer
-                                       for i in order]))  # fmt: skip
+                pointers.append(block.pointer)  # the last: number -1
+                prepared.launch(tuple([pointers[i] for i in order]))
                 return [Buffer(block.pointer, size, block, name)]
             binding = self._binding(symbols)
             outputs, extra = self._place(binding, buffers)
