@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.dtype import float32
 from ..ir.node import Node
 from . import build, ops
-from .attention_types import Band
+from .attention_types import Band, sum_dtype
 from .axes import Atoms, Places, atoms_of, depends, full, grouped, on_atoms, size_of, strip
 from .recognize_mask import (
     Affine,
@@ -157,13 +156,13 @@ def _total(values: Sequence[Node]) -> Node:
 
 
 def _by_head(value: Node, axes: Axes, name: str) -> Node:
-    """A value on the axes of the scores that has only heads, as float32 (heads,)."""
+    """A value on the axes of the scores that has only heads, as (heads,) of wide floats."""
     shape = axes.on_scores(value).shape
     if shape[0] != 1 or shape[2] != 1 or shape[3] != 1:
         raise NoMatch(f"{name} is not one number for each head")
     heads = size_of(axes.heads)
     found = build.expand(axes.on_scores(value), (1, heads, 1, 1))
-    return build.cast(build.reshape(found, (heads,)), float32)
+    return build.cast(build.reshape(found, (heads,)), sum_dtype(value.dtype))
 
 
 def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
@@ -182,10 +181,10 @@ def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
         return None
     if (sinks and line != exact) or not set(of_rows) <= set(queries):
         return None
-    number = build.constant(term.factor * factor, float32)
-    value = build.broadcast_to(number, (1,) * len(axes.scores))
+    wide = sum_dtype(term.node.dtype)
+    value = build.full((1,) * len(axes.scores), term.factor * factor, wide)
     for node, places in rest:
-        value = build.multiply(value, build.cast(on_atoms(node, places, axes.scores), float32))
+        value = build.multiply(value, build.cast(on_atoms(node, places, axes.scores), wide))
     try:
         return _by_head(value, axes, "a slope")
     except NoMatch:

@@ -248,8 +248,11 @@ def _built(
     order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
     softcap, scale = cap_and_scale(scores)
     rate = 0.0 if softmax.dropout is None else softmax.dropout.rate
+    scale *= q.factor * k.factor
+    if scale < 0:
+        wide_q, scale = build.negative(wide_q), -scale
     out, _ = attention.attention(
-        wide_q, wide_k, wide_v, more, scale=scale * q.factor * k.factor, band=band,
+        wide_q, wide_k, wide_v, more, scale=scale, band=band,
         softcap=softcap, dropout=rate, orders=(order_q, order_k, order_v, order),
     )  # fmt: skip
     lies = tuple([a for letter in order for a in of_out[letter]])

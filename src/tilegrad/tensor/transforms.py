@@ -191,10 +191,10 @@ def value_and_grad(
                 raise DTypeError("with has_aux the function returns (value, aux)", op="grad",
                                  expected="a pair", got=type(result).__name__)  # fmt: skip
             value, aux = result if has_aux else (result, None)
-            (root,) = recognized([_check_scalar(value, "grad")])
-            found = gradients([root], [build.like(root, 1.0)], inputs.stand_ins)
             aux_nodes, aux_leaves, aux_structure = nodes_of(aux)
-        made = inputs.restore([value.node, *or_zeros(found, inputs.stand_ins), *aux_nodes])
+            root, *aux_nodes = recognized([_check_scalar(value, "grad"), *aux_nodes])
+            found = gradients([root], [build.like(root, 1.0)], inputs.stand_ins)
+        made = inputs.restore([root, *or_zeros(found, inputs.stand_ins), *aux_nodes])
         tensors = tracked(made)
         count = 1 + len(inputs.stand_ins)
         nested = inputs.nest(tensors[1:count])
