@@ -88,8 +88,9 @@ class MatrixForward(Forward):
             start = combine(self.first, multiply(i, TILE), 1)
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                lines = [self.line("q", self.head, minimum(combine(start, r, 1), last),
-                                   multiply(s, PAIR), PAIR, x.width) for r in range(TILE)]  # fmt: skip
+                tokens = [minimum(combine(start, r, 1), last) for r in range(TILE)]
+                lines = [self.line("q", self.head, t, multiply(s, PAIR), PAIR, x.width)
+                         for t in tokens]  # fmt: skip
                 value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
                 b.store(self.packed, value, (i, s, 0, 0), (2, 3))
                 return ()

@@ -13,8 +13,10 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array, Memory
-from ..kernels import attention_cpu, attention_cpu_matrix
+from ..kernels import attention_cpu, attention_cpu_decode, attention_cpu_matrix
 from ..kernels.attention_cpu import Forward
+from ..kernels.attention_cpu_decode import Combine, Decode
+from ..kernels.attention_cpu_matrix import MatrixForward
 from ..kernels.attention_shape import AttentionShape
 from ..tile.build import Body
 
@@ -40,15 +42,24 @@ def launches(
 ) -> list[tuple[Body, list[Any]]]:
     """Bodies, and what their parameters stand for."""
     more = [memory_of(i) for i in node.inputs[3:]]
+    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
+    keeps = 1 in wanted
+    results: list[Any] = [("result", 0), *([("result", 1)] if keeps else [])]
+    few = attention_cpu_decode.choose(x, target)
     matrix = attention_cpu_matrix.choose(x, target)
+    if few is not None:
+        parts = attention_cpu_decode.parts_of(x, target)
+        body = Decode(x, more, few, name, parts, keeps).build()
+        if parts == 1:
+            return [(body, [*inputs, *results])]
+        types = attention_cpu_decode.partial_types(x, few, parts)
+        scratch = [("scratch", (t, i)) for i, t in enumerate(types)]
+        last = Combine(x, few, f"{name}_combine", parts, keeps).build()
+        return [(body, [*inputs, *scratch]), (last, [*scratch, *results])]
     if matrix is not None:
-        forward: Forward = attention_cpu_matrix.MatrixForward(x, more, matrix, name, 1 in wanted)
-    else:
-        plan = attention_cpu.choose(x, target)
-        forward = Forward(x, more, plan, name, 1 in wanted)
-    body = forward.build()
-    inputs = [("input", i) for i in range(len(node.inputs))]
-    return [(body, [*inputs, ("result", 0), *([("result", 1)] if 1 in wanted else [])])]
+        return [(MatrixForward(x, more, matrix, name, keeps).build(), [*inputs, *results])]
+    plan = attention_cpu.choose(x, target)
+    return [(Forward(x, more, plan, name, keeps).build(), [*inputs, *results])]
 
 
 def memory_of(node: Node) -> Memory:

@@ -47,6 +47,17 @@ from .problem import Problem, stride_of
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
 
+class RowEvaluator(Evaluator):
+    """Knows the dot's own element: an epilogue reads no other, however its index is written."""
+
+    def __init__(self, body: BodyBuilder, memories: dict[Node, Node]) -> None:
+        super().__init__(body, memories)
+        self.own: dict[Node, Node] = {}
+
+    def _value(self, node: Node, index: Index) -> Node:
+        return self.own[node] if node in self.own else super()._value(node, index)
+
+
 class DotLowering:
     """Lowers one dot group."""
 
@@ -82,7 +93,7 @@ class DotLowering:
         partial = self.partial_sums(parameters, roles)
         self.b = BodyBuilder(self.name, parameters)
         self.partial = None if partial is None else self.b.parameters[partial]
-        self.e = Evaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        self.e = RowEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
         self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
         grid = self.body(plan)
         return [(self.b.finish(grid, plan=plan), roles)]
@@ -363,9 +374,7 @@ class DotLowering:
         e = self.e
         dot = self.group.values[0]
         linear = self.linear(batch, row, lane)
-        rounded = self.b.cast(acc, wide(dot.dtype))
-        for shape in {dot.shape: None, **{v.shape: None for v in self.stored}}:
-            e.bind(dot, self.index_of(dot, shape, batch, row, lane, linear), rounded)
+        e.own[dot] = self.b.cast(acc, wide(dot.dtype))
         for v in self.stored:
             at = self.index_of(v, v.shape, batch, row, lane, linear)
             e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))

@@ -8,6 +8,7 @@ the vectors of a tile stand in row-major order.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ...core.dtype import DType
 from ...ir.node import Node
@@ -264,6 +265,9 @@ class ShapeEmitter:
         assert isinstance(source, Tile)
         axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
         found = self.values[node.inputs[0]]
+        if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
+            self.values[node] = [self.fold(found, row_for(COMBINE[kind]), dtype)]
+            return
         if axis == len(source.shape) - 1:
             found = self.join_pieces(found, kind, dtype, source)
             found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
@@ -286,6 +290,23 @@ class ShapeEmitter:
                     total = row(self.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
                 result.append(total)
         self.values[node] = result
+
+    def fold(self, rows: Values, combine: Any, dtype: DType) -> str:
+        """Reduce the rows of a square, all at once: lane i has row i, halves folded in turn."""
+        rows, size, block = list(rows), len(rows), 1
+        v = vector(scalar_type(dtype), size)
+        while block < size:
+            own = ", ".join(f"i32 {size + n if n & block else n}" for n in range(size))
+            far = ", ".join(f"i32 {(size if n & block else 0) + (n ^ block)}" for n in range(size))
+            folded = []
+            for a, b in zip(rows[::2], rows[1::2]):
+                parts = [
+                    self.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
+                    for mask in (own, far)
+                ]
+                folded.append(combine(self.w, dtype, size, parts))
+            rows, block = folded, 2 * block
+        return rows[0]
 
     def emit_cumulative(self, node: Node) -> None:
         """Running reduction: by vectors along a leading axis, lane by lane along the last."""

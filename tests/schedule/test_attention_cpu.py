@@ -1,0 +1,249 @@
+"""schedule/attention_cpu.py and kernels/attention_cpu*.py: attention on the CPU, tiled.
+
+Compiled Schedules are held to the Graph interpreter (float64 inside) and to torch; small ones for
+other vector widths run on the Tile interpreter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreted import run_interpreted
+
+from tilegrad.compiler.compile import compile_for, host, schedule_for
+from tilegrad.core.dtype import BY_NUMPY
+from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
+from tilegrad.graph import build
+from tilegrad.graph.attention import attention
+from tilegrad.graph.interpret import interpret
+from tilegrad.ir.node import Node
+from tilegrad.ir.symbol import symbol
+from tilegrad.runtime.buffer import Buffer
+from tilegrad.schedule.attention import why_not
+from tilegrad.schedule.schedule import Schedule
+
+BF16 = ml_dtypes.bfloat16
+# Against float64 rounded once: bfloat16 rounds probabilities too.
+TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 1e-3, "bfloat16": 1e-2}
+SUM_TOLERANCE = {"float32": 4e-6, "float64": 1e-13, "float16": 1e-5, "bfloat16": 1e-5}
+PLAIN = (None, None)
+random = np.random.default_rng(7)
+
+
+def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    """Normal numbers."""
+    return random.standard_normal(shape).astype(dtype)
+
+
+def inputs(sizes: tuple[int, ...], dtype: Any, orders: Any = None) -> list[np.ndarray]:
+    """q, k and v of (batch, heads, key heads, queries, keys, width, value width)."""
+    b, h, hk, tq, tk, d, e = sizes
+    found = []
+    for number, (heads, tokens, width) in enumerate(((h, tq, d), (hk, tk, d), (hk, tk, e))):
+        of = {"b": b, "h": heads, "t": tokens, "d": width}
+        order = "bhtd" if orders is None else orders[number]
+        found.append(numbers(*(of[axis] for axis in order), dtype=dtype))
+    return found
+
+
+def graph(
+    values: list[np.ndarray], more: dict[str, np.ndarray], **options: Any
+) -> tuple[list[Node], list[Node]]:
+    """Inputs and (out, lse)."""
+    nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in (*values, *more.values())]
+    options.setdefault("scale", values[0].shape[-1] ** -0.5)
+    return nodes, list(attention(*nodes[:3], dict(zip(more, nodes[3:])), **options))
+
+
+def kinds(schedule: Schedule) -> list[str]:
+    """What the Kernels of a Schedule are."""
+    return [k.kind for k in schedule.kernels]
+
+
+def computed(nodes: list[Node], outputs: list[Node], values: list[np.ndarray]) -> list[np.ndarray]:
+    """The outputs on this machine."""
+    buffers = [Buffer.wrap(np.ascontiguousarray(v)) for v in values]
+    found = compile_for(nodes, outputs, host()).run(buffers)
+    return [np.array(b.array(tuple(o.shape), o.dtype)) for b, o in zip(found, outputs)]
+
+
+def compare(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
+    """Close where finite, equal elsewhere."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    scale = max(1.0, float(np.abs(want[finite]).max(initial=0.0)))
+    np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=tolerance * scale)
+
+
+def check(
+    sizes: tuple[int, ...], dtype: Any = np.float32, more: dict[str, np.ndarray] | None = None,
+    target: Target | None = None, values: list[np.ndarray] | None = None, **options: Any,
+) -> list[np.ndarray]:  # fmt: skip
+    """One attention, compiled here or interpreted for a Target, against the definition."""
+    more = {} if more is None else more
+    given = inputs(sizes, dtype, options.get("orders")) if values is None else values
+    nodes, outputs = graph(given, more, **options)
+    assert kinds(schedule_for(nodes, outputs, target or host())) == ["attention"]
+    everything = [*given, *more.values()]
+    if target is None:
+        got = computed(nodes, outputs, everything)
+    else:
+        got = run_interpreted(target, nodes, outputs, everything)
+    want = interpret(outputs, dict(zip(nodes, everything)))
+    name = np.dtype(dtype).name
+    for g, w, tolerance in zip(got, want, (TOLERANCE[name], SUM_TOLERANCE[name])):
+        compare(np.asarray(g).reshape(w.shape), w, tolerance)
+    return list(got)
+
+
+ODD = (2, 4, 2, 37, 45, 24, 20)
+LONG = (1, 2, 1, 150, 530, 40, 72)
+DTYPES = (np.float32, BF16, np.float16, np.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes, band", [
+    (ODD, PLAIN), (LONG, (None, 380)), (ODD, (-9, 0)), ((1, 1, 1, 1, 1, 8, 8), PLAIN),
+    ((1, 3, 1, 20, 0, 16, 16), PLAIN), ((1, 4, 2, 1, 77, 64, 64), PLAIN),
+    ((2, 2, 2, 1, 0, 16, 16), PLAIN), ((1, 2, 2, 33, 64, 130, 33), (None, 0)),
+])  # fmt: skip
+def test_sizes_and_bands(dtype: Any, sizes: tuple[int, ...], band: Any) -> None:
+    check(sizes, dtype, band=band)
+
+
+def extras(sizes: tuple[int, ...], dtype: Any) -> dict[str, np.ndarray]:
+    """All extras, some rows hidden."""
+    b, h, _, tq, tk, _, _ = sizes
+    mask = random.random((b, 1, tq, tk)) < 0.7
+    mask[:, :, : tq // 3] = False
+    return {
+        "bias": numbers(1, h, tq, tk, dtype=dtype), "mask": mask, "slopes": numbers(h) * 0.1,
+        "sinks": numbers(h), "key_lengths": np.arange(b, dtype=np.int32) * tk // 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [ODD, (2, 4, 2, 3, 75, 24, 40)])
+def test_all_extras(dtype: Any, sizes: tuple[int, ...]) -> None:
+    check(sizes, dtype, extras(sizes, dtype), softcap=2.0, band=(-60, 20))
+
+
+@pytest.mark.parametrize("name", ["bias", "mask", "slopes", "sinks", "key_lengths"])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_each_extra(name: str, dtype: Any) -> None:
+    check(ODD, dtype, {name: extras(ODD, np.float32)[name]}, band=(None, 8))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 4, 37, 1), (1, 1, 1, 1), (2, 1, 37, 45)])
+@pytest.mark.parametrize("queries", [37, 1])
+def test_bias_of_every_shape(shape: tuple[int, ...], queries: int) -> None:
+    shape = tuple(queries if s == 37 else s for s in shape)
+    bias = numbers(*shape)
+    bias[random.random(shape) < 0.2] = -np.inf
+    check((2, 4, 2, queries, 45, 24, 20), more={"bias": bias, "mask": bias < 1})
+
+
+@pytest.mark.parametrize("orders", [
+    ("bthd", "bthd", "bthd", "bthd"), ("htbd", "tbhd", "bhtd", "bthd"),
+])  # fmt: skip
+@pytest.mark.parametrize("queries", [37, 2])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_orders(orders: Any, queries: int, dtype: Any) -> None:
+    check((2, 4, 2, queries, 45, 24, 20), dtype, orders=orders, band=(None, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_see_nothing_are_zero(dtype: Any) -> None:
+    for sizes in (ODD, (2, 4, 2, 1, 45, 24, 20)):
+        out, sums = check(sizes, dtype, {"key_lengths": np.array([0, 45], np.int32)})
+        assert not out[0].any() and np.isneginf(sums[0]).all() and np.isfinite(sums[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("queries", [40, 1])
+def test_large_logits(dtype: Any, queries: int) -> None:
+    sizes = (1, 2, 2, queries, 300, 32, 32)
+    q, k, v = inputs(sizes, np.float32)
+    values = [x.astype(dtype) for x in (q * 300, k * 300, v)]
+    out, _ = check(sizes, dtype, values=values, scale=1.0)
+    assert np.isfinite(out.astype(np.float32)).all()
+
+
+def test_a_split_over_keys_is_combined() -> None:
+    """One key head for two workers: parts of the keys, then one more launch."""
+    values = inputs((1, 4, 1, 1, 3001, 64, 40), np.float32)
+    more = {"sinks": numbers(4), "key_lengths": np.array([2500], np.int32)}
+    nodes, outputs = graph(values, more)
+    target = host().with_cores(8)
+    schedule = schedule_for(nodes, outputs, target)
+    assert [s.body.grid for s in schedule.kernels[0].steps] == [(11,), (1,)]
+    got = run_interpreted(target, nodes, outputs, [*values, *more.values()])
+    for g, w in zip(got, interpret(outputs, dict(zip(nodes, [*values, *more.values()])))):
+        compare(np.asarray(g).reshape(w.shape), w, 4e-6)
+
+
+@pytest.mark.parametrize("target", [SSE2, AVX2, AVX512, AVX512_AMX, NEON], ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_every_vector_width(target: Target, dtype: Any) -> None:
+    small = (1, 2, 1, 19, 21, 12, 9)
+    check(small, dtype, {"mask": extras(small, dtype)["mask"]}, target, band=(None, 0))
+    check((1, 2, 1, 1, 70, 12, 9), dtype, target=target)
+
+
+def test_sizes_known_at_run_time() -> None:
+    tokens, keys = symbol("tokens", 1, 200), symbol("keys", 1, 300)
+    shapes = [(1, 2, tokens, 16), (1, 2, keys, 16), (1, 2, keys, 16)]
+    nodes = [build.input_(s, BY_NUMPY[np.dtype(np.float32)]) for s in shapes]
+    outputs = list(attention(*nodes, scale=0.25, band=(None, keys - tokens)))
+    assert kinds(schedule_for(nodes, outputs, host())) == ["attention"]
+    executable = compile_for(nodes, outputs, host())
+    for tq, tk in ((1, 1), (130, 270), (200, 300), (37, 38)):
+        values = inputs((1, 2, 2, tq, tk, 16, 16), np.float32)
+        buffers = executable.run([Buffer.wrap(v) for v in values], {"tokens": tq, "keys": tk})
+        known, wanted = graph(values, {}, scale=0.25, band=(None, tk - tq))
+        for buffer, w in zip(buffers, interpret(wanted, dict(zip(known, values)))):
+            compare(np.array(buffer.array(w.shape, w.dtype)), w, 4e-6)
+
+
+def test_memory_grows_with_tokens() -> None:
+    """Neither the arena nor a worker's scratch holds scores of all keys and queries."""
+    nodes = [build.input_((1, 8, 4096, 64), BY_NUMPY[np.dtype(np.float32)]) for _ in range(3)]
+    schedule = schedule_for(nodes, [attention(*nodes, scale=0.125)[0]], host())
+    assert schedule.arena_bytes == 0
+    executable = compile_for(nodes, [attention(*nodes, scale=0.125)[0]], host())
+    assert executable.recipe.scratch_bytes < 1 << 20
+
+
+def test_log_sum_exps_nobody_wants_are_not_stored() -> None:
+    nodes, outputs = graph(inputs(ODD, np.float32), {})
+    schedule = schedule_for(nodes, outputs[:1], host())
+    assert len(schedule.kernels[0].steps[0].slots) == 4
+
+
+def test_the_reason_for_no_kernel() -> None:
+    values = inputs(ODD, np.float32)
+    more = {"key": np.uint32(1), "offset": np.uint32(2)}
+    nodes = [build.input_(np.shape(v), BY_NUMPY[np.asarray(v).dtype])
+             for v in (*values, *more.values())]  # fmt: skip
+    out = attention(*nodes[:3], dict(zip(more, nodes[3:])), scale=1.0, dropout=0.5)[0]
+    assert "dropout" in why_not(out.inputs[0], host())
+    assert "attention" not in kinds(schedule_for(nodes, [out], host()))
+
+
+@pytest.mark.parametrize("queries, keys, width", [(200, 200, 64), (1, 900, 128)])
+def test_bfloat16_is_as_exact_as_torch(queries: int, keys: int, width: int) -> None:
+    torch = pytest.importorskip("torch")
+    values = inputs((1, 4, 4, queries, keys, width, width), BF16)
+    nodes, outputs = graph(values, {})
+    (got,) = computed(nodes, outputs[:1], values)
+    exact = [torch.from_numpy(v.astype(np.float64)) for v in values]
+    want = torch.nn.functional.scaled_dot_product_attention(*exact).numpy()
+    peer = torch.nn.functional.scaled_dot_product_attention(*(x.bfloat16() for x in exact))
+    error = np.abs(got.astype(np.float64) - want)
+    theirs = np.abs(peer.double().numpy() - want)
+    assert error.max() <= 2 * theirs.max() and error.mean() <= 1.2 * theirs.mean()
