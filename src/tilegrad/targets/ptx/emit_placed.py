@@ -307,8 +307,6 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_named_sync(self, node: Node) -> None:
         self.w.put("bar.sync", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
-        if node.attrs["threads"] == self.threads:  # all of this role and nobody else
-            self.hazards.meet()
 
     def emit_named_arrive(self, node: Node) -> None:
         self.w.put("bar.arrive", str(node.attrs["number"] + 1), str(node.attrs["threads"]))

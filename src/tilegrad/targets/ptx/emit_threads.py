@@ -56,6 +56,11 @@ class ThreadsEmitter(PlacedEmitter):
         super().__init__(*given)
         self.registers: dict[Node, Register] = {}
 
+    def emit_named_sync(self, node: Node) -> None:
+        super().emit_named_sync(node)
+        if node.attrs["threads"] == self.threads:  # all of this role and nobody else
+            self.hazards.meet()
+
     # ---- copies ---------------------------------------------------------------------------
 
     def emit_commit_threads(self, node: Node) -> None:

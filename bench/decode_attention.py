@@ -1,0 +1,439 @@
+"""Decode attention over a paged cache: ours beside cuDNN over contiguous keys (torch's SDPA).
+
+    python bench/decode_attention.py                 the table, the mixed batch, list and append
+    python bench/decode_attention.py --cases 1x2048,16x8192 --pages 16
+    python bench/decode_attention.py --sweep         Plans of a small space for each case
+
+bf16, 32 query and 8 key heads of 128, one new token a request. Pages lie in random order. Both
+sides are replayed graphs, interleaved, over sets of inputs that pass the L2 cache several times;
+ours is two launches (attend, combine), the work list is made once as in a step of many layers and
+timed alone. Peers: SDPA on cuDNN with `enable_gqa`, and with the heads of a group as queries; the
+faster one counts. Results are checked against float64 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import geometric_mean
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as torch_attention
+
+from gpu import Bench, sets
+from tilegrad.core.dtype import float8_e4m3
+from tilegrad.kernels import paged_reference as reference
+from tilegrad.kernels.paged_append import Rotary, append
+from tilegrad.kernels.paged_attention import attend, choose
+from tilegrad.kernels.paged_combine import combine_parts
+from tilegrad.kernels.paged_shape import PagedPlan, PagedShape, spread, why_not
+from tilegrad.kernels.paged_work import work_list
+
+HEADS, KEY_HEADS, WIDTH = 32, 8, 128
+GROUP = HEADS // KEY_HEADS
+CASES = ((1, 2048), (1, 32768), (16, 2048), (16, 8192), (64, 2048), (128, 4096))
+BYTES = 2 * KEY_HEADS * WIDTH * 2  # of a token in the cache
+Work = list[Callable[[], Any]]
+
+
+def mixed_lengths(requests: int = 64, least: int = 128, most: int = 32768) -> list[int]:
+    """Log-uniform, the same in every run."""
+    draw = np.random.default_rng(0)
+    return [int(n) for n in np.exp(draw.uniform(math.log(least), math.log(most), requests))]
+
+
+class Case:
+    """A batch of requests: queries, paged caches, tables in several sets; one work list."""
+
+    def __init__(
+        self, bench: Bench, lengths: Sequence[int], page: int, plan: PagedPlan | None = None,
+        eight: bool = False, count: int = 0,
+    ) -> None:  # fmt: skip
+        self.bench, self.lengths, self.page = bench, list(lengths), page
+        each = [-(-n // page) for n in lengths]
+        self.x = PagedShape(HEADS, KEY_HEADS, WIDTH, WIDTH, page, len(lengths), len(lengths),
+                            sum(each), max(each), WIDTH**-0.5)  # fmt: skip
+        if eight:
+            self.x = replace(self.x, cache=float8_e4m3)
+        self.plan = plan or choose(self.x, bench.target)
+        count = count or sets(BYTES * sum(lengths) // (1 + eight))
+        self.count = count
+        kind = torch.float8_e4m3fn if eight else torch.bfloat16
+        lead = (sum(each), page, KEY_HEADS, WIDTH)
+        self.q = [normal(len(lengths), HEADS, WIDTH) for _ in range(count)]
+        self.cache = [tuple(normal(*lead).to(kind) for _ in "kv") for _ in range(count)]
+        self.tables = [self.table(each) for _ in range(count)]
+        self.out = [torch.empty_like(q) for q in self.q]
+        self.lengths_ = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
+        self.starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device="cuda")
+        self.scales = [torch.tensor([0.5, 2.0], device="cuda")] if eight else []
+        self.prepare()
+
+    def table(self, each: Sequence[int]) -> torch.Tensor:
+        """Pages in random order."""
+        order = torch.randperm(sum(each)).to(torch.int32)
+        made = torch.zeros(len(each), max(each), dtype=torch.int32)
+        at = 0
+        for number, pages in enumerate(each):
+            made[number, :pages] = order[at : at + pages]
+            at += pages
+        return made.cuda()
+
+    def prepare(self) -> None:
+        """Kernels, the work list, scratch."""
+        x, plan, bench = self.x, self.plan, self.bench
+        items, cuts = reference.work_list(x, plan, np.array(self.lengths, np.int32),
+                                          np.arange(len(self.lengths) + 1, dtype=np.int32))
+        self.items, self.cuts = (torch.full(a.shape, -7, dtype=torch.int32, device="cuda")
+                                 for a in (items, cuts))  # fmt: skip
+        lead = (len(items), spread(x, plan), plan.rows)
+        self.partial = torch.empty(*lead, WIDTH, device="cuda")
+        self.sums = torch.empty(*lead, device="cuda")
+        self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
+        self.main = bench.kernel(attend(x, plan), "paged_attention")
+        self.combine = bench.kernel(combine_parts(x, plan), "paged_combine")
+        self.run(self.make_list)
+        there = items[:, 6] > 0
+        same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
+        if not same or not (self.cuts.cpu().numpy()[:, :5] == cuts[:, :5]).all():
+            print("  THE WORK LIST IS WRONG", flush=True)
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Run once, to the end."""
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.bench.stream):
+            work()
+        self.bench.stream.synchronize()
+
+    def make_list(self) -> None:
+        """Launch the list kernel."""
+        self.list_kernel.point([t.data_ptr() for t in (self.lengths_, self.starts, self.items,
+                                                       self.cuts)])  # fmt: skip
+        self.list_kernel.start()
+
+    def launch(self, i: int) -> None:
+        """Attend and combine."""
+        given = (self.q[i], *self.cache[i], *self.scales, self.tables[i], self.items, self.out[i],
+                 self.partial, self.sums)  # fmt: skip
+        self.main.point([t.data_ptr() for t in given])
+        self.main.start(dependent=True)
+        self.combine.point([t.data_ptr() for t in (self.cuts, self.partial, self.sums,
+                                                   self.out[i])])  # fmt: skip
+        self.combine.start(dependent=True)
+
+    def ours(self) -> Work:
+        """Launches over all sets."""
+        return [lambda i=i: self.launch(i) for i in range(self.count)]
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and written."""
+        cache = sum(self.lengths) * BYTES // (1 + bool(self.scales))
+        return cache + 4 * len(self.lengths) * HEADS * WIDTH
+
+    # ---- contiguous -------------------------------------------------------------------------
+
+    def contiguous(self, i: int, request: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(key heads, keys, width) of a request, in float32."""
+        length = self.lengths[request]
+        pages = self.tables[i][request, : -(-length // self.page)].long()
+        scales = self.scales[0].tolist() if self.scales else (1.0, 1.0)
+        k, v = (m[pages].reshape(-1, KEY_HEADS, WIDTH)[:length].transpose(0, 1).float() * s
+                for m, s in zip(self.cache[i], scales))  # fmt: skip
+        return k, v
+
+    def wanted(self, i: int, request: int) -> torch.Tensor:
+        """The result of a request in float64."""
+        k, v = (m.double() for m in self.contiguous(i, request))
+        q = self.q[i][request].double().reshape(KEY_HEADS, GROUP, WIDTH)
+        weights = torch.softmax(q @ k.transpose(1, 2) * self.x.scale, -1)
+        return (weights @ v).reshape(HEADS, WIDTH)
+
+    def error(self, out: torch.Tensor, i: int = 0) -> float:
+        """The worst relative error of some requests, every element written."""
+        chosen = sorted({0, len(self.lengths) - 1, len(self.lengths) // 2,
+                         self.lengths.index(min(self.lengths)),
+                         self.lengths.index(max(self.lengths))})  # fmt: skip
+        worst = 0.0
+        for request in chosen:
+            wanted = self.wanted(i, request)
+            found = out[request].double().reshape(HEADS, WIDTH)
+            worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+        if not bool(torch.isfinite(out.float()).all()):
+            return math.inf
+        return worst
+
+    def check(self) -> float:
+        """The error of the first set's result."""
+        self.out[0].fill_(float("nan"))
+        self.run(lambda: self.launch(0))
+        return self.error(self.out[0])
+
+
+def normal(*shape: int) -> torch.Tensor:
+    """Random bf16."""
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+# ---- cuDNN --------------------------------------------------------------------------------------
+
+
+class Peer:
+    """cuDNN over contiguous keys and values of equal lengths."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        batch, length = len(case.lengths), case.lengths[0]
+        shape = (batch, KEY_HEADS, length, WIDTH)
+        self.keys = [torch.empty(shape, device="cuda", dtype=torch.bfloat16)
+                     for _ in range(2 * case.count)]  # fmt: skip
+        for i in range(case.count):
+            for request in range(batch):
+                k, v = case.contiguous(i, request)
+                self.keys[2 * i][request], self.keys[2 * i + 1][request] = k, v
+
+    def ways(self) -> dict[str, Work]:
+        """Launches in each way to say it that works here."""
+        batch = len(self.case.lengths)
+
+        def gqa(i: int) -> Any:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return torch_attention(self.case.q[i].view(batch, HEADS, 1, WIDTH),
+                                       *self.keys[2 * i : 2 * i + 2], enable_gqa=True)  # fmt: skip
+
+        def grouped(i: int) -> Any:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return torch_attention(self.case.q[i].view(batch, KEY_HEADS, GROUP, WIDTH),
+                                       *self.keys[2 * i : 2 * i + 2])  # fmt: skip
+
+        found: dict[str, Work] = {}
+        for name, way in (("gqa", gqa), ("grouped", grouped)):
+            try:
+                out = way(0).reshape(batch, HEADS, WIDTH)
+                error = self.case.error(out)
+                if error > 2e-2:
+                    print(f"  cuDNN {name} is off by {error:.1e}")
+                    continue
+            except RuntimeError as failure:
+                print(f"  cuDNN {name}: {str(failure).splitlines()[0][:120]}")
+                continue
+            found[name] = [lambda i=i, way=way: way(i) for i in range(self.case.count)]
+        return found
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def table(bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int]
+          ) -> list[dict[str, Any]]:  # fmt: skip
+    """Every case with every page size."""
+    found = []
+    for batch, length in cases:
+        for page in pages:
+            case = Case(bench, [length] * batch, page)
+            found.append(measure(case, f"B={batch} S={length}"))
+            del case
+            torch.cuda.empty_cache()
+    return found
+
+
+def measure(case: Case, label: str) -> dict[str, Any]:
+    """One case: checked, then interleaved with cuDNN."""
+    error = case.check()
+    peer = Peer(case)
+    best: dict[str, Any] = {}
+    for name, theirs in peer.ways().items():
+        found = case.bench.interleave(case.ours(), theirs)
+        if not best or found["peer_us"] < best["peer_us"]:
+            best = {**found, "peer": name}
+    seconds = best["ours_us"] * 1e-6
+    row = {"case": label, "page": case.page, "error": error, **best, "plan": str(case.plan),
+           "bytes": case.bytes, "tb_per_s": case.bytes / seconds / 1e12}  # fmt: skip
+    print(f"{label:16} page {case.page:<4} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
+          f" {row['ratio_high']:.3f}] ours {row['ours_us']:7.1f} us {row['tb_per_s']:.2f} TB/s"
+          f" cuDNN ({row['peer']}) {row['peer_us']:7.1f} us error {error:.1e}"
+          f"{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+    return row
+
+
+def mixed(bench: Bench, page: int) -> dict[str, Any]:
+    """A batch of many lengths beside one of equal lengths with the same keys."""
+    lengths = mixed_lengths()
+    even = [sum(lengths) // len(lengths)] * len(lengths)
+    rates, errors, times = [], [], []
+    for chosen in (lengths, even):
+        case = Case(bench, chosen, page)
+        errors.append(case.check())
+        seconds = bench.alone(case.ours())
+        times.append(1e6 * seconds)
+        rates.append(case.bytes / seconds / 1e12)
+        del case
+        torch.cuda.empty_cache()
+    row = {"case": "mixed", "page": page, "mixed_us": times[0], "uniform_us": times[1],
+           "mixed_tb_per_s": rates[0], "uniform_tb_per_s": rates[1],
+           "share": rates[0] / rates[1], "error": max(errors)}  # fmt: skip
+    print(f"mixed lengths    page {page:<4} {rates[0]:.2f} TB/s ({times[0]:.1f} us), uniform"
+          f" {rates[1]:.2f} TB/s ({times[1]:.1f} us): {row['share']:.3f} (bar 0.9) error"
+          f" {max(errors):.1e}{'' if max(errors) < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+    return row
+
+
+def eight_bits(bench: Bench, cases: Sequence[tuple[int, int]], page: int) -> list[dict[str, Any]]:
+    """A cache of float8_e4m3."""
+    found = []
+    for batch, length in cases:
+        case = Case(bench, [length] * batch, page, eight=True)
+        error, seconds = case.check(), bench.alone(case.ours())
+        rate = case.bytes / seconds / 1e12
+        print(f"8 bits B={batch} S={length} page {page}: {1e6 * seconds:.1f} us {rate:.2f} TB/s"
+              f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+        found.append({"case": f"8 bits B={batch} S={length}", "page": page, "error": error,
+                      "ours_us": 1e6 * seconds, "tb_per_s": rate})  # fmt: skip
+        del case
+        torch.cuda.empty_cache()
+    return found
+
+
+def beside(bench: Bench, batch: int, length: int) -> dict[str, Any]:
+    """The work list, and rotary with append, alone."""
+    case = Case(bench, [length] * batch, 16, count=2)
+    listed = 1e6 * bench.alone([case.make_list] * 8)
+    x = case.x
+    kernel = bench.kernel(append(x, Rotary(WIDTH)), "paged_append")
+    k, v = normal(batch, KEY_HEADS, WIDTH), normal(batch, KEY_HEADS, WIDTH)
+    frequencies = 500000.0 ** (-torch.arange(WIDTH // 2, device="cuda") / (WIDTH // 2))
+    turned = torch.full_like(case.q[0], float("nan"))
+    given = (case.q[0], k, v, frequencies.float(), case.tables[0], case.lengths_, case.starts,
+             *case.cache[0], turned)  # fmt: skip
+
+    def one() -> None:
+        kernel.point([t.data_ptr() for t in given])
+        kernel.start(dependent=True)
+
+    case.run(one)
+    error = append_error(case, k, v, frequencies.float(), turned)
+    appended = 1e6 * bench.alone([one] * 8)
+    print(f"B={batch} S={length}: work list {listed:.1f} us, rotary and append {appended:.1f} us"
+          f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+    return {"case": f"beside B={batch} S={length}", "list_us": listed, "append_us": appended,
+            "error": error}  # fmt: skip
+
+
+def append_error(
+    case: Case, k: torch.Tensor, v: torch.Tensor, frequencies: torch.Tensor, turned: torch.Tensor
+) -> float:
+    """Of turned queries and of what lies in the cache afterwards."""
+    worst = 0.0
+    for request, length in enumerate(case.lengths):
+        place = length - 1
+        page = int(case.tables[0][request, place // case.page])
+        angle = (place * frequencies).double()
+        cosine, sine = angle.cos(), angle.sin()
+        for given, found in ((case.q[0][request], turned[request]),
+                             (k[request], case.cache[0][0][page, place % case.page])):  # fmt: skip
+            a, b = given.double().chunk(2, -1)
+            wanted = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+            worst = max(worst, float((found.double() - wanted).norm() / wanted.norm()))
+        if not torch.equal(case.cache[0][1][page, place % case.page], v[request]):
+            return math.inf
+    return worst
+
+
+def plans(case: Case) -> Iterator[tuple[str, PagedPlan]]:
+    """A small space around the choice."""
+    base = case.plan
+    cores = 132 // KEY_HEADS * KEY_HEADS
+    for block, warps in ((128, 8), (128, 4), (64, 4)):
+        most = (227 * 1024 - 12 * 1024) // (block * 2 * WIDTH * case.x.cache.size)
+        for stages in sorted({2, max(2, most // 2), most}):
+            for across, programs in ((True, cores), (False, 132), (False, 128)):
+                for hint in ("first", ""):
+                    plan = replace(base, block=block, warps=warps, stages=stages, across=across,
+                                   programs=programs, hint=hint)  # fmt: skip
+                    if not why_not(case.x, plan):
+                        yield (f"block {block} warps {warps} stages {stages} across {across:d}"
+                               f" programs {programs} hint {hint or '-'}"), plan  # fmt: skip
+
+
+def sweep(bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int]) -> None:
+    """Every Plan for every case, best first."""
+    for batch, length in cases:
+        for page in pages:
+            case = Case(bench, [length] * batch, page)
+            found = []
+            for label, plan in plans(case):
+                try:
+                    case.plan = plan
+                    case.prepare()
+                    error = case.check()
+                    found.append((bench.alone(case.ours(), rounds=3), label, error))
+                except Exception as failure:  # one Plan that fails must not end the sweep
+                    print(f"  {label}: {type(failure).__name__} {str(failure)[:300]}")
+            print(f"B={batch} S={length} page {page}")
+            for seconds, label, error in sorted(found):
+                rate = case.bytes / seconds / 1e12
+                print(f"  {1e6 * seconds:8.1f} us {rate:.2f} TB/s  {label} error {error:.1e}"
+                      f"{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+            del case
+            torch.cuda.empty_cache()
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """The bars."""
+    timed = [r for r in rows if "ratio" in r]
+    if not timed:
+        return
+    mean = geometric_mean([r["ratio"] for r in timed])
+    print(f"geometric mean {mean:.3f} (bar 1.0) of {len(timed)}:"
+          f" {'met' if mean >= 1 else 'MISSED'}")  # fmt: skip
+    small = [r["ours_us"] for r in timed if r["case"] == "B=1 S=2048"]
+    if small:
+        print(f"B=1 S=2048: {max(small):.1f} us (bar 8):"
+              f" {'met' if max(small) <= 8 else 'MISSED'}")  # fmt: skip
+    large = [r["tb_per_s"] for r in timed if r["bytes"] > 400e6]
+    if large:
+        print(f"large cases: least {min(large):.2f} TB/s (bar 4.3):"
+              f" {'met' if min(large) >= 4.3 else 'MISSED'}")  # fmt: skip
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default=",".join(f"{b}x{s}" for b, s in CASES))
+    parser.add_argument("--pages", default="16,64")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--only", default="", help="table, mixed, eight or beside")
+    parser.add_argument("--out", default="", help="where the JSON goes")
+    given = parser.parse_args()
+    cases = [tuple(map(int, c.split("x"))) for c in given.cases.split(",")]
+    pages = [int(p) for p in given.pages.split(",")]
+    bench = Bench()
+    if given.sweep:
+        sweep(bench, cases, pages)
+        return
+    ceilings = bench.ceilings()
+    print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
+    rows: list[dict[str, Any]] = []
+    if given.only in ("", "table"):
+        rows += table(bench, cases, pages)
+    if given.only in ("", "mixed"):
+        rows += [mixed(bench, page) for page in pages]
+    if given.only in ("", "eight"):
+        rows += eight_bits(bench, [(1, 2048), (16, 8192)], pages[0])
+    if given.only in ("", "beside"):
+        rows += [beside(bench, *c) for c in ((1, 2048), (128, 4096))]
+    report(rows)
+    if given.out:
+        Path(given.out).write_text(json.dumps(
+            {**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
