@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilegrad.core.dtype import bfloat16, float16, float32
+from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
+from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention_backward import (
     BackwardPlan,
     attention_backward,
@@ -55,27 +56,63 @@ def plain(a: np.ndarray, order: str) -> np.ndarray:
     return np.transpose(a, [order.index(c) for c in "bhtd"]).astype(np.float64)
 
 
-def forward(x: AttentionShape, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-    """Probabilities, result and log-sum-exps in float64."""
+EXTRAS: dict[str, Any] = {"sinks": float32, "bias": bfloat16, "mask": bool_, "slopes": float32,
+                          "key_lengths": int32}  # fmt: skip
+
+
+def extras_of(x: AttentionShape, draw: Any, wide: dict[str, tuple[int, int]]) -> Arrays:
+    """Further inputs; `wide` says which of batch and heads, queries and keys a bias or mask has."""
+    made: Arrays = {}
+    for name in x.extras:
+        if name in ("bias", "mask"):
+            lead, tail = wide.get(name, (1, 3))
+            sizes = (x.batch, x.heads, x.queries, x.keys)
+            sizes = tuple(n if (lead if i < 2 else tail) >> i % 2 & 1 else 1
+                          for i, n in enumerate(sizes))  # fmt: skip
+            made[name] = draw.standard_normal(sizes) if name == "bias" else draw.random(sizes) < 0.7
+        elif name == "key_lengths":
+            made[name] = draw.integers(0, x.keys + 1, x.batch)
+        else:
+            made[name] = draw.standard_normal(x.heads)
+        made[name] = made[name].astype(EXTRAS[name].numpy)
+    return made
+
+
+def forward(x: AttentionShape, q: Any, k: Any, v: Any, more: Arrays) -> tuple[Any, Any, Any, Any]:
+    """Probabilities, result, log-sum-exps and the slope of the soft limit in float64."""
     scores = x.scale * np.einsum("bhid,bhjd->bhij", q, np.repeat(k, x.group, 1))
+    slope = 1.0
+    if x.softcap:
+        inner = np.tanh(scores / x.softcap)
+        scores, slope = x.softcap * inner, 1 - inner**2
     apart = np.arange(x.keys)[None] - np.arange(x.queries)[:, None]
     low, high = x.band
     seen = (apart >= (-math.inf if low is None else low)) & (
         apart <= (math.inf if high is None else high))  # fmt: skip
+    scores = scores + more.get("bias", np.zeros(1)).astype(np.float64)
+    scores = scores + more.get("slopes", np.zeros(1)).astype(np.float64)[:, None, None] * apart
+    seen = seen & more.get("mask", np.ones(1, np.bool_))
+    if "key_lengths" in more:
+        seen = seen & (np.arange(x.keys) < more["key_lengths"][:, None, None, None])
     scores = np.where(seen, scores, -np.inf)
-    most = np.nan_to_num(scores.max(-1, keepdims=True), neginf=0.0)
+    sinks = np.full((x.batch, x.heads, x.queries, 1), -np.inf)
+    if "sinks" in more:
+        sinks[:] = more["sinks"].astype(np.float64)[:, None, None]
+    whole = np.concatenate([scores, sinks], -1)
+    most = np.nan_to_num(whole.max(-1, keepdims=True), neginf=0.0)
     with np.errstate(divide="ignore"):
-        lse = np.log(np.exp(scores - most).sum(-1, keepdims=True)) + most
+        lse = np.log(np.exp(whole - most).sum(-1, keepdims=True)) + most
     p = np.exp(scores - np.where(np.isfinite(lse), lse, 0.0))
-    return p, np.einsum("bhij,bhjd->bhid", p, np.repeat(v, x.group, 1)), lse[..., 0]
+    out = np.einsum("bhij,bhjd->bhid", p, np.repeat(v, x.group, 1))
+    return p, out, lse[..., 0], slope
 
 
-def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any) -> Arrays:
+def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any, more: Arrays) -> Arrays:
     """delta, lse and the gradients in float64."""
-    p, out, lse = forward(x, q, k, v)
+    p, out, lse, slope = forward(x, q, k, v, more)
     wide_k, wide_v = (np.repeat(a, x.group, 1) for a in (k, v))
     delta = (dout * out).sum(-1)
-    ds = p * (np.einsum("bhid,bhjd->bhij", dout, wide_v) - delta[..., None]) * x.scale
+    ds = p * (np.einsum("bhid,bhjd->bhij", dout, wide_v) - delta[..., None]) * x.scale * slope
     dk, dv = np.einsum("bhij,bhid->bhjd", ds, q), np.einsum("bhij,bhid->bhjd", p, dout)
 
     def grouped(a: np.ndarray) -> np.ndarray:
@@ -85,16 +122,17 @@ def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any) -> Arrays:
             "dk": grouped(dk), "dv": grouped(dv)}  # fmt: skip
 
 
-def numbers(x: AttentionShape, seed: int = 0) -> tuple[Arrays, Arrays]:
+def numbers(x: AttentionShape, seed: int = 0, **wide: tuple[int, int]) -> tuple[Arrays, Arrays]:
     """Memories by name, gradients unwritten, and the gradients in float64."""
     draw, of = np.random.default_rng(seed), x.dtype.numpy
     sizes = {"q": (x.heads, x.queries, x.width), "k": (x.key_heads, x.keys, x.width),
              "v": (x.key_heads, x.keys, x.value_width),
              "dout": (x.heads, x.queries, x.value_width)}  # fmt: skip
     given = {n: draw.standard_normal((x.batch, *s)).astype(of) for n, s in sizes.items()}
-    wanted = backward(x, *[a.astype(np.float64) for a in given.values()])
+    more = extras_of(x, draw, wide)
+    wanted = backward(x, *[a.astype(np.float64) for a in given.values()], more)
     orders = dict(zip(given, x.orders))
-    memories = {n: ordered(a, orders[n]) for n, a in given.items()}
+    memories = {n: ordered(a, orders[n]) for n, a in given.items()} | more
     memories |= {n: wanted.pop(n).astype(np.float32) for n in ("lse", "delta")}
     for name in wanted:
         shape_ = ordered(wanted[name], orders[name[1:]]).shape
@@ -110,14 +148,17 @@ def agree(x: AttentionShape, memories: Arrays, wanted: Arrays) -> None:
         np.testing.assert_allclose(found, value, rtol=0, atol=bound, err_msg=name)
 
 
-def run(x: AttentionShape, plan: BackwardPlan, how: str, seed: int = 0) -> Arrays:
-    """All launches on the interpreter or the simulator, against float64."""
-    memories, wanted = numbers(x, seed)
-    made = attention_backward(x, plan)
+def run(x: AttentionShape, plan: BackwardPlan, how: str, seed: int = 0, **wide: Any) -> Arrays:
+    """All launches on the interpreter or the simulator, against float64; Bodies are checked."""
+    memories, wanted = numbers(x, seed, **wide)
+    more = [Memory(memories[n].shape, EXTRAS[n]) for n in x.extras]
+    made = attention_backward(x, plan, more)
     for name, type_ in made.scratch:
         memories[name] = np.full(type_.shape, np.nan, type_.dtype.numpy)
     for launch in made.launches:
         given = [memories[name] for name in launch.arguments]
+        verify_body(launch.body, "placed", H200)
+        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
         if how == "interpreted":
             interpret.run(launch.body, given, seed=seed)
         else:
@@ -128,6 +169,7 @@ def run(x: AttentionShape, plan: BackwardPlan, how: str, seed: int = 0) -> Array
 
 
 SMALL = BackwardPlan(queries=64, keys=64)
+FAST, FAST_WIDE = BackwardPlan(128, late=True, fast=True), BackwardPlan(64, fast=True)
 CAUSAL = {"band": (None, 0)}
 CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "one block": (shape(1, 1, 128, 128, 64), SMALL),
@@ -147,26 +189,50 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "width 32, values 128": (shape(1, 1, 130, 140, 32, 128, **CAUSAL), SMALL),
     "held": (shape(2, 1, 150, 150, 64, **CAUSAL), replace(SMALL, held=True)),
     "late": (shape(2, 1, 150, 150, 64, **CAUSAL), BackwardPlan(96, 3, 112, 3, late=True)),
+    "fast": (shape(1, 1, 128, 128, 64), FAST),
+    "fast, grouped heads": (shape(4, 2, 130, 136, 64, batch=2, **CAUSAL), FAST),
+    "fast, window": (shape(1, 1, 300, 200, 32, dtype=float16, band=(-40, 10)), FAST),
+    "fast, early": (shape(1, 1, 100, 200, 40, **CAUSAL), replace(FAST, late=False)),
+    "fast, width 128": (shape(2, 1, 130, 140, 128, **CAUSAL), FAST_WIDE),
+    "fast, tokens before heads": (shape(2, 2, 70, 200, 96, 40, orders=("bthd",) * 4),
+                                  replace(FAST_WIDE, late=True)),
+    "softcap": (shape(2, 1, 130, 140, 64, softcap=2.0, **CAUSAL), SMALL),
+    "sinks": (shape(2, 1, 70, 140, 64, extras=("sinks",)), SMALL),
+    "key lengths": (shape(2, 1, 130, 300, 64, batch=4, extras=("key_lengths",)), SMALL),
+    "key lengths, fast": (shape(1, 1, 130, 300, 64, batch=4, extras=("key_lengths",), **CAUSAL),
+                          FAST),
+    "slopes": (shape(2, 1, 130, 140, 64, extras=("slopes",), **CAUSAL), SMALL),
+    "bias": (shape(2, 2, 130, 140, 64, extras=("bias",)), SMALL),
+    "mask": (shape(2, 1, 130, 140, 64, batch=2, extras=("mask",)), SMALL),
+    "all at once": (shape(2, 1, 130, 140, 64, softcap=3.0, batch=2, **CAUSAL,
+                          extras=("mask", "bias", "slopes", "sinks", "key_lengths")), SMALL),
+    "all at once, fast": (shape(2, 1, 130, 140, 64, softcap=3.0, batch=2, **CAUSAL,
+                                extras=("slopes", "mask", "bias", "key_lengths")), FAST),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
-    x, plan = CASES[label]
-    for launch in attention_backward(x, plan).launches:
-        verify_body(launch.body, "placed", H200)
-        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
-    run(x, plan, "interpreted", list(CASES).index(label))
+    run(*CASES[label], "interpreted", list(CASES).index(label))
+
+
+@pytest.mark.parametrize("lead", range(4))
+@pytest.mark.parametrize("tail", range(4))
+def test_parts_of_a_bias(lead: int, tail: int) -> None:
+    """A bias and a mask that lack some of batch, heads, queries and keys."""
+    x = shape(2, 1, 40, 30, 32, batch=2, extras=("bias", "mask"))
+    run(x, BackwardPlan(32, keys=32), "interpreted", bias=(lead, tail), mask=(3 - lead, 3 - tail))
 
 
 def test_formula() -> None:
     """The formula of the gradients against finite differences."""
-    x = shape(2, 1, 5, 6, 8, band=(None, 1))
+    x = shape(2, 1, 5, 6, 8, band=(None, 1), softcap=1.5)
     draw = np.random.default_rng(0)
     q, k, v, dout = (draw.standard_normal(s) for s in ((1, 2, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8),
                                                        (1, 2, 5, 8)))  # fmt: skip
-    wanted = backward(x, q, k, v, dout)
+    more = {"slopes": np.array([0.3, -0.2]), "sinks": np.array([0.1, 1.0])}
+    wanted = backward(x, q, k, v, dout, more)
     for number, name in enumerate("qkv"):
         given = [q, k, v]
         step = np.zeros_like(given[number])
@@ -176,7 +242,7 @@ def test_formula() -> None:
             for sign in (1, -1):
                 step[at] = sign * 1e-5
                 moved = [g + step if i == number else g for i, g in enumerate(given)]
-                ends.append((forward(x, *moved)[1] * dout).sum())
+                ends.append((forward(x, *moved, more)[1] * dout).sum())
             step[at] = 0.0
             found[at] = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(found, wanted[f"d{name}"], atol=1e-8)
@@ -207,6 +273,10 @@ SIMULATED = {
     "grouped heads, late": (shape(2, 1, 70, 40, 32, 64, **CAUSAL), replace(SMALL, late=True)),
     "held": (shape(1, 1, 70, 64, 64, **CAUSAL), replace(SMALL, held=True)),
     "width 96": (shape(1, 1, 70, 64, 96, 40, **CAUSAL), SMALL),
+    "fast": (shape(1, 1, 100, 140, 64, **CAUSAL), FAST),
+    "fast, width 128": (shape(1, 1, 70, 140, 128, **CAUSAL), FAST_WIDE),
+    "options": (shape(1, 1, 40, 70, 32, softcap=3.0, **CAUSAL,
+                      extras=("slopes", "mask", "bias", "key_lengths")), SMALL),
 }  # fmt: skip
 
 
@@ -223,11 +293,13 @@ def test_assembled() -> None:
     texts = {}
     for width in (64, 128):
         for more in ({}, CAUSAL):
-            x = shape(16, 16, 8192, 8192, width, batch=2, **more)
-            assert choose(x, H200) in candidates(x, H200)
-            for launch in attention_backward(x, choose(x, H200)).launches:
-                assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
-                name = f"{launch.body.name}_{width}_{len(more)}"
-                texts[name] = emit(launch.body, name, H200)[0]
+            for fast in (False, True):
+                x = shape(16, 16, 8192, 8192, width, batch=2, **more)
+                plan = choose(x, H200, fast)
+                assert plan in candidates(x, H200, fast) and plan.fast == fast
+                for launch in attention_backward(x, plan).launches:
+                    assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+                    name = f"{launch.body.name}_{width}_{len(more)}_{fast:d}"
+                    texts[name] = emit(launch.body, name, H200)[0]
     for name, made in assemble_all(texts).items():
         made.check_library(name)
