@@ -4,8 +4,10 @@ A program of a GPU that holds a row in registers stops for every sum that needs 
 sum(x * r), where r is the same for the whole row, is sum(x) * r: it need not wait for r. Terms
 that are zero by their meaning, r * (x - mean of x), are dropped; the derivative of a norm has such
 ones. So the gradient of a layer norm waits twice and not three times, that of a softmax twice and
-not three times too. Invariant: a sum is rewritten only where it then rests on fewer reductions
-below one another and is still one sum: nothing is subtracted that was not before.
+not three times too. What is added twice is doubled where that costs a row one product.
+
+Invariant: a sum is rewritten only where it then rests on fewer reductions below one another and
+is still one sum: nothing is subtracted that was not before.
 """
 
 from __future__ import annotations
@@ -119,8 +121,25 @@ def _level(m: Match, depths: Depths) -> Node | None:
     return ops.negative(total) if negative else total
 
 
+def _twice(m: Match) -> Node | None:
+    """(a + r * x) + r * x -> a + (2 * r) * x, where r is repeated: a square's derivative."""
+    node = m.root
+    if not node.dtype.is_float:
+        return None
+    for total, term in (node.inputs, node.inputs[::-1]):
+        if total.op is not ops.add or term.op is not ops.multiply or term not in total.inputs:
+            continue
+        rest = total.inputs[1] if total.inputs[0] is term else total.inputs[0]
+        for repeated, x in (term.inputs, term.inputs[::-1]):
+            if repeated.op is ops.expand:
+                double = build.expand(build.multiply(repeated.inputs[0], 2.0), repeated.shape)
+                return ops.add(rest, ops.multiply(double, x))
+    return None
+
+
 def level_sums(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
     """The pass, for a GPU."""
     depths = Depths()
-    rule = Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths))
-    return rewrite(results, RuleSet("level", [rule]), log)
+    rules = [Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths)),
+             Rule("added_twice", ops.add, _twice)]  # fmt: skip
+    return rewrite(results, RuleSet("level", rules), log)

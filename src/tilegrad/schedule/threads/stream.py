@@ -181,6 +181,7 @@ class ThreadStream(ThreadSweep):
         """Reduce and write what shared memory does not hold of a row, with what the row has one
         of; gives the walk that writes the others."""
         stream, walks = self.stream, self.walks(row)
+        self.ask_row(walks)
         for stage, walk in walks:
             if walk.reduces or walk.writes:
                 start = self.start_walk(walk)  # what is the same for the whole row

@@ -33,7 +33,7 @@ from ...ir.symbol import (
 from ...ir.types import row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
-from ..access import MOVEMENT, Index, unravel
+from ..access import MOVEMENT, Index, depends, unravel
 from ..evaluate import ravel_strides, wide
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .space import WARP, Roles, ThreadSpace, plain_reads
@@ -100,6 +100,7 @@ class ThreadSweep(ThreadSpace):
         self.use_threads(16)
         walks = self.walks(row)
         kept = self.plan_kept(walks)
+        self.ask_row(walks)
         for stage, walk in walks:
             if walk.reduces or walk.writes:
                 values = self.start_walk(walk)
@@ -111,6 +112,14 @@ class ThreadSweep(ThreadSpace):
                 self.finish_walk(walk, values)
             self.row_results(row, stage)
         return [self.end((rows,), self.warps, self.roles())]
+
+    def ask_row(self, walks: Sequence[tuple[int, Walk]]) -> None:
+        """Ask for what a row has one of, so that nothing waits for it after a reduction."""
+        lane = named("loop", "lane", 0, max(1, high(self.group.columns) - 1))
+        for _, walk in walks:
+            for node, index in plain_reads(self.expressions_at(walk, lane), self.inputs):
+                if not any(depends(i, [lane]) for i in index):
+                    self.e.value(node, index)
 
     def walks(self, row: Size) -> list[tuple[int, Walk]]:
         """The walks over a row in order, each with the stage whose results it ends."""
