@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tilegrad.core.dtype import DType, bfloat16, float16, float32
+from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
@@ -139,27 +139,41 @@ def measured() -> dict[tuple[int, int, int], dict[Key, float]]:
     return found
 
 
-def choice_of(size: tuple[int, int, int], dtype: DType = bfloat16) -> Choice:
-    """What the model chooses."""
-    return choose(Operands(*size, dtype, dtype), H200)
+def first_measured(size: tuple[int, int, int]) -> tuple[Choice, float] | None:
+    """What the model chooses, and its microseconds; for few tokens, whose space has grown since,
+    what it would choose of the Plans that were measured."""
+    plans, found = measured()[size], ranked(Operands(*size, bfloat16, bfloat16), H200)
+    for choice in found if size[0] <= 128 else found[:1]:
+        time = plans.get(key_of(choice.plan, choice.turned))
+        if time is not None:
+            return choice, time
+    return None
 
 
 def test_choices_are_near_the_best_measured() -> None:
-    """Within 5%, wherever the choice was measured; most are."""
+    """Within 5% of the best of what was measured; most are."""
     losses = {}
     for size, plans in measured().items():
-        choice = choice_of(size)
-        time = plans.get(key_of(choice.plan, choice.turned))
-        if time is not None:
-            losses[size] = time / min(plans.values())
+        if found := first_measured(size):
+            losses[size] = found[1] / min(plans.values())
     assert len(losses) >= 0.8 * len(measured())
     assert not {size: loss for size, loss in losses.items() if loss > 1.05}
 
 
 def test_expected_times_are_near_the_measured() -> None:
     """The model need only rank, yet it is within a fifth of the clock for what it chooses."""
-    for size, plans in measured().items():
-        choice = choice_of(size)
-        time = plans.get(key_of(choice.plan, choice.turned))
-        if time is not None:
-            assert 0.8 < 1e6 * choice.seconds / time < 1.2, size
+    for size in measured():
+        if found := first_measured(size):
+            assert 0.8 < 1e6 * found[0].seconds / found[1] < 1.2, size
+
+
+@pytest.mark.parametrize("m, n, k, micros", [
+    (64, 5248, 9344, 30.2), (128, 8960, 7616, 40.9), (32, 9280, 3264, 19.5),
+    (64, 5632, 3264, 12.8), (128, 13376, 2560, 21.6),
+])  # fmt: skip
+def test_few_tokens_on_all_cores(m: int, n: int, k: int, micros: float) -> None:
+    """Sizes whose tiles of 64 or 128 rows left cores idle (times as measured with those): tiles
+    of other widths give nine of ten cores one each, and the model expects a gain."""
+    choice = choose(Operands(m, n, k, bfloat16, bfloat16), H200)
+    assert 0.88 * H200.cores <= choice.plan.programs <= H200.cores
+    assert 1e6 * choice.seconds < 0.98 * micros

@@ -131,16 +131,30 @@ def wide_matmul(
     return WideMatmul(x, plan, b, b.parameters[:3], beside=b.parameters[3:]).build()
 
 
+def waves(x: Operands, plan: WidePlan) -> int:
+    """How many tiles a program has, at most."""
+    tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
+    return -(-tiles // max(1, plan.programs // (plan.cluster * plan.split)))
+
+
+def exchanged(plan: WidePlan) -> int:
+    """Bytes that a program with a part of k gets from the others that share its tile."""
+    return plan.tile[0] * plan.tile[1] // plan.split * (plan.split - 1) * float32.size
+
+
+def places_out(x: Operands, plan: WidePlan) -> int:
+    """Places of pieces on their way out: two in turn, or one for the only piece of a program."""
+    return min(2, waves(x, plan) * (x.span(plan.tile)[1] // plan.split // plan.staged))
+
+
 def why_not(x: Operands, plan: WidePlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     tm, tn = x.span(plan.tile)
-    tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
-    walkers = plan.programs // (plan.cluster * plan.split)
     wrong = [
         (plan.stages < 2, "a ring has two stages or more"),
         (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
         (tn % (8 * plan.split), "a split k divides the columns in eights"),
-        (plan.split > 1 and tiles > walkers, "with a split k a program has one tile"),
+        (plan.split > 1 and waves(x, plan) > 1, "with a split k a program has one tile"),
         (tn // plan.split % plan.staged, "staged pieces divide the columns"),
         (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
     ]
@@ -183,12 +197,13 @@ class WideMatmul:
         self.left, self.right = self.ring()
         piece = (plan.staged, 64) if x.turned else (64, plan.staged)
         layout = swizzle_of(piece[1], x.result)
-        self.staged = b.allocate((self.halves, 2, *piece), x.result, "shared", layout)
+        self.rooms = places_out(x, plan)
+        self.staged = b.allocate((self.halves, self.rooms, *piece), x.result, "shared", layout)
         self.full = b.barrier("full", 1, stages)
         if plan.split > 1:
-            shape = (self.halves * self.products, plan.split, 64, self.span[1] // plan.split)
+            shape = (self.halves * self.products, plan.split - 1, 64, self.span[1] // plan.split)
             self.partial = b.allocate(shape, float32, "shared")
-            self.gathered = b.barrier("gathered", plan.split, self.halves)
+            self.gathered = b.barrier("gathered", plan.split - 1, self.halves)
         self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
         program = b.program(0, plan.programs)
         together = plan.cluster * plan.split
@@ -482,14 +497,15 @@ class WideMatmul:
             near = [self.read_beside(own, count, first // ahead, i, sums[0])
                     for i in range(len(self.beside))]  # fmt: skip
             for number_ in range(first, min(pieces, first + ahead)):
-                place = (own, modulo(combine(multiply(count, pieces), number_, 1), 2))
+                turn = combine(multiply(count, pieces), number_, 1)
+                place = (own, modulo(turn, self.rooms))
                 start = number_ * wide
                 piece = [cut(b, s, start, wide) for s in sums]
                 piece += [cut(b, r, start - first * wide, wide) for r in near]
                 at = (batch, row, combine(column, start, 1))
                 ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
-            for turn in range(0, len(ready), plan.together):
-                self.write_pieces(own, ready[turn : turn + plan.together])
+            for some in range(0, len(ready), plan.together):
+                self.write_pieces(own, ready[some : some + plan.together])
 
     def read_beside(self, own: int, count: Size, chunk: int, number: int, sums: Node) -> Node:
         """Columns of a matrix that the ring brought; its stage is given back at once."""
@@ -510,34 +526,47 @@ class WideMatmul:
         return b.apply("where", b.constant(False, bool_, shape), held, value)
 
     def gather(self, own: int, sums: Sequence[Node], wide: int) -> list[Node]:
-        """Every program that shares the tile gives each its columns; sums go by part of k."""
+        """Every program that shares the tile gives each other one its columns; a sum begins with
+        a program's own part of k and goes on with those before it, around."""
         b, split = self.b, self.plan.split
 
-        def rank(share: int) -> Size:
-            return combine(self.near, share * self.plan.cluster, 1)
+        def rank(share: Size) -> Size:
+            return combine(self.near, multiply(share, self.plan.cluster), 1)
 
         first = own * self.products
-        for number, share in itertools.product(range(self.products), range(split)):
-            piece = b.add(ops.part(sums[number], start=(0, share * wide), shape=(64, wide)))
-            b.write_remote(self.partial, piece, rank(share), first + number, self.share)
+        others = [self.held("other", modulo(combine(self.share, away, 1), split))
+                  for away in range(1, split)]  # fmt: skip
+        for number, (slot, share) in itertools.product(range(self.products), enumerate(others)):
+            piece = self.columns_of(sums[number], share, wide)
+            b.write_remote(self.partial, piece, rank(share), first + number, slot)
         b.do(placed.fence, kind="cluster")
-        for share in range(split):
+        for share in others:
             b.arrive_remote(self.gathered, own, rank(share))
         b.wait(self.gathered, own, 0)
         b.do(placed.fence, kind="cluster")
         found = []
         for number in range(self.products):
-            total = b.read(self.partial, first + number, 0)
-            for share in range(1, split):
-                total = b.apply("add", total, b.read(self.partial, first + number, share))
-            found.append(self.held_as(total, sums[number]))
+            total = self.columns_of(sums[number], self.share, wide)
+            for slot in range(split - 1):
+                total = b.apply("add", total, b.read(self.partial, first + number, slot))
+            found.append(total)
+        return found
+
+    def columns_of(self, sums: Node, share: Size, wide: int) -> Node:
+        """The columns of an accumulator that a program owns: chosen, since registers have no
+        index."""
+        b = self.b
+        found = cut(b, sums, (self.plan.split - 1) * wide, wide)
+        for before in reversed(range(self.plan.split - 1)):
+            chosen = b.broadcast(b.less(share, before + 1), found.shape)
+            found = b.apply("where", chosen, cut(b, sums, before * wide, wide), found)
         return found
 
     def write_pieces(self, own: int, group: list[tuple[Node, Where, tuple[Size, Size]]]) -> None:
         """Pieces of a result on their way out: (value, where it begins, the staged place)."""
         b, x = self.b, self.x
         axes = (0, 1) if x.batch == 1 else (1, 2)
-        b.do(placed.wait_copies, pending=2 - self.plan.together)
+        b.do(placed.wait_copies, pending=max(0, self.rooms - self.plan.together))
         for value, _, place in group:
             if x.turned:
                 value = b.add(ops.transpose(value, order=(1, 0)))

@@ -3,8 +3,9 @@
 The model takes the largest of four times, none of which a Plan can beat: bytes from memory once
 (no faster than what is asked for ahead of its use allows), bytes through the L2 cache as often
 as tiles ask for them (a cluster asks once), bytes into one multiprocessor, and products; and adds
-what is not overlapped: starting, the last tile's way out, exchanging parts of a split k. Its
-constants were read off one H200 (bench/gemm.py --sweep).
+what is not overlapped: starting, the last tile's way out, exchanging parts of a split k. For few
+tokens, where the first of them are near one another, they hinder one another: it takes a norm of
+them. Its constants were read off one H200 (bench/gemm.py --sweep).
 Invariant: every Plan in the space is one that `wide_matmul` can build for these operands.
 """
 
@@ -13,12 +14,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.dtype import bfloat16
 from ..core.target import Target
 from ..ir.symbol import high
-from .matmul import Operands, WidePlan, tile_counts
+from .matmul import Operands, WidePlan, exchanged, places_out, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
@@ -39,6 +40,12 @@ STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
 EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9,
               64: 0.85}  # fmt: skip
+# few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
+NORM, FEW = 2.8, 128
+FEW_SHARE, FEW_IDLE = 0.99, 0.136  # of the copy rate; what idle cores cost it, as a power
+FEW_CACHE, FEW_INGRESS = 3.5e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
+FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.07e-6, 1.55e-6, 7e-7
+FEW_PIECE, FEW_EXCHANGE, FEW_CLUSTER = 2.1e-10, 1.9e10, 9.5e-7
 CLUSTERS = {1: 132, 2: 66, 3: 42, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -59,7 +66,7 @@ def choose(x: Operands, target: Target) -> Choice:
 def ranked(x: Operands, target: Target) -> list[Choice]:
     """All Plans of the space, the most promising first; `x` is not turned."""
     found = [Choice(plan, turned, expected(x, plan, turned, target))
-             for plan, turned in space(x, target)]  # fmt: skip
+             for plan, turned in dict.fromkeys(space(x, target))]  # fmt: skip
     return sorted(found, key=lambda c: c.seconds)
 
 
@@ -74,6 +81,8 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     found: list[Iterator[tuple[WidePlan, bool]]] = []
     if high(x.m) <= 128:
         found.append(few_tokens(x, target))
+    if 16 < high(x.m) <= 128:  # fewer wait for memory alone
+        found.append(fitted_widths(x, target))
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
     for plan, turned in itertools.chain(*found):
@@ -103,14 +112,34 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         staged = wide // split if split > 1 else wide if wide <= 64 else 64
         if wide % (staged * split):
             continue
-        consumers = turn(x).span((rows, wide, depth))[0] // 64
-        room = room_for(target, consumers * 2 * staged * 64 * x.result.size,
-                        rows * wide * 4 if split > 1 else 0)  # fmt: skip
-        stages = min(24, room // ((rows + wide) * depth * size))
+        programs = tiles * split if split > 1 else min(cores, tiles)
+        plan = WidePlan((rows, wide, depth), 0, programs, 1, staged, split=split, dependent=True,
+                        early=tiles <= cores)  # fmt: skip
+        stages = most_stages(turn(x), plan, target, 24)
         if stages >= 3:
-            programs = tiles * split if split > 1 else min(cores, tiles)
-            yield WidePlan((rows, wide, depth), stages, programs, 1, staged, split=split,
-                           dependent=True, early=tiles <= cores), True  # fmt: skip
+            yield replace(plan, stages=stages), True
+
+
+def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Few tokens as rows, and tiles of the weights so wide that each core has one."""
+    size, tm = x.dtype.size, 64 if high(x.m) <= 64 else 128
+    for split in (1, 2, 3, 4):
+        unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
+        limit = CLUSTERS[split] if split > 1 else target.cores
+        least = high(x.batch) * high(x.n) // limit // unit * unit
+        wide = (tn for tn in range(max(unit, least), 257, unit)
+                if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit)  # fmt: skip
+        for tn in itertools.islice(wide, 1):
+            depth = (128 if tm + tn <= 160 else 64) * 2 // size
+            columns = x.span((tm, tn, depth))[1] // split
+            staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
+            staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
+            tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
+            plan = WidePlan((tm, tn, depth), 0, tiles * split, group_of(x), staged, split=split,
+                            dependent=True)  # fmt: skip
+            stages = most_stages(x, plan, target, 24)
+            if stages >= 3:
+                yield replace(plan, stages=stages), False
 
 
 def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
@@ -134,18 +163,15 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
         staged = columns // split if split > 1 else even
         staged = staged * 2 // x.result.size if split == 1 else staged
-        room = room_for(target, tm // 64 * 2 * 64 * staged * x.result.size,
-                        tm * tn * 4 if split > 1 else 0)  # fmt: skip
-        stages = min(8, room // ((tm + tn) * depth * size))
-        if stages < 3 or (cluster > 1 and (columns // cluster) % 8):
-            continue
         limit = target.cores // (cluster * split)
         if cluster > 1 and m >= 2048:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
         walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
-        programs = walkers * cluster * split
-        yield WidePlan(tile, stages, programs, group_of(x), staged, cluster,
-                       across, split, True), False  # fmt: skip
+        plan = WidePlan(tile, 0, walkers * cluster * split, group_of(x), staged, cluster, across,
+                        split, True)  # fmt: skip
+        stages = most_stages(x, plan, target, 8)
+        if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
+            yield replace(plan, stages=stages), False
 
 
 def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
@@ -159,9 +185,19 @@ def group_of(x: Operands) -> int:
     return 16 if 2048 <= high(x.m) <= 4096 and high(x.k) <= 8192 else 8
 
 
-def room_for(target: Target, staged: int, partial: int) -> int:
-    """Shared bytes left for the ring."""
-    return target.memories["shared"].bytes - SPARE_BYTES - staged - partial
+def shared_bytes(x: Operands, plan: WidePlan) -> int:
+    """Shared memory of a program: the ring, staged pieces, parts of a split k, barriers."""
+    tm, tn, tk = plan.tile
+    ring = plan.stages * (tm + tn) * tk * x.dtype.size
+    staged = x.span(plan.tile)[0] * places_out(x, plan) * plan.staged * x.result.size
+    return ring + staged + exchanged(plan) + SPARE_BYTES
+
+
+def most_stages(x: Operands, plan: WidePlan, target: Target, most: int) -> int:
+    """Stages of a ring in what shared memory is left, up to `most`."""
+    tm, tn, tk = plan.tile
+    room = target.memories["shared"].bytes - shared_bytes(x, replace(plan, stages=0))
+    return min(most, room // ((tm + tn) * tk * x.dtype.size))
 
 
 def matrix_rate(x: Operands, target: Target) -> float:
@@ -171,13 +207,43 @@ def matrix_rate(x: Operands, target: Target) -> float:
 
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Seconds the model expects."""
+    few = high(x.m) <= FEW
+    return (expected_few if few else expected_many)(x, plan, turned, target)
+
+
+def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
+    """Where tokens are few, all wait for the weights."""
+    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    size, (tm, tn, tk) = x.dtype.size, plan.tile
+    own = turn(x) if turned else x
+    groups, together = tiles_of(x, plan, turned), plan.cluster * plan.split
+    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
+    into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
+    busy = groups / waves(own, plan) * together
+    once = batch * (m * k + n * max(1, len(x.weights) if x.gated else 1) * k + m * n) * size
+    memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
+    through = groups * together * steps * (weights + tokens) * tk * size
+    ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
+    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
+    product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
+    seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
+    seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product) + FEW_START
+    seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE
+    seconds += 0 if plan.dependent and plan.early else FEW_LATE
+    seconds += exchanged(plan) / FEW_EXCHANGE
+    return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
+
+
+def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
+    """Where tokens are many, the longest of the times counts."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size = x.dtype.size
     tm, tn, tk = plan.tile
     columns = (turn(x) if turned else x).span(plan.tile)[1]
     groups = tiles_of(x, plan, turned)
     walkers = plan.programs // (plan.cluster * plan.split)
-    waves = -(-groups // walkers)
+    rounds = -(-groups // walkers)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate
@@ -193,7 +259,7 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
     limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE
     memory = once / min(target.peak_bytes() * READ_SHARE, limit)
     out = 64 * columns * PIECE_SECONDS
-    seconds = max(waves * (tile + out), through, memory)
+    seconds = max(rounds * (tile + out), through, memory)
     seconds += START_SECONDS - (DEPENDENT_GAIN if plan.dependent and plan.early else 0)
     if plan.split > 1:
         seconds += SPLIT_SECONDS + tm * tn * 4 / EXCHANGE_RATE

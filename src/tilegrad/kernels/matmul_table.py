@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.symbol import high
 from .matmul import Operands, WidePlan, why_not
-from .matmul_plan import SPARE_BYTES, Choice, choose, in_spans, tiles_of, turn
+from .matmul_plan import Choice, choose, in_spans, shared_bytes, tiles_of, turn
 from .plan_table import PlanTable, Record, plans
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
@@ -123,11 +123,3 @@ def in_shape(x: Operands, plan: WidePlan) -> bool:
     if shared_b and (tn if x.b_along_k else tk) // plan.cluster % 8:
         return False
     return in_spans(x, plan) and not why_not(x, plan)
-
-
-def shared_bytes(x: Operands, plan: WidePlan) -> int:
-    """Shared memory of a program: the ring, staged pieces, parts of a split k, barriers."""
-    tm, tn, tk = plan.tile
-    ring = plan.stages * (tm + tn) * tk * x.dtype.size
-    staged = x.span(plan.tile)[0] // 64 * 2 * 64 * plan.staged * x.result.size
-    return ring + staged + (tm * tn * 4 if plan.split > 1 else 0) + SPARE_BYTES
