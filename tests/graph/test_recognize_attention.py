@@ -25,7 +25,7 @@ from tilegrad.graph.simplify import SIMPLIFY, STRIP
 from tilegrad.ir.node import topological
 from tilegrad.ir.rewrite import Log, rewrite
 from tilegrad.ir.symbol import symbol
-from tilegrad.nn.functional import dropout
+from tilegrad.nn.functional import dropout, scaled_dot_product_attention
 from tilegrad.tensor.tensor import wrap
 
 B, H, Q, K, D = 2, 4, 5, 6, 8
@@ -376,6 +376,33 @@ def test_a_wide_result_of_narrow_values_stays_wide():
     q, k, v = (half(B, H, K, D) for _ in range(3))
     node = found_in(softmax(q.float() @ turned(k.float())) @ v.float())
     assert all(x.dtype is float32 for x in node.inputs[:3])
+
+
+KNOWN = {
+    "tril": (lambda g: tg.tril(tg.ones(Q, K, dtype=tg.bool)), (None, 0), {}),
+    "window and padding": (
+        lambda g: (j() <= i()) & (i() - j() < 3) & g.pad[:, None, None], (-2, 0),
+        {"mask": (B, 1, 1, K)}),
+    "triu of -inf": (lambda g: tg.triu(tg.full((Q, K), -INF), 1), (None, 0), {}),
+    "lowest": (lambda g: (1 - tg.tril(tg.ones(Q, K))) * LOWEST, (None, 0), {}),
+    "lowest and a bias": (lambda g: (1 - tg.tril(tg.ones(Q, K))) * LOWEST + g.bias, (None, None),
+                          {"bias": (1, H, Q, K)}),
+    "alibi": (lambda g: g.slopes[:, None, None] * (j() - i()).float()
+              + tg.triu(tg.full((Q, K), -INF), 1), (None, 0), {"slopes": (H,)}),
+    "alibi of keys": (lambda g: g.slopes[:, None, None] * tg.arange(K).float(), (None, None),
+                      {"bias": (1, H, 1, K)}),
+    "data": (lambda g: g.bias, (None, None), {"bias": (1, H, Q, K)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_masks_of_attention_that_was_there(name):
+    """What `scaled_dot_product_attention` is given as a mask is read too."""
+    make, band, shapes = KNOWN[name]
+    g = Given()
+    node = found_in(scaled_dot_product_attention(g.q, g.k, g.v, attn_mask=make(g)))
+    given_ = dict(zip(node.attrs["extras"], node.inputs[3:]))
+    assert node.attrs["band"] == band and {n: x.shape for n, x in given_.items()} == shapes
 
 
 # ---- near misses ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ..core.target import Target
 from ..graph.decompose import DECOMPOSE
 from ..graph.ops import graph
 from ..graph.recognize import recognize
+from ..graph.recognize_attention import BAND, NAME
 from ..graph.simplify import SIMPLIFY, STRIP
 from ..graph.strength import STRENGTH
 from ..ir.block import argument_op, pure_block
@@ -43,7 +44,7 @@ def rules(rule_set: RuleSet) -> Pass:
 def _recognize(arguments: Sequence[Node], results: Results, log: Log) -> Results:
     """Big ops found; an attention that a derivative has found before becomes one with it."""
     found = recognize(results, log)
-    return rewrite(found, SIMPLIFY) if "attention" in log.fired else found
+    return rewrite(found, SIMPLIFY) if {NAME, BAND} & set(log.fired) else found
 
 
 PIPELINE: list[tuple[str, Pass]] = [

@@ -4,7 +4,7 @@ A match starts at the last dot. Its axes are Atoms (`axes`), so layouts, broadca
 repeated heads are all read alike: `recognize_scores` reads the softmax and the scores,
 `recognize_mask` the masks, and `recognize_parts` builds the Node. The scores and probabilities
 must have no other use: then they would be computed anyway, and the Graph stays as it was
-written.
+written. Masks and biases of attention Nodes that were there before are read too (`refined`).
 Invariant: types stay; values differ by rounding, and in rows that see nothing, which give 0.
 """
 
@@ -18,10 +18,12 @@ from ..ir.node import Node, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
 from . import ops
 from .axes import ELEMENTWISE
+from .recognize_extras import refined
 from .recognize_parts import Surroundings, attention_of
 from .recognize_scores import NoMatch
 
-NAME = "attention"
+NAME, BAND = "attention", "band of attention"
+KNOWN = (ops.attention, ops.attention_backward)
 FAR = 64  # Nodes looked at below a dot before it is called something else
 
 
@@ -48,7 +50,8 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log) -> list[Node]:
     order = topological(roots, stop=outside.__contains__)
     likely = [n for n in order if n.op is ops.dot and n not in outside and looks_like(n)]
     inner = [n for n in order if n.blocks and n not in outside and _has_dots(n)]
-    if not likely and not inner:
+    known = [n for n in order if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])]
+    if not likely and not inner and not known:
         return roots
     reads = users(order)
     chosen: dict[Node, Surroundings] = {}
@@ -58,7 +61,7 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log) -> list[Node]:
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
-    if not chosen and not inner:
+    if not chosen and not inner and not known:
         return roots
     return _replaced(roots, order, chosen, outside, log)
 
@@ -76,6 +79,11 @@ def _replaced(
             with located(node.location):
                 new, _ = attention_of(new, chosen[node])
             log.fired[NAME] = log.fired.get(NAME, 0) + 1
+        elif node.op in KNOWN:
+            better = refined(new)
+            if better is not new:
+                log.fired[BAND] = log.fired.get(BAND, 0) + 1
+                new = better
         elif node.blocks and _has_dots(node):
             blocks = tuple([_in_block(b, log) for b in new.blocks])
             if blocks != new.blocks:
@@ -85,9 +93,8 @@ def _replaced(
 
 
 def _has_dots(node: Node) -> bool:
-    return any(
-        n.op is ops.dot or (n.blocks and _has_dots(n)) for b in node.blocks for n in b.nodes
-    )
+    inside = [n for b in node.blocks for n in b.nodes]
+    return any(n.op is ops.dot or n.op in KNOWN or (n.blocks and _has_dots(n)) for n in inside)
 
 
 def _in_block(block: Block, log: Log) -> Block:

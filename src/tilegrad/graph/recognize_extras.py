@@ -8,12 +8,24 @@ Invariant: the extras say what was read from the scores, for every query and key
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.node import Node
-from . import build, ops
-from .attention_types import Band, sum_dtype
-from .axes import Atoms, Places, atoms_of, depends, full, grouped, on_atoms, size_of, strip
+from . import attention, build, ops
+from .attention_types import EXTRAS, Band, sizes, sum_dtype
+from .axes import (
+    FIRST,
+    Atoms,
+    Places,
+    atoms_of,
+    depends,
+    fresh,
+    full,
+    grouped,
+    on_atoms,
+    size_of,
+    strip,
+)
 from .recognize_mask import (
     Affine,
     Condition,
@@ -26,7 +38,7 @@ from .recognize_mask import (
     meet,
     shows_all,
 )
-from .recognize_scores import NoMatch, Scores, Softmax, Term, summed
+from .recognize_scores import NoMatch, Scores, Softmax, Term, summed, terms, with_added
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class Axes:
 
 def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> tuple[dict[str, Node], Band]:
     """The further inputs of the attention by name, and its band."""
-    band, masks, bias, slopes = _seen(axes, softmax, scores)
+    band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores)
     more: dict[str, Node] = {}
     if slopes:
         more["slopes"] = _total(slopes)
@@ -81,8 +93,56 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> tuple[dict[str, N
     return more, band
 
 
+def refined(node: Node) -> Node:
+    """An attention Node (or its backward) whose mask and bias became a band where they are one."""
+    given = attention.extras_of(node)
+    others = {n: x for n, x in given.items() if n not in ("mask", "bias")}
+    if len(others) == len(given) or node.attrs.get("wanted") or "query_starts" in given:
+        return node
+    axes, places = _axes_of(node)
+    scores = Scores(Term(1.0, node, ()))
+    if "mask" in given:
+        scores = replace(scores, masks=(Condition(given["mask"], places["mask"]),))
+    for term in terms(given["bias"], places["bias"]) if "bias" in given else ():
+        scores = with_added(scores, term)
+    if "key_lengths" in given:  # it may hide what a finite number leaves
+        added = (*scores.added, *[term for _, term in scores.choices])
+        scores = replace(scores, added=added, choices=())
+    band, masks, bias, slopes = _seen(axes, True, scores)  # the log-sum-exp stays as it is
+    if slopes:
+        others["slopes"] = _total([*([others["slopes"]] if "slopes" in others else []), *slopes])
+    if bias:
+        others["bias"] = axes.on_scores(summed(bias, axes.scores))
+    if masks:
+        others["mask"] = _mask(masks, axes)
+    band = meet([node.attrs["band"], band])
+    if band == node.attrs["band"] and {n: x.shape for n, x in others.items()} == {
+        n: x.shape for n, x in given.items()
+    }:
+        return node
+    extras = tuple([n for n in EXTRAS if n in others])
+    first = 3 if node.op is ops.attention else 6
+    inputs = (*node.inputs[:first], *[others[n] for n in extras])
+    return node.op.make(inputs, {**node.attrs, "band": band, "extras": extras})
+
+
+def _axes_of(node: Node) -> tuple[Axes, dict[str, Places]]:
+    """Axes of an attention Node, and the Places of its mask and bias."""
+    q, k, v = node.inputs[:3]
+    found = sizes(q, k, v, node.attrs["orders"])
+    own = fresh(found.scores)
+    b, h, i, j = (p.atoms for p in own)
+    axes = Axes(b, h, (), i, j, (), ())
+    places = {
+        name: tuple([FIRST if s == 1 else p for s, p in zip(x.shape, own)])
+        for name, x in attention.extras_of(node).items()
+        if name in ("mask", "bias")
+    }
+    return axes, places
+
+
 def _seen(
-    axes: Axes, softmax: Softmax, scores: Scores
+    axes: Axes, sinks: bool, scores: Scores
 ) -> tuple[Band, list[Condition], list[Term], list[Node]]:
     """The band, conditions that are none, what is added, slopes.
 
@@ -93,7 +153,7 @@ def _seen(
     finite = [*scores.finite, *[c.condition for c, _ in scores.choices]]
     low, other = _read(finite, axes)
     band = meet([*bands, *low])
-    slopes, bias = _slopes(scores.added, axes, band, softmax)
+    slopes, bias = _slopes(scores.added, axes, band, sinks)
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
     if finite and (other or masks or bias or not shown):
         if scores.finite:
@@ -101,18 +161,18 @@ def _seen(
                           "values; -inf in its place would not")  # fmt: skip
         band = meet(bands)
         added = [*scores.added, *[term for _, term in scores.choices]]
-        slopes, bias = _slopes(added, axes, band, softmax)
+        slopes, bias = _slopes(added, axes, band, sinks)
     return band, masks, bias, slopes
 
 
 def _slopes(
-    added: Sequence[Term], axes: Axes, band: Band, softmax: Softmax
+    added: Sequence[Term], axes: Axes, band: Band, sinks: bool
 ) -> tuple[list[Node], list[Term]]:
     """Slopes, and terms that are none."""
     slopes: list[Node] = []
     bias: list[Term] = []
     for term in added:
-        slope = _slope(term, axes, band, bool(softmax.sinks))
+        slope = _slope(term, axes, band, sinks)
         if slope is None:
             bias.append(term)
         else:

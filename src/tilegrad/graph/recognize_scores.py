@@ -388,7 +388,7 @@ def find_scores(found: Sequence[Term], keys: Atoms) -> Scores:
             continue
         for other in found:
             if other is not term:
-                scores = _with_added(scores, other)
+                scores = with_added(scores, other)
         return scores
     raise reason
 
@@ -409,7 +409,7 @@ def holds_dot(node: Node) -> bool:
     return False
 
 
-def _with_added(scores: Scores, term: Term) -> Scores:
+def with_added(scores: Scores, term: Term) -> Scores:
     """A bias, or a mask that is written as one."""
     node, places = strip(term.node, term.places)
     found = choice(node, places)
@@ -429,7 +429,7 @@ def _with_added(scores: Scores, term: Term) -> Scores:
             if known(node.inputs[other], places) == -math.inf:
                 condition = Condition(node.inputs[0], places, truth)
                 scores = replace(scores, masks=(*scores.masks, condition))
-                return _with_added(scores, Term(term.factor, node.inputs[value], places))
+                return with_added(scores, Term(term.factor, node.inputs[value], places))
     if known(node, places) == 0:
         return scores
     return replace(scores, added=(*scores.added, Term(term.factor, node, places)))
