@@ -99,8 +99,9 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
     if fast:
         block = 128 if padded(x.width) <= 64 else 64
         first = replace(found[0], queries=block, fast=True, held=False)
+        ways = (True,) if block == 128 else (False, True)
         found = [replace(first, query_stages=stages, late=late)
-                 for stages in (2, 3) for late in (first.late, not first.late)]  # fmt: skip
+                 for stages in (2, 3) for late in ways]  # fmt: skip
     return [p for p in found if not why_not(x, p)]
 
 
