@@ -16,7 +16,7 @@ from interpreted import run_interpreted
 from tilegrad.compiler.compile import compile_for, host, schedule_for
 from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
-from tilegrad.graph import build
+from tilegrad.graph import build, ops
 from tilegrad.graph.attention import attention
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
@@ -247,3 +247,76 @@ def test_bfloat16_is_as_exact_as_torch(queries: int, keys: int, width: int) -> N
     error = np.abs(got.astype(np.float64) - want)
     theirs = np.abs(peer.double().numpy() - want)
     assert error.max() <= 2 * theirs.max() and error.mean() <= 1.2 * theirs.mean()
+
+
+# ---- backward -------------------------------------------------------------------------------
+
+
+def check_backward(
+    sizes: tuple[int, ...], dtype: Any = np.float32, more: dict[str, np.ndarray] | None = None,
+    target: Target | None = None, **options: Any,
+) -> list[np.ndarray]:  # fmt: skip
+    """attention_backward, compiled or interpreted, against the definition."""
+    more = {} if more is None else more
+    values = inputs(sizes, dtype, options.get("orders"))
+    nodes, outputs = graph(values, more, **options)
+    out, sums = interpret(outputs, dict(zip(nodes, [*values, *more.values()])))
+    dout = numbers(*out.shape, dtype=dtype)
+    order = outputs[0].inputs[0].attrs["orders"][3]
+    delta = (dout.astype(np.float64) * out.astype(np.float64)).sum(-1).astype(sums.dtype)
+    delta = np.ascontiguousarray(delta.transpose([order.index(a) for a in "bht"]))
+    rest = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in (dout, sums, delta)]
+    attrs = dict(outputs[0].inputs[0].attrs)
+    node = ops.attention_backward(*nodes[:3], *rest, *nodes[3:], **attrs, wanted=())
+    gradients = [ops.get(node, index=i) for i in range(3)]
+    given = [*nodes[:3], *rest, *nodes[3:]]
+    everything = [*values, dout, sums, delta, *more.values()]
+    assert kinds(schedule_for(given, gradients, target or host())) == ["attention"]
+    if target is None:
+        got = computed(given, gradients, everything)
+    else:
+        got = [np.asarray(g) for g in run_interpreted(target, given, gradients, everything)]
+    want = interpret(gradients, dict(zip(given, everything)))
+    for g, w in zip(got, want):
+        compare(g.reshape(w.shape), w, 2 * TOLERANCE[np.dtype(dtype).name])
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes, band", [
+    (ODD, PLAIN), ((1, 2, 1, 150, 290, 40, 72), (None, 140)), (ODD, (-9, 2)),
+    ((1, 1, 1, 1, 1, 8, 8), PLAIN), ((1, 3, 1, 20, 0, 16, 16), PLAIN),
+])  # fmt: skip
+def test_backward_of_sizes_and_bands(dtype: Any, sizes: tuple[int, ...], band: Any) -> None:
+    check_backward(sizes, dtype, band=band)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_backward_with_all_extras(dtype: Any) -> None:
+    orders = ("bthd", "bhtd", "htbd", "bthd")
+    check_backward(ODD, dtype, extras(ODD, dtype), softcap=2.0, band=(-60, 20), orders=orders)
+
+
+@pytest.mark.parametrize("target", [SSE2, AVX512], ids=lambda t: t.name)
+def test_backward_of_every_vector_width(target: Target) -> None:
+    check_backward((1, 2, 1, 19, 21, 12, 9), target=target, band=(None, 3))
+
+
+def test_backward_is_the_same_every_time_and_needs_little_memory() -> None:
+    sizes = (1, 4, 2, 300, 300, 32, 32)
+    values = inputs(sizes, np.float32)
+    nodes, outputs = graph(values, {}, band=(None, 0))
+    dout = build.input_(outputs[0].shape, outputs[0].dtype)
+    delta = build.sum_(build.multiply(dout, outputs[0]), 3)
+    attrs = dict(outputs[0].inputs[0].attrs)
+    node = ops.attention_backward(*nodes, dout, outputs[1], delta, **attrs, wanted=())
+    gradients = [ops.get(node, index=i) for i in range(3)]
+    given, numpy_values = [*nodes, dout], [*values, numbers(1, 4, 300, 32)]
+    schedule = schedule_for(given, gradients, host())
+    assert schedule.arena_bytes < 1 << 19  # scores alone would need 1440000 bytes
+    executable = compile_for(given, gradients, host())
+    buffers = [Buffer.wrap(v) for v in numpy_values]
+    first = [np.array(b.array((b.bytes,), np.uint8)) for b in executable.run(buffers)]
+    for _ in range(20):
+        for a, b in zip(first, executable.run(buffers)):
+            np.testing.assert_array_equal(a, b.array((b.bytes,), np.uint8))

@@ -55,6 +55,11 @@ class Forward(Builder):
                  keeps_sums: bool = True) -> None:  # fmt: skip
         given = parameters(x, more)
         super().__init__(x, given if keeps_sums else given[:-1], plan, name)
+        self.set_factor()
+
+    def set_factor(self) -> None:
+        """How raw scores become powers of two."""
+        x = self.x
         # What is done to scores besides hiding some: then they are scaled in a pass of their own.
         self.changed = bool(x.softcap) or x.scale <= 0 or bool({"bias", "slopes"} & {*x.extras})
         self.factor = 1.0 if self.changed else x.scale * LOG2_E
@@ -163,7 +168,7 @@ class Forward(Builder):
         def left(step: Size, first: Size, rows: int) -> Node:
             return self.b.load(self.key_rows, (first, step), (rows, 1), (0, 1))
 
-        self.product(self.count, self.x.width, left, self.turned, self.scores, self.plan.rows)
+        self.product(self.count, self.x.width, left, self.turned, self.scores)
 
     def change(self) -> None:
         """Scale, cap, bias; hide what is not seen."""
@@ -225,6 +230,7 @@ class Forward(Builder):
         if x.softcap:
             score = b.apply("multiply", score, self.constant(x.scale / x.softcap))
             score, factor = b.apply("tanh", score), LOG2_E * x.softcap
+            self.keep(score, j, i)
         score = b.apply("multiply", score, self.constant(factor))
         if "bias" in x.extras:
             bias = b.cast(self.extra("bias", j, i), self.sum)
@@ -235,6 +241,9 @@ class Forward(Builder):
             distance = b.apply("add", apart, b.cast(b.index(ahead), int32))
             score = b.apply("multiply_add", b.cast(distance, self.sum), slope, score)
         return score
+
+    def keep(self, part: Node, j: Size, i: Size) -> None:
+        """What a derivative wants to know of a square: its tanh."""
 
     def extra(self, name: str, j: Size, i: Size) -> Node:
         """A square of bias or mask, keys down; a mask as bool. 0 (or false) past the ends."""
@@ -326,8 +335,7 @@ class Forward(Builder):
             before = b.load(self.result, (first, c), (rows, panel), (0, 1))
             return b.apply("multiply", before, b.load(self.decay, (c,), (panel,), (0,)))
 
-        self.product(self.x.value_width, self.count, left, self.scores, self.result,
-                     self.plan.rows, start)  # fmt: skip
+        self.product(self.x.value_width, self.count, left, self.scores, self.result, start)
 
     def finish(self) -> None:
         """Divide by the sums, turn, store; log-sum-exps."""

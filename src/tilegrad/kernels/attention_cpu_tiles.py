@@ -119,7 +119,8 @@ class Builder:
                 b.store(place, b.cast(part, self.sum), (r, d), (1,))
             return ()
 
-        b.loop("row", 0, count, 1, row, bounds=(0, self.plan.keys - 1))
+        most = high(place.type.shape[0])  # type: ignore[union-attr]
+        b.loop("row", 0, count, 1, row, bounds=(0, most - 1))
 
     def turn_rows(self, name: str, batch: Size, head: Size, first: Size, limit: Size, width: int,
                   place: Node, factor: float = 1.0) -> None:  # fmt: skip
@@ -174,10 +175,12 @@ class Builder:
 
     def product(
         self, rows: Size, depth: Size, left: Callable[[Size, Size, int], Node], right: Node,
-        place: Node, most: int, start: Callable[[Size, Size, int], Node] | None = None,
+        place: Node, start: Callable[[Size, Size, int], Node] | None = None,
+        columns: int | None = None,
     ) -> None:  # fmt: skip
-        """place[r, :] = start + sum over depth of left(r ...) times right[depth, :], all queries.
+        """place[r, :] = start + sum over depth of left(r ...) times right[depth, :].
 
+        The columns are the queries, or as many as said, a multiple of the register tile's width.
         `left(step, first, rows)` is a column (rows, 1). Rows of `place` up to the next multiple of
         the register tile's height are written too where `rows` is known only at run time.
         """
@@ -198,7 +201,7 @@ class Builder:
                 b.store(place, total, (first, c), (0, 1))
                 return ()
 
-            b.loop("across", 0, self.plan.queries, panel, across)
+            b.loop("across", 0, columns or self.plan.queries, panel, across)
 
         def many(first: Size, stop: Size, size: int) -> None:
             def one(r: Size, _: list[Node]) -> Sequence[Node]:
@@ -207,10 +210,12 @@ class Builder:
 
             b.loop("tile", first, stop, size, one, bounds=(0, high(stop)))
 
-        if not isinstance(rows, int):
-            many(0, rows, most)
+        if rows == 0:
             return
-        count = -(-rows // most)  # nearly equal ones
+        if not isinstance(rows, int):
+            many(0, rows, self.plan.rows)
+            return
+        count = -(-rows // self.plan.rows)  # nearly equal ones
         size, longer = divmod(rows, count)
         if longer:
             many(0, longer * (size + 1), size + 1)

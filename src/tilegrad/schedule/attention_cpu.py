@@ -13,8 +13,14 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array, Memory
-from ..kernels import attention_cpu, attention_cpu_decode, attention_cpu_matrix
+from ..kernels import (
+    attention_cpu,
+    attention_cpu_backward,
+    attention_cpu_decode,
+    attention_cpu_matrix,
+)
 from ..kernels.attention_cpu import Forward
+from ..kernels.attention_cpu_backward import KeyGradient, QueryGradient
 from ..kernels.attention_cpu_decode import Combine, Decode
 from ..kernels.attention_cpu_matrix import MatrixForward
 from ..kernels.attention_shape import AttentionShape
@@ -34,13 +40,17 @@ def why_not(node: Node, x: AttentionShape, target: Target) -> str:
         return " and ".join(others)
     if x.heads == 0 or x.width == 0 or x.value_width == 0:
         return "nothing to compute"
-    return "" if node.op is ops.attention else "no kernel for the backward yet"
+    if node.op is ops.attention_backward and node.attrs["wanted"]:
+        return "gradients of " + " and ".join(node.attrs["wanted"])
+    return ""
 
 
 def launches(
     node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
 ) -> list[tuple[Body, list[Any]]]:
     """Bodies, and what their parameters stand for."""
+    if node.op is ops.attention_backward:
+        return backward(node, x, target, wanted, name)
     more = [memory_of(i) for i in node.inputs[3:]]
     inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
     keeps = 1 in wanted
@@ -60,6 +70,23 @@ def launches(
         return [(MatrixForward(x, more, matrix, name, keeps).build(), [*inputs, *results])]
     plan = attention_cpu.choose(x, target)
     return [(Forward(x, more, plan, name, keeps).build(), [*inputs, *results])]
+
+
+def backward(
+    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
+) -> list[tuple[Body, list[Any]]]:
+    """The Bodies of attention_backward: one for dq, one for dk and dv."""
+    more = [memory_of(i) for i in node.inputs[6:]]
+    plan = attention_cpu_backward.choose(x, target)
+    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
+    found: list[tuple[Body, list[Any]]] = []
+    if 0 in wanted:
+        body = QueryGradient(x, more, plan, f"{name}_q", ("dq",)).build()
+        found.append((body, [*inputs, ("result", 0)]))
+    if wanted & {1, 2}:
+        body = KeyGradient(x, more, plan, f"{name}_kv", ("dk", "dv")).build()
+        found.append((body, [*inputs, ("result", 1), ("result", 2)]))
+    return found
 
 
 def memory_of(node: Node) -> Memory:
