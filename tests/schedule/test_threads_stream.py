@@ -191,6 +191,24 @@ def test_few_or_short_rows_are_no_stream() -> None:
         assert all(b.grid == (shape[0],) for b in bodies(softmax, (shape, dtypes.bfloat16)))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
+def test_places_are_compared_with_any_value(dtype: str) -> None:
+    """Chosen places inside and outside of the row, of every sign and size."""
+    kind = getattr(dtypes, dtype)
+
+    def chosen(x, wanted):
+        rows, columns = x.shape
+        place = build.cast(build.iota(columns), kind)
+        place = build.expand(build.reshape(place, (1, columns)), (rows, columns))
+        same = build.equal(place, build.expand(build.reshape(wanted, (rows, 1)), (rows, columns)))
+        return [build.where(same, x, 0.0), build.sum_(build.where(same, x, 0.0), 1)]
+
+    limits = np.iinfo(np.dtype(dtype))
+    wanted = np.array([0, 1, 99, 100, limits.max, limits.min, limits.max - 1], dtype)
+    check(H200, chosen, floats(7, 100), wanted)
+    check(H200, chosen, floats(7, 1500), wanted)
+
+
 # ---- sums side by side ----------------------------------------------------------------------
 
 

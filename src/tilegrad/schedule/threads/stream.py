@@ -30,7 +30,7 @@ from .sweep import Part, ThreadSweep, Walk
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
 SPARE = 3 << 10  # bytes of shared memory that are left to reductions
-LEAST = 4  # rows of a program
+LEAST = 2  # rows of a program
 
 Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in memory
 

@@ -245,6 +245,8 @@ class TileEvaluator(Evaluator):
     def _same_lane(self, x: Node, other: Node, index: Index) -> Node | None:
         """Which lane it is whose place x equals a value that all lanes share, in 32 bits."""
         b, place = self.body, symbolic(x, index, self.memories)
+        if x.dtype not in (int32, int64):
+            return None
         if place is None or isinstance(place, int) or low(place) < -LITTLE or high(place) > LITTLE:
             return None
         varying = self._varying(place)
