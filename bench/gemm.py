@@ -4,6 +4,8 @@
     python bench/gemm.py --sweep          every Plan of a small space for each case
     python bench/gemm.py --sizes 1,512    few cases
     python bench/gemm.py --untuned        with an empty PlanTable
+    python bench/gemm.py --layers none --cube 0 --random 0 --few 8     few tokens, more random sizes
+    python bench/gemm.py --sweep --layers random --sizes 64,128 --plans 6
 
 Where the PlanTable has another Plan than the model would choose, both are measured in turns.
 Results are checked against a float32 product first.
@@ -104,8 +106,9 @@ def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePl
 
 def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
     """Every Plan for every case, best first."""
-    for name in names:
-        n, k = LAYERS[name]
+    shapes = [(name, *LAYERS[name]) for name in names if name in LAYERS]
+    shapes += [("random", n, k) for n, k in few_shapes(4)] if "random" in names else []
+    for name, n, k in shapes:
         for m in sizes:
             case = Case(bench, m, n, k)
             theirs = case.theirs()
@@ -119,7 +122,7 @@ def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
                 except Exception as failure:  # one Plan that fails must not end the sweep
                     print(f"  {label}: {type(failure).__name__} {str(failure)[:300]}")
             floor = 2 * (m * k + n * k + m * n) / 4.47e12
-            print(f"{name} m={m}: cuBLAS {1e6 * base:.1f} us"
+            print(f"{name} m={m} n={n} k={k}: cuBLAS {1e6 * base:.1f} us"
                   f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s,"
                   f" floor {1e6 * floor:.1f} us)")  # fmt: skip
             for seconds, label, error in sorted(found):
@@ -145,6 +148,23 @@ def random_cases(bench: Bench, count: int, dtype: DType) -> list[dict[str, Any]]
         m = (1, 8, 32, 64, 128, 512, 2048, 8192)[number % 8]
         found.append(measure(bench, "random", m, n, k, dtype))
     return found
+
+
+FEW = (1, 8, 32, 64, 128)
+
+
+def few_shapes(count: int) -> list[tuple[int, int]]:
+    """(n, k) whose tiles of 64 columns leave cores idle, then random ones; no table holds them."""
+    draw = random.Random(1)
+    known = [(8960, 7616), (5248, 9344), (9280, 3264), (5632, 3264)]
+    drawn = [(draw.randrange(1024, 16384, 64), draw.randrange(1024, 16384, 64))
+             for _ in range(max(0, count - len(known)))]  # fmt: skip
+    return (known + drawn)[:count]
+
+
+def few_cases(bench: Bench, count: int, dtype: DType) -> list[dict[str, Any]]:
+    """Every number of few tokens, for sizes that no table holds."""
+    return [measure(bench, "random", m, n, k, dtype) for n, k in few_shapes(count) for m in FEW]
 
 
 def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> dict[str, Any]:
@@ -200,10 +220,12 @@ def report(rows: list[dict[str, Any]]) -> None:
             met = mean(some) >= bar and worst >= least
             print(f"{label}: geometric mean {mean(some):.3f} (bar {bar}), least {worst:.3f} (bar"
                   f" {least}) of {len(some)}: {'met' if met else 'MISSED'}")  # fmt: skip
-    other = [r for r in rows if r["layer"] == "random"]
-    if other:
-        print(f"random sizes: geometric mean {mean(other):.3f},"
-              f" least {min(r['ratio'] for r in other):.3f} of {len(other)}")  # fmt: skip
+    for label, some in (("few tokens", lambda m: m <= max(FEW)),
+                        ("many tokens", lambda m: m > max(FEW))):  # fmt: skip
+        other = [r for r in rows if r["layer"] == "random" and some(r["m"])]
+        if other:
+            print(f"random sizes, {label}: geometric mean {mean(other):.3f},"
+                  f" least {min(r['ratio'] for r in other):.3f} of {len(other)}")  # fmt: skip
     gains = [r["over_untuned"] for r in rows if "over_untuned" in r]
     if gains:
         middle = math.exp(sum(map(math.log, gains)) / len(gains))
@@ -220,6 +242,7 @@ def main() -> None:
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--random", type=int, default=20, help="cases with random n and k")
+    parser.add_argument("--few", type=int, default=0, help="more random n and k, with few tokens")
     parser.add_argument("--cube", type=int, default=8192, help="a product with m = n = k; 0: none")
     parser.add_argument("--untuned", action="store_true", help="with an empty PlanTable")
     parser.add_argument("--dtype", default="bfloat16")
@@ -238,7 +261,7 @@ def main() -> None:
     rows = table(bench, names, sizes, dtype) if given.layers != "none" else []
     if given.cube:
         rows.append(measure(bench, "cube", given.cube, given.cube, given.cube, dtype))
-    rows += random_cases(bench, given.random, dtype)
+    rows += random_cases(bench, given.random, dtype) + few_cases(bench, given.few, dtype)
     report(rows)
     if given.out:
         Path(given.out).write_text(json.dumps(
