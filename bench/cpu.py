@@ -1,4 +1,4 @@
-"""CPU speed against PyTorch: matmul, fused rows, a transformer block, convolution, call cost.
+"""CPU speed against PyTorch: matmul, fused rows, a block, attention, convolution, call cost.
 
     python bench/cpu.py                 all cases, 9 rounds, writes bench/results/cpu-<date>.json
     python bench/cpu.py --only softmax  cases whose name holds the word (repeatable)
@@ -31,7 +31,7 @@ THREADS = 2
 # group: (least geometric mean, least single ratio), as the project demands of itself
 BARS = {
     "matmul float32": (0.95, 0.88), "matmul bfloat16": (0.9, 0.9), "fused": (1.0, 0.92),
-    "convolution": (0.6, 0.6),
+    "convolution": (0.6, 0.6), "attention float32": (1.0, 1.0), "attention bfloat16": (1.0, 1.0),
 }  # fmt: skip
 CALL_BAR = 20e-6
 random = np.random.default_rng(0)
@@ -243,6 +243,43 @@ def blocks(quick: bool) -> Iterator[Case]:
     )  # fmt: skip
 
 
+def attention_ours(causal: bool) -> Any:
+    """Attention, ours."""
+    return lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+
+
+def attention_peer(causal: bool) -> Any:
+    """The same in torch."""
+    return lambda q, k, v: TF.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+
+
+def attentions(quick: bool) -> Iterator[Case]:
+    """Prefill (causal and full) and decode, with heads that share keys too."""
+    tokens, keys = (64, 128) if quick else (2048, 4096)
+    table = [("prefill", 1, 12, 12, tokens, tokens, 64), ("prefill", 1, 8, 8, tokens, tokens, 128),
+             ("decode", 1, 32, 32, 1, keys, 128), ("decode", 8, 32, 32, 1, keys, 128),
+             ("decode", 1, 32, 8, 1, keys, 128), ("decode", 8, 32, 8, 1, keys, 128),
+             ("decode", 1, 12, 12, 1, keys, 64)]  # fmt: skip
+    for dtype in ("float32", "bfloat16"):
+        for name, batch, heads, key_heads, tq, tk, width in table:
+            for causal in (False, True) if name == "prefill" else (False,):
+                def make(b: int = batch, h: int = heads, hk: int = key_heads, tq: int = tq,
+                         tk: int = tk, d: int = width, causal: bool = causal,
+                         dtype: str = dtype) -> Any:  # fmt: skip
+                    arrays = [array(b, h, tq, d), array(b, hk, tk, d), array(b, hk, tk, d)]
+                    return against_torch(attention_ours(causal), attention_peer(causal), arrays,
+                                         dtype)  # fmt: skip
+
+                flops = 4.0 * batch * heads * tq * tk * width * (0.5 if causal else 1.0)
+                moved = (4 if dtype == "float32" else 2) * 2.0 * batch * key_heads * tk * width
+                shape = f"{batch}x{heads}/{key_heads}x{width}"
+                yield Case(f"{name} {dtype} {shape}{' causal' * causal}", f"attention {dtype}",
+                           "torch", flops, moved, make,
+                           2e-4 if dtype == "float32" else 2e-2)  # fmt: skip
+
+
 def convolutions(quick: bool) -> Iterator[Case]:
     """3x3 and 1x1 convolutions of ResNet-50, batch 1."""
     shapes = [(8, 14), (16, 7)] if quick else [(64, 56), (128, 28), (256, 14), (512, 7)]
@@ -283,7 +320,7 @@ def calls(quick: bool) -> Iterator[Case]:
     yield Case("jit call, 2 arguments", "call", "torch.compile", 16, 68, make)
 
 
-FAMILIES = (matmuls, rows, blocks, convolutions, calls)
+FAMILIES = (matmuls, rows, blocks, attentions, convolutions, calls)
 
 
 # ---- running --------------------------------------------------------------------------------
