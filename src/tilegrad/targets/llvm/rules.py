@@ -657,9 +657,26 @@ def _to_16(w: Writer, target: DType, lanes: int, x: str) -> str:
     native = "avx512bf16" in w.native if target is dtypes.bfloat16 else bool(w.native & HALF)
     if not native:
         return _to_narrow(w, target, lanes, x)
+    if target is dtypes.bfloat16 and lanes > 16 and lanes % 2 == 0:
+        return _to_16_by_halves(w, lanes, x)
     kind = vector("bfloat" if target is dtypes.bfloat16 else "half", lanes)
     narrow = w.value(f"fptrunc {vector('float', lanes)} {x} to {kind}")
     return w.value(f"bitcast {kind} {narrow} to {vector('i16', lanes)}")
+
+
+def _to_16_by_halves(w: Writer, lanes: int, x: str) -> str:
+    """Round to bfloat16 at most a register at a time: LLVM fails an assertion on 32 lanes of
+    which a masked store, with a mask it knows, takes no more than 16."""
+    half, f = lanes // 2, vector("float", lanes)
+    parts = []
+    for start in (0, half):
+        places = ", ".join(f"i32 {start + i}" for i in range(half))
+        part = w.value(f"shufflevector {f} {x}, {f} poison, <{half} x i32> <{places}>")
+        parts.append(_to_16(w, dtypes.bfloat16, half, part))
+    places, short = ", ".join(f"i32 {i}" for i in range(lanes)), vector("i16", half)
+    return w.value(
+        f"shufflevector {short} {parts[0]}, {short} {parts[1]}, <{lanes} x i32> <{places}>"
+    )
 
 
 def _from_half(w: Writer, lanes: int, x: str) -> str:
