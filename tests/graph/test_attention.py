@@ -249,6 +249,24 @@ def test_dropout_is_the_dropout_of_everything_else() -> None:
 # ---- decomposition ----------------------------------------------------------------------------
 
 
+def test_bytes_as_floats_are_multiplied_as_bfloat16() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((1, 2, 6, 4)) for _ in range(4))
+    low = [x.astype(dtypes.float8_e4m3.numpy) for x in (q, k, v)]
+    nodes = [node_of(x) for x in low]
+    node = ops.attention(*nodes, **PLAIN)
+    seed = node_of(dout.astype(dtypes.float8_e4m3.numpy))
+    found = grad.gradients(build.items(node), [seed, None], nodes)
+    (back,) = [n for n in topological(found) if n.op is ops.attention_backward]
+    values = {**dict(zip(nodes, low)), seed: dout.astype(dtypes.float8_e4m3.numpy)}
+    for whole in (node, back):
+        wanted = evaluate(build.items(whole), values)
+        for a, b in zip(evaluate(attention.decompose(whole), values), wanted):
+            assert a.dtype == b.dtype
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            np.testing.assert_allclose(a, b, atol=0.13 * np.abs(b).max())
+
+
 @pytest.mark.parametrize("orders", [("bhtd",) * 4, ("bthd",) * 4])
 def test_shared_heads_are_not_repeated(orders) -> None:
     rng = np.random.default_rng(0)

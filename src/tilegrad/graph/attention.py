@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from ..core.dtype import int32, uint32
+from ..core.dtype import bfloat16, int32, uint32
 from ..core.errors import InternalError
 from ..ir.node import Node
 from . import build, ops
@@ -59,6 +59,7 @@ class _Scores:
         self.attrs, self.extras = node.attrs, extras_of(node)
         self.dtype = node.inputs[0].dtype
         self.wide = sum_dtype(self.dtype)
+        self.low = bfloat16 if self.dtype.bits < 16 else self.dtype  # of what dots take
         q, k, v = node.inputs[:3]
         self.sizes = sizes(q, k, v, node.attrs["orders"])
         q, k, v = (heads_first(x, o) for x, o in zip((q, k, v), node.attrs["orders"]))
@@ -183,7 +184,7 @@ def decompose_attention(node: Node) -> list[Node]:
         total = build.add(total, ops.exp(build.subtract(sinks, top)))
     nothing = build.equal(total, 0.0)
     safe = build.where(nothing, 1.0, total)
-    kept = build.cast(x.dropped(powers), x.dtype)
+    kept = build.cast(x.dropped(powers), x.low)
     mixed = build.dot(kept, x.v, ((0, 1), (0, 1)), ((4,), (2,)), x.wide)
     out = build.cast(build.divide(mixed, safe), x.dtype)
     out = build.reshape(out, x.sizes.result("bhtd"))
@@ -201,12 +202,12 @@ def decompose_attention_backward(node: Node) -> list[Node]:
     dp = x.dropped(build.dot(dout, x.v, ((0, 1), (0, 1)), ((4,), (3,)), x.wide))
     ds = build.multiply(p, build.subtract(dp, delta))
     rows = ((2, 3), (2, 3))
-    dv = build.dot(build.cast(x.dropped(p), x.dtype), dout, ((0, 1), (0, 1)), rows, x.wide)
+    dv = build.dot(build.cast(x.dropped(p), x.low), dout, ((0, 1), (0, 1)), rows, x.wide)
     raw = ds
     if x.attrs["softcap"] > 0.0:
         part = build.multiply(x.capped, 1.0 / x.attrs["softcap"])
         raw = build.multiply(ds, build.subtract(1.0, build.multiply(part, part)))
-    raw = build.cast(raw, x.dtype)
+    raw = build.cast(raw, x.low)
     dq = build.dot(raw, x.k, ((0, 1), (0, 1)), ((4,), (2,)), x.wide)
     dk = build.dot(raw, x.q, ((0, 1), (0, 1)), rows, x.wide)
     dq, dk = (build.multiply(g, x.attrs["scale"]) for g in (dq, dk))
