@@ -203,6 +203,8 @@ BANDS = {
         lambda g: tg.where(i() - j() < 3, tg.where(j() <= i(), g.x, -INF), -INF), (-2, 0)),
     "both sides": (lambda g: tg.where((i() - j()).abs() <= 1, g.x, -INF), (-1, 1)),
     "of floats": (lambda g: tg.where(j().float() - i().float() < 0.0, g.x, -INF), (None, -1)),
+    "scores times tril": (
+        lambda g: g.x * tg.tril(tg.ones(Q, K)) - 1e10 * (1 - tg.tril(tg.ones(Q, K))), (None, 0)),
     "before the scale": (lambda g: tg.where(j() <= i(), g.q @ turned(g.k), -INF) / 3, (None, 0)),
     "diagonal": (lambda g: tg.where(i() == j(), g.x, -INF), (0, 0)),
     "doubled": (lambda g: tg.where(2 * j() <= 2 * i() + 1, g.x, -INF), (None, 0)),
@@ -258,6 +260,12 @@ EXTRAS = {
     "lowest and padding stay added": (
         lambda g: softmax(g.x + tg.where(g.pad[:, None, None], 0.0, LOWEST)) @ g.v,
         {"bias": (B, 1, 1, K)}),
+    "finite mask of data": (
+        lambda g: softmax(tg.where(g.pad[:, None, None], g.x, -1e9)) @ g.v,
+        {"mask": (B, 1, 1, K)}),
+    "scores times a mask of data": (
+        lambda g: (lambda m: softmax(g.x * m - 1e9 * (1 - m)) @ g.v)(g.pad[:, None, None].float()),
+        {"mask": (B, 1, 1, K)}),
     "bias": (lambda g: softmax(g.x + g.bias) @ g.v, {"bias": (1, H, Q, K)}),
     "biases": (lambda g: softmax(g.x + t(B, 1, 1, K) - g.bias) @ g.v, {"bias": (B, H, Q, K)}),
     "slice of a mask": (lambda g: softmax(g.x + t(B, 1, 9, 9)[:, :, :Q, :K]) @ g.v,
@@ -334,6 +342,25 @@ def test_extras(name):
     node = found_in(make(Given()))
     given_ = dict(zip(node.attrs["extras"], node.inputs[3:]))
     assert {n: x.shape for n, x in given_.items()} == shapes
+
+
+def test_rows_that_see_nothing_under_finite_masks():
+    """They take the mean of all values, as it is written: equal scores have equal weights."""
+    g = Given()
+    hidden = t(B, 1, Q, 1, dtype=bool_) & t(B, 1, Q, K, dtype=bool_)
+    turned_out = (softmax(tg.where(hidden, g.x, LOWEST)) @ g.v).transpose(1, 2)
+    groups = softmax((g.q @ turned(g.k2.repeat_interleave(2, 1))).masked_fill(
+        ~hidden, -1e9)) @ g.v2.repeat_interleave(2, 1)  # fmt: skip
+    leaves = softmax(tg.where(j() <= i() - 2, g.x, -1e9)) @ g.v
+    for made in (turned_out, groups, leaves):
+        after = recognize([made.node])
+        assert len(attentions(after)) == 1
+        inputs = values_of(after)
+        for n in inputs:
+            if n.dtype is bool_:
+                inputs[n] = np.random.default_rng(1).random(n.shape) < 0.4
+        (a,), (b,) = (interpret(x, inputs, {}) for x in ([made.node], after))
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_softcap():
@@ -420,10 +447,12 @@ STAYS = {
         lambda g: tg.einsum("bhqk,bhqd->bhkd", softmax(g.x), g.q), "not over the keys"),
     "normalised twice": (lambda g: normal(softmax(g.x)) @ g.v, "not a softmax"),
     "softmax of softmax": (lambda g: softmax(softmax(g.x)) @ g.v, "exp stands between"),
-    "finite mask of data": (
-        lambda g: softmax(tg.where(g.pad[:, None, None], g.x, -1e9)) @ g.v, "finite number"),
-    "finite window that leaves rows": (
-        lambda g: softmax(tg.where(j() <= i() - 2, g.x, -1e9)) @ g.v, "finite number"),
+    "finite mask of data and a bias": (
+        lambda g: softmax(tg.where(g.pad[:, None, None], g.x, -1e9) + g.bias) @ g.v,
+        "finite number"),
+    "scores times another mask": (
+        lambda g: softmax(g.x * tg.tril(tg.ones(Q, K)) - 1e9 * tg.triu(tg.ones(Q, K))) @ g.v,
+        "depends on the key"),
     "mask of zero": (
         lambda g: softmax(tg.where(g.pad[:, None, None], g.x, 0.0)) @ g.v, "becomes 0"),
     "bias before softcap": (
@@ -623,7 +652,7 @@ class Made:
         row = tg.arange(self.queries)[:, None]
         column = tg.arange(self.keys)[None, :]
         late = max(0, self.keys - self.queries)
-        kind = self.choose(0, 9)
+        kind = self.choose(0, 11)
         if kind == 1:
             return tg.where(column <= row, x, -INF)
         if kind == 2:
@@ -646,6 +675,12 @@ class Made:
         if kind == 9:
             low = (column > row).to(x.dtype) * -1e9
             return x + low
+        if kind == 10:
+            seen = self.t(self.b, 1, self.queries, self.keys, dtype=bool_)
+            return tg.where(self.on_heads(seen), x, -INF)
+        if kind == 11:
+            ones = tg.tril(tg.ones(self.queries, self.keys, dtype=self.dtype.name))
+            return x * ones - 1e10 * (1 - ones)
         return x
 
     def on_heads(self, x):

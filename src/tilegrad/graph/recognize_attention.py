@@ -1,11 +1,13 @@
 """Attention found in dots and a softmax: softmax(scores(q . k)) . v as one `attention` Node.
 
 A match starts at the last dot. Its axes are Atoms (`axes`), so layouts, broadcasts, merged and
-repeated heads are all read alike: `recognize_scores` reads the softmax and the scores,
-`recognize_mask` the masks, and `recognize_parts` builds the Node. The scores and probabilities
-must have no other use: then they would be computed anyway, and the Graph stays as it was
-written. Masks and biases of attention Nodes that were there before are read too (`refined`).
-Invariant: types stay; values differ by rounding, and in rows that see nothing, which give 0.
+repeated heads are all read alike: `recognize_softmax` and `recognize_scores` read the formula,
+`recognize_mask` and `recognize_extras` what hides and adds, `recognize_parts` builds the Node.
+The scores and probabilities must have no other use: then they would be computed anyway, and the
+Graph stays as it was written. Masks and biases of attention Nodes that were there before are
+read too (`refined`).
+Invariant: types stay; values differ by rounding, and where -inf hides all keys from a query,
+which then gives 0, not nan.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from . import ops
 from .axes import ELEMENTWISE
 from .recognize_extras import refined
 from .recognize_parts import Surroundings, attention_of
-from .recognize_scores import NoMatch
+from .recognize_terms import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)

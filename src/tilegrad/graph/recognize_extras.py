@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..ir.node import Node
 from . import attention, build, ops
@@ -38,7 +39,9 @@ from .recognize_mask import (
     meet,
     shows_all,
 )
-from .recognize_scores import NoMatch, Scores, Softmax, Term, summed, terms, with_added
+from .recognize_scores import Scores, with_added
+from .recognize_softmax import Softmax
+from .recognize_terms import NoMatch, Term, summed, terms
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,35 @@ class Axes:
         return grouped(value, self.scores, (self.batch, self.heads, self.queries, self.keys))
 
 
+class _FiniteMask(NoMatch):
+    """A mask of a finite number that may hide all keys of a query."""
+
+
 # ---- masks, biases, sinks, dropout ----------------------------------------------------------
 
 
-def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> tuple[dict[str, Node], Band]:
-    """The further inputs of the attention by name, and its band."""
-    band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores)
+class Extras(NamedTuple):
+    """Further inputs by name, the band, and, where a row that sees nothing takes the mean of all
+    values, whether each row sees something: (b, h, i, 1)."""
+
+    more: dict[str, Node]
+    band: Band
+    seen: Node | None
+
+
+def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> Extras:
+    """What an attention reads beside q, k and v."""
     more: dict[str, Node] = {}
+    seen = None
+    try:
+        band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores)
+    except _FiniteMask:
+        others = scores.masks or scores.added or scores.choices
+        if others or softmax.sinks or softmax.dropout is not None:
+            raise
+        bands, masks = _read(scores.finite, axes)
+        band, bias, slopes = meet(bands), [], []
+        seen = build.max_(_mask(scores.finite, axes), 3, keep=True)
     if slopes:
         more["slopes"] = _total(slopes)
     if bias:
@@ -90,7 +115,7 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> tuple[dict[str, N
         if atoms_of(bits.places) != axes.scores or not full(bits.bits, bits.places):
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.bits.inputs
-    return more, band
+    return Extras(more, band, seen)
 
 
 def refined(node: Node) -> Node:
@@ -157,8 +182,8 @@ def _seen(
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
     if finite and (other or masks or bias or not shown):
         if scores.finite:
-            raise NoMatch("a mask of a finite number would give rows that see nothing other "
-                          "values; -inf in its place would not")  # fmt: skip
+            raise _FiniteMask("beside what else is added or masked, a mask of a finite number "
+                              "gives rows that see nothing other values; -inf does not")
         band = meet(bands)
         added = [*scores.added, *[term for _, term in scores.choices]]
         slopes, bias = _slopes(added, axes, band, sinks)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
 from ..ir.node import Node
-from ..ir.symbol import Size
+from ..ir.symbol import Size, floor_divide
 from . import attention, build, ops
 from .axes import (
     Atom,
@@ -33,17 +33,9 @@ from .axes import (
 )
 from .recognize_extras import Axes, extras_of
 from .recognize_mask import comparisons, conditions
-from .recognize_scores import (
-    NoMatch,
-    Scores,
-    Softmax,
-    Term,
-    cap_and_scale,
-    constant_factor,
-    find_scores,
-    find_softmax,
-    summed,
-)
+from .recognize_scores import Scores, cap_and_scale, find_scores
+from .recognize_softmax import Softmax, find_softmax
+from .recognize_terms import NoMatch, Term, constant_factor, summed
 from .simplify import holds
 
 FLOATS = (float16, bfloat16, float32, float64)
@@ -243,7 +235,7 @@ def _built(
     wide_v, order_v = placed(v, of_v, dtype)
     for node, places, divides in scores.rows:
         wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, places), divides)
-    more, band = extras_of(axes, softmax, scores)
+    extras = extras_of(axes, softmax, scores)
     of_out = {**of_q, "d": axes.value_width}
     order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
     softcap, scale = cap_and_scale(scores)
@@ -252,9 +244,13 @@ def _built(
     if scale < 0:
         wide_q, scale = build.negative(wide_q), -scale
     out, _ = attention.attention(
-        wide_q, wide_k, wide_v, more, scale=scale, band=band,
+        wide_q, wide_k, wide_v, extras.more, scale=scale, band=extras.band,
         softcap=softcap, dropout=rate, orders=(order_q, order_k, order_v, order),
     )  # fmt: skip
+    if extras.seen is not None:
+        mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
+        chosen = [attention.as_order(x, order) for x in (extras.seen, mean)]
+        out = build.where(chosen[0], out, chosen[1])
     lies = tuple([a for letter in order for a in of_out[letter]])
     return build.cast(_moved_to(out, lies, atoms_of(result[0]), root.shape), root.dtype)
 
@@ -324,6 +320,17 @@ def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> No
     value = build.cast(attention.as_order(value, order), wide)
     scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
     return build.cast(scaled, q.dtype)
+
+
+def _mean(v: Node, heads: Size) -> Node:
+    """The mean of all values, (b, h, 1, d): what equal scores give."""
+    batch, key_heads, keys, width = v.shape
+    wide = float64 if v.dtype is float64 else float32
+    total = build.sum_(build.cast(v, wide), 2, keep=True)
+    mean = build.divide(total, build.cast(build.size_value(keys), wide))
+    group = floor_divide(heads, key_heads)
+    mean = build.expand(build.unsqueeze(mean, 2), (batch, key_heads, group, 1, width))
+    return build.cast(build.reshape(mean, (batch, heads, 1, width)), v.dtype)
 
 
 def _moved_to(x: Node, lies: Atoms, wanted: Atoms, shape: tuple[Size, ...]) -> Node:

@@ -1,11 +1,8 @@
-"""Softmax and scores as people write them, read down to the dot of queries and keys.
+"""Scores as people write them, read down to the dot of queries and keys.
 
-`find_softmax` reads probabilities: exp(t) / sum(exp(t)) with any shift that does not depend on
-the key, exp of a log-softmax, sinks as a further column or a further term of the sum, dropout
-on top. `find_scores` reads what was exponentiated: scales, a softcap, what is added, masks.
-Both say why they cannot (`NoMatch`).
-Invariant: what is read gives the values of what was written, up to rounding and rows that see
-nothing.
+Scales, a softcap, what is added, masks by `where`, by adding and by multiplying.
+Invariant: what is read gives the values of what was written, up to rounding; else NoMatch says
+why.
 """
 
 from __future__ import annotations
@@ -13,350 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from ..core.dtype import bool_
 from ..ir.node import Node
-from . import build, ops
-from .axes import (
-    ELEMENTWISE,
-    FIRST,
-    Atom,
-    Atoms,
-    Place,
-    Places,
-    depends,
-    down,
-    flat,
-    fresh,
-    on_atoms,
-    size_of,
-    strip,
-)
+from . import ops
+from .axes import Atoms, Places, depends, flat, strip
 from .recognize_mask import Choice, Condition, choice, known
+from .recognize_terms import NoMatch, Term, holds_dot, terms
 
 LOWEST = -3e4  # a number this low in place of a score means: not seen
-
-
-class NoMatch(Exception):
-    """Why something that looks like attention is not; `quiet` where it hardly looks so."""
-
-    def __init__(self, reason: str, quiet: bool = False) -> None:
-        super().__init__(reason)
-        self.quiet = quiet
-
-
-class Term(NamedTuple):
-    """factor * value."""
-
-    factor: float
-    node: Node
-    places: Places
-
-
-# ---- sums -----------------------------------------------------------------------------------
-
-
-def terms(node: Node, places: Places, factor: float = 1.0) -> list[Term]:
-    """A value as a sum of terms, through movement, casts and constant factors."""
-    node, places = strip(node, places)
-    op = node.op
-    if abs(factor) != 1.0 and not holds_dot(node):
-        return [Term(factor, node, places)]  # c * (1 - mask) is not c - c * mask for a large c
-    if op is ops.add or op is ops.subtract:
-        a, b = node.inputs
-        other = factor if op is ops.add else -factor
-        return [*terms(a, places, factor), *terms(b, places, other)]
-    if op is ops.negative:
-        return terms(node.inputs[0], places, -factor)
-    scaled = constant_factor(node, places)
-    usual = scaled is not None and scaled[0] != 0.0 and math.isfinite(scaled[0])
-    if scaled is not None and usual and holds_dot(scaled[1]):
-        return terms(scaled[1], places, factor * scaled[0])
-    return [Term(factor, node, places)]
-
-
-def constant_factor(node: Node, places: Places) -> tuple[float, Node] | None:
-    """x * c or x / c as (c, x)."""
-    if node.op is ops.multiply:
-        for a, b in (node.inputs, node.inputs[::-1]):
-            value = known(b, places)
-            if value is not None:
-                return float(value), a
-    if node.op is ops.divide:
-        value = known(node.inputs[1], places)
-        if value:
-            return 1.0 / float(value), node.inputs[0]
-    return None
-
-
-def summed(found: Sequence[Term], axes: Atoms) -> Node:
-    """The sum of terms with one axis for each Atom (see `on_atoms`)."""
-    total: Node | None = None
-    for term in found:
-        value = on_atoms(term.node, term.places, axes)
-        if term.factor != 1.0:
-            value = build.multiply(value, term.factor)
-        total = value if total is None else build.add(total, value)
-    if total is None:
-        raise NoMatch("nothing to add")
-    return total
-
-
-# ---- softmax --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Random bits that keep a probability, and at what rate they do not."""
-
-    rate: float
-    bits: Node
-    places: Places
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Terms of the scores, of the sink's logit (none: no sink), dropout; the exp and its axes."""
-
-    scores: list[Term]
-    sinks: list[Term]
-    dropout: Dropout | None
-    power: tuple[Node, Places]
-
-
-def find_softmax(node: Node, places: Places, keys: Atoms) -> Softmax:
-    """Probabilities over the keys as what was exponentiated."""
-    gain, dropout = 1.0, None
-    while True:
-        node, places = strip(node, places)
-        scaled = constant_factor(node, places)
-        dropped = _dropped(node, places) if node.op is ops.where else None
-        if scaled is not None and node.op is ops.multiply:
-            gain, node = gain * scaled[0], scaled[1]
-        elif dropped is not None and dropout is None:
-            node, dropout = dropped
-        else:
-            break
-    wanted = 1.0 if dropout is None else 1.0 / (1.0 - dropout.rate)
-    if not math.isclose(gain, wanted, rel_tol=1e-6 if dropout is None else 4e-3):
-        raise NoMatch(f"the probabilities are multiplied by {gain:g} after softmax")
-    if node.op is ops.exp:
-        scores, sinks = _log_form(node, places, keys)
-        return Softmax(scores, sinks, dropout, (node, places))
-    power, at, divisor, under = _quotient(node, places)
-    scores, sinks = _normalised(power, at, divisor, under, keys)
-    return Softmax(scores, sinks, dropout, (power, at))
-
-
-def _dropped(node: Node, places: Places) -> tuple[Node, Dropout] | None:
-    """where(rate < uniform, x, 0) of 24 random bits."""
-    keep, x, zero = node.inputs
-    if known(zero, places) != 0:
-        return None
-    test, at = strip(keep, places)
-    if test.op is not ops.less:
-        return None
-    rate = known(test.inputs[0], at)
-    scaled, at = strip(test.inputs[1], at)
-    found = constant_factor(scaled, at)
-    if rate is None or found is None or found[0] != 2.0**-24 or not 0.0 < rate < 1.0:
-        return None
-    node, at = strip(found[1], at)
-    while node.op is ops.cast:
-        node, at = strip(node.inputs[0], at)
-    if node.op is not ops.shift_right or known(node.inputs[1], at) != 8:
-        return None
-    bits, at = strip(node.inputs[0], at)
-    return (x, Dropout(float(rate), bits, at)) if bits.op is ops.random_bits else None
-
-
-def _quotient(node: Node, places: Places) -> tuple[Node, Places, Node, Places]:
-    """exp(t) / sum(exp(t)), or the product with the reciprocal."""
-    pairs: list[tuple[Node, Node]] = []
-    if node.op is ops.divide:
-        pairs = [(node.inputs[0], node.inputs[1])]
-    elif node.op is ops.multiply:
-        for a, b in (node.inputs, node.inputs[::-1]):
-            inverse, at = strip(b, places)
-            if inverse.op is ops.reciprocal or (
-                inverse.op is ops.divide and known(inverse.inputs[0], at) == 1
-            ):
-                pairs.append((a, b))
-    for a, b in pairs:
-        power, at = strip(a, places)
-        if power.op is not ops.exp:
-            continue
-        below, under = b, places
-        if node.op is ops.multiply:
-            below, under = strip(b, places)
-            below = below.inputs[-1]
-        return power, at, below, under
-    quiet = node.op in (ops.add, ops.subtract)  # the derivative of a cross entropy, say
-    raise NoMatch(f"what the values are multiplied by is {node.op.name}, not a softmax", quiet)
-
-
-def _normalised(
-    power: Node, places: Places, divisor: Node, under: Places, keys: Atoms
-) -> tuple[list[Term], list[Term]]:
-    total, at, others = _total(divisor, under)
-    source = total.inputs[0]
-    inside, wide = _summed_places(total, at)
-    same, reached = strip(source, inside)
-    if same is not power:
-        raise NoMatch("the divisor sums something else than what is divided")
-    found = _meeting(reached, places, wide)
-    shifted = terms(power.inputs[0], places)
-    above = [t for t in shifted if not _on(t, keys)]
-    if not covers(found, keys, len(wide)):
-        if others:
-            raise NoMatch("the sum has more than one further term")
-        return _column(terms(power.inputs[0], reached), places, wide, found, keys)
-    if others:
-        return shifted_out(shifted, keys), _further(others, above)
-    return shifted_out(shifted, keys), []
-
-
-def _log_form(node: Node, places: Places, keys: Atoms) -> tuple[list[Term], list[Term]]:
-    """exp(t - log(sum(exp(t)))), where both may have a shift."""
-    found = terms(node.inputs[0], places)
-    logs = [t for t in found if t.factor == -1.0 and t.node.op is ops.log]
-    if len(logs) != 1:
-        raise NoMatch("exp before the last dot is not divided by a sum")
-    rest = [t for t in found if t is not logs[0]]
-    total, at, others = _total(logs[0].node.inputs[0], logs[0].places)
-    inside, wide = _summed_places(total, at)
-    power, at = strip(total.inputs[0], inside)
-    if power.op is not ops.exp or others:
-        raise NoMatch("the logarithm is not of a sum of exp")
-    summed_terms = terms(power.inputs[0], at)
-    if len(summed_terms) != len(rest):
-        raise NoMatch("the logarithm is of a sum of something else")
-    met: dict[Atom, Place] = {}
-    for term in summed_terms:
-        for other in rest:
-            if term.factor == other.factor and term.node is other.node:
-                try:
-                    met.update(_meeting(term.places, other.places, wide))
-                except NoMatch:
-                    continue
-                rest.remove(other)
-                break
-        else:
-            raise NoMatch("the logarithm is of a sum of something else")
-    if not covers(met, keys, len(wide)):
-        raise NoMatch("the softmax is not over the keys")
-    return shifted_out([t for t in found if t is not logs[0]], keys), []
-
-
-def _total(node: Node, places: Places) -> tuple[Node, Places, list[Term]]:
-    """The sum a divisor is, where it guards against 0 too, and what is added to it."""
-    node, places = strip(node, places)
-    if node.op is ops.where:
-        node, places = _unguarded(node, places)
-    parts = terms(node, places)
-    sums = [t for t in parts if t.node.op is ops.sum_ and t.factor == 1.0]
-    if len(sums) != 1:
-        raise NoMatch(f"the divisor is {node.op.name}, not the sum of what is divided")
-    return sums[0].node, sums[0].places, [t for t in parts if t is not sums[0]]
-
-
-def _unguarded(node: Node, places: Places) -> tuple[Node, Places]:
-    """where(total == 0, c, total)."""
-    test, at = strip(node.inputs[0], places)
-    if test.op in (ops.equal, ops.not_equal):
-        total = strip(node.inputs[2 if test.op is ops.equal else 1], places)
-        for a, b in (test.inputs, test.inputs[::-1]):
-            if known(b, at) == 0 and strip(a, at) == total:
-                return total
-    raise NoMatch("the divisor chooses between values")
-
-
-def _summed_places(total: Node, places: Places) -> tuple[Places, dict[Atom, Place]]:
-    """Places of what is summed, and those of the axes that are."""
-    source, axes = total.inputs[0], total.attrs["axes"]
-    rest = iter(places)
-    own = fresh(source.shape)
-    found = tuple([own[a] if a in axes else next(rest) for a in range(len(own))])
-    return found, {own[a].atoms[0]: own[a] for a in axes if own[a].atoms}
-
-
-def _meeting(inside: Places, places: Places, wide: dict[Atom, Place]) -> dict[Atom, Place]:
-    """Which Place each summed Atom has in the value that is divided."""
-    found: dict[Atom, Place] = {}
-    wanted = set(flat(tuple(wide)))
-    for a, b in zip(inside, places):
-        own = flat(a.atoms)
-        if set(own) <= wanted and own:
-            if len(own) != 1 or not a.plain:
-                raise NoMatch("the sum is over parts of an axis")
-            found[own[0]] = b
-        elif (own, a.start, a.step) != (flat(b.atoms), b.start, b.step):
-            raise NoMatch("the softmax is not over the keys")
-    return found
-
-
-def covers(met: dict[Atom, Place], keys: Atoms, count: int) -> bool:
-    """Whether what is summed are the keys and nothing else."""
-    if len(met) != count:
-        raise NoMatch("the sum repeats a value")
-    atoms = [a for p in met.values() for a in flat(p.atoms)]
-    if set(atoms) != set(flat(keys)):
-        raise NoMatch("the softmax is not over the keys")
-    return all(p.plain and size_of(p.atoms) == a.size for a, p in met.items())
-
-
-def _on(term: Term, atoms: Atoms) -> bool:
-    return bool(depends(term.node, term.places) & set(flat(atoms)))
-
-
-def shifted_out(found: list[Term], keys: Atoms) -> list[Term]:
-    """Terms without what is subtracted from all keys alike."""
-    return [t for t in found if t.factor > 0 or _on(t, keys)]
-
-
-def _further(others: list[Term], above: list[Term]) -> list[Term]:
-    """The logit of a further term exp(sink - shift) or of a constant."""
-    if len(others) != 1 or others[0].factor != 1.0:
-        raise NoMatch("the sum has more than one further term")
-    (term,) = others
-    value = known(term.node, term.places)
-    if value is not None and value > 0:
-        logit = build.constant(math.log(value), term.node.dtype)
-        found, rest = [Term(1.0, logit, ())], []
-    elif term.node.op is ops.exp:
-        found = terms(term.node.inputs[0], term.places)
-        rest = [t for t in found if t in above]
-    else:
-        raise NoMatch("the sum has a further term that is no exp")
-    if len(rest) != len(above):
-        raise NoMatch("a further term of the sum has another shift")
-    return [t for t in found if t not in above]
-
-
-def _column(
-    found: list[Term], places: Places, wide: dict[Atom, Place], met: dict[Atom, Place], keys: Atoms
-) -> tuple[list[Term], list[Term]]:
-    """Scores and sink of a softmax over one column more than there are keys."""
-    joined = [t for t in found if depends(t.node, t.places) & set(flat(tuple(wide)))]
-    if len(met) != 1 or len(joined) != 1 or joined[0].node.op is not ops.concatenate:
-        raise NoMatch("the softmax is over more than the keys")
-    (term,), (atom,) = joined, wide
-    axis = term.node.attrs["axis"]
-    if term.factor != 1.0 or term.places[axis] != Place((atom,)):
-        raise NoMatch("the softmax is over more than the keys")
-    here = (*term.places[:axis], met[atom], *term.places[axis + 1 :])
-    part = down(term.node, here)
-    columns = [p for p in term.node.inputs if part is None or p is not part[0]]
-    if part is None or not part[1][axis].plain or part[0].shape[axis] != size_of(keys):
-        raise NoMatch("the softmax is over more than the keys")
-    if len(columns) != 1 or columns[0].shape[axis] != 1 or len(term.node.inputs) != 2:
-        raise NoMatch("more than one column is dropped after softmax")
-    column = (*term.places[:axis], FIRST, *term.places[axis + 1 :])
-    return terms(*part), [Term(1.0, columns[0], column)]
-
-
-# ---- scores ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -364,7 +25,8 @@ class Scores:
     """softcap(dot * factor * rows) + added, -inf where a mask does not hold.
 
     `masks` are conditions; `finite` those where the score becomes a finite number instead.
-    `choices` are added masks: 0 or a very low number.
+    `choices` are added masks: 0 or a very low number. Where `zeroed` does not hold the scores
+    were multiplied by 0: one of the choices must go with it.
     """
 
     dot: Term
@@ -374,6 +36,7 @@ class Scores:
     masks: tuple[Condition, ...] = ()
     finite: tuple[Condition, ...] = ()
     choices: tuple[tuple[Choice, Term], ...] = ()
+    zeroed: Condition | None = None
 
 
 def find_scores(found: Sequence[Term], keys: Atoms) -> Scores:
@@ -389,24 +52,20 @@ def find_scores(found: Sequence[Term], keys: Atoms) -> Scores:
         for other in found:
             if other is not term:
                 scores = with_added(scores, other)
-        return scores
+        return _joined(scores)
     raise reason
 
 
-def holds_dot(node: Node) -> bool:
-    """Whether elementwise ops and movement lead down to a dot."""
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op is ops.dot:
-            return True
-        if node.op.group in ELEMENTWISE or node.op.group == "movement":
-            stack.extend(i for i in node.inputs if i.dtype is not bool_)
-    return False
+def _joined(scores: Scores) -> Scores:
+    """scores * mask + (1 - mask) * low is where(mask, scores, low)."""
+    if scores.zeroed is None:
+        return scores
+    for pair in scores.choices:
+        if pair[0].condition == scores.zeroed:
+            choices = tuple(p for p in scores.choices if p is not pair)
+            finite = (*scores.finite, scores.zeroed)
+            return replace(scores, choices=choices, finite=finite, zeroed=None)
+    raise NoMatch("the scale depends on the key")
 
 
 def with_added(scores: Scores, term: Term) -> Scores:
@@ -480,13 +139,25 @@ def _row_factor(node: Node, places: Places, factor: float, keys: Atoms) -> Score
         if not holds_dot(scores):
             continue
         if depends(other, places) & set(flat(keys)):
-            raise NoMatch("the scale depends on the key")
+            return _zeroed(scores, other, places, factor, keys)
         inner = find_scores(terms(scores, places, factor), keys)
         if inner.cap is not None or inner.added or inner.masks or inner.finite or inner.choices:
             raise NoMatch("a scale that is no constant follows a softcap, a bias or a mask")
         row = (other, places, node.op is ops.divide)
         return replace(inner, rows=(*inner.rows, row))
     raise NoMatch("no dot of queries and keys below softmax")
+
+
+def _zeroed(scores: Node, mask: Node, places: Places, factor: float, keys: Atoms) -> Scores:
+    """Scores times a mask of ones and zeros."""
+    found = choice(*strip(mask, places))
+    if found is None or (found.then, found.otherwise) not in ((1, 0), (0, 1)):
+        raise NoMatch("the scale depends on the key")
+    inner = find_scores(terms(scores, places, factor), keys)
+    if inner.added or inner.masks or inner.finite or inner.choices or inner.zeroed:
+        raise NoMatch("masked scores are multiplied by a mask")
+    condition = found.condition._replace(truth=found.then == 1)
+    return replace(inner, zeroed=condition)
 
 
 def cap_and_scale(scores: Scores) -> tuple[float, float]:
