@@ -50,6 +50,7 @@ class AttentionPlan:
     turns: bool = True  # consumers take turns at the matrix units
     overlap: bool = True  # softmax beside the product with values of the block before
     chained: bool = False  # a tile's first scores are multiplied beside the last values before
+    narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
     section: int = 1  # (batch, head) pairs whose tiles are mixed, longest first
     dependent: bool = False  # waits for the launch before it by itself
     early: bool = True  # lets the next launch begin at its own start, not at its end
@@ -97,6 +98,7 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
              "staged pieces divide the columns"),
             (not plan.staged and value_width != padded(x.width),
              "results are wider or narrower than the place of queries"),
+            (plan.narrow and not plan.overlap, "a narrow block needs overlap"),
             (plan.chained and (plan.query_stages < 2 or not plan.overlap),
              "a chain needs overlap and queries of two tiles"),
             (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),
@@ -127,14 +129,21 @@ class WideAttention(Walk):
 
     # ---- places, barriers, roles ------------------------------------------------------------
 
+    def columns(self, own: int) -> int:
+        """Keys of a tile's last block that a consumer multiplies."""
+        return self.first_columns(own) if self.plan.narrow else self.keys
+
     def build(self) -> Body:
         """Places, barriers, roles."""
         b, x, plan = self.b, self.x, self.plan
         shape = (plan.query_stages, self.halves, 64, self.width)
         self.queries = b.allocate(shape, x.dtype, "shared", layout_of(self.width, x))
-        self.rings = [b.allocate((plan.stages, self.keys, width), x.dtype, "shared",
-                                 layout_of(width, x))
-                      for width in (self.width, self.value_width)]  # fmt: skip
+        narrow = any(self.columns(own) < self.keys for own in range(self.halves))
+        self.pieces = self.keys // 64 if narrow else 1  # in which values lie
+        shapes = ((self.keys, self.width), (self.keys // self.pieces, self.value_width))
+        self.rings = [b.allocate((plan.stages, pieces, *shape), x.dtype, "shared",
+                                 layout_of(shape[1], x))
+                      for pieces, shape in zip((1, self.pieces), shapes)]  # fmt: skip
         if plan.staged:
             shape = (self.halves, plan.together, 64, plan.staged)
             layout = swizzle_of(plan.staged, x.dtype)
@@ -193,9 +202,12 @@ class WideAttention(Walk):
         stage, lap = self.stage(turn, step)
         b.wait(self.empty[which], stage, modulo(combine(lap, 1, 1), 2))
         b.expect(self.full[which], stage, self.keys * width * self.x.dtype.size)
-        index, axes = self.index(1 + which, work, self.key_of(work, step))
-        b.copy_async(self.rings[which], (stage,), self.memory["kv"[which]], index, axes,
-                     self.full[which], stage)  # fmt: skip
+        key = self.key_of(work, step)
+        for piece in range(self.pieces if which else 1):
+            at = combine(key, piece * self.keys // self.pieces, 1)
+            index, axes = self.index(1 + which, work, at)
+            b.copy_async(self.rings[which], (stage, piece), self.memory["kv"[which]], index, axes,
+                         self.full[which], stage)  # fmt: skip
 
     # ---- consumers --------------------------------------------------------------------------
 

@@ -8,11 +8,13 @@ after another. Invariant: registers of a product that is under way are neither r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.dtype import float32, int32
 from ..ir.node import Node
-from ..ir.symbol import Size, combine, modulo
+from ..ir.symbol import Size, combine, minimum, modulo
 from ..tile import ops, placed
 from . import attention_parts as parts
 from .attention_walk import Work
@@ -29,7 +31,13 @@ class Consumer:
         self.b, self.x, self.plan = kernel.b, kernel.x, kernel.plan
         b = self.b
         self.scores = b.register_tile((64, kernel.keys), float32)
-        self.weights = b.register_tile((64, kernel.keys), self.x.dtype)
+        self.columns = kernel.columns(own)  # of the first block
+        self.first_scores = self.scores
+        if self.columns < kernel.keys:
+            self.first_scores = b.register_tile((64, self.columns), float32)
+        self.piece = kernel.keys // kernel.pieces
+        self.weights = [b.register_tile((64, self.piece), self.x.dtype)
+                        for _ in range(kernel.pieces)]  # fmt: skip
         self.total = b.register_tile((64, kernel.value_width), float32)
         self.largest = b.register_tile((64, 1), float32)
         self.sums = b.register_tile((64, parts.LANES), float32)
@@ -67,7 +75,7 @@ class Consumer:
         b.wait(k.query_full, stage, modulo(lap, 2))
         self.wait_full(0, turn, 0)
         b.do(placed.matrix_fence)
-        self.multiply_keys(stage, turn, 0)
+        self.multiply_keys(stage, turn, 0, self.first_scores)
 
     def tile(self, count: Size, work: Work, turn: Size) -> None:
         """One tile: scores of a block beside the values of the one before it."""
@@ -78,16 +86,16 @@ class Consumer:
         b.do(placed.matrix_wait, pending=0)
         self.release(0, turn, 0)
         p, _ = self.softmax(work, 0, k.cut_first, True)
-        b.write(self.weights, b.cast(p, self.x.dtype))
+        self.write_weights(p)
 
-        def step(j: Size, cut: bool) -> None:
+        def step(j: Size, cut: bool, columns: int = k.keys) -> None:
             before = combine(j, 1, -1)
             self.wait_full(0, turn, j)
             self.take_turn()
             b.do(placed.matrix_fence)
-            self.multiply_keys(stage, turn, j)
+            self.multiply_keys(stage, turn, j, self.scores)
             self.wait_full(1, turn, before)
-            self.multiply_values(turn, before)
+            self.multiply_values(turn, before, columns)
             self.give_turn()
             b.do(placed.matrix_wait, pending=1)
             self.release(0, turn, j)
@@ -95,14 +103,23 @@ class Consumer:
             b.do(placed.matrix_wait, pending=0)
             self.release(1, turn, before)
             b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
-            b.write(self.weights, b.cast(p, self.x.dtype))
+            self.write_weights(p)
 
-        k.steps(work, step)
+        rest = work
+        if self.columns < k.keys:  # the second step has the first block's values
+            rest = replace(work, right=k.held("second", minimum(2, work.count)))
+
+            def second(j: Size, _: list[Node]) -> Sequence[Node]:
+                step(j, False, self.columns)
+                return []
+
+            b.loop("second", 1, rest.right, 1, second)
+        k.steps(rest, step)
         last = combine(work.count, 1, -1)
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
         self.wait_full(1, turn, last)
-        self.multiply_values(turn, last)
+        self.multiply_values(turn, last, k.keys)
         if self.plan.chained:
             after = modulo(combine(turn, work.count, 1), 2 * self.plan.stages)
             self.begin(combine(count, 1, 1), after)
@@ -121,16 +138,16 @@ class Consumer:
             self.wait_full(0, turn, j)
             self.take_turn()
             b.do(placed.matrix_fence)
-            self.multiply_keys(stage, turn, j)
+            self.multiply_keys(stage, turn, j, self.scores)
             b.do(placed.matrix_wait, pending=0)
             self.release(0, turn, j)
             self.give_turn()
             p, shrink = self.softmax(work, j, cut, first)
             if not first:
                 b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
-            b.write(self.weights, b.cast(p, self.x.dtype))
+            self.write_weights(p)
             self.wait_full(1, turn, j)
-            self.multiply_values(turn, j)
+            self.multiply_values(turn, j, k.keys)
             b.do(placed.matrix_wait, pending=0)
             self.release(1, turn, j)
 
@@ -151,28 +168,43 @@ class Consumer:
         """Give a block's stage back."""
         self.b.arrive(self.k.empty[which], self.k.stage(turn, step)[0])
 
-    def multiply_keys(self, query_stage: Size, turn: Size, step: Size) -> None:
+    def multiply_keys(self, query_stage: Size, turn: Size, step: Size, scores: Node) -> None:
         """Scores of a block."""
-        at = (query_stage, self.own, self.k.stage(turn, step)[0])
-        self.b.matrix_async(self.scores, self.k.queries, self.k.rings[0], False, at,
+        at = (query_stage, self.own, self.k.stage(turn, step)[0], 0)
+        self.b.matrix_async(scores, self.k.queries, self.k.rings[0], False, at,
                             transpose_b=True)  # fmt: skip
         self.b.do(placed.matrix_commit)
 
-    def multiply_values(self, turn: Size, step: Size) -> None:
-        """Add a block's values, weighed."""
-        at = (self.k.stage(turn, step)[0],)
+    def multiply_values(self, turn: Size, step: Size, columns: int) -> None:
+        """Add the values of a block's first keys, weighed."""
+        stage, ring = self.k.stage(turn, step)[0], self.k.rings[1]
         self.b.do(placed.matrix_fence)
-        self.b.matrix_async(self.total, self.weights, self.k.rings[1], self.b.less(0, step), at)
+        for piece, weights in enumerate(self.weights[: columns // self.piece]):
+            more = self.b.less(0, step) if piece == 0 else True
+            self.b.matrix_async(self.total, weights, ring, more, (stage, piece))
         self.b.do(placed.matrix_commit)
+
+    def write_weights(self, p: Node) -> None:
+        """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
+        b, size = self.b, self.piece
+        narrow = b.cast(p, self.x.dtype)
+        for number, place in enumerate(self.weights):
+            start = number * size
+            if start >= p.shape[1]:
+                b.write(place, b.constant(0.0, self.x.dtype, (64, size)))
+            elif size == p.shape[1]:
+                b.write(place, narrow)
+            else:
+                b.write(place, b.add(ops.part(narrow, start=(0, start), shape=(64, size))))
 
     # ---- softmax ----------------------------------------------------------------------------
 
     def softmax(self, work: Work, step: Size, cut: bool, first: bool) -> tuple[Node, Node]:
         """Weights of a block, and the factor for what was summed before; max and sums move on."""
         b, factor = self.b, self.k.factor
-        s = self.adjusted(work, step, b.read(self.scores))
+        s = self.adjusted(work, step, b.read(self.first_scores if first else self.scores))
         if cut:
-            s = parts.hidden(b, s, self.seen(work, step))
+            s = parts.hidden(b, s, self.seen(work, step, s.shape[1]))
         now = parts.row_max(b, s)
         before = now if first else b.read(self.largest)
         if not first:
@@ -189,10 +221,10 @@ class Consumer:
         b.write(self.sums, b.apply("multiply_add", b.read(self.sums), shrink, sums))
         return p, shrink
 
-    def seen(self, work: Work, step: Size) -> Node:
-        """Which keys of a block each query sees."""
+    def seen(self, work: Work, step: Size, columns: int) -> Node:
+        """Which of a block's first keys each query sees."""
         b, k = self.b, self.k
-        shape = (64, k.keys)
+        shape = (64, columns)
         key = k.held("key", k.key_of(work, step))
         apart = combine(combine(work.first, 64 * self.own, 1), key, -1)
         limits = [None if side is None else combine(side, apart, 1) for side in self.x.band]
@@ -218,7 +250,7 @@ class Consumer:
         if "slopes" in x.extras:
             slope = b.load(self.k.memory["slopes"], (work.head,))
             apart = combine(key, combine(work.first, 64 * self.own, 1), -1)
-            far = b.apply("subtract", parts.line(b, k.keys, apart),
+            far = b.apply("subtract", parts.line(b, s.shape[1], apart),
                           parts.column(b, parts.line(b, 64)))  # fmt: skip
             s = b.apply("multiply_add", b.cast(far, float32), slope, s)
         return s

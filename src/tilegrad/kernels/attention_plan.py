@@ -132,12 +132,15 @@ def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
     """Plans to measure: every tile, with and without turns and overlap, other rings and orders."""
     found: dict[AttentionPlan, None] = {}
     for made in plans(x, target):
-        tried = [made, replace(made, turns=False), replace(made, overlap=False),
+        both = replace(made, chained=True, narrow=True)
+        tried = [made, replace(made, chained=True), replace(made, narrow=True), both,
+                 replace(both, turns=False),
+                 replace(made, turns=False), replace(made, overlap=False),
                  replace(made, overlap=False, turns=False),
                  replace(made, query_stages=1), replace(made, stages=made.stages + 1),
                  replace(made, section=max(1, made.section // 4)),
                  replace(made, section=4 * made.section)]  # fmt: skip
         for plan in tried:
-            if not why_not(x, plan):
+            if not why_not(x, plan) and (not plan.narrow or x.band[1] is not None):
                 found[plan] = None
     return list(found)

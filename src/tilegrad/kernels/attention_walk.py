@@ -106,6 +106,24 @@ class Walk:
             most = max(most, -(-last // self.keys) - plain // self.keys)
         return most
 
+    def first_columns(self, own: int) -> int:
+        """How many keys of the last block of a tile 64 of its queries see at most, if that is the
+        same for all tiles; else all of the block's."""
+        x, keys, rows = self.x, self.keys, self.rows
+        whole = keys % 64 != 0 or self.low is not None or not isinstance(self.high, int)
+        if whole or self.high < 0 or self.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
+            return keys
+        if low(combine(x.keys, combine(self.high, x.queries, 1), -1)) < 0:
+            return keys
+        found = set()
+        for first in range(self.high, self.high + rows * keys, rows):
+            last = -(-(first + rows) // keys)
+            if last != first // keys + 1:  # its first queries end in another block
+                return keys
+            found.add(first + 64 * (own + 1) - (last - 1) * keys)
+        only = found.pop()
+        return only if not found and only % 64 == 0 else keys
+
     @property
     def cut_first(self) -> bool:
         """Whether a mask may cut the first step."""
@@ -136,7 +154,7 @@ class Walk:
         def one(count: Size, carried: list[Node]) -> Sequence[Node]:
             turn = b.atom("turn", carried[0], 0, laps - 1)
             number = combine(multiply(count, programs), self.in_round(count), 1)
-            work = self.locate(number)
+            work = self.locate(self.held("number", maximum(number, 0)))
 
             def tile(done: Size) -> Sequence[Node]:
                 body(done, work, turn)
@@ -175,7 +193,9 @@ class Walk:
         else:
             each = multiply(section, self.blocks)
             first = multiply(floor_divide(number, each), section)
-            wide = maximum(minimum(combine(self.lanes, first, -1), section), 1)
+            wide: Size = section
+            if not isinstance(self.lanes, int) or self.lanes % section:
+                wide = maximum(minimum(combine(self.lanes, first, -1), section), 1)
             within = modulo(number, each)
             block, lane = floor_divide(within, wide), combine(first, modulo(within, wide), 1)
         if self.high is not None:  # the last queries see most

@@ -282,7 +282,7 @@ def _matrix_async(self: Interpreter, frame: Frame, node: Node) -> None:
     def product() -> None:
         a, b = left.data[regions[1]], right.data[regions[2]]
         a = a.T if node.attrs["transpose_a"] else a
-        b = b.T if node.attrs["transpose_b"] else b
+        b = (b.T if node.attrs["transpose_b"] else b)[:, : total.type.shape[-1]]
         old = total.data[regions[0]] if accumulate else np.zeros_like(total.data[regions[0]])
         total.data[regions[0]] = numeric.dot(a, b, old, total.type.dtype)
 

@@ -240,7 +240,7 @@ def _matrix_async(accumulator: Node, a: Node, b: Node, accumulate: Node, *index:
     (m, n), left, right = (p.shape[-2:] for p in places)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
-    if left[0] != m or right[1] != n or left[1] != right[0]:
+    if left[0] != m or right[1] < n or left[1] != right[0]:
         raise _fail("matrix_async", f"{left} @ {right} does not add to {(m, n)}")
     if accumulate.type != Tile((), bool_):
         raise _fail("matrix_async", f"accumulate is {accumulate.type}, not a bool")
@@ -250,8 +250,9 @@ def _matrix_async(accumulator: Node, a: Node, b: Node, accumulate: Node, *index:
 matrix_async = Op(tile, "matrix_async", _matrix_async, attrs=("transpose_a", "transpose_b"),
                   effect=True, group="matrix_async",
                   meaning="inputs accumulator, a, b, accumulate, then the leading indices of the "
-                  "three places: accumulator = a @ b (+ accumulator where accumulate holds); a "
-                  "transposed operand is stored (k, m) or (n, k)")  # fmt: skip
+                  "three places: accumulator = a @ b (+ accumulator where accumulate holds), of "
+                  "as many columns of b as the accumulator has; a transposed operand is stored "
+                  "(k, m) or (n, k)")  # fmt: skip
 matrix_fence = Op(tile, "matrix_fence", lambda: NOTHING, effect=True, group="matrix_async",
                   meaning="registers written so far may be used by matrix_async")  # fmt: skip
 matrix_commit = Op(tile, "matrix_commit", lambda: NOTHING, effect=True, group="matrix_async",
