@@ -181,7 +181,8 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
     floor = max(size * (m * k + n * k + m * n) / 4.47e12, size * m * n * k / 800e12)
     row = {"layer": name, "m": m, "n": n, "k": k, "dtype": dtype.name, "error": error, **found,
            "floor_us": 1e6 * floor, "tflops": 2 * m * n * k / seconds / 1e12,
-           "plan": "generated" if one_row else str(choice.plan), "turned": choice.turned,
+           "plan": ", ".join(ours[0].programs) if one_row else str(choice.plan),
+           "turned": choice.turned,
            "expected_us": 1e6 * choice.seconds, "tuned": known is not None}  # fmt: skip
     print(f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
           f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"

@@ -41,11 +41,12 @@ PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way 
 EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9,
               64: 0.85}  # fmt: skip
 # few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
-NORM, FEW = 2.8, 128
-FEW_SHARE, FEW_IDLE = 0.99, 0.136  # of the copy rate; what idle cores cost it, as a power
-FEW_CACHE, FEW_INGRESS = 3.5e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
-FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.07e-6, 1.55e-6, 7e-7
-FEW_PIECE, FEW_EXCHANGE, FEW_CLUSTER = 2.1e-10, 1.9e10, 9.5e-7
+NORM, FEW = 3.7, 128
+FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
+FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
+FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
+FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
+FEW_EXCHANGE = 2e10  # measured when a program's own part went through shared memory too
 CLUSTERS = {1: 132, 2: 66, 3: 42, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -229,9 +230,9 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product) + FEW_START
-    seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE
+    seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE
-    seconds += exchanged(plan) / FEW_EXCHANGE
+    seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
     return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
 
 
