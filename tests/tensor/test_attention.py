@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch_peer import close, compare, random_array, torch
 
 import tilegrad
-from tilegrad import Tensor, grad, jit, manual_seed, vmap
+from tilegrad import Tensor, grad, jit, manual_seed, nn, vmap
 from tilegrad.core.errors import DTypeError, ShapeError, UserError
 from tilegrad.nn.functional import scaled_dot_product_attention
 from tilegrad.tensor.attention import attention
@@ -362,6 +362,15 @@ def test_jit_with_symbolic_lengths() -> None:
         q, k, v = (random_array((2, 2, t, 8), t) for t in (queries, keys, keys))
         wanted = defined(*(torch.tensor(x) for x in (q, k, v)), high=keys - queries)[0]
         close(run(Tensor(q), Tensor(k), Tensor(v)), wanted)
+
+
+def test_a_layer_that_shows_no_weights_gives_the_same() -> None:
+    layer = nn.MultiheadAttention(16, 4, batch_first=True)
+    x = Tensor(random_array((2, 5, 16)))
+    shown, weights = layer(x, x, x, is_causal=True)
+    hidden, nothing = layer(x, x, x, is_causal=True, need_weights=False)
+    assert weights.shape == (2, 5, 5) and nothing is None
+    np.testing.assert_allclose(hidden.detach().numpy(), shown.detach().numpy(), atol=1e-5)
 
 
 # ---- errors -----------------------------------------------------------------------------------
