@@ -149,6 +149,10 @@ CASES: dict[str, Case] = {
     "narrow, chained, bottom right": (
         shape(queries=200, keys=400, band=(None, 128), softcap=5.0),
         replace(SMALL, tile=(128, 128), narrow=True, query_stages=2, chained=True), ()),
+    "narrow, three consumers": (shape(heads=1, key_heads=1, queries=500, keys=500, band=CAUSAL),
+                                replace(SMALL, tile=(192, 128), narrow=True), ()),
+    "narrow, window": (shape(heads=1, key_heads=1, queries=400, keys=400, band=(-150, 0)),
+                       replace(SMALL, tile=(192, 64), narrow=True), ()),
     "narrow where all is seen": (shape(queries=150, keys=300), replace(SMALL, narrow=True), ()),
     "bottom right": (shape(queries=72, keys=200, band=(None, 128)), SMALL, ()),
     "rows that see nothing": (shape(queries=200, keys=72, band=(None, -100)), SMALL, ()),

@@ -68,24 +68,43 @@ class Consumer:
         if self.turns:
             self.b.do(placed.named_arrive, number=(self.own + 1) % self.k.halves, threads=256)
 
-    def begin(self, count: Size, turn: Size) -> None:
+    def skip(self, work: Work, turn: Size) -> Size:
+        """Give back what this consumer's queries do not see; gives the first step that they do."""
+        b, plan = self.b, self.plan
+        if not plan.narrow or plan.chained:
+            return 0
+        count = self.k.skipped(work, self.own)
+
+        def one(j: Size, _: list[Node]) -> Sequence[Node]:
+            for which in (0, 1):
+                self.wait_full(which, turn, j)  # else it would count for the lap before
+                self.release(which, turn, j)
+            self.take_turn()
+            self.give_turn()
+            return []
+
+        b.loop("skip", 0, count, 1, one)
+        return count
+
+    def begin(self, count: Size, turn: Size, first: Size = 0) -> None:
         """Issue the first scores of a tile."""
         b, k = self.b, self.k
         stage, lap = k.query_stage(count)
         b.wait(k.query_full, stage, modulo(lap, 2))
-        self.wait_full(0, turn, 0)
+        self.wait_full(0, turn, first)
         b.do(placed.matrix_fence)
-        self.multiply_keys(stage, turn, 0, self.first_scores)
+        self.multiply_keys(stage, turn, first, self.first_scores)
 
     def tile(self, count: Size, work: Work, turn: Size) -> None:
         """One tile: scores of a block beside the values of the one before it."""
         b, k = self.b, self.k
         stage, _ = k.query_stage(count)
+        first = self.skip(work, turn)
         if not self.plan.chained:
-            self.begin(count, turn)
+            self.begin(count, turn, first)
         b.do(placed.matrix_wait, pending=0)
-        self.release(0, turn, 0)
-        p, _ = self.softmax(work, 0, k.cut_first, True)
+        self.release(0, turn, first)
+        p, _ = self.softmax(work, first, k.cut_first, True)
         self.write_weights(p)
 
         def step(j: Size, cut: bool, columns: int = k.keys) -> None:
@@ -95,7 +114,7 @@ class Consumer:
             b.do(placed.matrix_fence)
             self.multiply_keys(stage, turn, j, self.scores)
             self.wait_full(1, turn, before)
-            self.multiply_values(turn, before, columns)
+            self.multiply_values(turn, before, columns, first)
             self.give_turn()
             b.do(placed.matrix_wait, pending=1)
             self.release(0, turn, j)
@@ -114,12 +133,12 @@ class Consumer:
                 return []
 
             b.loop("second", 1, rest.right, 1, second)
-        k.steps(rest, step)
+        k.steps(rest, step, first)
         last = combine(work.count, 1, -1)
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
         self.wait_full(1, turn, last)
-        self.multiply_values(turn, last, k.keys)
+        self.multiply_values(turn, last, k.keys, first)
         if self.plan.chained:
             after = modulo(combine(turn, work.count, 1), 2 * self.plan.stages)
             self.begin(combine(count, 1, 1), after)
@@ -175,12 +194,12 @@ class Consumer:
                             transpose_b=True)  # fmt: skip
         self.b.do(placed.matrix_commit)
 
-    def multiply_values(self, turn: Size, step: Size, columns: int) -> None:
+    def multiply_values(self, turn: Size, step: Size, columns: int, first: Size = 0) -> None:
         """Add the values of a block's first keys, weighed."""
         stage, ring = self.k.stage(turn, step)[0], self.k.rings[1]
         self.b.do(placed.matrix_fence)
         for piece, weights in enumerate(self.weights[: columns // self.piece]):
-            more = self.b.less(0, step) if piece == 0 else True
+            more = self.b.less(first, step) if piece == 0 else True
             self.b.matrix_async(self.total, weights, ring, more, (stage, piece))
         self.b.do(placed.matrix_commit)
 

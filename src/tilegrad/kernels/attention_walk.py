@@ -124,6 +124,22 @@ class Walk:
         only = found.pop()
         return only if not found and only % 64 == 0 else keys
 
+    def skipped(self, work: Work, own: int) -> Size:
+        """How many blocks at a tile's right end 64 of its queries do not see; one is left."""
+        ends = [own + 1, self.rows // 64]
+        if self.high is None or ends[0] == ends[1]:
+            return 0
+        if isinstance(self.high, int):
+            firsts = range(self.high, self.high + self.rows * self.keys, self.rows)
+            if not any(-(-(first + 64 * ends[0]) // self.keys) < -(-(first + 64 * ends[1])
+                       // self.keys) for first in firsts):  # fmt: skip
+                return 0
+        last = minimum(combine(work.first, 64 * ends[0], 1), work.queries)
+        stop = maximum(minimum(work.limit, combine(last, self.high, 1)), 0)
+        end = combine(work.start, work.count, 1)
+        unseen = maximum(combine(end, ceil_divide(stop, self.keys), -1), 0)
+        return self.held("skip", minimum(unseen, combine(work.count, 1, -1)))
+
     @property
     def cut_first(self) -> bool:
         """Whether a mask may cut the first step."""
@@ -285,8 +301,13 @@ class Walk:
             left = held("left", minimum(maximum(cut, right), count))
         return Work(batch, head, first, queries, limit, start, count, right, left)
 
-    def steps(self, work: Work, step: Step) -> None:
+    def steps(self, work: Work, step: Step, first: Size = 0) -> None:
         """All steps after the first, those that a mask cuts in loops of their own."""
+        begin = combine(first, 1, 1)
+        right = maximum(work.right, begin)
+        left = maximum(work.left, right)
+        if first != 0:
+            right, left = self.held("right", right), self.held("left", left)
 
         def of(cut: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
             def one(j: Size, _: list[Node]) -> Sequence[Node]:
@@ -296,10 +317,10 @@ class Walk:
             return one
 
         if self.most_right > 1:
-            self.b.loop("right", 1, work.right, 1, of(True))
-        self.b.loop("step", work.right, work.left, 1, of("mask" in self.x.extras))
+            self.b.loop("right", begin, right, 1, of(True))
+        self.b.loop("step", right, left, 1, of("mask" in self.x.extras))
         if self.low is not None:
-            self.b.loop("left", work.left, work.count, 1, of(True))
+            self.b.loop("left", left, work.count, 1, of(True))
 
     def stage(self, turn: Size, step: Size) -> tuple[Size, Size]:
         """(stage, lap) of a step of a tile."""
