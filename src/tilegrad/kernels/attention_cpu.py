@@ -38,14 +38,22 @@ from .attention_shape import AttentionShape, parameters
 TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths")  # extras that these kernels read
 
 
+def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
+    """Queries of a program, a multiple of `least`: few enough that every worker has several."""
+    count, heads = max(1, high(x.queries)), high(x.batch) * x.heads
+    queries = most
+    while queries > 2 * least and heads * -(-count // queries) < 4 * target.cores:
+        queries //= 2
+    return min(queries, -(-count // least) * least)
+
+
 def choose(x: AttentionShape, target: Target) -> CpuPlan:
     """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache."""
     lanes = target.lanes(x.sum_dtype)
     rows, across = (13, 2) if target.vector_registers >= 32 else (5, 2)
-    panel = across * lanes
-    queries = min(128, panel * -(-high(x.queries) // panel))
+    queries = fitting(x, target, 128 // (across * lanes) * across * lanes, across * lanes)
     keys = min(256 // rows * rows, rows * -(-high(x.keys) // rows))
-    return CpuPlan(max(panel, queries), max(rows, keys), rows, across, lanes)
+    return CpuPlan(queries, max(rows, keys), rows, across, lanes)
 
 
 class Forward(Builder):
@@ -77,6 +85,7 @@ class Forward(Builder):
         self.head, self.batch = modulo(rest, x.heads), floor_divide(rest, x.heads)
         self.key_head = floor_divide(self.head, x.group)
         self.first = multiply(block, plan.queries)
+        self.offset: Size = 0  # of the queries at work among those of the program
         self.places()
         self.prepare()
         self.keys_of()
@@ -197,7 +206,7 @@ class Forward(Builder):
                 b.store(self.scores, self.changed_square(score, j, i), (j, i), (0, 1))
                 return ()
 
-            b.loop("square", 0, self.plan.queries, n, across, bounds=(0, self.plan.queries - n))
+            b.loop("square", 0, self.plan.strip, n, across, bounds=(0, self.plan.strip - n))
             return ()
 
         b.loop("squares", 0, self.count, n, down, bounds=(0, self.plan.keys - 1))
@@ -270,12 +279,13 @@ class Forward(Builder):
     def soften(self) -> None:
         """Scores to probabilities (not yet divided by their sum), vector by vector of queries."""
         b, plan = self.b, self.plan
-        width = min(plan.queries, 4 * self.lanes)
-        while plan.queries % width:
+        width = min(plan.strip, 4 * self.lanes)
+        while plan.strip % width:
             width //= 2
 
         def across(c: Size, _: list[Node]) -> Sequence[Node]:
-            before = b.load(self.most, (c,), (width,), (0,))
+            at = combine(self.offset, c, 1)
+            before = b.load(self.most, (at,), (width,), (0,))
 
             def largest(j: Size, carried: list[Node]) -> Sequence[Node]:
                 return [self.greater(b.load(self.scores, (j, c), (width,), (1,)), carried[0])]
@@ -289,14 +299,14 @@ class Forward(Builder):
             hidden = b.apply("equal", most, self.constant(-math.inf))
             base = b.apply("where", hidden, self.constant(0.0), most)
             decay = self.power(b.apply("subtract", before, base))
-            total = b.apply("multiply", b.load(self.total, (c,), (width,), (0,)), decay)
-            b.store(self.most, most, (c,), (0,))
-            b.store(self.decay, decay, (c,), (0,))
+            total = b.apply("multiply", b.load(self.total, (at,), (width,), (0,)), decay)
+            b.store(self.most, most, (at,), (0,))
+            b.store(self.decay, decay, (at,), (0,))
             total = self.powers(c, width, b.apply("negative", base), total)
-            b.store(self.total, total, (c,), (0,))
+            b.store(self.total, total, (at,), (0,))
             return ()
 
-        b.loop("soften", 0, plan.queries, width, across)
+        b.loop("soften", 0, plan.strip, width, across)
 
     def rows(self) -> Size:
         """Rows of scores that count."""

@@ -15,9 +15,19 @@ from collections.abc import Sequence
 from ..core.dtype import bfloat16
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, floor_divide, high, minimum, modulo, multiply
+from ..ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    high,
+    maximum,
+    minimum,
+    modulo,
+    multiply,
+)
 from ..tile import ops
-from .attention_cpu import Forward
+from .attention_cpu import Forward, fitting
 from .attention_cpu_tiles import CpuPlan
 from .attention_shape import AttentionShape
 
@@ -32,9 +42,10 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
              if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16]  # fmt: skip
     if not units or target.lanes(x.sum_dtype) != TILE:
         return None
-    queries = min(128, PAIR * max(1, -(-high(x.queries) // PAIR)))
+    queries = fitting(x, target, 256, PAIR)
     keys = min(256, PAIR * max(1, -(-high(x.keys) // PAIR)))
-    return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name)
+    part = 64 if queries % 64 == 0 else PAIR
+    return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part)
 
 
 class MatrixForward(Forward):
@@ -49,8 +60,8 @@ class MatrixForward(Forward):
         self.packed = self.scratch(plan.queries // TILE, self.deep, *line, dtype=bfloat16)
         self.key_tiles = self.scratch(plan.keys // TILE, self.deep, *line, dtype=bfloat16)
         self.value_tiles = self.scratch(self.wide, plan.keys // PAIR, *line, dtype=bfloat16)
-        self.pairs = self.scratch(plan.keys // 2, 2 * plan.queries + SPACE, dtype=bfloat16)
-        self.scores = self.scratch(plan.keys, plan.queries + TILE)
+        self.pairs = self.scratch(plan.keys // 2, 2 * plan.strip + SPACE, dtype=bfloat16)
+        self.scores = self.scratch(plan.keys, plan.strip + TILE)
         self.result = self.scratch(self.wide * TILE, plan.queries + TILE)
         self.most, self.total, self.decay = (self.scratch(plan.queries) for _ in range(3))
 
@@ -76,6 +87,31 @@ class MatrixForward(Forward):
         index = self.at(name, self.batch, head, token, d)
         axis = self.order(name).index("d")
         return self.b.load(self.memory[name], index, (size,), (axis,), self.below(d, size, width))
+
+    def block(self, key: Size, _: list[Node]) -> Sequence[Node]:
+        """As for vectors, some queries at a time, so that their scores stay near."""
+        self.key = key
+        self.count = everything = minimum(combine(self.upper, key, -1), self.plan.keys)
+        self.take_keys()
+        self.take_values()
+        first, stop = self.first, self.stop
+
+        def strip(offset: Size, _: list[Node]) -> Sequence[Node]:
+            self.offset, self.first = offset, combine(first, offset, 1)
+            self.stop = minimum(combine(self.first, self.plan.strip, 1), stop)
+            if self.x.band[1] is not None:  # these may see less than all queries of the program
+                seen = combine(combine(self.stop, self.x.band[1], 1), key, -1)
+                self.count = maximum(0, minimum(everything, seen))
+            self.score()
+            self.change()
+            self.soften()
+            self.gather_values()
+            return ()
+
+        size, top = self.plan.strip, minimum(combine(stop, first, -1), self.plan.queries)
+        self.b.loop("strip", 0, top, size, strip, bounds=(0, self.plan.queries - size))
+        self.offset, self.first, self.stop = 0, first, stop
+        return ()
 
     # ---- packing --------------------------------------------------------------------------
 
@@ -144,8 +180,12 @@ class MatrixForward(Forward):
         return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
 
     def multiply_tiles(self, rows: list[Size], column: Size, depth: Size, limit: int,
-                       load: tuple[str, str], sums: list[Node], place: Node) -> None:  # fmt: skip
-        """A row or two of tiles by two columns: place = sums + product over depth."""
+                       load: tuple[str, str], sums: list[Node], place: Node,
+                       shift: Size) -> None:  # fmt: skip
+        """A row or two of tiles by two columns: place = sums + product over depth.
+
+        The columns of `place` are shifted by as many tiles as said.
+        """
         b, unit = self.b, self.plan.unit
         left, right = (getattr(self, name) for name in load)
 
@@ -157,8 +197,13 @@ class MatrixForward(Forward):
 
         found = b.loop("depth", 0, depth, 1, step, sums, bounds=(0, limit - 1))
         for n, total in enumerate(found):
-            at = (multiply(rows[n // 2], TILE), multiply(combine(column, n % 2, 1), TILE))
+            across = combine(combine(column, n % 2, 1), shift, 1)
+            at = (multiply(rows[n // 2], TILE), multiply(across, TILE))
             b.add(ops.matrix_store(place, total, *(b.index(i) for i in at), unit=unit))
+
+    def beyond(self) -> Size:
+        """Tiles of queries before those at work."""
+        return floor_divide(self.offset, TILE)
 
     def key_tile(self, row: Size, step: Size) -> Node:
         """16 keys, 32 of d."""
@@ -166,7 +211,7 @@ class MatrixForward(Forward):
 
     def query_tile(self, column: Size, step: Size) -> Node:
         """32 of d in pairs, 16 queries."""
-        return self.tile(self.packed, column, step, 0, 0)
+        return self.tile(self.packed, combine(column, self.beyond(), 1), step, 0, 0)
 
     def value_tile(self, row: Size, step: Size) -> Node:
         """16 of d, 32 keys."""
@@ -178,14 +223,14 @@ class MatrixForward(Forward):
 
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
-        b, across = self.b, self.plan.queries // TILE
+        b, across = self.b, self.plan.strip // TILE
         zero = ops.matrix_zero(shape=(TILE, TILE), dtype=self.sum, unit=self.plan.unit)
 
         def down(r: Size, _: list[Node]) -> Sequence[Node]:
             def column(c: Size, _: list[Node]) -> Sequence[Node]:
                 self.multiply_tiles([r, combine(r, 1, 1)], c, self.deep, self.deep,
                                     ("key_tile", "query_tile"), [b.add(zero)] * 4,
-                                    self.scores)  # fmt: skip
+                                    self.scores, 0)  # fmt: skip
                 return ()
 
             b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
@@ -196,23 +241,26 @@ class MatrixForward(Forward):
 
     def gather_values(self) -> None:
         """result = decay * result + values^T @ probabilities^T."""
-        b, across = self.b, self.plan.queries // TILE
-        decay = b.load(self.decay, (0,), (self.plan.queries,), (0,))
+        b, across = self.b, self.plan.strip // TILE
+        size, shift = self.plan.strip, self.beyond()
+        decay = b.load(self.decay, (self.offset,), (size,), (0,))
 
         def fade(d: Size, _: list[Node]) -> Sequence[Node]:
-            row = b.load(self.result, (d, 0), (self.plan.queries,), (1,))
-            b.store(self.result, b.apply("multiply", row, decay), (d, 0), (1,))
+            row = b.load(self.result, (d, self.offset), (size,), (1,))
+            b.store(self.result, b.apply("multiply", row, decay), (d, self.offset), (1,))
             return ()
 
         b.loop("fade", 0, self.wide * TILE, 1, fade)
 
         def strip(rows: list[Size]) -> None:
             def column(c: Size, _: list[Node]) -> Sequence[Node]:
-                sums = [self.tile(self.result, multiply(r, TILE), multiply(combine(c, n, 1), TILE))
-                        for r in rows for n in range(2)]  # fmt: skip
+                own = combine(c, shift, 1)
+                places = [(multiply(r, TILE), multiply(combine(own, n, 1), TILE))
+                          for r in rows for n in range(2)]  # fmt: skip
+                sums = [self.tile(self.result, *place) for place in places]
                 self.multiply_tiles(rows, c, ceil_divide(self.count, PAIR),
                                     self.plan.keys // PAIR, ("value_tile", "pair_tile"), sums,
-                                    self.result)  # fmt: skip
+                                    self.result, shift)  # fmt: skip
                 return ()
 
             b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
@@ -231,7 +279,7 @@ class MatrixForward(Forward):
     def soften(self) -> None:
         """As for vectors; rows of scores past the last key are hidden first."""
         b = self.b
-        hidden = b.constant(-math.inf, self.sum, (self.plan.queries,))
+        hidden = b.constant(-math.inf, self.sum, (self.plan.strip,))
 
         def hide(j: Size, _: list[Node]) -> Sequence[Node]:
             b.store(self.scores, hidden, (j, 0), (1,))

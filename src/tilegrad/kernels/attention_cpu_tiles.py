@@ -37,6 +37,12 @@ class CpuPlan:
     across: int  # vectors of it
     lanes: int
     unit: str = ""  # a matrix unit of the Target, or vectors
+    part: int = 0  # queries whose scores are in scratch at a time; 0 for all
+
+    @property
+    def strip(self) -> int:
+        """Queries whose scores are in scratch at a time."""
+        return self.part or self.queries
 
     @property
     def panel(self) -> int:
