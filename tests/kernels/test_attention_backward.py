@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32
+from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32, uint32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
+from tilegrad.graph.attention_types import dropout_threshold
+from tilegrad.graph.interpret import philox
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention_backward import (
     BackwardPlan,
@@ -57,7 +59,9 @@ def plain(a: np.ndarray, order: str) -> np.ndarray:
 
 
 EXTRAS: dict[str, Any] = {"sinks": float32, "bias": bfloat16, "mask": bool_, "slopes": float32,
-                          "key_lengths": int32}  # fmt: skip
+                          "key_lengths": int32, "query_starts": int32, "key_starts": int32,
+                          "key": uint32, "offset": uint32}  # fmt: skip
+STARTS = {"query_starts": [0, 70, 70, 75, 205, 230], "key_starts": [0, 40, 60, 190, 190, 230]}
 
 
 def extras_of(x: AttentionShape, draw: Any, wide: dict[str, tuple[int, int]]) -> Arrays:
@@ -70,11 +74,15 @@ def extras_of(x: AttentionShape, draw: Any, wide: dict[str, tuple[int, int]]) ->
             sizes = tuple(n if (lead if i < 2 else tail) >> i % 2 & 1 else 1
                           for i, n in enumerate(sizes))  # fmt: skip
             made[name] = draw.standard_normal(sizes) if name == "bias" else draw.random(sizes) < 0.7
+        elif name in STARTS:
+            made[name] = np.array(STARTS[name])
+        elif name in ("key", "offset"):
+            made[name] = draw.integers(0, 1 << 32, ())
         elif name == "key_lengths":
             made[name] = draw.integers(0, x.keys + 1, x.batch)
         else:
             made[name] = draw.standard_normal(x.heads)
-        made[name] = made[name].astype(EXTRAS[name].numpy)
+        made[name] = np.asarray(made[name]).astype(EXTRAS[name].numpy)
     return made
 
 
@@ -85,9 +93,15 @@ def forward(x: AttentionShape, q: Any, k: Any, v: Any, more: Arrays) -> tuple[An
     if x.softcap:
         inner = np.tanh(scores / x.softcap)
         scores, slope = x.softcap * inner, 1 - inner**2
-    apart = np.arange(x.keys)[None] - np.arange(x.queries)[:, None]
+    places, alike = [np.arange(x.queries), np.arange(x.keys)], np.ones(1, np.bool_)
+    if "query_starts" in more:
+        starts = [more[n] for n in STARTS]
+        of = [np.searchsorted(s, p, "right") - 1 for s, p in zip(starts, places)]
+        alike = of[0][:, None] == of[1]
+        places = [p - s[o] for p, s, o in zip(places, starts, of)]
+    apart = places[1][None] - places[0][:, None]
     low, high = x.band
-    seen = (apart >= (-math.inf if low is None else low)) & (
+    seen = alike & (apart >= (-math.inf if low is None else low)) & (
         apart <= (math.inf if high is None else high))  # fmt: skip
     scores = scores + more.get("bias", np.zeros(1)).astype(np.float64)
     scores = scores + more.get("slopes", np.zeros(1)).astype(np.float64)[:, None, None] * apart
@@ -103,17 +117,29 @@ def forward(x: AttentionShape, q: Any, k: Any, v: Any, more: Arrays) -> tuple[An
     with np.errstate(divide="ignore"):
         lse = np.log(np.exp(whole - most).sum(-1, keepdims=True)) + most
     p = np.exp(scores - np.where(np.isfinite(lse), lse, 0.0))
-    out = np.einsum("bhij,bhjd->bhid", p, np.repeat(v, x.group, 1))
+    out = np.einsum("bhij,bhjd->bhid", p * kept(x, more), np.repeat(v, x.group, 1))
     return p, out, lse[..., 0], slope
+
+
+def kept(x: AttentionShape, more: Arrays) -> Any:
+    """What dropout multiplies probabilities by."""
+    if not x.dropout:
+        return 1.0
+    shape_ = (x.batch, x.heads, x.queries, x.keys)
+    index = np.arange(math.prod(shape_), dtype=np.uint64)
+    high = np.uint64(more["offset"]) ^ (index >> np.uint64(32))
+    bits = philox(index & np.uint64(0xFFFFFFFF), high, int(more["key"])).reshape(shape_)
+    return ((bits >> np.uint32(8)) > dropout_threshold(x.dropout)) / (1 - x.dropout)
 
 
 def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any, more: Arrays) -> Arrays:
     """delta, lse and the gradients in float64."""
     p, out, lse, slope = forward(x, q, k, v, more)
     wide_k, wide_v = (np.repeat(a, x.group, 1) for a in (k, v))
-    delta = (dout * out).sum(-1)
-    ds = p * (np.einsum("bhid,bhjd->bhij", dout, wide_v) - delta[..., None]) * x.scale * slope
-    dk, dv = np.einsum("bhij,bhid->bhjd", ds, q), np.einsum("bhij,bhid->bhjd", p, dout)
+    delta, keep = (dout * out).sum(-1), kept(x, more)
+    back = np.einsum("bhid,bhjd->bhij", dout, wide_v) * keep
+    ds = p * (back - delta[..., None]) * x.scale * slope
+    dk, dv = np.einsum("bhij,bhid->bhjd", ds, q), np.einsum("bhij,bhid->bhjd", p * keep, dout)
 
     def grouped(a: np.ndarray) -> np.ndarray:
         return a.reshape(a.shape[0], x.key_heads, x.group, *a.shape[2:]).sum(2)
@@ -204,8 +230,20 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "slopes": (shape(2, 1, 130, 140, 64, extras=("slopes",), **CAUSAL), SMALL),
     "bias": (shape(2, 2, 130, 140, 64, extras=("bias",)), SMALL),
     "mask": (shape(2, 1, 130, 140, 64, batch=2, extras=("mask",)), SMALL),
+    "dropout": (shape(2, 1, 70, 140, 64, dropout=0.3, extras=("key", "offset")), SMALL),
+    "dropout, fast": (shape(2, 1, 130, 140, 40, dropout=0.5, batch=2, extras=("offset", "key"),
+                            **CAUSAL), FAST),
+    "packed": (shape(2, 1, 230, 230, 64, extras=("query_starts", "key_starts")), SMALL),
+    "packed, causal": (shape(1, 1, 230, 230, 40, 32, extras=("query_starts", "key_starts"),
+                             orders=("bthd",) * 4, **CAUSAL), SMALL),
+    "packed, window, slopes": (shape(1, 1, 230, 230, 32, band=(-30, 20),
+                                     extras=("slopes", "key_starts", "query_starts")), SMALL),
+    "width 256": (shape(2, 1, 100, 140, 256, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
+    "width 72, values 192": (shape(1, 1, 70, 140, 72, 192, **CAUSAL),
+                             BackwardPlan(32, keys=32, apart=True)),
     "all at once": (shape(2, 1, 130, 140, 64, softcap=3.0, batch=2, **CAUSAL,
-                          extras=("mask", "bias", "slopes", "sinks", "key_lengths")), SMALL),
+                          dropout=0.2, extras=("mask", "bias", "slopes", "sinks", "key_lengths",
+                                               "key", "offset")), SMALL),
     "all at once, fast": (shape(2, 1, 130, 140, 64, softcap=3.0, batch=2, **CAUSAL,
                                 extras=("slopes", "mask", "bias", "key_lengths")), FAST),
 }  # fmt: skip
@@ -257,7 +295,8 @@ def test_large_logits() -> None:
 @pytest.mark.parametrize("x, why", [
     (shape(1, 1, 64, 64, 64, dtype=float32), "bfloat16 or float16"),
     (shape(1, 1, 64, 64, 60), "multiples of 8"),
-    (shape(1, 1, 64, 64, 64, dropout=0.5), "dropout"),
+    (shape(3, 2, 64, 64, 64), "whole groups"),
+    (shape(1, 1, 64, 64, 264), "up to 256"),
 ])  # fmt: skip
 def test_what_it_does_not_take(x: AttentionShape, why: str) -> None:
     """Each is refused with its reason."""
@@ -275,6 +314,9 @@ SIMULATED = {
     "width 96": (shape(1, 1, 70, 64, 96, 40, **CAUSAL), SMALL),
     "fast": (shape(1, 1, 100, 140, 64, **CAUSAL), FAST),
     "fast, width 128": (shape(1, 1, 70, 140, 128, **CAUSAL), FAST_WIDE),
+    "packed": (shape(1, 1, 230, 230, 32, extras=("query_starts", "key_starts"), **CAUSAL), SMALL),
+    "dropout": (shape(1, 1, 40, 70, 32, dropout=0.3, extras=("key", "offset")), SMALL),
+    "width 136": (shape(1, 1, 40, 40, 136, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
     "options": (shape(1, 1, 40, 70, 32, softcap=3.0, **CAUSAL,
                       extras=("slopes", "mask", "bias", "key_lengths")), SMALL),
 }  # fmt: skip
@@ -301,5 +343,13 @@ def test_assembled() -> None:
                     assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
                     name = f"{launch.body.name}_{width}_{len(more)}_{fast:d}"
                     texts[name] = emit(launch.body, name, H200)[0]
+    for label in ("softcap", "dropout", "packed", "width 256"):
+        x = CASES[label][0]
+        x = replace(x, queries=4096, keys=4096, width=x.width if x.width > 128 else 128)
+        more = [Memory((9,) if n.endswith("starts") else (), EXTRAS[n])
+                for n in x.extras]  # fmt: skip
+        for launch in attention_backward(x, choose(x, H200, True), more).launches:
+            name = f"{launch.body.name}_{label.replace(' ', '_')}"
+            texts[name] = emit(launch.body, name, H200)[0]
     for name, made in assemble_all(texts).items():
         made.check_library(name)

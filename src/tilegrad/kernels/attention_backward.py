@@ -59,17 +59,25 @@ def attention_backward(
     if plan.fast:
         given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
         names = (*inputs, "dk", "dv", "sums")
-        body = Walk(x, plan, "keys", [(n, given[n]) for n in names], f"{name}_keys").build()
+        body = Walk(x, plan, ("dk", "dv"), [(n, given[n]) for n in names], f"{name}_keys").build()
         return Backward(
             (Launch(clear(x, plan, f"{name}_clear"), ("sums",)), Launch(body, names),
              Launch(rounded(x, plan, given["dq"], f"{name}_round"), ("sums", "dq"))),
             (("sums", given["sums"]),))  # fmt: skip
     launches = []
-    for side, results in (("keys", ("dk", "dv")), ("queries", ("dq",))):
-        names = (*inputs, *results)
-        body = Walk(x, plan, side, [(n, given[n]) for n in names], f"{name}_{side}").build()
+    for side, gives in sides(plan):
+        names = (*inputs, *gives)
+        body = Walk(x, plan, gives, [(n, given[n]) for n in names], f"{name}_{side}").build()
         launches.append(Launch(body, names))
     return Backward(tuple(launches))
+
+
+def sides(plan: BackwardPlan) -> list[tuple[str, tuple[str, ...]]]:
+    """Names of the launches without sums between programs, and what each gives."""
+    of_keys = [("keys", ("dk", "dv"))]
+    if plan.apart:
+        of_keys = [("values", ("dv",)), ("keys", ("dk",))]
+    return [*of_keys, ("queries", ("dq",))]
 
 
 # ---- sums of dq ---------------------------------------------------------------------------------

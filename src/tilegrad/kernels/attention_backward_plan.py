@@ -17,7 +17,10 @@ from .attention_shape import AttentionShape
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 SHARED_BYTES = 226 << 10
-EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths")
+EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts", "key",
+          "offset")  # fmt: skip
+
+COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class BackwardPlan:
     held: bool = False  # what programs keep is held in registers as an operand
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
+    apart: bool = False  # dk and dv by launches of their own: heads of more than 128
     registers: tuple[int, int] = (24, 240)
 
 
@@ -54,6 +58,12 @@ def shared_bytes(x: AttentionShape, plan: BackwardPlan, side: str) -> int:
     return ROWS * wide + plan.key_stages * plan.keys * wide + 512
 
 
+def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
+    """Registers of the sums of one consumer."""
+    width, value_width = (w // 2 for w in columns_of(x, plan))
+    return max(width, value_width) if plan.apart else width + value_width
+
+
 def why_not(
     x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequence[str] = ()
 ) -> str:
@@ -61,10 +71,9 @@ def why_not(
     other = sorted(set(x.extras) - set(EXTRAS))
     wrong = [
         (x.dtype not in (bfloat16, float16), "q, k and v are bfloat16 or float16"),
-        (any(w % 8 or not 8 <= w <= 128 for w in (x.width, x.value_width)),
-         "head sizes are multiples of 8 up to 128"),
+        (any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
+         "head sizes are multiples of 8 up to 256"),
         (x.heads % x.key_heads != 0, "query heads come in whole groups"),
-        (bool(x.dropout), "no dropout yet"),
         (bool(other), f"not with {', '.join(other)} yet"),
         (bool(wanted), f"no gradient of {', '.join(wanted)} here"),
         (any(order[-1] != "d" for order in x.orders), "heads' elements lie next to each other"),
@@ -77,6 +86,9 @@ def why_not(
              "blocks are multiples of 16 up to 256"),
             (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
             (plan.fast and plan.held, "keys are operands of two products"),
+            (plan.fast and (plan.apart or "query_starts" in x.extras),
+             "no sums of sequences in a row, or of wide heads"),
+            (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
             (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
             (any(shared_bytes(x, plan, side) > SHARED_BYTES for side in sides),
              "the ring does not fit shared memory"),
@@ -86,9 +98,14 @@ def why_not(
 
 def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[BackwardPlan]:
     """Plans worth a trial, the expected best first."""
-    narrow = max(padded(x.width), padded(x.value_width)) <= 64
-    if x.softcap or {"bias", "mask", "slopes"} & set(x.extras):
+    wide = max(padded(x.width), padded(x.value_width))
+    narrow, costly = wide <= 64, len(COSTLY & set(x.extras)) + (x.softcap > 0)
+    if wide > 128:
+        found = [BackwardPlan(48, 2, 48, 2, apart=True), BackwardPlan(32, 2, 32, 2, apart=True)]
+    elif costly > 1:
         found = [BackwardPlan(32, 4, 64, 2)]
+    elif costly:
+        found = [BackwardPlan(64 if narrow else 48, 3, 96, 2), BackwardPlan(32, 4, 64, 2)]
     elif narrow:
         found = [BackwardPlan(128, 2, 128, 2, late=True), BackwardPlan(64, 4, 128, 2, held=True),
                  BackwardPlan(96, 3, 144, 2), BackwardPlan(96, 3, 128, 3, late=True),
@@ -96,7 +113,7 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
     else:
         found = [BackwardPlan(64, 3, 128, 2), BackwardPlan(80, 2, 112, 2, late=True),
                  BackwardPlan(64, 4, 96, 2), BackwardPlan(64, 2, 144, 2)]  # fmt: skip
-    if fast:
+    if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
         block = 128 if padded(x.width) <= 64 else 64
         first = replace(found[0], queries=block, fast=True, held=False)
         ways = (True,) if block == 128 else (False, True)

@@ -33,6 +33,7 @@ from ..ir.symbol import (
 from ..tile import ops, placed
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
+from . import attention_dropout as dropout
 from . import attention_parts as parts
 from .attention_backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .attention_shape import AttentionShape, Parameters
@@ -44,19 +45,27 @@ class Walk:
     """Builds one Body."""
 
     def __init__(
-        self, x: AttentionShape, plan: BackwardPlan, side: str, parameters: Parameters, name: str
-    ) -> None:
-        self.x, self.plan, self.of_keys = x, plan, side == "keys"
+        self, x: AttentionShape, plan: BackwardPlan, gives: Sequence[str], parameters: Parameters,
+        name: str,
+    ) -> None:  # fmt: skip
+        self.x, self.plan, self.gives = x, plan, gives
+        self.of_keys = "dq" not in gives
         self.b = PlacedBuilder(name, parameters)
         self.memory = dict(zip((n for n, _ in parameters), self.b.parameters))
+        self.fast = plan.fast and self.of_keys
+        self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
         self.stages = plan.query_stages if self.of_keys else plan.key_stages
         tokens = (x.keys, x.queries) if self.of_keys else (x.queries, x.keys)
         self.blocks, self.walked_tokens = ceil_divide(tokens[0], ROWS), tokens[1]
         self.heads, self.group = (x.key_heads, x.group) if self.of_keys else (x.heads, 1)
         wide = columns_of(x, plan)
-        self.pieces = (2 if plan.fast and wide[0] == 128 else 1, 1)  # columns of places, apart
+        self.pieces = (2 if self.fast and wide[0] == 128 else 1, 1)  # columns of places, apart
         self.wide = (wide[0] // self.pieces[0], wide[1])
+        self.packed = "query_starts" in x.extras
+        if self.packed:  # a sequence may begin within a block
+            self.sequences = int(self.memory["query_starts"].type.shape[0]) - 1  # type: ignore[union-attr, arg-type]
+            self.blocks = combine(floor_divide(tokens[0], ROWS), self.sequences, 1)
 
     def build(self) -> Body:
         """Places, barriers, roles."""
@@ -68,8 +77,14 @@ class Walk:
             block = combine(combine(self.blocks, 1, -1), block, -1)
         self.batch = self.held("batch", floor_divide(line, self.heads))
         self.head = self.held("head", modulo(line, self.heads))
-        self.first = self.held("first", multiply(block, ROWS))
-        self.limit = self.key_limit()
+        self.query_start: Size = 0
+        self.key_start: Size = 0
+        self.queries, self.limit = x.queries, x.keys
+        if self.packed:
+            self.locate(block)
+        else:
+            self.first = self.held("first", multiply(block, ROWS))
+            self.limit = self.key_limit()
         self.begin, self.end = self.walked()
         few, many = self.plan.registers
         b.role("producer", 4, few, self.producer)
@@ -79,8 +94,10 @@ class Walk:
 
     def places(self) -> None:
         """What is kept, the ring, what is known of each query; ds on its way to dq."""
-        b, fast = self.b, self.plan.fast
-        self.kept = [self.place((2, n, OWN, w)) for n, w in zip(self.pieces, self.wide)]
+        b = self.b
+        count = 2 if self.with_changes else 1
+        self.kept = [self.place((2, n, OWN, w))
+                     for n, w in zip(self.pieces[:count], self.wide)]  # fmt: skip
         self.ring = [self.place((self.stages, n, self.columns, w))
                      for n, w in zip(self.pieces, self.wide)]  # fmt: skip
         self.ready = b.barrier("ready", 1)
@@ -89,7 +106,7 @@ class Walk:
         if self.of_keys:
             self.known = b.allocate((self.stages, 2, self.columns), float32, "shared")
             self.told = b.barrier("told", 1, self.stages)
-        if fast:  # (turn, keys, queries, ...)
+        if self.fast:  # (turn, keys, queries, ...)
             self.passed = self.place((2, 2, self.columns // 64, OWN, 64))
 
     def place(self, shape: tuple[int, ...]) -> Node:
@@ -114,6 +131,42 @@ class Walk:
         some = b.atom("length", b.apply("maximum", length, b.constant(0, int64)), 0, high(x.keys))
         return self.held("limit", minimum(some, x.keys))
 
+    @property
+    def data_says(self) -> bool:
+        """Whether numbers of tokens are data."""
+        return self.packed or "key_lengths" in self.x.extras
+
+    def locate(self, place: Size) -> None:
+        """The sequence and tokens of a program: sequence i has the places from start // ROWS + i
+        on, which are enough for its blocks; those left over are empty."""
+        b, x = self.b, self.x
+        names = ("key_starts", "query_starts") if self.of_keys else ("query_starts", "key_starts")
+
+        def start_of(name: str, sequence: Size) -> Size:
+            loaded = b.cast(b.load(self.memory[name], (sequence,)), int64)
+            return b.atom("start", loaded, 0, high(x.keys if name[0] == "k" else x.queries))
+
+        def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
+            least, most = (b.atom("side", c, 0, self.sequences - 1) for c in carried)
+            middle = floor_divide(combine(combine(least, most, 1), 1, 1), 2)
+            first = floor_divide(start_of(names[0], middle), ROWS)
+            here = b.less_equal(combine(first, middle, 1), place)
+            below = b.index(combine(middle, 1, -1))
+            return [b.apply("where", here, b.index(middle), carried[0]),
+                    b.apply("where", here, carried[1], below)]  # fmt: skip
+
+        ends = [b.constant(0, int64), b.constant(self.sequences - 1, int64)]
+        found = b.loop("half", 0, (self.sequences - 1).bit_length(), 1, halve, ends)
+        sequence = b.atom("sequence", found[0], 0, self.sequences - 1)
+        starts = {name: start_of(name, sequence) for name in names}
+        counts = {name: self.held("count", maximum(combine(
+            start_of(name, combine(sequence, 1, 1)), starts[name], -1), 0))
+            for name in names}  # fmt: skip
+        self.query_start, self.key_start = starts["query_starts"], starts["key_starts"]
+        self.queries, self.limit = counts["query_starts"], counts["key_starts"]
+        block = combine(place, combine(floor_divide(starts[names[0]], ROWS), sequence, 1), -1)
+        self.first = self.held("first", multiply(maximum(block, 0), ROWS))
+
     def walked(self) -> tuple[Size, Size]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
         least, most = self.x.band  # of key - query
@@ -122,16 +175,17 @@ class Walk:
         begin: Size = 0
         if before is not None:
             begin = maximum(combine(self.first, before, sign), 0)
-        end: Size = self.walked_tokens if self.of_keys else self.limit
+        end: Size = self.queries if self.of_keys else self.limit
         if after is not None:
             last = combine(combine(self.first, after, sign), ROWS, 1)
             end = maximum(minimum(end, last), 0)
-        if self.of_keys and "key_lengths" in self.x.extras:  # nobody sees keys past the last
-            some = minimum(maximum(combine(self.limit, self.first, -1), 0), 1)
+        if self.data_says:  # nothing is walked over for tokens past the last
+            count = self.limit if self.of_keys else self.queries
+            some = minimum(maximum(combine(count, self.first, -1), 0), 1)
             end = multiply(end, some)
         first = self.held("begin", floor_divide(begin, self.columns))
         last = ceil_divide(end, self.columns)
-        if "key_lengths" not in self.x.extras:
+        if not self.data_says:
             return first, self.held("end", last)
         # stages are counted round for any number of blocks, whatever the lengths are
         return first, self.b.atom("end", self.b.index(last), 0, high(last) + 4 * self.stages)
@@ -164,6 +218,7 @@ class Walk:
     ) -> tuple[tuple[Size, ...], tuple[int, int]]:
         """Where a token of q, k, v or out lies: an index, and the axes of tokens and elements."""
         order = self.x.orders[("q", "k", "v", "out").index(name)]
+        token = combine(token, self.key_start if name in "kv" else self.query_start, 1)
         of = {"b": self.batch, "h": head, "t": token, "d": element}
         return tuple(of[axis] for axis in order), (order.index("t"), 3)
 
@@ -191,7 +246,7 @@ class Walk:
     ) -> None:
         """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
         name, order = self.names[number]
-        place = (*self.kept, *self.ring)[number]
+        place = self.kept[number] if number < 2 else self.ring[number - 2]
         key_head = self.head if self.of_keys else floor_divide(self.head, self.x.group)
         head = key_head if name in "kv" else self.query_head(member)
         for piece in range(self.pieces[number % 2]):
@@ -202,8 +257,8 @@ class Walk:
         """Bring what is kept, then fill the ring."""
         b = self.b
         row = [n * w * self.x.dtype.size for n, w in zip(self.pieces, self.wide)]
-        b.expect(self.ready, 0, ROWS * sum(row))
-        for number in range(2):
+        b.expect(self.ready, 0, ROWS * sum(row[: len(self.kept)]))
+        for number in range(len(self.kept)):
             for half in range(2):
                 self.copy(number, half, combine(self.first, OWN * half, 1), 0, self.ready, 0)
 
@@ -225,10 +280,10 @@ class Walk:
         """-lse in units of log 2 and delta of some queries; exp2 of anything plus the first is 0
         where there is no query, or none that sees a key."""
         b = self.b
-        index = (self.batch, self.query_head(member), token)
+        index = (self.batch, self.query_head(member), combine(token, self.query_start, 1))
         inside = None
-        if not isinstance(self.x.queries, int) or self.x.queries % max(count, self.step):
-            left = b.cast(b.index(combine(self.x.queries, token, -1)), int32)
+        if not isinstance(self.queries, int) or self.queries % max(count, self.step):
+            left = b.cast(b.index(combine(self.queries, token, -1)), int32)
             inside = b.apply("less", parts.line(b, count), left)
         lse, delta = (b.load(self.memory[n], index, (count,), (2,), inside)
                       for n in ("lse", "delta"))  # fmt: skip
@@ -246,16 +301,19 @@ class Consumer:
         b, columns, of_keys = self.b, walk.columns, walk.of_keys
         self.row = walk.held("row", combine(walk.first, OWN * own, 1))
         self.scores = b.register_tile((OWN, columns), float32)
-        self.back = b.register_tile((OWN, columns), float32)  # dout v^T
-        self.sums = [b.register_tile((OWN, walk.wide[0]), float32, 0.0)
-                     for _ in range(walk.pieces[0])]  # fmt: skip
-        self.changes = b.register_tile((OWN, columns), self.x.dtype)
-        if of_keys:
+        self.sums: list[Node] = []
+        if walk.with_changes:
+            self.back = b.register_tile((OWN, columns), float32)  # dout v^T
+            self.sums = [b.register_tile((OWN, walk.wide[0]), float32, 0.0)
+                         for _ in range(walk.pieces[0])]  # fmt: skip
+            self.changes = b.register_tile((OWN, columns), self.x.dtype)
+        self.with_values = "dv" in walk.gives
+        if self.with_values:
             self.weights = b.register_tile((OWN, columns), self.x.dtype)
             self.values = b.register_tile((OWN, walk.wide[1]), float32, 0.0)
-        if self.plan.fast:
+        if walk.fast:
             self.turned = b.register_tile((64, walk.wide[0]), float32)
-        self.early = of_keys and not self.plan.late
+        self.early = self.with_values and not self.plan.late
         self.rows = [] if of_keys else [parts.column(b, f) for f in walk.facts(0, self.row, OWN)]
 
     def run(self) -> None:
@@ -265,7 +323,7 @@ class Consumer:
         self.operands = [self.hold(place) for place in self.w.kept] if self.plan.held else []
         self.w.for_blocks(self.block)
         b.do(placed.matrix_wait, pending=0)
-        if self.plan.fast:  # the other's products read these keys too
+        if self.w.fast:  # the other's products read these keys too
             b.do(placed.named_sync, number=2, threads=256)
         self.write()
 
@@ -284,23 +342,32 @@ class Consumer:
         self.against(0, self.scores, stage, lap)
         b.do(placed.matrix_wait, pending=1)  # the block before is done with its operands
         self.release_before(member, block)
-        self.against(1, self.back, stage, lap)
+        if w.with_changes:
+            self.against(1, self.back, stage, lap)
+        else:
+            b.wait(w.full[1], stage, lap % 2)
         if w.of_keys:
             b.wait(w.told, stage, lap % 2)
-        b.do(placed.matrix_wait, pending=1)
+        b.do(placed.matrix_wait, pending=1 if w.with_changes else 0)
         token = w.held("token", multiply(block, w.columns))
-        self.hide(member, token)
+        self.hide(token)
         far, delta = self.rows or [b.read(w.known, stage, n) for n in range(2)]
         p, slope = self.weigh(member, token, far)
+        keep = self.keep(member, token) if self.x.dropout else None
+        given = p if keep is None else b.apply("multiply", p, keep)
         if self.early:
-            b.write(self.weights, b.cast(p, self.x.dtype))
+            b.write(self.weights, b.cast(given, self.x.dtype))
             b.do(placed.matrix_fence)
             self.add_values(stage)
             b.do(placed.matrix_commit)
+        if not w.with_changes:
+            return
         b.do(placed.matrix_wait, pending=1 if self.early else 0)
-        change = b.apply("multiply", p, b.apply("subtract", b.read(self.back), delta))
+        back = b.read(self.back)
+        back = back if keep is None else b.apply("multiply", back, keep)
+        change = b.apply("multiply", p, b.apply("subtract", back, delta))
         change = change if slope is None else b.apply("multiply", change, slope)
-        self.add_changes(member, block, p, b.cast(change, self.x.dtype))
+        self.add_changes(member, block, given, b.cast(change, self.x.dtype))
 
     def against(self, number: int, total: Node, stage: Size, lap: Size) -> None:
         """What is kept times a block of the ring, transposed."""
@@ -324,25 +391,26 @@ class Consumer:
         b, w = self.b, self.w
         stage, _ = w.turn(member, block)
         turn = modulo(w.count(member, block), 2)
-        if w.of_keys and not self.early:
+        late = self.with_values and not self.early
+        if late:
             b.write(self.weights, b.cast(p, self.x.dtype))
         b.write(self.changes, change)
-        if self.plan.fast:
+        if w.fast:
             self.pass_on(turn, change)
         b.do(placed.matrix_fence)
-        if self.plan.fast:
+        if w.fast:
             half, piece = (0, self.own) if w.pieces[0] > 1 else (self.own, 0)
             for keys in range(2):
                 b.matrix_async(self.turned, w.passed, w.kept[0], keys > 0,
                                (turn, keys, half, keys, piece), transpose_a=True)  # fmt: skip
             b.do(placed.matrix_commit)
-        if w.of_keys and not self.early:
+        if late:
             self.add_values(stage)
             b.do(placed.matrix_commit)
         for piece, total in enumerate(self.sums):
             b.matrix_async(total, self.changes, w.ring[0], True, (stage, piece))
         b.do(placed.matrix_commit)
-        if self.plan.fast:
+        if w.fast:
             b.do(placed.matrix_wait, pending=1 if self.early else 2)
             self.add_dq(member, block)
             b.do(placed.matrix_wait, pending=1)  # p has been read
@@ -385,6 +453,23 @@ class Consumer:
             s = s if seen is None else parts.hidden(b, s, seen)
         return b.apply("quick_exp2", s), slope
 
+    def keep(self, member: Size, token: Size) -> Node:
+        """What dropout multiplies probabilities by."""
+        b, x, w = self.b, self.x, self.w
+        query, key = (token, self.row) if w.of_keys else (self.row, token)
+        query, key = combine(query, w.query_start, 1), combine(key, w.key_start, 1)
+        line = combine(multiply(w.batch, x.heads), w.query_head(member), 1)
+        start = combine(multiply(combine(multiply(line, x.queries), query, 1), x.keys), key, 1)
+        down, across = (b.add(ops.iota(size=n, dtype=int64)) for n in (OWN, w.columns))
+        step = b.index(x.keys)
+        if w.of_keys:
+            across = b.apply("multiply", across, step)
+        else:
+            down = b.apply("multiply", down, step)
+        linear = b.apply("add", b.apply("add", parts.column(b, down), across), b.index(start))
+        key_, offset = (b.load(w.memory[n], ()) for n in ("key", "offset"))
+        return dropout.keep(b, key_, offset, linear, x.dropout)
+
     def added(self, member: Size, token: Size) -> Node | None:
         """Bias and slopes, which are added to scores."""
         b, x, w = self.b, self.x, self.w
@@ -406,7 +491,8 @@ class Consumer:
         memory = w.memory[name]
         sizes = memory.type.shape  # type: ignore[union-attr]
         query, key = (token, self.row) if w.of_keys else (self.row, token)
-        at = (w.batch, w.query_head(member), query, key)
+        at = (w.batch, w.query_head(member), combine(query, w.query_start, 1),
+              combine(key, w.key_start, 1))  # fmt: skip
         index = [0 if size == 1 else place for size, place in zip(sizes, at)]
         order = (3, 2) if w.of_keys else (2, 3)
         axes = tuple(a for a in order if sizes[a] != 1)
@@ -424,7 +510,7 @@ class Consumer:
 
     # ---- what is seen -----------------------------------------------------------------------
 
-    def hide(self, member: Size, token: Size) -> None:
+    def hide(self, token: Size) -> None:
         """-inf where a query does not see a key, in blocks in which that can be."""
         crossed = self.crossed(token)
         if crossed is None or self.x.softcap:
@@ -451,11 +537,11 @@ class Consumer:
     def ends(self) -> bool:
         """Whether blocks may hold keys beyond the last, which would add something."""
         x, w = self.x, self.w
-        if "key_lengths" in x.extras:
+        if w.data_says:
             return True
         step = OWN if w.of_keys else w.columns
         uneven = not isinstance(x.keys, int) or x.keys % step != 0
-        return uneven and (self.plan.fast or not w.of_keys)
+        return uneven and (w.fast or not w.of_keys)
 
     def crossed(self, token: Size) -> Node | None:
         """Whether something of a block is not seen; None where all is."""
@@ -501,20 +587,47 @@ class Consumer:
         index = (line, block, self.own, *[0] * 6)
         b.store_add(w.memory["sums"], held, index, tuple(range(3, 9)))
 
-    def write(self) -> None:
-        """Results go out through the places of what was kept."""
+    def results(self) -> list[tuple[str, int, int, Node]]:
+        """(whose gradient, number of the place, piece of its columns, value)."""
         b, x, w = self.b, self.x, self.w
-        scale = parts.number(b, x.scale)
+        scale, found = parts.number(b, x.scale), []
         for piece, total in enumerate(self.sums):
             value = b.cast(b.apply("multiply", b.read(total), scale), x.dtype)
-            b.write(w.kept[0], value, self.own, piece)
-        if w.of_keys:
-            b.write(w.kept[1], b.cast(b.read(self.values), x.dtype), self.own, 0)
+            found.append(("k" if w.of_keys else "q", 0, piece, value))
+        if self.with_values:
+            place = 1 if w.with_changes else 0
+            found.append(("v", place, 0, b.cast(b.read(self.values), x.dtype)))
+        return found
+
+    def write(self) -> None:
+        """Results go out through the places of what was kept; of a sequence in a row of others,
+        by threads, which stop at its end."""
+        b, w = self.b, self.w
+        found = self.results()
+        if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
+            for name, _, piece, value in found:
+                self.write_rows(name, piece, value)
+            return
+        for _, number, piece, value in found:
+            b.write(w.kept[number], value, self.own, piece)
         b.do(placed.fence, kind="async")
         b.do(placed.named_sync, number=self.own, threads=128)
-        for number, name in enumerate("kv" if w.of_keys else "q"):
-            for piece in range(w.pieces[number]):
-                index, axes = w.index(name, w.head, self.row, piece * w.wide[number])
-                b.copy_store(w.memory[f"d{name}"], index, axes, w.kept[number], (self.own, piece))
+        for name, number, piece, _ in found:
+            index, axes = w.index(name, w.head, self.row, piece * w.wide[number])
+            b.copy_store(w.memory[f"d{name}"], index, axes, w.kept[number], (self.own, piece))
         b.do(placed.commit_copies)
         b.do(placed.wait_copies, pending=0)
+
+    def write_rows(self, name: str, piece: int, value: Node) -> None:
+        """Rows of a result that are tokens of the sequence."""
+        b, x, w = self.b, self.x, self.w
+        columns = value.shape[1]
+        index, axes = w.index(name, w.head, self.row, piece * columns)
+        count = w.limit if w.of_keys else w.queries
+        left = b.cast(b.index(combine(count, self.row, -1)), int32)
+        inside = parts.column(b, b.apply("less", parts.line(b, OWN), left))
+        width = (x.value_width if name == "v" else x.width) - piece * columns
+        if width < columns:
+            across = b.apply("less", parts.line(b, columns), b.constant(width, int32))
+            inside = b.apply("bit_and", inside, across)
+        b.store(w.memory[f"d{name}"], value, index, axes, b.broadcast(inside, value.shape))
