@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rule_examples import given
 
 import tilegrad as tg
+from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.dtype import bfloat16, bool_, float32, float64
 from tilegrad.graph import build, ops
 from tilegrad.graph.grad import gradients
@@ -419,6 +420,9 @@ KNOWN = {
     "alibi of keys": (lambda g: g.slopes[:, None, None] * tg.arange(K).float(), (None, None),
                       {"bias": (1, H, 1, K)}),
     "data": (lambda g: g.bias, (None, None), {"bias": (1, H, Q, K)}),
+    "of each batch": (
+        lambda g: t(2, 1, 1, 1, K, dtype=bool_).expand(2, 1, 1, Q, K).reshape(B, 1, Q, K)
+        & (j() <= i()), (None, 0), {"mask": (B, 1, 1, K)}),
 }  # fmt: skip
 
 
@@ -470,6 +474,8 @@ STAYS = {
         lambda g: softmax(tg.cat([g.x, t(B, H, Q, 2)], -1))[..., :-2] @ g.v, "column"),
     "sinks by query": (
         lambda g: softmax(tg.cat([g.x, t(B, H, Q, 1)], -1))[..., :-1] @ g.v, "each head"),
+    "mixture of experts": (
+        lambda g: tg.einsum("te,etd->td", softmax(t(Q, D) @ t(D, K)), t(K, Q, 3)), "of its own"),
     "a part of the scores": (lambda g: softmax(g.x[..., :4]) @ g.v[:, :, :4], "part"),
 }  # fmt: skip
 
@@ -551,6 +557,20 @@ def test_in_the_body_of_a_loop():
     (loop,) = [n for n in topological(after) if n.op is ops.scan]
     assert sum(n.op is ops.attention for n in loop.blocks[0].nodes) == 1
     same(before, after, 1e-5)
+
+
+def test_computed_again():
+    """A checkpoint's derivative is of attention too."""
+    q, k, v = (tg.randn(B, H, Q, D) for _ in range(3))
+
+    def loss(q):
+        return tg.checkpoint(lambda q: softmax(q @ turned(k) / 3) @ v)(q).square().sum()
+
+    lowered = tg.jit(tg.grad(loss)).lower(q)
+    stages = {s.name: s.results for s in run_pipeline(lowered.inputs, lowered.outputs)[1]}
+    found = stages["recognize"]
+    assert len(attentions(found)) == 2 and len(attentions(found, ops.attention_backward)) == 1
+    assert not [n for n in topological(found) if n.op is ops.exp]
 
 
 def test_sizes_that_are_symbols():

@@ -20,6 +20,7 @@ from .axes import (
     Places,
     atoms_of,
     depends,
+    flat,
     fresh,
     full,
     grouped,
@@ -66,6 +67,14 @@ class Axes:
         """The axes of the scores, in order."""
         return self.batch + self.heads + self.queries + self.keys
 
+    @property
+    def parts(self) -> Axes:
+        """The same axes after some were split."""
+        return Axes(
+            flat(self.batch), flat(self.key_heads), flat(self.group), flat(self.queries),
+            flat(self.keys), flat(self.width), flat(self.value_width),
+        )  # fmt: skip
+
     def on_scores(self, value: Node) -> Node:
         """A value on the axes of the scores as (b, h, i, j), sizes 1 where it has none."""
         return grouped(value, self.scores, (self.batch, self.heads, self.queries, self.keys))
@@ -76,6 +85,18 @@ class _FiniteMask(NoMatch):
 
 
 # ---- masks, biases, sinks, dropout ----------------------------------------------------------
+
+
+def look_through(scores: Scores, sinks: Sequence[Term]) -> None:
+    """Follow all that is added or hides down to the end: no Atom is split afterwards."""
+    found = [*scores.added, *sinks, *[t for _, t in scores.choices]]
+    for node, places in [(t.node, t.places) for t in found]:
+        depends(node, places)
+    hiding = [*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]]
+    for condition in hiding:
+        depends(condition.node, condition.places)
+    for node, places, _ in scores.rows:
+        depends(node, places)
 
 
 class Extras(NamedTuple):
@@ -133,6 +154,8 @@ def refined(node: Node) -> Node:
     if "key_lengths" in given:  # it may hide what a finite number leaves
         added = (*scores.added, *[term for _, term in scores.choices])
         scores = replace(scores, added=added, choices=())
+    look_through(scores, ())
+    axes = axes.parts
     band, masks, bias, slopes = _seen(axes, True, scores)  # the log-sum-exp stays as it is
     if slopes:
         others["slopes"] = _total([*([others["slopes"]] if "slopes" in others else []), *slopes])

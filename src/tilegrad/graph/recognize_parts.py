@@ -31,7 +31,7 @@ from .axes import (
     size_of,
     split,
 )
-from .recognize_extras import Axes, extras_of
+from .recognize_extras import Axes, extras_of, look_through
 from .recognize_mask import comparisons, conditions
 from .recognize_scores import Scores, cap_and_scale, find_scores
 from .recognize_softmax import Softmax, find_softmax
@@ -75,10 +75,12 @@ def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
     k = operand(dot.inputs[1 - first], pair[1 - first])
     v = operand(root.inputs[1 - side], sides[1 - side], scaled=False)
     layouts = _layouts(result, around.above)
+    look_through(scores, softmax.sinks)
     own = set(atoms_of(sides[side]))
     values = tuple([a for a in flat(atoms_of(result)) if a not in own])
     axes = _axes(q, k, v, keys, widths, values, softmax, scores)
-    return _built(root, around, axes, (q, k, v), softmax, scores, (result, layouts)), dot
+    lies = [flat(x) for x in layouts]
+    return _built(root, around, axes, (q, k, v), softmax, scores, (result, lies)), dot
 
 
 def operand_places(dot: Node, result: Places) -> tuple[list[Places], Places]:
@@ -172,6 +174,8 @@ def _axes(
     group = tuple([a for a in own if a not in queries])
     rest = [a for a in order if a not in own]
     needed = {a for t in softmax.sinks for a in depends(t.node, t.places)}
+    if not queries and not set(rest) <= on_k:
+        raise NoMatch("each query has values of its own, for keys that all share")
     key_heads = _key_heads(rest, power, places, keys, queries, needed)
     if not all(isinstance(a.size, int) for a in (*group, *key_heads)):
         raise NoMatch("the number of heads is not known")

@@ -110,7 +110,7 @@ def backward(
         wanted = [t.node for t in inputs]
     if not wanted:
         raise _no_leaf(self, "backward")
-    if inputs is None:  # leaves are inputs: no rewriting loses them
+    if all(n.op is ops.input_ for n in wanted):  # no rewriting loses them
         (root,) = recognized([root])
     found = gradients([root], [start], wanted)
     for tensor, node in zip(targets, found):
@@ -154,7 +154,10 @@ def grad_of(
         _check_reachable(output, "grad_of")
     starts = [cotangent(o, g, "grad_of") for o, g in zip(results, given)]
     roots = with_history([o.node for o in results])
-    found = gradients(roots, starts, [t.node for t in targets])
+    wanted = [t.node for t in targets]
+    if all(n.op is ops.input_ for n in wanted):
+        roots = recognized(roots)
+    found = gradients(roots, starts, wanted)
     if not allow_unused and None in found:
         raise StateError(
             f"input {found.index(None)} does not influence the outputs", op="grad_of",

@@ -19,6 +19,7 @@ from ..graph.grad import gradients
 from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, next_serial
 from ..ir.rewrite import replace
+from .autograd import recognized
 from .container import Structure, flatten
 from .tensor import Tensor, wrap
 from .transforms import inside_transform, nodes_of, or_zeros, rebuilt, tracked
@@ -229,7 +230,7 @@ class _RecomputeRules:
         self.block, self.given = block, given
 
     def _again(self, inputs: Sequence[Node]) -> list[Node]:
-        return replace(self.block.results, dict(zip(self.given, inputs)))
+        return recognized(replace(self.block.results, dict(zip(self.given, inputs))))
 
     def vjp(self, inputs: list[Node], outputs: list[Node], cotangents: list[Node]) -> list[Any]:
         """Cotangents of the inputs; behind a barrier, so that nothing is kept till then."""
