@@ -70,29 +70,42 @@ class Rows(Builder):
             body(r)
             return ()
 
-        self.b.loop("row", 0, self.plan.queries, 1, one)
+        self.b.loop("row", 0, self.live(), 1, one, bounds=(0, self.plan.queries - 1))
+
+    def live(self) -> Size:
+        """How many rows there are."""
+        return self.plan.queries
+
+    def share_of(self, total: Node) -> Node:
+        """What sums of products are multiplied with in the end."""
+        b = self.b
+        none = b.apply("equal", total, self.constant(0.0))
+        share = b.apply("divide", self.constant(1.0), total)
+        return b.apply("where", none, self.constant(0.0), share)
+
+    def store_line(self, r: Size, d: Size, part: Node) -> None:
+        """Write a piece of a row of the result."""
+        head, query = self.row_at(r)
+        self.b.store(self.memory["out"], part, self.at("out", self.batch, head, query, d),
+                     (self.order("out").index("d"),),
+                     self.below(d, self.lanes, self.x.value_width))  # fmt: skip
 
     def put(self, r: Size, line: Callable[[Size], Node], most: Node, total: Node) -> None:
         """Store a finished row: line(d) are sums of products not divided yet."""
-        b, x, n = self.b, self.x, self.lanes
-        head, query = self.row_at(r)
-        none = b.apply("equal", total, self.constant(0.0))
-        share = b.apply("divide", self.constant(1.0), total)
-        share = b.apply("where", none, self.constant(0.0), share)
-        axis = self.order("out").index("d")
+        b, x = self.b, self.x
+        share = self.share_of(total)
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            part = b.cast(b.apply("multiply", line(d), share), x.dtype)
-            b.store(self.memory["out"], part, self.at("out", self.batch, head, query, d), (axis,),
-                    self.below(d, n, x.value_width))  # fmt: skip
+            self.store_line(r, d, b.cast(b.apply("multiply", line(d), share), x.dtype))
             return ()
 
         self.chunks(x.value_width, chunk)
         if "lse" in self.memory:
             sums = b.apply("add", most, b.apply("log2", total))
+            none = b.apply("equal", total, self.constant(0.0))
             sums = b.apply("where", none, self.constant(-math.inf), sums)
             sums = b.apply("multiply", sums, self.constant(1 / LOG2_E))
-            b.store(self.memory["lse"], sums, (self.batch, head, query))
+            b.store(self.memory["lse"], sums, (self.batch, *self.row_at(r)))
 
 
 class Decode(Rows):
@@ -117,11 +130,7 @@ class Decode(Rows):
         rest = floor_divide(p, self.parts)
         self.part = modulo(p, self.parts)
         self.key_head, self.batch = modulo(rest, x.key_heads), floor_divide(rest, x.key_heads)
-        wide = plan.across * plan.lanes
-        self.query_rows = self.scratch(plan.queries, -(-x.width // plan.lanes) * plan.lanes)
-        self.scores = self.scratch(plan.queries, plan.keys)
-        self.result = self.scratch(plan.queries, -(-x.value_width // wide) * wide)
-        self.most, self.total = self.scratch(plan.queries), self.scratch(plan.queries)
+        self.places()
         self.each_row(self.prepare)
         self.keys_of()
         b.loop("keys", self.lower, self.upper, plan.keys, self.block,
@@ -129,18 +138,43 @@ class Decode(Rows):
         self.each_row(self.finish)
         return b.finish((grid,), plan=plan)
 
+    def places(self) -> None:
+        """Scratch."""
+        x, plan = self.x, self.plan
+        wide = plan.across * plan.lanes
+        self.query_rows = self.scratch(plan.queries, -(-x.width // plan.lanes) * plan.lanes)
+        self.scores = self.scratch(plan.queries, plan.keys)
+        self.result = self.scratch(plan.queries, -(-x.value_width // wide) * wide)
+        self.most, self.total = self.scratch(plan.queries), self.scratch(plan.queries)
+
+    def query_line(self, r: Size, d: Size) -> Node:
+        """A piece of a query, scaled."""
+        b, x, n = self.b, self.x, self.lanes
+        factor = x.scale / x.softcap if x.softcap else x.scale * LOG2_E
+        index = self.at("q", self.batch, *self.row_at(r), d)
+        part = b.load(self.memory["q"], index, (n,), (self.order("q").index("d"),),
+                      self.below(d, n, x.width))  # fmt: skip
+        return b.apply("multiply", b.cast(part, self.sum), self.constant(factor))
+
+    def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
+        """Neighbouring keys, a piece of each."""
+        n, order = self.lanes, self.order("k")
+        return self.b.load(self.memory["k"], self.at("k", self.batch, self.key_head, token, d),
+                           (n, n), (order.index("t"), order.index("d")), mask)  # fmt: skip
+
+    def value_line(self, token: Size, d: int, wide: int) -> Node:
+        """A piece of a value."""
+        return self.b.load(self.memory["v"], self.at("v", self.batch, self.key_head, token, d),
+                           (wide,), (self.order("v").index("d"),),
+                           self.below(d, wide, self.x.value_width))  # fmt: skip
+
     def prepare(self, r: Size) -> None:
         """A query, scaled; its sums empty (or a sink in them)."""
         b, x, n = self.b, self.x, self.lanes
-        head, query = self.row_at(r)
-        factor = x.scale / x.softcap if x.softcap else x.scale * LOG2_E
-        axis = self.order("q").index("d")
+        head, _ = self.row_at(r)
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            index = self.at("q", self.batch, head, query, d)
-            part = b.load(self.memory["q"], index, (n,), (axis,), self.below(d, n, x.width))
-            part = b.apply("multiply", b.cast(part, self.sum), self.constant(factor))
-            b.store(self.query_rows, part, (r, d), (1,))
+            b.store(self.query_rows, self.query_line(r, d), (r, d), (1,))
             return ()
 
         self.chunks(x.width, chunk)
@@ -224,13 +258,12 @@ class Decode(Rows):
     def score(self, r: Size, j: Size, whole: bool) -> None:
         """scores[r, j ...] of as many keys as there are lanes, or of those that are left."""
         b, x, n = self.b, self.x, self.lanes
-        order, token = self.order("k"), combine(self.key, j, 1)
+        token = combine(self.key, j, 1)
         inside = None if whole else b.apply("less", self.steps(n, j), b.index(self.count))
 
         def chunk(d: Size, carried: list[Node]) -> Sequence[Node]:
             mask = self.both(inside, self.below(d, n, x.width), (n, n))
-            keys = b.load(self.memory["k"], self.at("k", self.batch, self.key_head, token, d),
-                          (n, n), (order.index("t"), order.index("d")), mask)  # fmt: skip
+            keys = self.key_square(token, d, mask)
             query = b.load(self.query_rows, (r, d), (n,), (1,))
             return [b.apply("multiply_add", b.cast(keys, self.sum), query, carried[0])]
 
@@ -318,15 +351,16 @@ class Decode(Rows):
 
     def gather_values(self) -> None:
         """result[r, :] += probability of key j times value j."""
+        self.gather_rows(0, self.plan.queries)
+
+    def gather_rows(self, base: Size, count: int) -> None:
+        """The same for some rows."""
         b, x, plan = self.b, self.x, self.plan
         wide = plan.across * plan.lanes
-        axis = self.order("v").index("d")
 
-        def tile(first: int, rows: int, d: int) -> None:
+        def tile(first: Size, rows: int, d: int) -> None:
             def one(j: Size, sums: Node) -> Node:
-                index = self.at("v", self.batch, self.key_head, combine(self.key, j, 1), d)
-                line = b.load(self.memory["v"], index, (wide,), (axis,),
-                              self.below(d, wide, x.value_width))  # fmt: skip
+                line = self.value_line(combine(self.key, j, 1), d, wide)
                 line = b.add(ops.reshape(b.cast(line, self.sum), shape=(1, wide)))
                 left = b.load(self.scores, (first, j), (rows, 1), (0, 1))
                 return b.add(ops.dot(left, line, sums))
@@ -346,11 +380,11 @@ class Decode(Rows):
                               bounds=(0, plan.keys - 1))  # fmt: skip
             b.store(self.result, sums[0], (first, d), (0, 1))
 
-        tiles = -(-plan.queries // plan.rows)
+        tiles = -(-count // plan.rows)
         for number in range(tiles):
-            first, last = (plan.queries * (number + i) // tiles for i in range(2))
+            first, last = (count * (number + i) // tiles for i in range(2))
             for d in range(0, x.value_width, wide):
-                tile(first, last - first, d)
+                tile(combine(base, first, 1), last - first, d)
 
     def finish(self, r: Size) -> None:
         """Store a row, or what it is before parts are combined."""

@@ -42,8 +42,9 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
              if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16]  # fmt: skip
     if not units or target.lanes(x.sum_dtype) != TILE:
         return None
-    queries = fitting(x, target, 256, PAIR)
-    keys = min(256, PAIR * max(1, -(-high(x.keys) // PAIR)))
+    queries = fitting(x, target, 512, PAIR)
+    block = 512 if 64 < max(x.width, x.value_width) <= 128 else 256
+    keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
     part = 64 if queries % 64 == 0 else PAIR
     return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part)
 
