@@ -23,6 +23,7 @@ import mutants
 from tilegrad.core.dtype import bfloat16, dtype_of, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
+from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention import AttentionPlan, why_not, wide_attention
@@ -154,6 +155,8 @@ CASES: dict[str, Case] = {
     "narrow, window": (shape(heads=1, key_heads=1, queries=400, keys=400, band=(-150, 0)),
                        replace(SMALL, tile=(192, 64), narrow=True), ()),
     "narrow where all is seen": (shape(queries=150, keys=300), replace(SMALL, narrow=True), ()),
+    "late": (shape(queries=300, keys=300, band=CAUSAL),
+             replace(SMALL, late=True, query_stages=2, chained=True), ()),
     "bottom right": (shape(queries=72, keys=200, band=(None, 128)), SMALL, ()),
     "rows that see nothing": (shape(queries=200, keys=72, band=(None, -100)), SMALL, ()),
     "window": (shape(queries=300, keys=300, band=(-70, 0)), replace(SMALL, section=2), ()),
@@ -257,6 +260,33 @@ def test_packed(name: str, simulated: bool) -> None:
     agree_packed(x, memories)
 
 
+@pytest.mark.parametrize("causal, simulated", [(False, False), (True, False), (True, True)])
+def test_dropout(causal: bool, simulated: bool) -> None:
+    """What is dropped is what the Graph's random bits say; log-sum-exps know nothing of it."""
+    tokens = (70, 100) if simulated else (150, 200)
+    x = shape(heads=1, key_heads=1, queries=tokens[0], keys=tokens[1], dropout=0.3,
+              band=CAUSAL if causal else (None, None), extras=("key", "offset"))  # fmt: skip
+    more = (np.asarray(12345, np.uint32), np.asarray(77, np.uint32))
+    body = attention(x, replace(SMALL, programs=1), more)
+    assert not errors(body)
+    memories = numbers(x, more)
+    if simulated:
+        simulate(*emit(body, "attention", H200), memories)
+    else:
+        interpret.run(body, memories, seed=1)
+    count = tokens[0] * tokens[1]
+    bits = philox(np.arange(count, dtype=np.uint64), np.full(count, 77, np.uint64), 12345)
+    kept = (bits >> 8 > int(np.float32(0.3) * (1 << 24))).reshape(tokens)
+    q, k, v = (m[0, 0].astype(np.float64) for m in memories[:3])
+    s = x.scale * q @ k.T
+    s = np.where(np.tril(np.full(tokens, True)), s, -np.inf) if causal else s
+    p = np.exp(s - s.max(1, keepdims=True))
+    lse = np.log(p.sum(1)) + s.max(1)
+    out = (p / p.sum(1, keepdims=True) * kept / 0.7) @ v
+    np.testing.assert_allclose(memories[-2][0, 0].astype(np.float64), out, atol=0.04)
+    np.testing.assert_allclose(memories[-1][0, 0], lse, atol=1e-5)
+
+
 def test_symbols() -> None:
     """Batch and tokens that are known at the launch."""
     batch, tokens = symbol("batch", 1, 8), symbol("tokens", 1, 512)
@@ -311,8 +341,8 @@ def test_broken_bodies_are_found() -> None:
     assert len(broken) > 40 and all(label.startswith(HARMLESS) for label in survive), survive
 
 
-SIMULATED = ("bottom right", "window", "narrow", "chained", "lengths", "width 128", "width 96",
-             "float16", "mask", "in order", "one consumer", "sinks",
+SIMULATED = ("bottom right", "window", "late", "narrow", "chained", "lengths", "width 128",
+             "width 96", "float16", "mask", "in order", "one consumer", "sinks",
              "width 256, through the queries")  # fmt: skip
 
 

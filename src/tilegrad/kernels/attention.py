@@ -33,7 +33,9 @@ from .matmul import swizzle_of
 
 SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
 REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
-TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts")  # extras
+TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts",
+         "key", "offset")  # extras
+RANDOM = {"key", "offset"}
 STARTS = {"query_starts", "key_starts"}
 
 
@@ -49,6 +51,7 @@ class AttentionPlan:
     together: int = 1  # pieces that are staged at once
     turns: bool = True  # consumers take turns at the matrix units
     overlap: bool = True  # softmax beside the product with values of the block before
+    late: bool = False  # sums shrink after the next scores are issued, not before
     chained: bool = False  # a tile's first scores are multiplied beside the last values before
     narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
     section: int = 1  # (batch, head) pairs whose tiles are mixed, longest first
@@ -79,7 +82,8 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
         (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
         (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
         (low(x.keys) < 1, "there may be no keys"),
-        (x.dropout != 0.0, "dropout"),
+        (not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
+         "dropout has a rate below 1, a key and an offset"),
         (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
         (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
         (len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
@@ -98,7 +102,8 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
              "staged pieces divide the columns"),
             (not plan.staged and value_width != padded(x.width),
              "results are wider or narrower than the place of queries"),
-            (plan.narrow and not plan.overlap, "a narrow block needs overlap"),
+            ((plan.narrow or plan.late) and not plan.overlap,
+             "a narrow block, or sums that shrink late, need overlap"),
             (plan.chained and (plan.query_stages < 2 or not plan.overlap),
              "a chain needs overlap and queries of two tiles"),
             (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..core.dtype import float32, int32
+from ..core.dtype import float32, int32, int64, uint32
 from ..ir.node import Node
-from ..ir.symbol import Size, combine, minimum, modulo
+from ..ir.symbol import Size, combine, minimum, modulo, multiply
 from ..tile import ops, placed
+from . import attention_dropout as dropout
 from . import attention_parts as parts
 from .attention_walk import Work
 
@@ -38,7 +39,9 @@ class Consumer:
         self.piece = kernel.keys // kernel.pieces
         self.weights = [b.register_tile((64, self.piece), self.x.dtype)
                         for _ in range(kernel.pieces)]  # fmt: skip
-        self.total = b.register_tile((64, kernel.value_width), float32)
+        late = self.plan.late
+        self.total = b.register_tile((64, kernel.value_width), float32, 0.0 if late else None)
+        self.shrink = b.register_tile((64, 1), float32) if late else None
         self.largest = b.register_tile((64, 1), float32)
         self.sums = b.register_tile((64, parts.LANES), float32)
 
@@ -105,6 +108,8 @@ class Consumer:
         b.do(placed.matrix_wait, pending=0)
         self.release(0, turn, first)
         p, _ = self.softmax(work, first, k.cut_first, True)
+        if self.shrink is not None:
+            b.write(self.shrink, b.constant(1.0, float32, (64, 1)))
         self.write_weights(p)
 
         def step(j: Size, cut: bool, columns: int = k.keys) -> None:
@@ -114,6 +119,8 @@ class Consumer:
             b.do(placed.matrix_fence)
             self.multiply_keys(stage, turn, j, self.scores)
             self.wait_full(1, turn, before)
+            if self.shrink is not None:
+                self.rescale(b.read(self.shrink))
             self.multiply_values(turn, before, columns, first)
             self.give_turn()
             b.do(placed.matrix_wait, pending=1)
@@ -121,7 +128,10 @@ class Consumer:
             p, shrink = self.softmax(work, j, cut, False)
             b.do(placed.matrix_wait, pending=0)
             self.release(1, turn, before)
-            b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
+            if self.shrink is not None:
+                b.write(self.shrink, shrink)
+            else:
+                self.rescale(shrink)
             self.write_weights(p)
 
         rest = work
@@ -138,6 +148,8 @@ class Consumer:
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
         self.wait_full(1, turn, last)
+        if self.shrink is not None:
+            self.rescale(b.read(self.shrink))
         self.multiply_values(turn, last, k.keys, first)
         if self.plan.chained:
             after = modulo(combine(turn, work.count, 1), 2 * self.plan.stages)
@@ -163,7 +175,7 @@ class Consumer:
             self.give_turn()
             p, shrink = self.softmax(work, j, cut, first)
             if not first:
-                b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
+                self.rescale(shrink)
             self.write_weights(p)
             self.wait_full(1, turn, j)
             self.multiply_values(turn, j, k.keys)
@@ -203,6 +215,10 @@ class Consumer:
             self.b.matrix_async(self.total, weights, ring, more, (stage, piece))
         self.b.do(placed.matrix_commit)
 
+    def rescale(self, shrink: Node) -> None:
+        """What was summed so far, for a larger maximum."""
+        self.b.write(self.total, self.b.apply("multiply", self.b.read(self.total), shrink))
+
     def write_weights(self, p: Node) -> None:
         """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
         b, size = self.b, self.piece
@@ -233,12 +249,30 @@ class Consumer:
         top = parts.top(b, now, factor, guarded)
         p = parts.weights(b, s, factor, top)
         sums = parts.folded(b, "add", p)
+        p = self.dropped(work, step, p)
         if first:
             b.write(self.sums, sums)
             return p, now
         shrink = parts.weights(b, before, factor, top)
         b.write(self.sums, b.apply("multiply_add", b.read(self.sums), shrink, sums))
         return p, shrink
+
+    def dropped(self, work: Work, step: Size, p: Node) -> Node:
+        """Weights, 0 where dropout drops them; the rest grows when the tile is finished."""
+        b, k, x = self.b, self.k, self.x
+        if not x.dropout:
+            return p
+        row = combine(combine(work.first, 64 * self.own, 1), work.query_start, 1)
+        key = combine(k.key_of(work, step), work.key_start, 1)
+        lane = combine(multiply(work.batch, x.heads), work.head, 1)
+        start = combine(multiply(combine(multiply(lane, x.queries), row, 1), x.keys), key, 1)
+        down, across = (b.add(ops.iota(size=n, dtype=int64)) for n in p.shape)
+        down = parts.column(b, b.apply("multiply", down, b.index(x.keys)))
+        linear = b.apply("add", b.apply("add", down, across), b.index(start))
+        given = [b.load(k.memory[name], ()) for name in ("key", "offset")]
+        drawn = b.apply("shift_right", dropout.bits(b, *given, linear), b.constant(8, uint32))
+        kept = b.apply("less", b.constant(dropout.threshold(x.dropout), uint32), drawn)
+        return b.apply("where", kept, p, parts.number(b, 0.0))
 
     def seen(self, work: Work, step: Size, columns: int) -> Node:
         """Which of a block's first keys each query sees."""
@@ -259,7 +293,7 @@ class Consumer:
         b, x, k = self.b, self.x, self.k
         more = {"bias", "slopes"} & set(x.extras)
         if x.softcap:
-            s = b.apply("tanh", parts.scaled(b, s, x.scale / x.softcap))
+            s = parts.quick_tanh(b, s, x.scale / x.softcap)
         if not more:
             return s
         s = parts.scaled(b, s, x.softcap or x.scale)
@@ -318,6 +352,7 @@ class Consumer:
         whole = b.apply("where", some, sums, parts.number(b, 1.0))
         over = b.apply("quick_reciprocal", whole)
         over = b.apply("multiply", over, inverse) if inverse is not None else over
+        over = parts.scaled(b, over, 1 / (1 - x.dropout)) if x.dropout else over
         result = b.cast(b.apply("multiply", b.read(self.total), over), x.dtype)
         if k.packed:  # what lies after the last row is another sequence's
             past = combine(combine(work.first, 64 * (self.own + 1), 1), work.queries, -1)

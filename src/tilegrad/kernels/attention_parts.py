@@ -43,6 +43,13 @@ def scaled(b: BodyBuilder, x: Node, factor: float) -> Node:
     return b.apply("multiply", x, b.constant(factor, x.dtype))
 
 
+def quick_tanh(b: BodyBuilder, x: Node, factor: float) -> Node:
+    """tanh(factor * x) = 1 - 2 / (e**(2 factor x) + 1), off by 2**-22 or so."""
+    grown = b.apply("quick_exp2", scaled(b, x, 2 * factor * LOG2_E))
+    inverse = b.apply("quick_reciprocal", b.apply("add", grown, number(b, 1.0)))
+    return b.apply("multiply_add", inverse, number(b, -2.0), number(b, 1.0))
+
+
 # ---- what is seen ----------------------------------------------------------------------------
 
 

@@ -31,6 +31,8 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
     wide = max(padded(x.width), padded(x.value_width))
     if high(x.queries) <= 64:
         return ((64, 128), (64, 64), (64, 32))
+    if wide <= 64 and (x.softcap or {"bias", "mask", "slopes", "key"} & set(x.extras)):
+        return ((128, 128), (128, 96), (128, 64), (64, 128))  # more than 160 registers
     if wide <= 64:
         return ((192, 128), (128, 192), (128, 128), (192, 96), (64, 128))
     if wide <= 128:
@@ -134,7 +136,7 @@ def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
     for made in plans(x, target):
         both = replace(made, chained=True, narrow=True)
         tried = [made, replace(made, chained=True), replace(made, narrow=True), both,
-                 replace(both, turns=False),
+                 replace(both, turns=False), replace(made, late=True), replace(both, late=True),
                  replace(made, turns=False), replace(made, overlap=False),
                  replace(made, overlap=False, turns=False),
                  replace(made, query_stages=1), replace(made, stages=made.stages + 1),
