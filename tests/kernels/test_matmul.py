@@ -8,6 +8,7 @@ model chooses for real sizes is assembled: no spill, no stack frame, no serialis
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,6 +39,7 @@ from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import build
+from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
 from tilegrad.kernels.matmul_plan import choose, turn
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -46,7 +48,8 @@ from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.placed import fill
+from tilegrad.tile.placed import PlacedBuilder, fill
+from tilegrad.tile.prove import check_body
 
 
 def matmul(x: Operands, plan: WidePlan) -> Body:
@@ -234,6 +237,40 @@ def test_simulated_tf32() -> None:
     simulate(text, entry, memories)
     agree(memories[2], product, x, inner=2e-3)
     assert np.abs(memories[2] - product).max() > 1e-5 * np.abs(product).max()
+
+
+@pytest.mark.parametrize("split, wide", [(2, 32), (4, 16)])
+def test_parts_are_exchanged_as_threads_hold_them(split: int, wide: int) -> None:
+    """16 bytes a thread, side by side; a program's own part stays where it is."""
+    body = matmul(operands(128, 64, 512), WidePlan((128, 64, 64), 3, split, 8, wide, split=split))
+    text, _ = emit(body, "matmul", H200)
+    each = (split - 1) * 64 * wide // 128 // 4  # of one consumer's threads
+    for form in ("st.shared::cluster", "ld.shared"):
+        found = re.findall(rf"\t{re.escape(form)}\S*", text)
+        assert found == [f"\t{form}.v4.b32"] * (2 * each)
+    assert not [f for f in check_body(body, H200) if f.rule == "bank_conflict"]
+
+
+def test_a_place_as_threads_hold_it_is_read_alike() -> None:
+    """It can be read and written whole, by who holds the Tile in the same way; by nobody else."""
+
+    def body(order: tuple[int, int], copied: bool) -> Body:
+        b = PlacedBuilder("held", [("x", Memory((64, 64), float32, use="value")),
+                                   ("y", Memory((64, 64), float32, use="result"))])  # fmt: skip
+        place = b.allocate((64, 64), float32, "shared", "held")
+        b.write(place, b.load(b.parameters[0], (0, 0), (64, 64), (0, 1)))
+        if copied:
+            b.copy_store(b.parameters[1], (0, 0), (0, 1), place)
+        b.store(b.parameters[1], b.read(place), (0, 0), order)
+        return b.finish((1,))
+
+    text, entry = emit(body((0, 1), False), "held", H200)
+    values = [np.arange(4096, dtype=np.float32).reshape(64, 64), np.zeros((64, 64), np.float32)]
+    simulate(text, entry, values)
+    np.testing.assert_array_equal(values[0], values[1])
+    for order, copied in (((1, 0), False), ((0, 1), True)):
+        with pytest.raises(InternalError, match="held"):
+            emit(body(order, copied), "held", H200)
 
 
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))

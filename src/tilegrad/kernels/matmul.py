@@ -202,7 +202,7 @@ class WideMatmul:
         self.full = b.barrier("full", 1, stages)
         if plan.split > 1:
             shape = (self.halves * self.products, plan.split - 1, 64, self.span[1] // plan.split)
-            self.partial = b.allocate(shape, float32, "shared")
+            self.partial = b.allocate(shape, float32, "shared", "held")
             self.gathered = b.barrier("gathered", plan.split - 1, self.halves)
         self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
         program = b.program(0, plan.programs)

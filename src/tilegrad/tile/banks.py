@@ -62,7 +62,7 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
     rank = len(type_.shape)
     axes = node.attrs.get("axes", tuple(range(rank - len(tile.shape), rank)))
     size = type_.dtype.size
-    if not tile.shape or prod(tile.shape) < 2:
+    if not tile.shape or prod(tile.shape) < 2 or type_.layout == "held":  # threads side by side
         return 1
     if writes and from_accumulator(value, accumulators) and fits_accumulator(tile.shape):
         if type_.layout == "swizzle128" and size == 2:

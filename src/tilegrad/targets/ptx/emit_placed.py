@@ -1,10 +1,12 @@
 """The placed level: barriers, asynchronous copies, matrix products, swizzled places.
 
 A swizzled place lies as column blocks of one swizzle span: block, row, column within the block,
-its 16-byte chunks exchanged by the row. One thread of a role issues copies (a role of copies
-alone is one warp); each warp arrives for itself, so a barrier's count is multiplied by the warps
-of the roles that arrive. Invariant: the order of what is emitted is the order of the Body:
-nothing is waited for that it does not wait for.
+its 16-byte chunks exchanged by the row; one with the layout 'held' as 16 bytes of each thread side
+by side, then the next 16, so that only who holds a Tile alike can read it. One thread of a role
+issues copies (a role of copies alone is one warp); each warp arrives for itself, so a barrier's
+count is multiplied by the warps of the roles that arrive. Invariant: the order of what is emitted
+is the order of the Body: nothing is waited for that it does not wait for. It is long because the
+level's ops stand on one page.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ...ir.types import Memory
 from ...tile.placed import expect as expect_op
 from . import rules
 from .descriptor import Operand
-from .emit_memory import SWIZZLES
+from .emit_memory import SWIZZLES, all_nodes
 from .emit_shape import ShapeEmitter
 from .program import TensorMap
 from .spread import Spread, accumulator
@@ -34,6 +36,7 @@ class PlacedEmitter(ShapeEmitter):
         self.map_addresses: dict[TensorMap, str] = {}
         self.places: dict[Node, list[str]] = {}  # registers of register places
         self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
+        self.spreads_held: dict[Node, Spread] = {}  # of places that lie as threads hold them
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
@@ -70,6 +73,9 @@ class PlacedEmitter(ShapeEmitter):
         for s in type_.shape:
             size *= s  # type: ignore[assignment]
         swizzle = SWIZZLES[type_.layout]
+        users = (n.op.name for n in all_nodes(self.body.block) if node in n.inputs)
+        if type_.layout == "held" and not {*users} <= {"read_place", "write_place", "write_remote"}:
+            raise InternalError("ptx.emit", f"{node!r} lies as threads hold it: read or write it")
         at = self.reserve(size, 8 * swizzle if swizzle else 128)
         self.pointers[node] = self.w.value("b32", "add.s32", self.base, str(at))
 
@@ -159,6 +165,8 @@ class PlacedEmitter(ShapeEmitter):
         assert isinstance(type_, Memory)
         base = self.lead_address(place, index, start)
         swizzle, size = SWIZZLES[type_.layout], type_.dtype.size
+        if type_.layout == "held":
+            return self.held_runs(place, base, spread)
         if not swizzle:
             steps = list(type_.element_strides()[len(index) :])
             own = self.thread_offset(spread, [s * size for s in steps])  # type: ignore[operator]
@@ -168,6 +176,16 @@ class PlacedEmitter(ShapeEmitter):
             runs = self.runs(spread, steps, 16, size)  # type: ignore[arg-type]
             return [(f"[{base}+{offsets[s] * size}]", s, n) for s, n in runs]
         return self.swizzled_runs(type_, base, spread, swizzle)
+
+    def held_runs(self, place: Node, base: str, spread: Spread) -> list[tuple[str, int, int]]:
+        """Runs of 16 bytes of each thread, side by side: no bank is wanted twice."""
+        count, size = len(spread.registers), place.dtype.size
+        known = self.spreads_held.setdefault(place, spread)
+        if known != spread or spread.copies(self.threads) or count * size % 16:
+            raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
+        own = self.w.value("b32", "mad.lo.s32", self.thread, "16", base)
+        return [(f"[{own}+{start * size * self.threads}]", start, 16 // size)
+                for start in range(0, count, 16 // size)]  # fmt: skip
 
     def swizzled_runs(
         self, type_: Memory, base: str, spread: Spread, swizzle: int

@@ -20,7 +20,7 @@ from .element import kind_of
 from .emit_moves import Moves, Run
 from .spread import Spread
 
-SWIZZLES = {"": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
+SWIZZLES = {"": 0, "held": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 
 
 @dataclass
