@@ -6,9 +6,9 @@
 
 bf16, 32 query and 8 key heads of 128, one new token a request. Pages lie in random order. Both
 sides are replayed graphs, interleaved, over sets of inputs that pass the L2 cache several times;
-ours is two launches (attend, combine), the work list is made once as in a step of many layers and
-timed alone. Peers: SDPA on cuDNN with `enable_gqa`, and with the heads of a group as queries; the
-faster one counts. Results are checked against float64 first.
+ours is one launch (or two: attend, combine); the work list is made once, as in a step of many
+layers, and timed alone. Peers: SDPA on cuDNN with `enable_gqa`, and with the heads of a group as
+queries; the faster one counts. Results are checked against float64 first.
 """
 
 from __future__ import annotations
@@ -96,9 +96,13 @@ class Case:
         lead = (len(items), spread(x, plan), plan.rows)
         self.partial = torch.empty(*lead, WIDTH, device="cuda")
         self.sums = torch.empty(*lead, device="cuda")
+        self.counters = [torch.zeros(lead[:2], dtype=torch.int32, device="cuda")
+                         for _ in range(plan.joined)]  # fmt: skip
         self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
         self.main = bench.kernel(attend(x, plan), "paged_attention")
-        self.combine = bench.kernel(combine_parts(x, plan), "paged_combine")
+        self.combine = None
+        if not plan.joined:
+            self.combine = bench.kernel(combine_parts(x, plan), "paged_combine")
         self.run(self.make_list)
         there = items[:, 6] > 0
         same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
@@ -119,14 +123,15 @@ class Case:
         self.list_kernel.start()
 
     def launch(self, i: int) -> None:
-        """Attend and combine."""
+        """Attend, and combine where that is another launch."""
         given = (self.q[i], *self.cache[i], *self.scales, self.tables[i], self.items, self.out[i],
-                 self.partial, self.sums)  # fmt: skip
+                 self.partial, self.sums, *self.counters)  # fmt: skip
         self.main.point([t.data_ptr() for t in given])
         self.main.start(dependent=True)
-        self.combine.point([t.data_ptr() for t in (self.cuts, self.partial, self.sums,
-                                                   self.out[i])])  # fmt: skip
-        self.combine.start(dependent=True)
+        if self.combine is not None:
+            self.combine.point([t.data_ptr() for t in (self.cuts, self.partial, self.sums,
+                                                       self.out[i])])  # fmt: skip
+            self.combine.start(dependent=True)
 
     def ours(self) -> Work:
         """Launches over all sets."""
@@ -173,7 +178,8 @@ class Case:
     def check(self) -> float:
         """The error of the first set's result."""
         self.out[0].fill_(float("nan"))
-        self.run(lambda: self.launch(0))
+        for _ in range(2):  # counters are as they were
+            self.run(lambda: self.launch(0))
         return self.error(self.out[0])
 
 
@@ -353,13 +359,22 @@ def plans(case: Case) -> Iterator[tuple[str, PagedPlan]]:
     for block, warps in ((128, 8), (128, 4), (64, 4)):
         most = (227 * 1024 - 12 * 1024) // (block * 2 * WIDTH * case.x.cache.size)
         for stages in sorted({2, max(2, most // 2), most}):
-            for across, programs in ((True, cores), (False, 132), (False, 128)):
-                for hint in ("first", ""):
-                    plan = replace(base, block=block, warps=warps, stages=stages, across=across,
-                                   programs=programs, hint=hint)  # fmt: skip
-                    if not why_not(case.x, plan):
-                        yield (f"block {block} warps {warps} stages {stages} across {across:d}"
-                               f" programs {programs} hint {hint or '-'}"), plan  # fmt: skip
+            for across, programs in ((True, cores), (False, 132)):
+                plan = replace(base, block=block, warps=warps, stages=stages, across=across,
+                               programs=programs)  # fmt: skip
+                kinds = [plan] if stages < most else [
+                    plan, replace(plan, joined=False), replace(plan, hint=""),
+                    replace(plan, early=False)]  # fmt: skip
+                for one in kinds:
+                    if not why_not(case.x, one):
+                        yield text_of(one), one
+
+
+def text_of(plan: PagedPlan) -> str:
+    """A Plan in a line."""
+    return (f"block {plan.block} warps {plan.warps} stages {plan.stages} across {plan.across:d}"
+            f" programs {plan.programs} joined {plan.joined:d} early {plan.early:d}"
+            f" hint {plan.hint or '-'}")  # fmt: skip
 
 
 def sweep(bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int]) -> None:

@@ -4,7 +4,8 @@
 blocks of keys are as many for each program; two warps bring keys and values into rings, page by
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
-An item that is a whole pair writes its result, others leave a part for `paged_combine`.
+An item that is a whole pair writes its result, others leave a part; who counts the last part of
+a pair combines them, or another launch does (`paged_combine`).
 
 Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
 (1.9 us of an SM's share of 4.6 TB/s), 16 products m64n8k16 by each four warps, 2 exp2 a thread,
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..core.dtype import float32, int64
+from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.node import Node
@@ -29,10 +30,13 @@ from ..ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ..tile import ops, placed
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
+from .paged_combine import mixed
 from .paged_shape import (
     BLOCKS,
     FIRST,
+    FROM,
     HEAD,
+    PARTS,
     REQUEST,
     SEES,
     SLOT,
@@ -55,7 +59,7 @@ LOG2_E = 1.4426950408889634
 SHARED = 227 << 10
 BARRIER = 0  # at which the warps that multiply meet
 PRODUCER_FIELDS = (REQUEST, HEAD, FIRST, BLOCKS)
-CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT)
+CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
 
 
 def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
@@ -96,6 +100,7 @@ class _Attend:
         self.cache = (named["keys"], named["values"])
         self.scales = named.get("scales")
         self.out, self.partial, self.sums = named["out"], named["partial"], named["sums"]
+        self.counters = named.get("counters")
         self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
         self.rows = high(item_rows(x, plan))
         self.widths = (padded(x.width), padded(x.value_width))
@@ -171,7 +176,7 @@ class _Attend:
             TOKEN: (0, high(x.tokens) - 1), TOKENS: (0, self.per),
             SEES: (-high(x.tokens), keys), FIRST: (0, self.most_blocks - 1),
             BLOCKS: (0, self.most_blocks),
-            SLOT: (-1, self.rows - 1),
+            SLOT: (-1, self.rows - 1), FROM: (0, self.rows - 1), PARTS: (1, self.walkers),
         }[field]  # fmt: skip
 
     def field(self, row: Size, field: int) -> Node:
@@ -444,11 +449,42 @@ class _Attend:
             offset = b.apply("multiply", line, b.constant(x.value_width, int64))
             offset = b.broadcast(b.apply("add", offset, at), shape)
             inside = b.apply("less", at, b.constant(x.value_width, int64))
+            real = b.apply("less", row, b.constant(self.per * x.group, int64))
+            inside = b.apply("bit_and", inside, real)
             b.scatter(self.partial, result, offset, b.broadcast(inside, shape))
             log = b.apply("add", best, b.apply("log2", b.apply("where", some, sums, one)))
             log = b.apply("where", some, log, b.constant(-math.inf, float32))
             log = b.add(ops.reshape(log, shape=(plan.rows,)))
             b.store(self.sums, log, (slot, self.near, 0), (2,))
+            if self.counters is not None:
+                self.count(sizes)
             return ()
 
         b.branch(b.less(sizes[SLOT], 0), whole, part)
+
+    # ---- the last part ------------------------------------------------------------------------
+
+    def count(self, sizes: dict[int, Size]) -> None:
+        """One more part of a pair is there; who counts the last one combines them."""
+        b = self.b
+        assert self.counters is not None
+        b.do(placed.fence, kind="global")
+        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+        at = b.index(sizes[FROM] * self.spread + self.near)
+        before = b.add(placed.atomic_add(self.counters, b.constant(1, int32), at))
+        last = b.apply("equal", b.cast(before, int64), b.index(sizes[PARTS] - 1))
+        b.branch(last, lambda: self.join(sizes) or ())
+
+    def join(self, sizes: dict[int, Size]) -> None:
+        """All parts of a pair, some at a time, weighted by their sums of weights."""
+        b, x, rows, wide = self.b, self.x, self.plan.rows, self.x.value_width
+        b.do(placed.fence, kind="global")
+        assert self.counters is not None
+        b.store(self.counters, b.constant(0, int32), (sizes[FROM], self.near))
+        room = max(1, min(32, 64 * self.threads // (rows * padded(wide))))
+        together = 1 << (room.bit_length() - 1)
+        result = mixed(b, (self.partial, self.sums), (sizes[FROM], self.near, 0), sizes[PARTS],
+                       (together, rows, wide), self.per * x.group)  # fmt: skip
+        offset, inside = self.places(sizes, (rows, wide), 0, wide)
+        b.scatter(self.out, b.cast(result, x.dtype), b.broadcast(offset, (rows, wide)),
+                  b.broadcast(inside, (rows, wide)))  # fmt: skip

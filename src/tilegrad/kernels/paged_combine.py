@@ -59,8 +59,10 @@ def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -
     head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near
 
     def mix() -> Sequence[Node]:
-        _mix(b, x, (partial, sums, out), (slot, parts, cut % near, row),
-             (token + row // x.group, head * x.group + row % x.group))  # fmt: skip
+        shape = (TOGETHER, 1, x.value_width)
+        result = mixed(b, (partial, sums), (slot, cut % near, row), parts, shape, 1)
+        place = (token + row // x.group, head * x.group + row % x.group, 0)
+        b.store(out, b.cast(result, x.dtype), place, (1, 2))
         return ()
 
     some = b.apply("bit_and", b.less(1, parts), b.less(row // x.group, tokens))
@@ -68,36 +70,49 @@ def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -
     return b.finish((plan.programs, rows), warps=4)
 
 
-def _mix(
-    b: BodyBuilder, x: PagedShape, memories: tuple[Node, Node, Node],
-    where: tuple[Size, Size, Size, Size], place: tuple[Size, Size],
-) -> None:  # fmt: skip
-    """One row of one pair."""
-    (partial, sums, out), (slot, parts, *which), wide = memories, where, x.value_width
-    nothing = b.constant(-math.inf, float32)
+def mixed(
+    b: BodyBuilder, memories: tuple[Node, Node], where: tuple[Size, Size, Size], parts: Size,
+    shape: tuple[int, int, int], real: int,
+) -> Node:  # fmt: skip
+    """Results (rows, width) of the parts from a slot on: `memories` are partial and sums, `where`
+    is (slot, near, row), `shape` (parts at a time, rows, width), of which `real` rows count."""
+    (partial, sums), (slot, *which), (together, rows, wide) = memories, where, shape
+    nothing, zero = b.constant(-math.inf, float32), b.constant(0.0, float32)
 
     def some(start: Size, carried: list[Node]) -> Sequence[Node]:
-        best, total, mixed = carried
-        line = b.apply("add", b.add(ops.iota(size=TOGETHER, dtype=int64)), b.index(start))
-        there = b.apply("less", line, b.index(parts))
-        logs = b.load(sums, (slot + start, *which), (TOGETHER,), (0,), there)
-        tall = b.broadcast(b.add(ops.reshape(there, shape=(TOGETHER, 1))), (TOGETHER, wide))
-        found = b.load(partial, (slot + start, *which, 0), (TOGETHER, wide), (0, 3), tall)
+        best, total, result = carried
+        there = _there(b, start, parts, (together, rows), real)
+        logs = b.load(sums, (slot + start, *which), (together, rows), (0, 2), there)
+        tall = b.broadcast(b.add(ops.reshape(there, shape=(together, rows, 1))), shape)
+        found = b.load(partial, (slot + start, *which, 0), shape, (0, 2, 3), tall)
         logs = b.apply("where", there, logs, nothing)
         now = b.apply("maximum", best, b.add(ops.reduce(logs, axis=0, kind="max")))
-        none = b.apply("equal", now, nothing)
-        base = b.apply("where", none, b.constant(0.0, float32), now)
+        base = b.apply("where", b.apply("equal", now, nothing), zero, now)
         weights = b.apply("exp2", b.apply("subtract", logs, base))
         shrink = b.apply("exp2", b.apply("subtract", best, base))
-        more = b.apply("multiply", found, b.add(ops.reshape(weights, shape=(TOGETHER, 1))))
-        mixed = b.apply("multiply_add", mixed, b.broadcast(shrink, (wide,)),
-                        b.add(ops.reduce(more, axis=0, kind="sum")))  # fmt: skip
+        by_row = b.add(ops.reshape(shrink, shape=(rows, 1)))
+        more = b.apply("multiply", found,
+                       b.add(ops.reshape(weights, shape=(together, rows, 1))))  # fmt: skip
+        result = b.apply("multiply_add", result, b.broadcast(by_row, (rows, wide)),
+                         b.add(ops.reduce(more, axis=0, kind="sum")))  # fmt: skip
         total = b.apply("multiply_add", total, shrink,
                         b.add(ops.reduce(weights, axis=0, kind="sum")))  # fmt: skip
-        return [now, total, mixed]
+        return [now, total, result]
 
-    start = [nothing, b.constant(0.0, float32), b.constant(0.0, float32, (wide,))]
-    _, total, mixed = b.loop("part", 0, parts, TOGETHER, some, start)
-    there = b.apply("less", b.constant(0.0, float32), total)
-    safe = b.apply("where", there, total, b.constant(1.0, float32))
-    b.store(out, b.cast(b.apply("divide", mixed, safe), x.dtype), (*place, 0), (2,))
+    start = [b.constant(-math.inf, float32, (rows,)), b.constant(0.0, float32, (rows,)),
+             b.constant(0.0, float32, (rows, wide))]  # fmt: skip
+    _, total, result = b.loop("part", 0, parts, together, some, start)
+    safe = b.apply("where", b.apply("less", zero, total), total, b.constant(1.0, float32))
+    return b.apply("divide", result, b.add(ops.reshape(safe, shape=(rows, 1))))
+
+
+def _there(b: BodyBuilder, start: Size, parts: Size, shape: tuple[int, int], real: int) -> Node:
+    """Which of some parts and rows there are."""
+    together, rows = shape
+    part = b.apply("add", b.add(ops.iota(size=together, dtype=int64)), b.index(start))
+    part = b.apply("less", part, b.index(parts))
+    found = b.add(ops.reshape(part, shape=(together, 1)))
+    if real < rows:
+        row = b.apply("less", b.add(ops.iota(size=rows, dtype=int64)), b.constant(real, int64))
+        found = b.apply("bit_and", found, b.add(ops.reshape(row, shape=(1, rows))))
+    return b.broadcast(found, shape)

@@ -20,7 +20,9 @@ from .paged_shape import (
     CUT_TOKEN,
     CUT_TOKENS,
     FIRST,
+    FROM,
     HEAD,
+    PARTS,
     RECORD,
     REQUEST,
     SEES,
@@ -67,7 +69,8 @@ def work_list(
             begun.add(program)
             items[program, STOP] = number + part
             fields = {**one, FIRST: one[FIRST] + at - unit, BLOCKS: end - at,
-                      SLOT: -1 if len(pieces) == 1 else number + part}  # fmt: skip
+                      SLOT: -1 if len(pieces) == 1 else number + part, FROM: number,
+                      PARTS: len(pieces)}  # fmt: skip
             for column, value in fields.items():
                 items[place, column] = value
         if len(pieces) > 1:

@@ -25,9 +25,10 @@ from ..ir.symbol import Size, combine, floor_divide, minimum, multiply
 from ..ir.types import Memory
 
 RECORD = 16  # int32 of an item
-REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP = range(10)
+REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
 # SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
-# whole of one; START, STOP: numbers of the program's first and last item, in its first record
+# whole of one; START, STOP: numbers of the program's first and last item, in its first record;
+# FROM, PARTS: the first slot of the item's pair, and how many parts that has
 CUT = 8  # int32 of a pair that programs share
 CUT_SLOT, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
 
@@ -74,6 +75,7 @@ class PagedPlan:
     across: bool = True  # neighbouring programs take the key heads of the same pages
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
+    joined: bool = True  # who finishes a pair's last part combines them, else another launch does
 
 
 def per(x: PagedShape, plan: PagedPlan) -> int:
@@ -166,11 +168,16 @@ def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
 
 
 def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
-    """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums."""
+    """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums, and
+    counters, which are 0 before and after, if parts are combined here."""
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x)]
     if x.scaled:
         made.append(("scales", Memory((2,), float32)))
     made.append(("table", Memory((x.requests, x.most_pages), int32)))
     made.append(work_parameters(x, plan)[0])
     made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
-    return made + scratch_parameters(x, plan, "result")
+    made += scratch_parameters(x, plan, "result")
+    if plan.joined:
+        lead = (item_rows(x, plan), spread(x, plan))
+        made.append(("counters", Memory(lead, int32, use="state")))
+    return made

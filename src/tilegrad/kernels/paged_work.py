@@ -31,7 +31,9 @@ from .paged_shape import (
     CUT_TOKEN,
     CUT_TOKENS,
     FIRST,
+    FROM,
     HEAD,
+    PARTS,
     RECORD,
     REQUEST,
     SEES,
@@ -243,7 +245,7 @@ class _Work:
         alone = b.apply("less_equal", parts, b.constant(1, int64))
         values = {**found, FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
                   BLOCKS: self.do("subtract", high_, low),
-                  SLOT: self.pick(alone, -1, slot)}  # fmt: skip
+                  SLOT: self.pick(alone, -1, slot), FROM: slots, PARTS: parts}  # fmt: skip
         for field, value in values.items():
             b.scatter(self.items, b.cast(value, int32), self.do("add", row, field), there)
         own = self.do("multiply", program, RECORD)

@@ -1,10 +1,10 @@
 """The checks before launch: everything that can be said of a Body without running it.
 
 `check_body` gathers the Findings of `protocol` (races, deadlock, fences, uninitialised places),
-`dependent`, `initialised`, `budget` and `banks`; `require` turns errors into one exception that
-lists all of them. A Finding of a trace that left out the middle of a loop counts only if the whole
-loop shows it too, where that is short enough to be walked. Invariant: a Body is read and never
-changed, and no data is computed, so a kernel of real size is judged in milliseconds.
+`dependent`, `handover`, `initialised`, `budget` and `banks`; `require` turns errors into one
+exception that lists all of them. A Finding of a trace that left out the middle of a loop counts
+only if the whole loop shows it too, where that is short enough to be walked. Invariant: a Body is
+read and never changed, and no data is computed, so a kernel of real size is judged in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .build import Body
 from .check import PLACED_OPS, walk
 from .dependent import check_dependent
 from .finding import Finding, finding
+from .handover import check_handover
 from .initialised import check_initialised
 from .protocol import check_protocol
 from .skeleton import Skeleton, TooLong
@@ -33,6 +34,7 @@ def check_body(body: Body, target: Target | None = None) -> list[Finding]:
         skeleton = Skeleton(body)
         found.update(dict.fromkeys(check_dependent(skeleton)))
         found.update(dict.fromkeys(_protocol(skeleton)))
+        found.update(dict.fromkeys(check_handover(body)))
     else:
         found.update(dict.fromkeys(check_initialised(body)))
     if target is not None:

@@ -257,6 +257,19 @@ def copy_multicast(
     )  # fmt: skip
 
 
+def copy_pages(
+    place: Any, at: Any, memory: Any, pages: Any, index: Any, shape: tuple[int, int],
+    axes: Sequence[int], barrier_: BarrierValue, stage: Any = 0, hint: str = "",
+) -> int:  # fmt: skip
+    """Copy a box of each of several pages of an array into the rows of a place, one below the
+    other; a tile of numbers says which pages. Gives the bytes."""
+    numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64)
+    return _builder("copy_pages").copy_pages(
+        _memory(place, "copy_pages"), _sizes(at), _memory(memory, "copy_pages"), numbers.node,
+        _sizes(index), shape, tuple(axes), barrier_.node, size_of(stage, "stage"), hint,
+    )  # fmt: skip
+
+
 def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:
     """Arrive at the barrier of another program of the cluster."""
     sizes = size_of(stage, "stage"), size_of(rank, "rank")
