@@ -249,11 +249,32 @@ def test_norm_gradients(shape) -> None:
     check(H200, norm_gradients, *(v.astype(BF16) for v in values), looser=4)
 
 
-def test_norm_gradients_on_the_simulator(small: Target) -> None:
+def square_gradients(x, dy, w):
+    """A root mean square norm's derivatives: two sums of a row, neither needs the other."""
+    n = float(x.shape[1])
+    g = build.multiply(dy, w)
+    squares = build.divide(build.sum_(build.multiply(x, x), 1, keep=True), n)
+    inverse = build.unary(ops.reciprocal, build.unary(ops.square_root, build.add(squares, 1e-5)))
+    pull = build.divide(build.sum_(build.multiply(g, x), 1, keep=True), n)
+    cube = build.multiply(build.multiply(inverse, inverse), build.multiply(inverse, pull))
+    by_x = build.subtract(build.multiply(g, inverse), build.multiply(x, cube))
+    return [by_x, build.sum_(build.multiply(dy, build.multiply(x, inverse)), 0)]
+
+
+def test_one_exchange_a_row_is_one_meeting() -> None:
+    """What the threads of one row leave behind is not where those of the next write."""
+    types = ((16384, 4096), dtypes.float32), ((16384, 4096), dtypes.float32)
+    body = bodies(square_gradients, *types, ((4096,), dtypes.float32))[0]
+    assert count(body, "reduce", "loop") == 2
+    assert emit(body, "entry", H200)[0].count("bar.sync") == 1
+
+
+@pytest.mark.parametrize("function", [norm_gradients, square_gradients], ids=["layer", "square"])
+def test_norm_gradients_on_the_simulator(small: Target, function) -> None:
     """As PTX, several rows a program: what one row leaves in shared memory is no other's."""
     shape = (256, 600)
     values = [floats(*shape) + 1, floats(*shape, seed=1), floats(shape[1], seed=2)]
-    nodes, outputs = made(norm_gradients, *values)
+    nodes, outputs = made(function, *values)
     expected = interpret(outputs, dict(zip(nodes, values)))
     for node, a, b in zip(outputs, simulated(small, nodes, outputs, values), expected):
         compare(node, a, b, looser=20)

@@ -181,6 +181,9 @@ class Emitter(ControlEmitter):
         written, w.lines = w.lines, []
         if self.scratch_bases and not self.base:
             self.base = w.value("b32", "mov.u32", "dynamic_shared")
+        if self.scratch_swapped:
+            most = max(self.scratch_bytes[key] for key in self.scratch_keys())
+            self.scratch_bytes.update(dict.fromkeys(self.scratch_keys(), most))
         for key, register in self.scratch_bases.items():
             at = self.reserve(self.scratch_bytes[key], 128)
             w.put("add.s32", register, self.base, str(at))

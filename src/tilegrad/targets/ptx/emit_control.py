@@ -140,7 +140,7 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
                 index = w.value(kind, f"add.{suffix}", index, str(step))
         values = [self.packed(one, new) for one, new in zip(carried, values)]
         self.swap([one.registers for one in carried], values, [one.kind for one in carried])
-        if self.hazards.turns(head):
+        if self.hazards.turns(head) and not self.swap_scratch(head):
             self.sync()
         self.hazards.heads.pop()
         w.put(f"add.{suffix}", counter, counter, str(step * times))

@@ -2,14 +2,15 @@
 
 Threads of a portable Body meet where one would touch what another may still read or has just
 written: `Hazards` keeps what was touched since the last meeting, through branches and round the
-back of loops. Scratch is two buffers in turn, so that an exchange costs one barrier. Invariant:
+back of loops. Scratch is two buffers in turn, so that an exchange costs one barrier; where a loop's
+turn has an odd number of them they change places at its end. Invariant:
 between a write of shared memory by a plain op and any other access of it lies a barrier, on
 every path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.dtype import DType
@@ -74,6 +75,11 @@ class Hazards:
         for number, head in enumerate(self.heads):
             head.met = all(s[2][number] for s in states)
 
+    def rename(self, names: Mapping[Hashable, Hashable]) -> None:
+        """From here on some things go by other names."""
+        self.reads = {names.get(r, r) for r in self.reads}
+        self.writes = {names.get(w, w) for w in self.writes}
+
     def turns(self, head: Head) -> bool:
         """Whether threads must meet before a loop's next turn."""
         return bool(head.writes & (self.reads | self.writes) or head.reads & self.writes)
@@ -91,6 +97,7 @@ class SharedEmitter(Moves):
         self.scratch_key: Hashable = None
         self.scratch_bytes: dict[Hashable, int] = {}
         self.scratch_bases: dict[Hashable, str] = {}
+        self.scratch_swapped = False  # both must be as large as either
         self.toggles: dict[str, int] = {}  # registers that begin with a value
         self.in_role = False
         self.role_number = 0
@@ -138,6 +145,28 @@ class SharedEmitter(Moves):
         if key not in self.scratch_bases:
             self.scratch_bases[key] = self.w.new("b32")
         return self.scratch_bases[key]
+
+    def swap_scratch(self, head: Head) -> bool:
+        """At the end of a loop's turn: let the two buffers change places where the next turn need
+        not wait then. Only in an outermost loop: no other keeps what was touched by name."""
+        first, second = self.scratch_keys()
+        names = {first: second, second: first}
+        if self.in_role or len(self.hazards.heads) != 1:
+            return False
+        self.hazards.rename(names)
+        if self.hazards.turns(head):
+            self.hazards.rename(names)
+            return False
+        one, other = (self.scratch_base(key, 0) for key in names)
+        kept = self.w.value("b32", "mov.b32", one)
+        self.w.put("mov.b32", one, other)
+        self.w.put("mov.b32", other, kept)
+        self.scratch_swapped = True
+        return True
+
+    def scratch_keys(self) -> tuple[Hashable, Hashable]:
+        """The names of the two buffers of a program's threads."""
+        return ("scratch", -1, 0), ("scratch", -1, 1)
 
     def scratch_written(self) -> None:
         """What was written is there for all to read."""
