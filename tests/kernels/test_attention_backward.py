@@ -20,6 +20,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph.attention_types import dropout_threshold
 from tilegrad.graph.interpret import philox
+from tilegrad.ir.symbol import combine, evaluate, symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention_backward import (
     BackwardPlan,
@@ -261,6 +262,23 @@ def test_parts_of_a_bias(lead: int, tail: int) -> None:
     """A bias and a mask that lack some of batch, heads, queries and keys."""
     x = shape(2, 1, 40, 30, 32, batch=2, extras=("bias", "mask"))
     run(x, BackwardPlan(32, keys=32), "interpreted", bias=(lead, tail), mask=(3 - lead, 3 - tail))
+
+
+@pytest.mark.parametrize("plan", (SMALL, FAST))
+def test_symbols(plan: BackwardPlan) -> None:
+    """Numbers of tokens that are known at run time."""
+    fixed = shape(2, 1, 150, 170, 64, band=(None, 20))
+    memories, wanted = numbers(fixed)
+    queries, keys = symbol("queries", 1, 1000), symbol("keys", 1, 1000)
+    x = replace(fixed, queries=queries, keys=keys, band=(None, combine(keys, queries, -1)))
+    bound = {"queries": 150, "keys": 170}
+    made = attention_backward(x, plan)
+    for name, type_ in made.scratch:
+        memories[name] = np.full([evaluate(n, bound) for n in type_.shape], np.nan, np.float32)
+    for launch in made.launches:
+        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+        interpret.run(launch.body, [memories[n] for n in launch.arguments], bound)
+    agree(fixed, memories, wanted)
 
 
 def test_formula() -> None:

@@ -362,6 +362,8 @@ class Consumer:
             b.do(placed.matrix_commit)
         if not w.with_changes:
             return
+        if not self.early:  # long over: it keeps p from being computed behind the wait for dout v^T
+            b.wait(w.ready, 0, 0)
         b.do(placed.matrix_wait, pending=1 if self.early else 0)
         back = b.read(self.back)
         back = back if keep is None else b.apply("multiply", back, keep)
