@@ -27,6 +27,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import paged_reference as reference
 from tilegrad.kernels.paged_append import Rotary, append
 from tilegrad.kernels.paged_attention import attend, choose
+from tilegrad.kernels.paged_call import attention_callee, list_callee
 from tilegrad.kernels.paged_combine import combine_parts
 from tilegrad.kernels.paged_shape import (
     BLOCKS,
@@ -41,11 +42,13 @@ from tilegrad.kernels.paged_shape import (
     why_not,
 )
 from tilegrad.kernels.paged_work import work_list
+from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
+from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body
 
@@ -296,6 +299,29 @@ def test_work_list_with_symbols() -> None:
     same_list(found, wanted)
 
 
+# ---- called by a Graph ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ("heads across", "combined by another launch", "8 bits"))
+def test_callees(label: str) -> None:
+    """The list and the attention as a Graph calls them, read back from their text too; each Body
+    is what the scheduler takes for a GPU."""
+    x, plan, lengths, queries = CASES[label]
+    step = make_step(x, lengths, queries)
+    for again in (False, True):
+        makers = [list_callee(x, plan), attention_callee(x, plan)]
+        if again:
+            makers = [parse_callee(c.to_text()) for c in makers]
+        items, cuts = makers[0].interpret(step.lengths, step.starts)
+        last = np.zeros((len(items), spread(x, plan)), np.int32) if plan.joined else cuts
+        given = (step.q, step.keys, step.values, *step.scales, step.table, items, last)
+        assert [t.shape for t in makers[1].types("read")] == [g.shape for g in given]
+        agree(step, makers[1].interpret(*given)[0])
+    for callee in makers:
+        for body, _ in callee.launches:
+            fitted(body, H200)
+
+
 # ---- appending ----------------------------------------------------------------------------------
 
 APPENDED = {
@@ -375,6 +401,8 @@ def real_shapes() -> Iterator[tuple[PagedShape, int]]:
     yield replace(base, width=96, value_width=96), 1
     yield base, 4
     yield base, 64
+    yield replace(base, tokens=1024, requests=1024), 1
+    yield replace(base, tokens=8192, requests=256), 64
 
 
 def test_assembled() -> None:
@@ -389,7 +417,8 @@ def test_assembled() -> None:
         for body in bodies:
             errors = [f for f in check_body(body, H200) if f.level == "error"]
             assert not errors, (x, plan, errors)
-            text = emit(body, "kernel", H200)[0]
+            text, entry = emit(body, "kernel", H200)
+            assert entry.shared_bytes <= 227 << 10
             if text not in texts.values():
                 texts[f"{body.name} {x} {plan}"] = text
     for label, made in assemble_all(texts, H200.cpu).items():

@@ -128,7 +128,7 @@ class _Attend:
         b.role("multiply", plan.warps, 0, self.consumer)
         b.role("bring_keys", 1, 0, lambda: self.producer(0))
         b.role("bring_values", 1, 0, lambda: self.producer(1))
-        return b.finish((plan.programs,), plan=plan, distinct=True)
+        return b.finish((plan.programs,), plan=plan, distinct=True, level="placed")
 
     # ---- items ------------------------------------------------------------------------------
 

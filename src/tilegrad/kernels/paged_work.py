@@ -51,7 +51,8 @@ from .paged_shape import (
     work_parameters,
 )
 
-CHUNK = 64  # row blocks whose requests are looked up at once
+CHUNK = 64  # row blocks whose requests are looked up at once, at most
+HELD = 1 << 14  # elements of a tile that the threads hold without spilling
 KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
 UNITS = len(KNOWN)  # where a row block's blocks begin, of all
 
@@ -81,6 +82,7 @@ class _Work:
         self.lengths, self.starts, self.items, self.cuts = b.parameters
         self.walkers = walkers(x, plan)
         self.count = max(CHUNK, power(row_blocks(x, plan)))
+        self.chunk = max(8, min(CHUNK, HELD // power(x.requests)))
 
     def build(self) -> Body:
         """Row blocks, then pairs, then items."""
@@ -88,7 +90,8 @@ class _Work:
         self.known = b.allocate((UNITS + 1, self.count), int32, "shared")
         self.find_row_blocks()
         self.make_items()
-        return b.finish((1,), warps=8, distinct=True)
+        pairs = self.count * power(listed(self.x, self.plan))
+        return b.finish((1,), warps=max(8, min(32, pairs // 256)), distinct=True)
 
     # ---- arithmetic -------------------------------------------------------------------------
 
@@ -129,15 +132,15 @@ class _Work:
         ends = b.add(ops.reshape(self.running(blocks), shape=(1, size)))
 
         def chunk(start: Size, _: list[Node]) -> Sequence[Node]:
-            number = b.apply("add", self.line(CHUNK), b.index(start))
-            column = b.add(ops.reshape(number, shape=(CHUNK, 1)))
-            over = b.broadcast(b.apply("less_equal", ends, column), (CHUNK, size))
+            number = b.apply("add", self.line(self.chunk), b.index(start))
+            column = b.add(ops.reshape(number, shape=(self.chunk, 1)))
+            over = b.broadcast(b.apply("less_equal", ends, column), (self.chunk, size))
             request = self.fold(b.cast(over, int64), "sum", 1)
-            before = self.fold(self.pick(over, b.broadcast(ends, (CHUNK, size)), 0), "max", 1)
+            before = self.fold(self.pick(over, b.broadcast(ends, (self.chunk, size)), 0), "max", 1)
             self.one_chunk(start, request, self.do("subtract", number, before))
             return []
 
-        b.loop("chunk", 0, self.count, CHUNK, chunk)
+        b.loop("chunk", 0, self.count, self.chunk, chunk)
 
     def one_chunk(self, start: Size, request: Node, number: Node) -> None:
         """Row blocks, each the `number`th of a request."""
@@ -151,7 +154,7 @@ class _Work:
         tokens = self.do("minimum", self.do("subtract", queries, before), per(x, plan))
         sees = self.do("add", self.do("subtract", length, queries), self.do("add", before, 1))
         end = self.do("maximum", self.do("add", sees, self.do("subtract", tokens, 1)), 0)
-        begin = b.constant(0, int64, (CHUNK,))
+        begin = b.constant(0, int64, (self.chunk,))
         if x.window:
             begin = self.do("maximum", self.do("subtract", sees, x.window), 0)
             begin = self.do("floor_divide", begin, plan.block)

@@ -1,0 +1,44 @@
+"""The kernels of a paged cache as a Graph calls them: inference only, no derivative.
+
+`list_callee` is called once a step, `attention_callee` once a layer with the list's results.
+Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
+written while it runs and is zeros again afterwards; one array serves all layers of a stream.
+Invariant: arguments and results stand in the order that the docstrings say.
+"""
+
+from __future__ import annotations
+
+from ..tile.build import Body
+from ..tile.callee import KernelCallee
+from .paged_attention import attend
+from .paged_combine import combine_parts
+from .paged_shape import PagedPlan, PagedShape
+from .paged_work import work_list
+
+
+def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    """(lengths, query_starts) -> (items, cuts)."""
+    return _callee("paged_work", (work_list(x, plan),), ("items", "cuts"))
+
+
+def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
+    cuts) -> (out, partial, sums)."""
+    bodies = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
+    return _callee("paged_attention", bodies, ("out", "partial", "sums"))
+
+
+def _callee(name: str, bodies: tuple[Body, ...], results: tuple[str, ...]) -> KernelCallee:
+    """Parameters of the same name are the same array."""
+    arguments: dict[str, int] = {}
+    launches = []
+    for body in bodies:
+        roles = []
+        for parameter in body.parameters:
+            own = parameter.attrs["name"]
+            if own in results:
+                roles.append(("store", results.index(own)))
+            else:
+                roles.append(("read", arguments.setdefault(own, len(arguments))))
+        launches.append((body, tuple(roles)))
+    return KernelCallee(name, tuple(launches))
