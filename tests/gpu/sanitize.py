@@ -91,6 +91,9 @@ WIDE: dict[str, tuple[Operands, WidePlan]] = {
     "cluster of four": (operands(200, 40, 200), WidePlan((64, 64, 64), 3, 4, cluster=4)),
     "turned cluster": (operands(200, 16, 136, **TURNED),
                        WidePlan((64, 16, 64), 3, 4, 1, 16, cluster=2, dependent=True)),
+    "rows of tokens": (operands(24, 200, 200),
+                       WidePlan((64, 40, 128), 3, 5, staged=40, dependent=True)),
+    "width 72": (operands(77, 136, 136), WidePlan((128, 72, 64), 3, 2, staged=72)),
     "split 2": (operands(72, 72, 200), WidePlan((64, 64, 64), 2, 8, staged=32, split=2)),
     "split 4": (operands(72, 64, 520), WidePlan((128, 64, 64), 2, 4, staged=16, split=4)),
     "turned split": (operands(136, 16, 400, **TURNED),
@@ -100,6 +103,15 @@ WIDE: dict[str, tuple[Operands, WidePlan]] = {
     "split and cluster along n": (operands(72, 200, 200),
                                   WidePlan((128, 96, 64), 2, 8, staged=48, split=2, cluster=2,
                                            across=True, dependent=True)),
+}  # fmt: skip
+BESIDE: dict[str, tuple[Operands, WidePlan]] = {
+    "added": (operands(264, 136, 200), WidePlan((128, 128, 64), 3, 2, dependent=True)),
+    "added, width 96": (operands(72, 200, 136), WidePlan((128, 96, 64), 3, 2, staged=32)),
+    "added, batch": (operands(72, 136, 136, batch=3), WidePlan((128, 128, 64), 3, 4)),
+    "added, cluster along m": (operands(300, 136, 200),
+                               WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True)),
+    "added, cluster along n": (operands(136, 264, 200),
+                               WidePlan((128, 128, 64), 3, 2, cluster=2, across=True)),
 }  # fmt: skip
 THREADS: dict[str, tuple[Operands, ThreadPlan]] = {
     "threads": (operands(136, 72, 136), ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 64))),
@@ -146,6 +158,17 @@ def one_product(body: Body, x: Operands) -> Run:
     return Run(body, memories, {2: product}, 2e-3 if x.dtype is float32 else 1e-5)
 
 
+def added_product(x: Operands, plan: WidePlan) -> Run:
+    """A product to which a matrix is added that comes through the ring."""
+
+    def add(b: Any, inputs: Any, added: Any) -> Any:
+        return b.apply("add", inputs[0], b.cast(inputs[-1], float32))
+
+    run = one_product(fill(wide_matmul(x, plan, beside=1), "epilogue", add), x)
+    given = draw(2, x.dtype, *run.memories[2].shape)
+    return Run(run.body, [*run.memories, given], {2: run.wanted[2] + given.astype(np.float64)})
+
+
 def joint_products(x: Operands, plan: WidePlan) -> Run:
     """One input and several weights; gated, the product of both results is stored."""
     body = joint_matmul(x, plan)
@@ -174,6 +197,8 @@ def library() -> Iterator[tuple[str, Callable[[], Run]]]:
     """Every kind of library kernel."""
     for name, (x, wide) in WIDE.items():
         yield f"wide: {name}", lambda x=x, p=wide: one_product(plain(wide_matmul(x, p)), x)
+    for name, (x, wide) in BESIDE.items():
+        yield f"wide: {name}", lambda x=x, p=wide: added_product(x, p)
     for name, (x, thread) in THREADS.items():
         yield name, lambda x=x, p=thread: one_product(plain(thread_matmul(x, p)), x)
     for name, (x, joint) in JOINT.items():
