@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
@@ -132,27 +133,34 @@ class _Attend:
 
     # ---- items ------------------------------------------------------------------------------
 
-    def number(self, memory: Node, index: Sequence[Size], most: Size, least: int = 0) -> Node:
-        """A loaded integer within bounds."""
+    def number(self, row: Size, field: int) -> Node:
+        """An integer of a record, as it stands there."""
+        return self.b.cast(self.b.load(self.items, (row, field)), int64)
+
+    def within(self, value: Node, least: int, most: int) -> Node:
+        """A number, brought within bounds."""
         b = self.b
-        found = b.cast(b.load(memory, index), int64)
-        found = b.apply("minimum", found, b.index(most))
-        return b.apply("maximum", found, b.index(least))
+        return b.apply("maximum", b.apply("minimum", value, b.index(most)), b.index(least))
 
     def walk(self, fields: Sequence[int], body: object) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
         b, plan, p, most = self.b, self.plan, self.walker, self.rows
-        start = b.atom("start", self.number(self.items, (p, START), most), 0, most)
-        stop = b.atom("stop", self.number(self.items, (p, STOP), most, -1), -1, most)
+        loaded = [self.number(p, f) for f in (START, STOP, *fields)]
+        start = b.atom("start", self.within(loaded[0], 0, most), 0, most)
+        stop = b.atom("stop", self.within(loaded[1], -1, most), -1, most)
+        first = [self.within(v, *self.bounds(f)) for f, v in zip(fields, loaded[2:])]
         count = maximum(minimum(stop - start + 1, most), 0)
+        # No field is negative, and to know that all must be here: they come at the same time.
+        signs = [v for f, v in zip(fields, loaded[2:]) if self.bounds(f)[0] >= 0]
+        whole = reduce(lambda a, c: b.apply("bit_or", a, c), signs)
+        there = b.apply("less_equal", b.constant(0, int64), whole)
+        items = b.apply("where", there, b.index(count), b.constant(0, int64))
 
         def record(number: Size) -> list[Node]:
-            later = minimum(number, 1)
-            row = p + later * (self.walkers + start - 2 * p - 1) + number
-            row = minimum(maximum(row, 0), most - 1)
+            row = minimum(maximum(self.walkers + start - p - 1 + number, 0), most - 1)
             row = b.atom("row", b.index(row), 0, most - 1)
-            return [self.field(row, f) for f in fields]
+            return [self.within(self.number(row, f), *self.bounds(f)) for f in fields]
 
         def one(number: Size, carried: list[Node]) -> Sequence[Node]:
             turn, *found = carried
@@ -165,7 +173,7 @@ class _Attend:
             after = (before + sizes[BLOCKS]) % (2 * plan.stages)
             return [b.index(after), *following]
 
-        b.loop("item", 0, count, 1, one, [b.index(0), *record(0)])
+        b.loop("item", 0, b.atom("items", items, 0, most), 1, one, [b.index(0), *first])
 
     def bounds(self, field: int) -> tuple[int, int]:
         """What a field of a record can be."""
@@ -178,11 +186,6 @@ class _Attend:
             BLOCKS: (0, self.most_blocks),
             SLOT: (-1, self.rows - 1), FROM: (0, self.rows - 1), PARTS: (1, self.walkers),
         }[field]  # fmt: skip
-
-    def field(self, row: Size, field: int) -> Node:
-        """One integer of a record."""
-        least, most = self.bounds(field)
-        return self.number(self.items, (row, field), most, least)
 
     def slot(self, before: Size, step: Size) -> tuple[Size, Size]:
         """(stage, lap) of a block."""
