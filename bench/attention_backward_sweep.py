@@ -60,12 +60,13 @@ def label(p: BackwardPlan) -> str:
     """A Plan in a few words."""
     changed = [f"{name}={value}" for name, value in asdict(p).items()
                if name not in KNOWN and value != getattr(BackwardPlan(), name)]  # fmt: skip
-    ways = [name for name in ("fast", "held", "late") if getattr(p, name)]
+    ways = [name for name in ("fast", "held", "late", "turns", "dependent") if getattr(p, name)]
     walked = "" if p.fast else f" k{p.keys} s{p.key_stages}"
     return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *changed])
 
 
-KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "held", "late"}
+KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "held", "late", "turns",
+         "dependent"}  # fmt: skip
 
 
 def build(job: tuple[AttentionShape, BackwardPlan]) -> tuple[list[Built], str]:

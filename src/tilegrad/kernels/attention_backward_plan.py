@@ -33,8 +33,10 @@ class BackwardPlan:
     key_stages: int = 2
     held: bool = False  # what programs keep is held in registers as an operand
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
+    turns: bool = False  # consumers take turns at issuing the products of scores
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
     apart: bool = False  # dk and dv by launches of their own: heads of more than 128
+    dependent: bool = False  # waits for the launch before it by itself
     registers: tuple[int, int] = (24, 240)
 
 
@@ -85,6 +87,7 @@ def why_not(
             (any(b % 16 or not 16 <= b <= 256 for b in (plan.queries, plan.keys)),
              "blocks are multiples of 16 up to 256"),
             (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
+            (plan.fast and plan.turns, "consumers meet for dq"),
             (plan.fast and plan.held, "keys are operands of two products"),
             (plan.fast and (plan.apart or "query_starts" in x.extras),
              "no sums of sequences in a row, or of wide heads"),
@@ -109,10 +112,14 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
     elif narrow:
         found = [BackwardPlan(128, 2, 128, 2, late=True), BackwardPlan(64, 4, 128, 2, held=True),
                  BackwardPlan(96, 3, 144, 2), BackwardPlan(96, 3, 128, 3, late=True),
-                 BackwardPlan(80, 3, 112, 3, held=True), BackwardPlan(64, 4, 160, 2)]  # fmt: skip
+                 BackwardPlan(80, 3, 112, 3, held=True), BackwardPlan(64, 4, 160, 2),
+                 BackwardPlan(128, 2, 128, 2, late=True, turns=True),
+                 BackwardPlan(64, 4, 128, 2, held=True, turns=True)]  # fmt: skip
     else:
         found = [BackwardPlan(64, 3, 128, 2), BackwardPlan(80, 2, 112, 2, late=True),
-                 BackwardPlan(64, 4, 96, 2), BackwardPlan(64, 2, 144, 2)]  # fmt: skip
+                 BackwardPlan(64, 4, 96, 2), BackwardPlan(64, 2, 144, 2),
+                 BackwardPlan(64, 3, 128, 2, turns=True),
+                 BackwardPlan(80, 2, 112, 2, late=True, turns=True)]  # fmt: skip
     if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
         block = 128 if padded(x.width) <= 64 else 64
         first = replace(found[0], queries=block, fast=True, held=False)

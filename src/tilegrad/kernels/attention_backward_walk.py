@@ -70,6 +70,9 @@ class Walk:
     def build(self) -> Body:
         """Places, barriers, roles."""
         b, x = self.b, self.x
+        if self.plan.dependent:
+            b.do(placed.grid_dependency_wait)
+            b.do(placed.grid_launch_dependents)
         self.places()
         lines = multiply(x.batch, self.heads)
         line, block = b.program(0, lines), b.program(1, self.blocks)
@@ -320,6 +323,8 @@ class Consumer:
         """Every block, then the results."""
         b = self.b
         b.wait(self.w.ready, 0, 0)
+        if self.plan.turns and self.own:  # the other begins
+            b.do(placed.named_arrive, number=3, threads=256)
         self.operands = [self.hold(place) for place in self.w.kept] if self.plan.held else []
         self.w.for_blocks(self.block)
         b.do(placed.matrix_wait, pending=0)
@@ -339,6 +344,8 @@ class Consumer:
         """Scores and dout v^T, p and ds, and their products, which the next block waits for."""
         b, w = self.b, self.w
         stage, lap = w.turn(member, block)
+        if self.plan.turns:
+            b.do(placed.named_sync, number=3 + self.own, threads=256)
         self.against(0, self.scores, stage, lap)
         b.do(placed.matrix_wait, pending=1)  # the block before is done with its operands
         self.release_before(member, block)
@@ -346,6 +353,8 @@ class Consumer:
             self.against(1, self.back, stage, lap)
         else:
             b.wait(w.full[1], stage, lap % 2)
+        if self.plan.turns:
+            b.do(placed.named_arrive, number=4 - self.own, threads=256)
         if w.of_keys:
             b.wait(w.told, stage, lap % 2)
         b.do(placed.matrix_wait, pending=1 if w.with_changes else 0)
@@ -440,7 +449,7 @@ class Consumer:
         b, x = self.b, self.x
         s, factor, slope = b.read(self.scores), x.scale * parts.LOG2_E, None
         if x.softcap:
-            s = b.apply("tanh", parts.scaled(b, s, x.scale / x.softcap))
+            s = parts.quick_tanh(b, s, x.scale / x.softcap)
             one = parts.number(b, 1.0)
             slope = b.apply("subtract", one, b.apply("multiply", s, s))
             factor = x.softcap * parts.LOG2_E
