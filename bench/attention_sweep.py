@@ -219,6 +219,12 @@ def measure(bench: Any, x: AttentionShape, built: list[tuple[AttentionPlan, Any]
     return row
 
 
+def few(plans: list[AttentionPlan], count: int) -> list[AttentionPlan]:
+    """Plans of the first so many tiles; 0: all."""
+    tiles = list(dict.fromkeys(p.tile for p in plans))[: count or None]
+    return [p for p in plans if p.tile in tiles]
+
+
 def cases_of(given: argparse.Namespace) -> list[Case]:
     """Head sizes x lengths x causal or not."""
     causal = {"both": (True, False), "yes": (True,), "no": (False,)}[given.causal]
@@ -238,6 +244,7 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=2048, help="heads x head size")
     parser.add_argument("--chosen", action="store_true", help="only what the model chooses")
     parser.add_argument("--only", default="", help="Plans whose label has this in it")
+    parser.add_argument("--tiles", type=int, default=0, help="how many tiles of the model's list")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--dry", action="store_true", help="build and assemble, do not run")
@@ -246,7 +253,7 @@ def main() -> None:
     cases = cases_of(given)
     shapes = {c: shape_of(c, given.total, given.features, given.dtype, given.group) for c in cases}
     wanted = {c: [choose(x, H200)] if given.chosen else
-              [p for p in candidates(x, H200) if given.only in label(p)]
+              few([p for p in candidates(x, H200) if given.only in label(p)], given.tiles)
               for c, x in shapes.items()}  # fmt: skip
     jobs = [(shapes[c], p) for c in cases for p in wanted[c]]
     with ProcessPoolExecutor(max(1, given.workers)) as pool:

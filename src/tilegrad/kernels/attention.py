@@ -98,7 +98,7 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
             (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
             (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
             (plan.stages < 2, "a ring has two stages or more"),
-            (plan.staged and value_width % (plan.staged * plan.together),
+            (plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
              "staged pieces divide the columns"),
             (not plan.staged and value_width != padded(x.width),
              "results are wider or narrower than the place of queries"),

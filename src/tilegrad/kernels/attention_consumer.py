@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..core.dtype import float32, int32, int64, uint32
@@ -22,6 +22,16 @@ from .attention_walk import Work
 
 if TYPE_CHECKING:
     from .attention import WideAttention
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile as a consumer walks it: steps before it, the stage of its queries, its first step."""
+
+    work: Work
+    turn: Size
+    stage: Size
+    first: Size
 
 
 class Consumer:
@@ -111,45 +121,13 @@ class Consumer:
         if self.shrink is not None:
             b.write(self.shrink, b.constant(1.0, float32, (64, 1)))
         self.write_weights(p)
-
-        def step(j: Size, cut: bool, columns: int = k.keys) -> None:
-            before = combine(j, 1, -1)
-            self.wait_full(0, turn, j)
-            self.take_turn()
-            b.do(placed.matrix_fence)
-            self.multiply_keys(stage, turn, j, self.scores)
-            self.wait_full(1, turn, before)
-            if self.shrink is not None:
-                self.rescale(b.read(self.shrink))
-            self.multiply_values(turn, before, columns, first)
-            self.give_turn()
-            b.do(placed.matrix_wait, pending=1)
-            self.release(0, turn, j)
-            p, shrink = self.softmax(work, j, cut, False)
-            b.do(placed.matrix_wait, pending=0)
-            self.release(1, turn, before)
-            if self.shrink is not None:
-                b.write(self.shrink, shrink)
-            else:
-                self.rescale(shrink)
-            self.write_weights(p)
-
-        rest = work
-        if self.columns < k.keys:  # the second step has the first block's values
-            rest = replace(work, right=k.held("second", minimum(2, work.count)))
-
-            def second(j: Size, _: list[Node]) -> Sequence[Node]:
-                step(j, False, self.columns)
-                return []
-
-            b.loop("second", 1, rest.right, 1, second)
-        k.steps(rest, step, first)
+        at = Tile(work, turn, stage, first)
+        self.steps(at)
         last = combine(work.count, 1, -1)
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
         self.wait_full(1, turn, last)
-        if self.shrink is not None:
-            self.rescale(b.read(self.shrink))
+        self.rescale_late()
         self.multiply_values(turn, last, k.keys, first)
         if self.plan.chained:
             after = modulo(combine(turn, work.count, 1), 2 * self.plan.stages)
@@ -157,6 +135,41 @@ class Consumer:
         b.do(placed.matrix_wait, pending=int(self.plan.chained))
         self.release(1, turn, last)
         self.finish(work, stage)
+
+    def steps(self, at: Tile) -> None:
+        """All steps of a tile after the first."""
+        k, work = self.k, at.work
+        if self.columns < k.keys:  # the second step has the first block's values
+            work = replace(work, right=k.held("second", minimum(2, work.count)))
+
+            def second(j: Size, _: list[Node]) -> Sequence[Node]:
+                self.step(at, j, False, self.columns)
+                return []
+
+            self.b.loop("second", 1, work.right, 1, second)
+        k.steps(work, lambda j, cut: self.step(at, j, cut, k.keys), at.first)
+
+    def step(self, at: Tile, j: Size, cut: bool, columns: int) -> None:
+        """Scores of a block and the values of the one before, of which `columns` keys count."""
+        b, turn, before = self.b, at.turn, combine(j, 1, -1)
+        self.wait_full(0, turn, j)
+        self.take_turn()
+        b.do(placed.matrix_fence)
+        self.multiply_keys(at.stage, turn, j, self.scores)
+        self.wait_full(1, turn, before)
+        self.rescale_late()
+        self.multiply_values(turn, before, columns, at.first)
+        self.give_turn()
+        b.do(placed.matrix_wait, pending=1)
+        self.release(0, turn, j)
+        p, shrink = self.softmax(at.work, j, cut, False)
+        b.do(placed.matrix_wait, pending=0)
+        self.release(1, turn, before)
+        if self.shrink is not None:
+            b.write(self.shrink, shrink)
+        else:
+            self.rescale(shrink)
+        self.write_weights(p)
 
     def tile_in_order(self, count: Size, work: Work, turn: Size) -> None:
         """One tile: scores, softmax, values, one after another; only consumers overlap."""
@@ -218,6 +231,11 @@ class Consumer:
     def rescale(self, shrink: Node) -> None:
         """What was summed so far, for a larger maximum."""
         self.b.write(self.total, self.b.apply("multiply", self.b.read(self.total), shrink))
+
+    def rescale_late(self) -> None:
+        """The same by the factor that was kept, if it was."""
+        if self.shrink is not None:
+            self.rescale(self.b.read(self.shrink))
 
     def write_weights(self, p: Node) -> None:
         """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
