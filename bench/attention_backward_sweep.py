@@ -62,11 +62,12 @@ def label(p: BackwardPlan) -> str:
                if name not in KNOWN and value != getattr(BackwardPlan(), name)]  # fmt: skip
     ways = [name for name in ("fast", "held", "late", "turns", "dependent") if getattr(p, name)]
     walked = "" if p.fast else f" k{p.keys} s{p.key_stages}"
-    return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *changed])
+    mixed = [f"section{p.section}"] if p.section > 1 else []
+    return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *mixed, *changed])
 
 
 KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "held", "late", "turns",
-         "dependent"}  # fmt: skip
+         "dependent", "section"}  # fmt: skip
 
 
 def build(job: tuple[AttentionShape, BackwardPlan]) -> tuple[list[Built], str]:

@@ -217,6 +217,8 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "held": (shape(2, 1, 150, 150, 64, **CAUSAL), replace(SMALL, held=True)),
     "dependent": (shape(1, 1, 70, 150, 64, batch=2, extras=("key_lengths",), **CAUSAL),
                   replace(SMALL, dependent=True)),
+    "mixed": (shape(5, 5, 200, 150, 32, **CAUSAL), replace(SMALL, section=2)),
+    "mixed in one": (shape(2, 1, 200, 150, 32, batch=2, **CAUSAL), replace(SMALL, section=9)),
     "turns": (shape(2, 1, 200, 150, 64, **CAUSAL), replace(SMALL, turns=True)),
     "late": (shape(2, 1, 150, 150, 64, **CAUSAL), BackwardPlan(96, 3, 112, 3, late=True)),
     "fast": (shape(1, 1, 128, 128, 64), FAST),

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 from ..core.dtype import bfloat16, float16
 from ..core.target import Target
+from ..ir.symbol import high
 from .attention_shape import AttentionShape
 
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 SHARED_BYTES = 226 << 10
+NEAR_BYTES = 24 << 20  # that caches keep while programs walk
 EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts", "key",
           "offset")  # fmt: skip
 
@@ -36,6 +38,7 @@ class BackwardPlan:
     turns: bool = False  # consumers take turns at issuing the products of scores
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
     apart: bool = False  # dk and dv by launches of their own: heads of more than 128
+    section: int = 1  # (batch, head) pairs whose programs are mixed, the longest first
     dependent: bool = False  # waits for the launch before it by itself
     registers: tuple[int, int] = (24, 240)
 
@@ -93,6 +96,7 @@ def why_not(
              "no sums of sequences in a row, or of wide heads"),
             (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
             (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
+            (plan.section < 1, "programs of one head or more are mixed"),
             (any(shared_bytes(x, plan, side) > SHARED_BYTES for side in sides),
              "the ring does not fit shared memory"),
         ]  # fmt: skip
@@ -126,7 +130,18 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
         ways = (True,) if block == 128 else (False, True)
         found = [replace(first, query_stages=stages, late=late)
                  for stages in (2, 3) for late in ways]  # fmt: skip
+    found = [replace(p, section=section(x)) for p in found]
     return [p for p in found if not why_not(x, p)]
+
+
+def section(x: AttentionShape) -> int:
+    """How many heads' programs are mixed: where some walk further than others, as many as what
+    they walk over stays near."""
+    if x.band == (None, None):
+        return 1
+    most = max(high(x.queries) * x.group, high(x.keys))
+    bytes_ = most * (x.width + x.value_width) * x.dtype.size
+    return max(1, min(high(x.batch) * x.key_heads, NEAR_BYTES // bytes_))
 
 
 def choose(x: AttentionShape, target: Target, fast: bool = False) -> BackwardPlan:

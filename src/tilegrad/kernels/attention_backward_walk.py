@@ -74,10 +74,8 @@ class Walk:
             b.do(placed.grid_dependency_wait)
             b.do(placed.grid_launch_dependents)
         self.places()
-        lines = multiply(x.batch, self.heads)
-        line, block = b.program(0, lines), b.program(1, self.blocks)
-        if not self.of_keys and x.band[1] is not None:  # the last see most: they come first
-            block = combine(combine(self.blocks, 1, -1), block, -1)
+        programs = multiply(multiply(x.batch, self.heads), self.blocks)
+        line, block = self.corner(b.program(0, programs))
         self.batch = self.held("batch", floor_divide(line, self.heads))
         self.head = self.held("head", modulo(line, self.heads))
         self.query_start: Size = 0
@@ -93,7 +91,26 @@ class Walk:
         b.role("producer", 4, few, self.producer)
         for own in range(2):
             b.role(f"consumer{own}", 4, many, lambda own=own: Consumer(self, own).run())  # type: ignore[misc]
-        return b.finish((lines, self.blocks), plan=self.plan)
+        return b.finish((programs,), plan=self.plan)
+
+    def corner(self, number: Size) -> tuple[Size, Size]:
+        """(number of the batch and head, block of tokens) of a program: blocks of some heads are
+        mixed, the longest first, so that what they walk over is near and all end together."""
+        section, lines = self.plan.section, multiply(self.x.batch, self.heads)
+        if section == 1:
+            line, block = floor_divide(number, self.blocks), modulo(number, self.blocks)
+        elif isinstance(lines, int) and section >= lines:
+            block, line = floor_divide(number, lines), modulo(number, lines)
+        else:
+            each = multiply(section, self.blocks)
+            first = multiply(floor_divide(number, each), section)
+            wide = maximum(minimum(combine(lines, first, -1), section), 1)
+            within = modulo(number, each)
+            block, line = floor_divide(within, wide), combine(first, modulo(within, wide), 1)
+        block = minimum(block, combine(self.blocks, 1, -1))
+        if not self.of_keys and self.x.band[1] is not None:  # the last see most
+            block = combine(combine(self.blocks, 1, -1), block, -1)
+        return line, self.held("block", block)
 
     def places(self) -> None:
         """What is kept, the ring, what is known of each query; ds on its way to dq."""
