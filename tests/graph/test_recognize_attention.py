@@ -436,6 +436,16 @@ def test_masks_of_attention_that_was_there(name):
     assert node.attrs["band"] == band and {n: x.shape for n, x in given_.items()} == shapes
 
 
+def test_one_key():
+    """Nothing to find: the weights are all one."""
+    g = Given()
+    seen = t(B, 1, 1, 1, dtype=bool_)
+    made = scaled_dot_product_attention(g.q, t(B, H, 1, D), t(B, H, 1, D), attn_mask=seen)
+    found_in(made)
+    plain = softmax(g.q @ turned(t(B, H, 1, D))) @ t(B, H, 1, D)
+    assert not attentions(recognize([plain.node]))
+
+
 # ---- near misses ----------------------------------------------------------------------------
 
 STAYS = {
@@ -532,6 +542,15 @@ def test_explain_says_why():
 
 
 # ---- around it ------------------------------------------------------------------------------
+
+
+def test_values_after_a_long_way():
+    """How long the way to the values is does not matter."""
+    g = Given()
+    v = g.v
+    for _ in range(200):
+        v = tg.sin(v + 1.0)
+    found_in(dropout(softmax(g.x), 0.25) @ v)
 
 
 def test_layers_on_layers():
@@ -683,7 +702,8 @@ class Made:
         if kind == 4:
             return x.masked_fill(column > row + late, LOWEST)
         if kind == 5:
-            return tg.where((column <= row + late) & (row + late - column < 3), x, -INF)
+            reach = max(3, self.queries)  # every query sees a key: else gradients are nan
+            return tg.where((column <= row + late) & (row + late - column < reach), x, -INF)
         if kind == 6:
             seen = self.t(self.b, 1, 1, self.keys, dtype=bool_)
             return x.masked_fill(~self.on_heads(seen), -INF)

@@ -12,6 +12,7 @@ which then gives 0, not nan.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from ..core.dtype import DType, bfloat16, float16
@@ -26,7 +27,7 @@ from .recognize_terms import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)
-FAR = 64  # Nodes looked at below a dot before it is called something else
+FAR = 128  # Nodes looked at below a dot before it is called something else
 
 
 def recognize_attention(roots: Sequence[Node], log: Log | None = None) -> list[Node]:
@@ -115,9 +116,9 @@ def _in_block(block: Block, log: Log) -> Block:
 def looks_like(root: Node) -> bool:
     """Whether a sum of exp is near, under elementwise ops and movement."""
     seen: set[Node] = set()
-    stack = list(root.inputs)
-    while stack and len(seen) < FAR:
-        node = stack.pop()
+    waiting = deque(root.inputs)  # the nearest first: other sides may be long
+    while waiting and len(seen) < FAR:
+        node = waiting.popleft()
         if node in seen:
             continue
         seen.add(node)
@@ -125,7 +126,7 @@ def looks_like(root: Node) -> bool:
             if _sums_exp(node):
                 return True
         elif node.op.group in ELEMENTWISE or node.op.group == "movement":
-            stack.extend(node.inputs)
+            waiting.extend(node.inputs)
     return False
 
 

@@ -146,6 +146,8 @@ def refined(node: Node) -> Node:
     if len(others) == len(given) or node.attrs.get("wanted") or "query_starts" in given:
         return node
     axes, places = _axes_of(node)
+    if not axes.keys:
+        return node  # one key
     scores = Scores(Term(1.0, node, ()))
     if "mask" in given:
         scores = replace(scores, masks=(Condition(given["mask"], places["mask"]),))
