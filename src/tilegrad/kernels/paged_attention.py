@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 
-from ..core.dtype import float32, int32, int64
+from ..core.dtype import float16, float32, int32, int64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.node import Node
@@ -102,6 +102,8 @@ class _Attend:
         self.scales = named.get("scales")
         self.out, self.partial, self.sums = named["out"], named["partial"], named["sums"]
         self.counters = named.get("counters")
+        # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
+        self.operand = float16 if x.scaled else x.dtype
         self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
         self.rows = high(item_rows(x, plan))
         self.widths = (padded(x.width), padded(x.value_width))
@@ -120,10 +122,11 @@ class _Attend:
             self.empty.append(b.barrier(f"{name}_empty", 1, stages))
         self.operands = self.rings
         if x.scaled:
-            self.operands = [b.allocate((plan.block, width), x.dtype, "shared", "swizzle128")
+            self.operands = [b.allocate((plan.block, width), self.operand, "shared", "swizzle128")
                              for width in self.widths]  # fmt: skip
-        self.queries = b.allocate((plan.rows, self.widths[0]), x.dtype, "shared", "swizzle128")
-        self.weights = b.allocate((plan.rows, plan.block), x.dtype, "shared", "swizzle128")
+        rows, dtype = plan.rows, self.operand
+        self.queries = b.allocate((rows, self.widths[0]), dtype, "shared", "swizzle128")
+        self.weights = b.allocate((rows, plan.block), dtype, "shared", "swizzle128")
         program = b.program(0, plan.programs)
         self.walker, self.near = program // self.spread, program % self.spread
         b.role("multiply", plan.warps, 0, self.consumer)
@@ -275,7 +278,7 @@ class _Attend:
         else:
             offset, inside = self.places(sizes, (plan.rows, wide), 0, x.width)
             found = b.gather(self.q, offset, inside)
-        b.write(self.queries, found)
+        b.write(self.queries, b.cast(found, self.operand))
         if not x.scaled:  # else the warps meet once the keys are widened
             self.meet()
 
@@ -336,7 +339,7 @@ class _Attend:
         p = b.apply("quick_exp2", b.apply("subtract", scores, base))
         shrink = b.apply("quick_exp2", b.apply("subtract", best, base))
         sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
-        weights = b.add(ops.transpose(b.cast(p, self.x.dtype), order=(1, 0)))
+        weights = b.add(ops.transpose(b.cast(p, self.operand), order=(1, 0)))
         b.write(self.weights, weights)
         self.clear_unseen(sizes, key, stage, lap)
         self.meet()
@@ -358,7 +361,7 @@ class _Attend:
         b = self.b
         if not self.x.scaled:
             return (stage,)
-        wide = b.cast(b.cast(b.read(self.rings[which], stage), float32), self.x.dtype)
+        wide = b.cast(b.read(self.rings[which], stage), self.operand)
         b.arrive(self.empty[which], stage)
         b.write(self.operands[which], wide)
         self.meet()
@@ -404,12 +407,6 @@ class _Attend:
             return b.apply("where", b.broadcast(inside, values.shape), values,
                            b.constant(0.0, values.dtype))  # fmt: skip
 
-        if x.scaled:
-            b.wait(self.full[1], stage, lap % 2)
-            wide = b.cast(b.read(self.rings[1], stage), float32)
-            b.arrive(self.empty[1], stage)
-            b.write(self.operands[1], b.cast(cleared(wide), x.dtype))
-            return
 
         def clear() -> Sequence[Node]:
             b.wait(self.full[1], stage, lap % 2)
@@ -419,6 +416,13 @@ class _Attend:
         partly = b.less(end, key + plan.block)
         if x.window:
             partly = b.apply("bit_or", partly, b.less(key, begin))
+        if x.scaled:
+            b.wait(self.full[1], stage, lap % 2)
+            wide = b.cast(b.read(self.rings[1], stage), self.operand)
+            b.arrive(self.empty[1], stage)
+            b.branch(partly, lambda: b.write(self.operands[1], cleared(wide)) or (),
+                     lambda: b.write(self.operands[1], wide) or ())  # fmt: skip
+            return
         b.branch(partly, clear)
 
     def finite(self, best: Node) -> Node:

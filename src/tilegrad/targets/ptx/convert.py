@@ -114,6 +114,13 @@ def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
 
 def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
     """Two neighbouring elements in one register, packed, where an instruction does both."""
+    if source.name in PAIRS and target is dtypes.float16:
+        (word, first), (other, second) = (w.bytes.get(x, ("", -1)) for x in (low, high))
+        if first % 2 or second != first + 1 or word != other:
+            return None
+        halves = w.new("b16"), w.new("b16")
+        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
+        return w.value("b32", f"cvt.rn.f16x2.{PAIRS[source.name]}", halves[first // 2])
     if source is not dtypes.float32 or not target.is_float or target.bits > 16:
         return None
     if target.bits == 16:

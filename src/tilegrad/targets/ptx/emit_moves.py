@@ -173,6 +173,8 @@ class Moves(Values):
         for i in range(count):
             part = w.value("b32", "bfe.u32", word, str(8 * i), "8")
             found.append(self._from_bits(w.value("b16", "cvt.u16.u32", part), dtype))
+            if dtype.is_float:
+                w.note_byte(found[-1], word, i)
         return found
 
     def _join(self, registers: list[str], dtype: DType) -> str:

@@ -20,6 +20,7 @@ class Writer:
         self.counts = dict.fromkeys(KINDS, 0)
         self._labels = 0
         self.halves: dict[str, tuple[str, int]] = {}  # words that 16-bit registers were cut from
+        self.bytes: dict[str, tuple[str, int]] = {}  # likewise of elements of 8 bits
         self._cut: dict[str, list[str]] = {}  # by word
 
     def new(self, kind: str) -> str:
@@ -31,8 +32,9 @@ class Writer:
         """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
         check(form, operands)
         if operands and operands[0] in self._cut:  # the word is written again
-            for half in self._cut.pop(operands[0]):
-                del self.halves[half]
+            for part in self._cut.pop(operands[0]):
+                self.halves.pop(part, None)
+                self.bytes.pop(part, None)
         if form == "mov.b32" and operands[0][0] == "{":
             self._note_halves(operands[0], operands[1])
         before = f"@{guard} " if guard else ""
@@ -44,6 +46,11 @@ class Writer:
         found = pair.strip("{}").split(", ")
         self._cut.setdefault(word, []).extend(found)
         self.halves.update((half, (word, number)) for number, half in enumerate(found))
+
+    def note_byte(self, register: str, word: str, number: int) -> None:
+        """Remember which byte of a word a register holds."""
+        self._cut.setdefault(word, []).append(register)
+        self.bytes[register] = (word, number)
 
     def value(self, kind: str, form: str, *operands: str, guard: str = "") -> str:
         """The register a new instruction writes first."""
