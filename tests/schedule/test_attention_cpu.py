@@ -157,6 +157,20 @@ def test_orders(orders: Any, queries: int, dtype: Any) -> None:
     check((2, 4, 2, queries, 45, 24, 20), dtype, orders=orders, band=(None, 3))
 
 
+ROW = {"query_starts": np.array([0, 5, 5, 40, 150], np.int32),
+       "key_starts": np.array([0, 9, 20, 50, 190], np.int32)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("band", [PLAIN, (None, 0), (-7, 2)])
+@pytest.mark.parametrize("tokens", [150, 160])
+def test_sequences_in_a_row(dtype: Any, band: Any, tokens: int) -> None:
+    """The tokens past the last sequence see nothing."""
+    more = ROW if tokens == 150 else {"slopes": numbers(4) * 0.1, **ROW}
+    check((1, 4, 2, tokens, 200, 24, 20), dtype, more, band=band)
+    check_backward((1, 4, 2, tokens, 200, 24, 20), dtype, more, band=band)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_see_nothing_are_zero(dtype: Any) -> None:
     for sizes in (ODD, (2, 4, 2, 1, 45, 24, 20)):
@@ -169,7 +183,8 @@ def test_rows_that_see_nothing_are_zero(dtype: Any) -> None:
 def test_large_logits(dtype: Any, queries: int) -> None:
     sizes = (1, 2, 2, queries, 300, 32, 32)
     q, k, v = inputs(sizes, np.float32)
-    values = [x.astype(dtype) for x in (q * 300, k * 300, v)]
+    q, k = (np.rint(x * 4) * 16 for x in (q, k))  # products are exact: large, not rounded
+    values = [x.astype(dtype) for x in (q, k, v)]
     out, _ = check(sizes, dtype, values=values, scale=1.0)
     assert np.isfinite(out.astype(np.float32)).all()
 
@@ -225,14 +240,24 @@ def test_log_sum_exps_nobody_wants_are_not_stored() -> None:
     assert len(schedule.kernels[0].steps[0].slots) == 4
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout(dtype: Any) -> None:
+    more = {"key": np.array(17, np.uint32), "offset": np.array(3, np.uint32)}
+    for sizes in (ODD, (2, 4, 2, 1, 45, 24, 20)):
+        check(sizes, dtype, more, dropout=0.3, band=(None, 30))
+        check_backward(sizes, dtype, more, dropout=0.3, band=(None, 30))
+
+
 def test_the_reason_for_no_kernel() -> None:
     values = inputs(ODD, np.float32)
-    more = {"key": np.uint32(1), "offset": np.uint32(2)}
-    nodes = [build.input_(np.shape(v), BY_NUMPY[np.asarray(v).dtype])
-             for v in (*values, *more.values())]  # fmt: skip
-    out = attention(*nodes[:3], dict(zip(more, nodes[3:])), scale=1.0, dropout=0.5)[0]
-    assert "dropout" in why_not(out.inputs[0], host())
-    assert "attention" not in kinds(schedule_for(nodes, [out], host()))
+    nodes, outputs = graph(values, {"bias": numbers(1, 4, 37, 45)})
+    dout = build.input_(outputs[0].shape, outputs[0].dtype)
+    attrs = dict(outputs[0].inputs[0].attrs)
+    node = ops.attention_backward(*nodes[:3], dout, outputs[1], outputs[1], nodes[3], **attrs,
+                                  wanted=("bias",))  # fmt: skip
+    assert "bias" in why_not(node, host()) and why_not(outputs[0].inputs[0], host()) == ""
+    given, gradient = [*nodes, dout], ops.get(node, index=3)
+    assert "dot" in kinds(schedule_for(given, [gradient], host()))
 
 
 @pytest.mark.parametrize("queries, keys, width", [(200, 200, 64), (1, 900, 128)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..core.dtype import int32, int64
+from ..core.dtype import float32, int32, int64
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import (
@@ -33,9 +33,13 @@ from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body
 from .attention_cpu_tiles import LOG2_E, PAD, Builder, CpuPlan
+from .attention_dropout import keep as dropout_keep
 from .attention_shape import AttentionShape, parameters
 
-TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths")  # extras that these kernels read
+# extras that these kernels read
+TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts",
+         "key", "offset")  # fmt: skip
+FAR = 1 << 30  # more than any token's number
 
 
 def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
@@ -71,6 +75,10 @@ class Forward(Builder):
         # What is done to scores besides hiding some: then they are scaled in a pass of their own.
         self.changed = bool(x.softcap) or x.scale <= 0 or bool({"bias", "slopes"} & {*x.extras})
         self.factor = 1.0 if self.changed else x.scale * LOG2_E
+        self.offset: Size = 0  # of the queries at work among those of the program
+        self.in_a_row = "query_starts" in x.extras  # sequences one after the other
+        if self.in_a_row:
+            self.limits = self.b.allocate((3, self.plan.queries), int32, "l2")
 
     def build(self) -> Body:
         """The Body: one program for each block of queries, those with most keys first."""
@@ -85,7 +93,6 @@ class Forward(Builder):
         self.head, self.batch = modulo(rest, x.heads), floor_divide(rest, x.heads)
         self.key_head = floor_divide(self.head, x.group)
         self.first = multiply(block, plan.queries)
-        self.offset: Size = 0  # of the queries at work among those of the program
         self.places()
         self.prepare()
         self.keys_of()
@@ -136,6 +143,9 @@ class Forward(Builder):
         """The keys that some query of the block may see: lower <= j < upper."""
         b, x, plan = self.b, self.x, self.plan
         self.stop = minimum(combine(self.first, plan.queries, 1), x.queries)
+        if self.in_a_row:
+            self.find_limits()
+            return
         self.lower, self.upper = 0, x.keys
         if "key_lengths" in x.extras:
             length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
@@ -146,6 +156,63 @@ class Forward(Builder):
             self.upper = minimum(self.upper, combine(self.stop, high_band, 1))
         if low_band is not None:
             self.lower = maximum(0, combine(self.first, low_band, 1))
+
+    def find_limits(self) -> None:
+        """The keys that each query sees; those of the block are from the least to the most."""
+        b, x, queries = self.b, self.x, self.plan.queries
+        self.each_limit()
+        rows = [b.load(self.limits, (number, 0), (queries,), (1,)) for number in range(2)]
+        wanted = ((0, "min"), (1, "max"), (0, "max"), (1, "min"))
+        found = [b.cast(b.add(ops.reduce(rows[row], axis=0, kind=kind)), int64)
+                 for row, kind in wanted]  # fmt: skip
+        found[1] = b.apply("minimum", found[1], b.index(combine(x.keys, 1, -1)))
+        found[0] = b.apply("maximum", found[0], b.index(0))
+        top = max(1, high(x.keys))
+        self.lower = b.atom("lower", found[0], 0, FAR)
+        self.upper = combine(b.atom("upper", found[1], -1, top - 1), 1, 1)
+        self.all_see = b.atom("begin", found[2], 0, FAR), b.atom("last", found[3], -1, FAR)
+
+    def each_limit(self) -> None:
+        """For each query the first and the last key it sees, and how far its sequences are apart.
+
+        A query of no sequence sees keys FAR to -1: none.
+        """
+        b, n, queries = self.b, self.lanes, self.plan.queries
+        count = combine(self.memory["query_starts"].type.shape[0], 1, -1)  # type: ignore[union-attr]
+
+        def some(c: Size, _: list[Node]) -> Sequence[Node]:
+            token = self.steps(n, combine(self.first, c, 1), int32)
+
+            def sequence(number: Size, carried: list[Node]) -> Sequence[Node]:
+                own, *limits = self.limits_in(number, token)
+                return [b.apply("where", own, new, old) for new, old in zip(limits, carried)]
+
+            begin = [b.constant(value, int32, (n,)) for value in (FAR, -1, 0)]
+            found = b.loop("sequence", 0, count, 1, sequence, begin)
+            for number, value in enumerate(found):
+                b.store(self.limits, value, (number, c), (1,))
+            return ()
+
+        b.loop("limits", 0, queries, n, some, bounds=(0, queries - n))
+
+    def limits_in(self, number: Size, token: Node) -> list[Node]:
+        """Which tokens belong to a sequence; the keys these see, and how far it is shifted."""
+        b, band = self.b, self.x.band
+        index = (number, combine(number, 1, 1))
+        first, end = (b.load(self.memory["query_starts"], (i,)) for i in index)
+        key, stop = (b.load(self.memory["key_starts"], (i,)) for i in index)
+        own = b.apply("less_equal", first, token)
+        own = b.apply("bit_and", own, b.apply("less", token, end))
+        shift = b.apply("subtract", first, key)  # of a query's number to its key's
+        place = b.apply("subtract", token, shift)
+        least, most = key, b.apply("subtract", stop, b.constant(1, int32))
+        if band[0] is not None:
+            near = b.apply("add", place, b.cast(b.index(band[0]), int32))
+            least = b.apply("maximum", least, near)
+        if band[1] is not None:
+            near = b.apply("add", place, b.cast(b.index(band[1]), int32))
+            most = b.apply("minimum", most, near)
+        return [own, least, most, shift]
 
     # ---- a block of keys ------------------------------------------------------------------
 
@@ -188,6 +255,11 @@ class Forward(Builder):
         low_band, high_band = x.band
         hidden: Node | None = None
         last = combine(combine(self.key, self.count, 1), 1, -1)
+        if self.in_a_row:
+            begin, end = self.all_see
+            hidden = b.apply("bit_or", b.less(self.key, begin), b.less(end, last))
+            b.branch(hidden, lambda: self.change_squares() or ())
+            return
         if high_band is not None:
             hidden = b.less(combine(self.first, high_band, 1), last)
         if low_band is not None:
@@ -223,6 +295,11 @@ class Forward(Builder):
         if "mask" in x.extras:
             seen = self.extra("mask", j, i)
             score = b.apply("where", seen, score, nothing)
+        if self.in_a_row:
+            key = self.column(self.steps(n, combine(self.key, j, 1), int32))
+            least, most = (self.limit(number, i) for number in range(2))
+            score = b.apply("where", b.apply("less_equal", least, key), score, nothing)
+            return b.apply("where", b.apply("less_equal", key, most), score, nothing)
         low_band, high_band = x.band
         if high_band is not None:
             limit = b.cast(b.index(combine(high_band, ahead, -1)), int32)
@@ -248,8 +325,14 @@ class Forward(Builder):
             slope = b.cast(b.load(self.memory["slopes"], (self.head,)), self.sum)
             slope = b.apply("multiply", slope, self.constant(LOG2_E))
             distance = b.apply("add", apart, b.cast(b.index(ahead), int32))
+            if self.in_a_row:
+                distance = b.apply("add", distance, self.limit(2, i))
             score = b.apply("multiply_add", b.cast(distance, self.sum), slope, score)
         return score
+
+    def limit(self, number: int, i: Size) -> Node:
+        """What `find_limits` left for neighbouring queries."""
+        return self.b.load(self.limits, (number, combine(self.offset, i, 1)), (self.lanes,), (1,))
 
     def keep(self, part: Node, j: Size, i: Size) -> None:
         """What a derivative wants to know of a square: its tanh."""
@@ -318,7 +401,7 @@ class Forward(Builder):
 
         def row(j: Size, carried: list[Node]) -> Sequence[Node]:
             found = self.probability(j, c, width, base)
-            b.store(self.scores, found, (j, c), (1,))
+            b.store(self.scores, self.dropped(found, j, c), (j, c), (1,))
             return [b.apply("add", carried[0], found)]
 
         return b.loop("powers", 0, self.count, 1, row, [total], unroll=2,
@@ -331,6 +414,26 @@ class Forward(Builder):
         if self.factor == 1.0:
             return self.power(b.apply("add", score, base))
         return self.power(b.apply("multiply_add", score, self.constant(self.factor), base))
+
+    def kept(self, j: Size, c: Size, width: int) -> Node | None:
+        """What probabilities are multiplied by where there is dropout: 0 or 1 / (1 - rate)."""
+        b, x = self.b, self.x
+        if x.dropout == 0.0:
+            return None
+        row = combine(multiply(self.batch, x.heads), self.head, 1)
+        row = combine(combine(multiply(row, x.queries), self.first, 1), c, 1)
+        start = combine(combine(multiply(row, x.keys), self.key, 1), j, 1)
+        steps = b.apply("multiply", self.steps(width), b.index(x.keys))
+        key, offset = (b.load(self.memory[name], ()) for name in ("key", "offset"))
+        linear = b.apply("add", steps, b.index(start))
+        keep = dropout_keep(b, key, offset, linear, x.dropout)
+        keep = b.apply("not_equal", keep, b.constant(0, float32))
+        return b.apply("where", keep, self.constant(1 / (1 - x.dropout)), self.constant(0.0))
+
+    def dropped(self, x: Node, j: Size, c: Size) -> Node:
+        """Probabilities after dropout."""
+        keep = self.kept(j, c, x.shape[0])
+        return x if keep is None else self.b.apply("multiply", x, keep)
 
     # ---- values ---------------------------------------------------------------------------
 

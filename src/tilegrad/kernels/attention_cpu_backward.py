@@ -115,11 +115,15 @@ class Backward(Forward):
             def row(j: Size, _: list[Node]) -> Sequence[Node]:
                 p = self.probability(j, c, width, base)
                 found = b.load(self.change_of, (j, c), (width,), (1,))
+                keep = self.kept(j, c, width)
+                if keep is not None:
+                    found = b.apply("multiply", found, keep)
                 found = b.apply("multiply", p, b.apply("subtract", found, delta))
                 if self.caps is not None:
                     t = b.load(self.caps, (j, c), (width,), (1,))
                     slope = b.apply("subtract", self.constant(1.0), b.apply("multiply", t, t))
                     found = b.apply("multiply", found, slope)
+                p = p if keep is None else b.apply("multiply", p, keep)
                 b.store(self.scores, p, (j, c), (1,))
                 b.store(self.change_of, found, (j, c), (1,))
                 return ()
@@ -232,11 +236,38 @@ class KeyGradient(Backward):
             self.count = maximum(0, minimum(combine(limit, self.key, -1), plan.keys))
         low_band, high_band = x.band
         self.lower, self.upper = 0, x.queries
+        if self.in_a_row:
+            self.find_queries()
+            return
         if high_band is not None:
             self.lower = maximum(0, combine(self.key, high_band, -1))
         if low_band is not None:
             end = combine(combine(self.key, self.all, 1), low_band, -1)
             self.upper = minimum(self.upper, end)
+
+    def find_queries(self) -> None:
+        """The queries of the sequences that the block's keys belong to."""
+        b, x = self.b, self.x
+        count = combine(self.memory["key_starts"].type.shape[0], 1, -1)  # type: ignore[union-attr]
+        first, stop = (b.index(i) for i in (self.key, combine(self.key, self.all, 1)))
+
+        def sequence(number: Size, carried: list[Node]) -> Sequence[Node]:
+            index = (number, combine(number, 1, 1))
+            key, end = (b.cast(b.load(self.memory["key_starts"], (i,)), int64) for i in index)
+            own = b.apply("bit_and", b.apply("less", key, stop), b.apply("less", first, end))
+            lower, upper = (b.cast(b.load(self.memory["query_starts"], (i,)), int64)
+                            for i in index)  # fmt: skip
+            least, most = (
+                b.apply("minimum", carried[0], lower),
+                b.apply("maximum", carried[1], upper),
+            )
+            return [b.apply("where", own, new, old) for new, old in zip((least, most), carried)]
+
+        start = [b.index(x.queries), b.index(0)]
+        lower, upper = b.loop("sequence", 0, count, 1, sequence, start)
+        top = max(1, high(x.queries))
+        upper = b.apply("minimum", upper, b.index(x.queries))
+        self.lower, self.upper = b.atom("lower", lower, 0, top), b.atom("upper", upper, 0, top)
 
     def clear(self) -> None:
         """Empty sums."""
@@ -266,6 +297,10 @@ class KeyGradient(Backward):
         self.stop = minimum(combine(first, self.plan.queries, 1), self.upper)
         depth = combine(self.stop, first, -1)
         self.take_queries()
+        if self.in_a_row:
+            keys = self.lower, self.upper
+            self.find_limits()
+            self.lower, self.upper = keys
         where = (self.batch, self.head, first, depth)
         self.copy_rows("q", *where, x.width, self.query_rows)
         self.copy_rows("dout", *where, x.value_width, self.out_rows)

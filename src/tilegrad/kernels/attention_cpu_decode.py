@@ -29,6 +29,8 @@ LEAST_PART = 256  # keys below which a part costs more than it saves
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     """The Plan for a shape, or None where there are too many queries."""
+    if "query_starts" in x.extras or x.dropout > 0.0:
+        return None
     if not isinstance(x.queries, int) or x.queries == 0 or x.queries * x.group > MOST_ROWS:
         return None
     lanes = target.lanes(x.sum_dtype)

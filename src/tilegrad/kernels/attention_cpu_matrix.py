@@ -100,7 +100,7 @@ class MatrixForward(Forward):
         def strip(offset: Size, _: list[Node]) -> Sequence[Node]:
             self.offset, self.first = offset, combine(first, offset, 1)
             self.stop = minimum(combine(self.first, self.plan.strip, 1), stop)
-            if self.x.band[1] is not None:  # these may see less than all queries of the program
+            if self.x.band[1] is not None and not self.in_a_row:  # not all that others see
                 seen = combine(combine(self.stop, self.x.band[1], 1), key, -1)
                 self.count = maximum(0, minimum(everything, seen))
             self.score()
@@ -295,7 +295,8 @@ class MatrixForward(Forward):
 
         def two(j: Size, carried: list[Node]) -> Sequence[Node]:
             found = [self.probability(combine(j, n, 1), c, width, base) for n in range(2)]
-            pair = self.beside(*(b.cast(p, bfloat16) for p in found))
+            rest = [self.dropped(p, combine(j, n, 1), c) for n, p in enumerate(found)]
+            pair = self.beside(*(b.cast(p, bfloat16) for p in rest))
             b.store(self.pairs, pair, (floor_divide(j, 2), multiply(c, 2)), (1,))
             return [b.apply("add", carried[0], b.apply("add", *found))]
 

@@ -33,8 +33,6 @@ def why_not(node: Node, x: AttentionShape, target: Target) -> str:
     """Why no kernel takes the Node; '' where one does."""
     if x.dtype not in DTYPES:
         return f"no kernel for {x.dtype.name}"
-    if x.dropout > 0.0:
-        return "dropout"
     others = [name for name in x.extras if name not in attention_cpu.TAKEN]
     if others:
         return " and ".join(others)
