@@ -391,3 +391,17 @@ def test_candidates_can_be_built() -> None:
         found = candidates(x, H200)
         assert choose(x, H200) in found and len(found) == len(set(found)) > 4
         assert not any(why_not(x, plan) for plan in found)
+
+
+def test_weights_stay_in_their_registers() -> None:
+    """Two weights a register from the conversion to the product: nothing packs them again."""
+    text, _ = emit(attention(*CASES["full"][:2]), "attention", H200)
+    assert "cvt.rn.bf16x2.f32" in text and "ex2.approx.ftz.f32" in text
+    assert not any("mov.b32 %r" in line and ", {" in line for line in text.splitlines())
+
+
+def test_registers_of_three_consumers_grow() -> None:
+    """Four warpgroups begin with 128 registers a thread: 160 are more."""
+    text, _ = emit(attention(*CASES["causal, three consumers"][:2]), "attention", H200)
+    assert text.count("setmaxnreg.inc.sync.aligned.u32 160") == 3
+    assert text.count("setmaxnreg.dec.sync.aligned.u32 32") == 1

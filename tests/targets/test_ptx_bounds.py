@@ -99,3 +99,28 @@ def test_remainders_keep_what_divides_both() -> None:
     b = BodyBuilder("b", [])
     rest = b.index(modulo(multiply(n, 24), 64))
     assert finish(b).divisor(rest) % 8 == 0
+
+
+def test_what_a_loop_carries() -> None:
+    """A counter that wraps stays narrow; one that grows without end is as wide as its dtype."""
+    b = BodyBuilder("b", [])
+    seen: list[Node] = []
+
+    def step(i: object, carried: list[Node]) -> list[Node]:
+        seen.extend(carried)
+        ring = b.atom("ring", carried[0], 0, 3)
+        grows = b.apply("add", carried[1], b.constant(5, int64))
+        return [b.index(modulo(combine(ring, 3, 1), 4)), grows]
+
+    done = b.loop("i", 0, 100, 1, step, [b.constant(0, int64), b.constant(0, int64)])
+    bounds = finish(b)
+    assert bounds.range(seen[0]) == (0, 3) and bounds.range(done[0]) == (0, 3)
+    assert bounds.narrow(done[0])
+    assert not bounds.narrow(seen[1]) and not bounds.narrow(done[1])
+
+
+def test_what_a_branch_gives() -> None:
+    b = BodyBuilder("b", [("x", Memory((8,), int32))])
+    some = b.apply("less", b.load(b.parameters[0], (0,)), b.constant(3, int32))
+    given = b.branch(some, lambda: [b.constant(7, int64)], lambda: [b.constant(-2, int64)])
+    assert finish(b).range(given[0]) == (-2, 7)

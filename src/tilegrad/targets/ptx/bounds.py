@@ -78,14 +78,16 @@ class Bounds:
             return
         for a, given, _ in carried:
             self.ranges[a] = self.range(given)
-        for _ in range(GUESSES):
+        guesses = 0
+        while True:
             self._walk(block)
-            wider = [(a, hull(self.ranges[a], self.range(result))) for a, _, result in carried]
-            if all(self.ranges[a] == found for a, found in wider):
+            wider = {a: hull(self.ranges[a], self.range(result)) for a, _, result in carried}
+            moving = [a for a, found in wider.items() if self.ranges[a] != found]
+            if not moving:
                 return
-            self.ranges.update(wider)
-        for a, _, _ in carried:
-            self.ranges[a] = _of_dtype(a)
+            guesses += 1
+            self.ranges.update({a: wider[a] if guesses < GUESSES else _of_dtype(a)
+                                for a in moving})  # fmt: skip
 
     def _visit(self, node: Node) -> None:
         name = node.op.name
