@@ -222,6 +222,7 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "turns": (shape(2, 1, 200, 150, 64, **CAUSAL), replace(SMALL, turns=True)),
     "late": (shape(2, 1, 150, 150, 64, **CAUSAL), BackwardPlan(96, 3, 112, 3, late=True)),
     "fast": (shape(1, 1, 128, 128, 64), FAST),
+    "fast, several blocks": (shape(2, 1, 400, 300, 32), FAST),
     "fast, grouped heads": (shape(4, 2, 130, 136, 64, batch=2, **CAUSAL), FAST),
     "fast, window": (shape(1, 1, 300, 200, 32, dtype=float16, band=(-40, 10)), FAST),
     "fast, early": (shape(1, 1, 100, 200, 40, **CAUSAL), replace(FAST, late=False)),

@@ -220,6 +220,17 @@ class Walk:
         count = self.count(member, block)
         return count % self.stages, count // self.stages
 
+    def place_of(self, step: Size) -> Size:
+        """The block that a step walks over. Where programs of a head add to one another's sums,
+        each begins elsewhere, so that they do not meet."""
+        if not self.fast or self.x.band != (None, None) or self.data_says:
+            return step
+        count = self.end
+        shift = floor_divide(multiply(floor_divide(self.first, ROWS), count), self.blocks)
+        place = combine(step, shift, 1)
+        past = minimum(maximum(combine(combine(place, count, -1), 1, 1), 0), 1)
+        return self.held("place", combine(place, multiply(count, past), -1))
+
     def for_blocks(self, body: Callable[[Size, Size], None]) -> None:
         """body(member of the group, block) in order."""
 
@@ -285,7 +296,7 @@ class Walk:
         def one(member: Size, block: Size) -> None:
             stage, lap = self.turn(member, block)
             b.wait(self.empty, stage, (lap + 1) % 2)
-            token = multiply(block, self.columns)
+            token = multiply(self.place_of(block), self.columns)
             for number in range(2):
                 b.expect(self.full[number], stage, self.columns * row[number])
                 self.copy(2 + number, stage, token, member, self.full[number], stage)
@@ -375,7 +386,7 @@ class Consumer:
         if w.of_keys:
             b.wait(w.told, stage, lap % 2)
         b.do(placed.matrix_wait, pending=1 if w.with_changes else 0)
-        token = w.held("token", multiply(block, w.columns))
+        token = w.held("token", multiply(w.place_of(block), w.columns))
         self.hide(token)
         far, delta = self.rows or [b.read(w.known, stage, n) for n in range(2)]
         p, slope = self.weigh(member, token, far)
@@ -440,7 +451,7 @@ class Consumer:
         b.do(placed.matrix_commit)
         if w.fast:
             b.do(placed.matrix_wait, pending=1 if self.early else 2)
-            self.add_dq(member, block)
+            self.add_dq(member, w.place_of(block))
             b.do(placed.matrix_wait, pending=1)  # p has been read
 
     def pass_on(self, turn: Size, change: Node) -> None:
