@@ -167,12 +167,14 @@ def kernels(x: PagedShape, plan: PagedPlan) -> tuple[Body, Body, Body]:
     return work_list(x, plan), attend(x, plan), combine_parts(x, plan)
 
 
-def run_step(step: Step, plan: PagedPlan, run: Any) -> tuple[Any, Any, Any]:
+def run_step(
+    step: Step, plan: PagedPlan, run: Any, bodies: tuple[Body, Body, Body] | None = None
+) -> tuple[Any, Any, Any]:
     """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
     x = step.x
     items, records = (np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths,
                                                                     step.starts))  # fmt: skip
-    work, main, combine = kernels(x, plan)
+    work, main, combine = bodies or kernels(x, plan)
     run(work, [step.lengths, step.starts, items, records])
     out = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lead = (len(items), spread(x, plan), plan.rows)
@@ -283,20 +285,25 @@ def test_work_list(number: int) -> None:
     assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, SLOT] >= 0).sum())
 
 
-def test_work_list_with_symbols() -> None:
-    """Tokens and requests may be Symbols: one list kernel serves any batch within the bounds."""
-    tokens, requests = symbol("tokens", 1, 64), symbol("requests", 1, 64)
-    x = PagedShape(8, 2, 64, 64, 16, tokens, requests, 512, 64, 0.125)
-    for body, level in zip(kernels(x, SMALL), ("portable", "placed", "portable")):
+@pytest.mark.parametrize("joined", (True, False))
+def test_symbols(joined: bool) -> None:
+    """Tokens, requests and pages may be Symbols: one set of kernels serves any batch within the
+    bounds, interpreted and simulated."""
+    bounds = {"tokens": 64, "requests": 64, "pages": 512}
+    names = {name: symbol(name, 1, most) for name, most in bounds.items()}
+    plan = PagedPlan(8, 64, 2, 4, 6, joined=joined)
+    x = PagedShape(8, 2, 64, 64, 16, most_pages=14, scale=0.125, **names)
+    for body, level in zip(kernels(x, plan), ("portable", "placed", "portable")):
         verify_body(body, level, H200)
         assert not [f for f in check_body(body, H200) if f.level == "error"]
-    real = replace(x, tokens=5, requests=5)
+    real = CASES["page 16"][0]
     step = make_step(real, LENGTHS, ONES)
-    wanted = reference.work_list(real, SMALL, step.lengths, step.starts)
-    found = [np.zeros_like(w) for w in wanted]
-    body = work_list(x, SMALL)
-    interpret.run(body, [step.lengths, step.starts, *found], {"tokens": 5, "requests": 5})
-    same_list(found, wanted)
+    values = {name: getattr(real, name) for name in names}
+    for run in (lambda b, m: interpret.run(b, m, values),
+                lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+        out, items, records = run_step(step, plan, run, kernels(x, plan))
+        same_list((items, records), reference.work_list(real, plan, step.lengths, step.starts))
+        agree(step, out)
 
 
 # ---- called by a Graph ---------------------------------------------------------------------------
