@@ -121,12 +121,12 @@ class Consumer:
         if self.shrink is not None:
             b.write(self.shrink, b.constant(1.0, float32, (64, 1)))
         self.write_weights(p)
+        self.wait_full(1, turn, first)
         at = Tile(work, turn, stage, first)
         self.steps(at)
         last = combine(work.count, 1, -1)
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
-        self.wait_full(1, turn, last)
         self.rescale_late()
         self.multiply_values(turn, last, k.keys, first)
         if self.plan.chained:
@@ -156,13 +156,15 @@ class Consumer:
         self.take_turn()
         b.do(placed.matrix_fence)
         self.multiply_keys(at.stage, turn, j, self.scores)
-        self.wait_full(1, turn, before)
         self.rescale_late()
         self.multiply_values(turn, before, columns, at.first)
         self.give_turn()
         b.do(placed.matrix_wait, pending=1)
         self.release(0, turn, j)
         p, shrink = self.softmax(at.work, j, cut, False)
+        # wanted in the next step; here, where a loop that waits begins, assemblers keep the
+        # softmax before the wait for the product that runs beside it
+        self.wait_full(1, turn, j)
         b.do(placed.matrix_wait, pending=0)
         self.release(1, turn, before)
         if self.shrink is not None:
