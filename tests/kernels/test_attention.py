@@ -405,3 +405,19 @@ def test_registers_of_three_consumers_grow() -> None:
     text, _ = emit(attention(*CASES["causal, three consumers"][:2]), "attention", H200)
     assert text.count("setmaxnreg.inc.sync.aligned.u32 160") == 3
     assert text.count("setmaxnreg.dec.sync.aligned.u32 32") == 1
+
+
+def test_softmax_cannot_slip_behind_the_wait() -> None:
+    """ptxas moves arithmetic past a wait for products within a basic block, and then nothing
+    overlaps: a loop that waits stands between the exponentials and the wait."""
+    text, _ = emit(attention(*CASES["full, no end"][:2]), "attention", H200)
+    lines = text.splitlines()
+    ends = [n for n, line in enumerate(lines) if "wgmma.wait_group.sync.aligned 0" in line]
+    loops = 0
+    for end in ends:
+        back = next(n for n in range(end, -1, -1) if "ex2.approx" in lines[n] or "mma_async" in
+                    lines[n])  # fmt: skip
+        if "ex2.approx" in lines[back]:
+            loops += 1
+            assert any("bra $wait" in line for line in lines[back:end])
+    assert loops == 2  # one in each consumer
