@@ -40,7 +40,8 @@ class Operand:
         w = emitter.w
         leading = 1 if along_k else self.rows * self.swizzle >> 4
         high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
-        low = w.value("b32", "shr.u32", address, "4")
+        # an address in a cluster has the rank of its program above the bits of the place
+        low = w.value("b32", "bfe.u32", address, "4", "14")
         self.low = w.value("b32", "or.b32", low, str(leading << 16))
         self.high = w.value("b32", "mov.b32", str(high))
         self.known: dict[int, str] = {}

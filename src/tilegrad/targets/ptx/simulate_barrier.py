@@ -175,6 +175,12 @@ def plain_address(address: int) -> int:
     return address - SHARED_WINDOW if address >= SHARED_WINDOW else address
 
 
+def own_offset(warp: Warp, address: int) -> int:
+    """The offset in a warp's own shared memory of an address in it."""
+    address = plain_address(address)
+    return address - warp.cta.first_address if address >> RANK_STEP else address
+
+
 def phases_of(warp: Warp, address: int, proxy: bool = False) -> Phases:
     """The mbarrier at an address, which the warp must know to be initialised."""
     address = plain_address(address)
@@ -230,7 +236,7 @@ def decode_mbarrier(d: Decoder, i: Instruction) -> Run:
 
         def invalidate(warp: Warp, mask: Mask) -> None:
             for lane in lanes_of(mask):
-                offset = plain_address(int(where(warp)[lane]))
+                offset = own_offset(warp, int(where(warp)[lane]))
                 phases_of(warp, offset)
                 del warp.cta.mbarriers[offset]
                 if warp.cta.shared.barriers is not None:
@@ -246,7 +252,7 @@ def _init(d: Decoder, i: Instruction) -> Run:
     def run(warp: Warp, mask: Mask) -> None:
         space = warp.cta.shared
         for lane in lanes_of(mask):
-            offset, number = plain_address(int(where(warp)[lane])), int(count(warp)[lane])
+            offset, number = own_offset(warp, int(where(warp)[lane])), int(count(warp)[lane])
             if offset % 8:
                 raise MisalignedError(f"mbarrier address {offset:#x} is not a multiple of 8")
             space.bounds(offset, offset + 8)

@@ -17,7 +17,7 @@ from .simulate_machine import Waiting
 from .simulate_matrix import uniform, wait_engine
 from .simulate_memory import aligned, covering, depends, resolve
 from .simulate_text import Instruction
-from .simulate_values import Array, Decoder, Mask, Run
+from .simulate_values import RANK_STEP, Array, Decoder, Mask, Run
 
 if TYPE_CHECKING:
     from .simulate_machine import Warp
@@ -35,7 +35,7 @@ def decode_cp_async(d: Decoder, i: Instruction) -> Run:
 
     def run(warp: Warp, mask: Mask) -> None:
         lanes = lanes_of(mask)
-        target = into(warp)[lanes]
+        target = into(warp)[lanes] & ((1 << RANK_STEP) - 1)
         counts = size(warp)[lanes].astype(np.int64) if size is not None else \
             np.full(lanes.size, bytes_)  # fmt: skip
         if (counts > bytes_).any():

@@ -27,7 +27,7 @@ from .simulate_errors import (
     UninitialisedError,
 )
 from .simulate_text import Instruction
-from .simulate_values import LANES, Array, Mask, Run
+from .simulate_values import LANES, RANK_STEP, Array, Mask, Run
 
 if TYPE_CHECKING:
     from .simulate_barrier import Named, Phases
@@ -359,6 +359,8 @@ class Cta:
         self.products: dict[tuple[int, int], list[Any]] = {}  # wgmma some warps have come to
         self.remote: dict[int, int] = {}  # agent of another CTA -> epoch of its last access
         self.exited = False
+        alone = int(np.prod(grid.cluster)) == 1
+        self.first_address = 0 if alone else (rank + 1) << RANK_STEP  # of its shared memory
         self.warps = []
         for number in range(count):
             lanes = np.arange(LANES) + LANES * number < self.threads

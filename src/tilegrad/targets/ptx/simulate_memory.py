@@ -230,9 +230,9 @@ def touch_peer(warp: Warp, cta: Any) -> None:
 def resolve(warp: Warp, kind: str, address: Array) -> list[tuple[Space, Array, Any]]:
     """(Space, offsets, which of the addresses) of addresses in a space of a kind."""
     if kind in ("shared", "shared::cta", "shared::cluster"):
-        if kind != "shared::cluster" and (address >> RANK_STEP).any():
-            raise OutOfBoundsError(f"address {int(address.max()):#x} is not in shared::cta")
         ranks = address >> RANK_STEP
+        if kind != "shared::cluster" and (ranks * (ranks - warp.cta.rank - 1)).any():
+            raise OutOfBoundsError(f"address {int(address.max()):#x} is not in shared::cta")
         if not ranks.any():
             return [(warp.cta.shared, address, slice(None))]
         found = []

@@ -172,8 +172,7 @@ def decode_mapa(d: Decoder, i: Instruction) -> Run:
         base = SHARED_WINDOW if generic else 0
         offset = (source(warp).astype(np.int64) - base) & ((1 << RANK_STEP) - 1)
         wanted = ranks(warp).astype(np.int64)
-        own = wanted == warp.cta.rank
-        value = np.where(own, offset, offset + ((wanted + 1) << RANK_STEP)) + base
+        value = offset + ((wanted + 1) << RANK_STEP) + base
         put(warp, mask, value.astype(np.uint64).astype(f"uint{type_[1:]}"))
 
     return run

@@ -96,6 +96,8 @@ class Decoder:
             return lambda warp: warp.special(name).astype(dtype, copy=False)
         if operand.kind == "name":
             where = np.full(LANES, self.place(operand), dtype)
+            if operand.text in {v.name for v in self.module.shared}:
+                return lambda warp: where + dtype.type(warp.cta.first_address)
             return lambda warp: where
         if operand.kind == "not":
             inner = self.read(operand.parts[0], "pred")

@@ -1,0 +1,49 @@
+"""The PTX of the wide matmul on the simulator, in every way programs share what they read."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilegrad.core.dtype import bfloat16
+from tilegrad.core.target import H200
+from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile.placed import fill
+
+NN, TN = {"b_along_k": False}, {"a_along_k": False, "b_along_k": False}
+
+
+def operands(m: int, n: int, k: int, **more: object) -> Operands:
+    return Operands(m, n, k, bfloat16, bfloat16, **more)  # type: ignore[arg-type]
+
+
+CASES = {
+    "alone": (operands(200, 136, 136), WidePlan((128, 128, 64), 3, 2, 2)),
+    "alone, b (k, n)": (operands(136, 136, 136, **NN), WidePlan((128, 128, 64), 3, 1, 2)),
+    "cluster": (operands(256, 136, 136), WidePlan((128, 128, 64), 3, 2, 2, cluster=2)),
+    "cluster, b (k, n)": (operands(256, 136, 136, **NN),
+                          WidePlan((128, 128, 64), 3, 2, 2, cluster=2)),
+    "cluster, both along others, batch": (operands(256, 128, 72, batch=2, **TN),
+                                          WidePlan((128, 128, 64), 2, 2, 2, cluster=2)),
+    "cluster along n, a (k, m)": (operands(128, 136, 136, a_along_k=False),
+                                  WidePlan((128, 64, 64), 3, 2, 2, cluster=2, across=True)),
+    "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_simulated(name: str) -> None:
+    x, plan = CASES[name]
+    body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, attrs: inputs[0])
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((x.batch, *shape)).astype(ml_dtypes.bfloat16)
+            for shape in ((x.m, x.k), (x.k, x.n)))  # fmt: skip
+    c = np.full((x.batch, x.m, x.n), np.nan, ml_dtypes.bfloat16)
+    given = [a if x.a_along_k else np.swapaxes(a, 1, 2).copy(),
+             np.swapaxes(b, 1, 2).copy() if x.b_along_k else b, c]  # fmt: skip
+    simulate(*emit(body, "matmul", H200), [g[0] if x.batch == 1 else g for g in given])
+    wanted = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_allclose(c.astype(np.float32), wanted, rtol=1e-2, atol=0.3)
