@@ -322,21 +322,25 @@ def test_backward_with_all_extras(dtype: Any) -> None:
     check_backward(ODD, dtype, extras(ODD, dtype), softcap=2.0, band=(-60, 20), orders=orders)
 
 
-@pytest.mark.parametrize("target", [SSE2, AVX512], ids=lambda t: t.name)
-def test_backward_of_every_vector_width(target: Target) -> None:
-    check_backward((1, 2, 1, 19, 21, 12, 9), target=target, band=(None, 3))
+@pytest.mark.parametrize("target, dtype", [
+    (SSE2, np.float32), (AVX512, np.float32), (AVX512, BF16), (AVX512_AMX, BF16),
+], ids=lambda x: getattr(x, "name", ""))  # fmt: skip
+def test_backward_of_every_vector_width(target: Target, dtype: Any) -> None:
+    check_backward((1, 2, 1, 19, 21, 12, 9), dtype, target=target, band=(None, 3))
 
 
-def test_backward_is_the_same_every_time_and_needs_little_memory() -> None:
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_backward_is_the_same_every_time_and_needs_little_memory(dtype: Any) -> None:
     sizes = (1, 4, 2, 300, 300, 32, 32)
-    values = inputs(sizes, np.float32)
+    values = inputs(sizes, dtype)
     nodes, outputs = graph(values, {}, band=(None, 0))
     dout = build.input_(outputs[0].shape, outputs[0].dtype)
-    delta = build.sum_(build.multiply(dout, outputs[0]), 3)
+    wide = [build.cast(x, outputs[1].dtype) for x in (dout, outputs[0])]
+    delta = build.sum_(build.multiply(*wide), 3)
     attrs = dict(outputs[0].inputs[0].attrs)
     node = ops.attention_backward(*nodes, dout, outputs[1], delta, **attrs, wanted=())
     gradients = [ops.get(node, index=i) for i in range(3)]
-    given, numpy_values = [*nodes, dout], [*values, numbers(1, 4, 300, 32)]
+    given, numpy_values = [*nodes, dout], [*values, numbers(1, 4, 300, 32, dtype=dtype)]
     schedule = schedule_for(given, gradients, host())
     assert schedule.arena_bytes < 1 << 19  # scores alone would need 1440000 bytes
     executable = compile_for(given, gradients, host())

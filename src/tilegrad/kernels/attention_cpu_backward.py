@@ -77,10 +77,14 @@ class Backward(Forward):
 
     def take_queries(self) -> None:
         """Queries and gradients of their results, turned; what each query has one of."""
-        b, x, n = self.b, self.x, self.lanes
-        where = (self.batch, self.head, self.first, self.stop)
+        x, where = self.x, (self.batch, self.head, self.first, self.stop)
         self.turn_rows("q", *where, x.width, self.turned)
         self.turn_rows("dout", *where, x.value_width, self.turned_out)
+        self.take_sums()
+
+    def take_sums(self) -> None:
+        """What each query has one of: its log-sum-exp, as a base of powers, and delta."""
+        b, n = self.b, self.lanes
 
         def some(i: Size, _: list[Node]) -> Sequence[Node]:
             token = combine(self.first, i, 1)
@@ -210,8 +214,6 @@ class KeyGradient(Backward):
         rest = floor_divide(p, blocks)
         self.key_head, self.batch = modulo(rest, x.key_heads), floor_divide(rest, x.key_heads)
         self.block_places()
-        self.query_rows = self.scratch(plan.queries, self.columns(x.width) + PAD)
-        self.out_rows = self.scratch(plan.queries, self.columns(x.value_width) + PAD)
         self.sums = {"dk": self.scratch(plan.keys, self.columns(x.width)),
                      "dv": self.scratch(plan.keys, self.columns(x.value_width))}  # fmt: skip
         self.keys_of()
@@ -302,6 +304,8 @@ class KeyGradient(Backward):
             self.find_limits()
             self.lower, self.upper = keys
         where = (self.batch, self.head, first, depth)
+        self.query_rows = self.scratch(self.plan.queries, self.columns(x.width) + PAD)
+        self.out_rows = self.scratch(self.plan.queries, self.columns(x.value_width) + PAD)
         self.copy_rows("q", *where, x.width, self.query_rows)
         self.copy_rows("dout", *where, x.value_width, self.out_rows)
         self.gradient_of_scores()

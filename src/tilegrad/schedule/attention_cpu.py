@@ -18,11 +18,13 @@ from ..kernels import (
     attention_cpu_backward,
     attention_cpu_decode,
     attention_cpu_matrix,
+    attention_cpu_matrix_backward,
 )
 from ..kernels.attention_cpu import Forward
 from ..kernels.attention_cpu_backward import KeyGradient, QueryGradient
 from ..kernels.attention_cpu_decode import Combine, Decode
 from ..kernels.attention_cpu_matrix import MatrixForward
+from ..kernels.attention_cpu_matrix_backward import MatrixKeyGradient, MatrixQueryGradient
 from ..kernels.attention_shape import AttentionShape
 from ..tile.build import Body
 
@@ -75,14 +77,17 @@ def backward(
 ) -> list[tuple[Body, list[Any]]]:
     """The Bodies of attention_backward: one for dq, one for dk and dv."""
     more = [memory_of(i) for i in node.inputs[6:]]
-    plan = attention_cpu_backward.choose(x, target)
+    plan = attention_cpu_matrix_backward.choose(x, target)
+    queries, keys = ((QueryGradient, KeyGradient) if plan is None else
+                     (MatrixQueryGradient, MatrixKeyGradient))  # fmt: skip
+    plan = attention_cpu_backward.choose(x, target) if plan is None else plan
     inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
     found: list[tuple[Body, list[Any]]] = []
     if 0 in wanted:
-        body = QueryGradient(x, more, plan, f"{name}_q", ("dq",)).build()
+        body = queries(x, more, plan, f"{name}_q", ("dq",)).build()
         found.append((body, [*inputs, ("result", 0)]))
     if wanted & {1, 2}:
-        body = KeyGradient(x, more, plan, f"{name}_kv", ("dk", "dv")).build()
+        body = keys(x, more, plan, f"{name}_kv", ("dk", "dv")).build()
         found.append((body, [*inputs, ("result", 1), ("result", 2)]))
     return found
 
