@@ -9,11 +9,17 @@ differences.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
+
+import mutants
 
 from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32, uint32
 from tilegrad.core.errors import InternalError
@@ -316,6 +322,16 @@ def test_large_logits() -> None:
     run(x, SMALL, "interpreted")
 
 
+@pytest.mark.parametrize("plan", (SMALL, FAST))
+def test_far_below_zero(plan: BackwardPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-sum-exps of -1000: what lies past the last key, with the score 0, adds nothing."""
+    x = shape(1, 1, 70, 75, 64, extras=("slopes",), band=(-200, -1))
+    far = extras_of
+    monkeypatch.setitem(globals(), "extras_of", lambda *g: {
+        n: np.full_like(a, 1000.0) for n, a in far(*g).items()})  # fmt: skip
+    run(x, plan, "interpreted")
+
+
 @pytest.mark.parametrize("x, why", [
     (shape(1, 1, 64, 64, 64, dtype=float32), "bfloat16 or float16"),
     (shape(1, 1, 64, 64, 60), "multiples of 8"),
@@ -327,6 +343,24 @@ def test_what_it_does_not_take(x: AttentionShape, why: str) -> None:
     assert why in why_not(x)
     with pytest.raises(InternalError, match=why):
         attention_backward(x, BackwardPlan())
+
+
+HARMLESS = ("matrix_fence", "matrix_async after matrix_commit", "named_sync")
+REGISTERS = ("wait 5", "wait 10", "matrix_wait 4", "matrix_wait 10")  # they only save registers
+
+
+@pytest.mark.parametrize("plan, number", ((FAST, 1), (SMALL, 0)))
+def test_mutants_are_caught(plan: BackwardPlan, number: int) -> None:
+    """Each barrier op, fence, wait and commit dropped or changed: the static check finds all but
+    those that repeat what another op says."""
+    x = shape(1, 1, 320, 256, 64, **CAUSAL)
+    missed, count = [], 0
+    for label, broken in mutants.mutants(attention_backward(x, plan).launches[number].body):
+        count += 1
+        if not any(f.level == "error" for f in check_body(broken, H200)):
+            missed.append(label)
+    assert not [m for m in missed if not m.startswith(HARMLESS + REGISTERS)]
+    assert len(missed) < 0.1 * count
 
 
 # ---- PTX ----------------------------------------------------------------------------------------
