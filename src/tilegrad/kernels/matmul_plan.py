@@ -47,7 +47,7 @@ FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_EXCHANGE = 2e10  # measured when a program's own part went through shared memory too
-CLUSTERS = {1: 132, 2: 66, 3: 42, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
+CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
         wide = (tn for tn in range(max(unit, least), 257, unit)
                 if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit)  # fmt: skip
         for tn in itertools.islice(wide, 1):
-            depth = (128 if tm + tn <= 160 else 64) * 2 // size
+            whole = high(x.m) == tm  # deep boxes with rows beyond the end come slowly
+            depth = (128 if tm + tn <= 160 and whole else 64) * 2 // size
             columns = x.span((tm, tn, depth))[1] // split
             staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
             staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
