@@ -229,8 +229,7 @@ class Decode(Rows):
         whole = multiply(floor_divide(self.count, n), n)
 
         def some(j: Size, _: list[Node]) -> Sequence[Node]:
-            self.ask("k", combine(key, j, 1), AHEAD, n, self.x.width)
-            self.ask("v", combine(key, j, 1), 0, n, self.x.value_width)
+            self.ask(combine(key, combine(j, AHEAD, 1), 1))
             self.each_row(lambda r: self.score(r, j, True))
             return ()
 
@@ -245,14 +244,14 @@ class Decode(Rows):
         self.gather_values()
         return ()
 
-    def ask(self, name: str, key: Size, ahead: int, keys: int, width: int) -> None:
-        """Bring keys or values near before they are read: rows of a tile are no stream."""
-        b, line = self.b, 64 // self.x.dtype.size
+    def ask(self, key: Size) -> None:
+        """Bring keys near before they are read: rows of a tile are no stream, values are one."""
+        b, width, line = self.b, self.x.width, 64 // self.x.dtype.size
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            for r in range(keys):
-                index = self.at(name, self.batch, self.key_head, combine(key, ahead + r, 1), d)
-                b.add(ops.prefetch(self.memory[name], *(b.index(i) for i in index)))
+            for r in range(self.lanes):
+                index = self.at("k", self.batch, self.key_head, combine(key, r, 1), d)
+                b.add(ops.prefetch(self.memory["k"], *(b.index(i) for i in index)))
             return ()
 
         b.loop("ask", 0, width, line, chunk, bounds=(0, width - 1))
