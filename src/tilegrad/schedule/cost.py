@@ -13,6 +13,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, multiply
 from ..ir.types import Array, product
+from .attention import flops_of
 
 FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
 
@@ -23,6 +24,8 @@ def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]
     flops: Size = 0
     dtype: DType = float32
     for node in topological(stored, stop=stop.__contains__):
+        if node not in stop and node.op.group == "attention":
+            flops, dtype = flops + flops_of(node), node.inputs[0].dtype
         if node in stop or not isinstance(node.type, Array):
             continue
         flops = flops + _flops(node)

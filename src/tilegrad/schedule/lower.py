@@ -18,7 +18,7 @@ from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
-from .attention import flops_of, lower_attention
+from .attention import lower_attention
 from .call import lower_call, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
@@ -199,8 +199,6 @@ class Lowering:
         if group.kind == "call":
             for body, _ in bodies:
                 kernel.flops = kernel.flops + work_of_body(body)
-        if group.kind == "attention":
-            kernel.flops = flops_of(group.values[0])
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
