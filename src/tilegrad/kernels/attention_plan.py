@@ -20,9 +20,10 @@ from .attention_shape import AttentionShape
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
-TILE_CYCLES = 2400  # before and after the blocks of a tile
-STEP_CYCLES = 120  # of a block, beside its products
-HIDDEN = {1: 0.4, 2: 0.6, 3: 0.9}  # of a step's smaller part, by consumers that overlap
+ROW_CYCLES = 30  # of a tile's row, before and after its blocks
+STEP_CYCLES = 240  # of a block, beside its products
+SHORT = 1024  # queries below which a tile's first and last blocks are most of it
+HIDDEN = {1: 0.4, 2: 0.6, 3: 0.8}  # of a step's smaller part, by consumers that overlap
 NEAR = 32 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
 
 
@@ -98,7 +99,7 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     step = max(products, rest) + (1 - hidden) * min(products, rest)
     lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
-    work = TILE_CYCLES + step * each
+    work = ROW_CYCLES * rows + step * each
     group = max(1, min(plan.section, count))
     whole = np.concatenate([np.repeat(work, min(group, count - at))
                             for at in range(0, count, group)])  # fmt: skip
@@ -127,7 +128,17 @@ def choose(x: AttentionShape, target: Target) -> AttentionPlan:
     found = sorted(plans(x, target), key=lambda plan: cycles(x, plan))
     if not found:
         raise InternalError("kernels.attention_plan", f"no Plan for {x}: {why_not(x)}")
-    return found[0]
+    return ordered(x, found[0])
+
+
+def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
+    """The Plan with the order of its steps: what was quickest on an H200 for each kind of shape."""
+    wide = max(padded(x.width), padded(x.value_width)) > 64
+    cut, long = x.band[1] is not None, high(x.queries) >= SHORT
+    late = plan.tile[0] > 64 and (wide or plan.tile[0] > 128) and not (cut and not (wide and long))
+    tried = [replace(plan, narrow=cut, late=late, chained=cut and late),
+             replace(plan, narrow=cut, late=late), replace(plan, narrow=cut), plan]  # fmt: skip
+    return next(p for p in tried if not why_not(x, p))
 
 
 def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
@@ -135,8 +146,10 @@ def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
     found: dict[AttentionPlan, None] = {}
     for made in plans(x, target):
         both = replace(made, chained=True, narrow=True)
-        tried = [made, replace(made, chained=True), replace(made, narrow=True), both,
+        tried = [ordered(x, made), made, replace(made, chained=True), replace(made, narrow=True),
+                 both,
                  replace(both, turns=False), replace(made, late=True), replace(both, late=True),
+                 replace(made, late=True, narrow=True),
                  replace(made, turns=False), replace(made, overlap=False),
                  replace(made, overlap=False, turns=False),
                  replace(made, query_stages=1), replace(made, stages=made.stages + 1),
