@@ -270,6 +270,13 @@ def copy_pages(
     )  # fmt: skip
 
 
+def store_add(memory: Any, value: Any, index: Any, axes: Sequence[int]) -> None:
+    """Add a tile to elements of an array, which other programs may add to: in any order."""
+    node = _memory(memory, "store_add")
+    tile = cast(tile_of(value, node.dtype, "store_add"), node.dtype)
+    _builder("store_add").store_add(node, tile.node, _sizes(index), tuple(axes))
+
+
 def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:
     """Arrive at the barrier of another program of the cluster."""
     sizes = size_of(stage, "stage"), size_of(rank, "rank")
