@@ -155,6 +155,18 @@ def test_matmul_and_softmax(cuda) -> None:
     np.testing.assert_allclose(x.softmax(1).numpy(), e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
+def test_float32_products_may_be_rounded(cuda) -> None:
+    x, w = numbers(72, 64), numbers(40, 64)
+    given = tg.tensor(x).cuda(), tg.tensor(w).cuda()
+    exact = tg.jit(lambda x, w: x @ w.T)(*given).numpy()
+    with override(dots="tf32"):
+        quick = tg.jit(lambda x, w: x @ w.T)(*given).numpy()
+    wanted = x.astype(np.float64) @ w.T
+    assert np.abs(exact - wanted).max() < 1e-5
+    assert np.abs(quick - wanted).max() < 3e-2
+    assert sum(name.startswith("dot") for name in cuda.kernels) == 2  # two Programs
+
+
 def test_creation_on_a_device(cuda) -> None:
     assert tg.zeros(3, device="cuda").device == "cuda:0"
     for made, wanted in (

@@ -73,7 +73,7 @@ def executable_for(
         from .guard import GuardedExecutable
 
         return GuardedExecutable(inputs, outputs, device)
-    where = config().threads if device == "cpu" else (device, plans().digest, config().sums)
+    where = config().threads if device == "cpu" else (device, *_choices())
     key = (structure(inputs, outputs), donate, where)
     found = _memory.get(key)
     if found is None:
@@ -82,6 +82,11 @@ def executable_for(
             if found is None:
                 found = _memory[key] = _make(key, inputs, outputs, donate, device)
     return found
+
+
+def _choices() -> tuple[str, ...]:
+    """What Programs of a GPU depend on besides their Graph and Target."""
+    return plans().digest, config().sums, config().dots
 
 
 def compile_for(
@@ -126,7 +131,7 @@ def schedule_for(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs, target)
-        choices = () if target.kind == "cpu" else (plans().digest, config().sums)
+        choices = () if target.kind == "cpu" else _choices()
         bodies = _bodies.setdefault((target.key, *choices), {})
         return lower_graph(inputs, results, target, donate, bodies)
 

@@ -13,6 +13,7 @@
 | TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
 | TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
+| TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
 
 Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
 package reads `os.environ`.
@@ -29,7 +30,7 @@ from typing import Any
 from .errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-SUMS = ("reproducible", "fast")
+CHOICES = {"sums": ("reproducible", "fast"), "dots": ("exact", "tf32")}
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Config:
     cuda_sync: bool = False
     plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
     sums: str = "reproducible"  # or "fast": a sum's order may differ from run to run
+    dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
 
 
 def usable_cores() -> int:
@@ -70,9 +72,6 @@ def read_environment(environment: Mapping[str, str]) -> Config:
     level = environment.get("TILEGRAD_LOG", "warning").lower()
     if level not in LOG_LEVELS:
         raise UserError("bad TILEGRAD_LOG", expected=", ".join(LOG_LEVELS), got=level)
-    sums = environment.get("TILEGRAD_SUMS", "reproducible").lower()
-    if sums not in SUMS:
-        raise UserError("bad TILEGRAD_SUMS", expected=", ".join(SUMS), got=sums)
     return Config(
         threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), least=1),
         cache_folder=environment.get("TILEGRAD_CACHE", os.path.join(home, "tilegrad")),
@@ -84,7 +83,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
         cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
         plan_table=environment.get("TILEGRAD_PLANS"),
-        sums=sums,
+        **{name: _choice(environment, name) for name in CHOICES},
     )
 
 
@@ -109,8 +108,10 @@ def configure(**changes: Any) -> Config:
         raise UserError(
             "unknown setting", expected=", ".join(Config.__dataclass_fields__), got=unknown
         ) from None
-    if new.sums not in SUMS:
-        raise UserError("bad setting: sums", expected=", ".join(SUMS), got=repr(new.sums))
+    for name, known in CHOICES.items():
+        if getattr(new, name) not in known:
+            raise UserError(f"bad setting: {name}", expected=", ".join(known),
+                            got=repr(getattr(new, name)))  # fmt: skip
     _current = new
     return new
 
@@ -131,6 +132,14 @@ def override(**changes: Any) -> Iterator[Config]:
         yield configure(**changes)
     finally:
         _current = before
+
+
+def _choice(environment: Mapping[str, str], name: str) -> str:
+    known = CHOICES[name]
+    text = environment.get(f"TILEGRAD_{name.upper()}", "").strip().lower() or known[0]
+    if text not in known:
+        raise UserError(f"bad TILEGRAD_{name.upper()}", expected=", ".join(known), got=text)
+    return text
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int, least: int = 0) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.config import config
 from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
 from ..graph import ops
@@ -140,7 +141,9 @@ class WideDot:
         dtype = self.dot.inputs[0].dtype
         kind = "wgmma" if self.beside else "mma"
         kinds = {unit.inputs for unit in self.target.matrix if unit.name.startswith(kind)}
-        if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in (bfloat16, float16):
+        rounded = self.beside and config().dots == "tf32"  # float32 operands may be
+        taken = (bfloat16, float16, float32) if rounded else (bfloat16, float16)
+        if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in taken:
             return None
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
             return None
