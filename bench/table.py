@@ -92,6 +92,37 @@ def memory_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def attention_table(record: dict[str, Any]) -> list[str]:
+    """TFLOP/s of attention, and speed against cuDNN, by head size and length."""
+    rows = [r for r in record["rows"] if "cudnn" in r]
+    parts = list(dict.fromkeys(r["part"] for r in rows))
+    lines = ["", f"Attention in bfloat16 against cuDNN, {gpu_source(record)} TFLOP/s (speed)", "",
+             "| case | " + " | ".join(parts) + " |", "|---" * (len(parts) + 1) + "|"]  # fmt: skip
+    found = {(r["case"], r["part"]): r for r in rows}
+    for case in dict.fromkeys(r["case"] for r in rows):
+        cells = [found.get((case, part)) for part in parts]
+        texts = ["" if c is None else "wrong" if not c["right"] else
+                 f"{c['tflops']:.0f} ({c['cudnn']['ratio']:.2f}x)" for c in cells]  # fmt: skip
+        lines.append(f"| {case} | " + " | ".join(texts) + " |")
+    lines.append("")
+    for part, v in record["verdicts"].items():
+        lines.append(f"- {part}: geometric mean {v['mean']:.2f}x, least {v['least']:.2f}x")
+    return lines
+
+
+def decode_table(record: dict[str, Any]) -> list[str]:
+    """Microseconds of decode attention over a paged cache."""
+    lines = ["", f"Decode attention over a paged cache against cuDNN over contiguous keys,"
+                 f" {gpu_source(record)}", "",
+             "| case | page | ours | bytes/s | against cuDNN |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for r in record["rows"]:
+        if "ratio" in r:
+            lines.append(f"| {r['case']} | {r['page']} | {r['ours_us']:.1f} us |"
+                         f" {r['tb_per_s']:.2f} TB/s | {r['ratio']:.2f}x |")
+    return lines
+
+
 def gpu_source(record: dict[str, Any]) -> str:
     """Where and when, on a GPU."""
     return (f"{record['device']}, {record['date'][:10]}, commit {record['commit']}, torch "
@@ -122,7 +153,8 @@ def table() -> str:
         lines += cpu_table(cpu)
     if compiled is not None:
         lines += compile_table(compiled)
-    for kind, make in (("gemm", gemm_table), ("memory", memory_table)):
+    for kind, make in (("gemm", gemm_table), ("memory", memory_table),
+                       ("attention", attention_table), ("decode", decode_table)):  # fmt: skip
         found = newest(kind)
         if found is not None:
             lines += make(found)
