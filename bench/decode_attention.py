@@ -66,7 +66,7 @@ class Case:
         count = count or sets(BYTES * sum(lengths) // (1 + eight))
         self.count = count
         kind = torch.float8_e4m3fn if eight else torch.bfloat16
-        lead = (sum(each), page, KEY_HEADS, WIDTH)
+        lead = (sum(each), KEY_HEADS, page, WIDTH)
         self.q = [normal(len(lengths), HEADS, WIDTH) for _ in range(count)]
         self.cache = [tuple(normal(*lead).to(kind) for _ in "kv") for _ in range(count)]
         self.tables = [self.table(each) for _ in range(count)]
@@ -150,7 +150,7 @@ class Case:
         length = self.lengths[request]
         pages = self.tables[i][request, : -(-length // self.page)].long()
         scales = self.scales[0].tolist() if self.scales else (1.0, 1.0)
-        k, v = (m[pages].reshape(-1, KEY_HEADS, WIDTH)[:length].transpose(0, 1).float() * s
+        k, v = (m[pages].transpose(0, 1).reshape(KEY_HEADS, -1, WIDTH)[:, :length].float() * s
                 for m, s in zip(self.cache[i], scales))  # fmt: skip
         return k, v
 
@@ -343,11 +343,11 @@ def append_error(
         angle = (place * frequencies).double()
         cosine, sine = angle.cos(), angle.sin()
         for given, found in ((case.q[0][request], turned[request]),
-                             (k[request], case.cache[0][0][page, place % case.page])):  # fmt: skip
+                             (k[request], case.cache[0][0][page, :, place % case.page])):  # fmt: skip
             a, b = given.double().chunk(2, -1)
             wanted = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
             worst = max(worst, float((found.double() - wanted).norm() / wanted.norm()))
-        if not torch.equal(case.cache[0][1][page, place % case.page], v[request]):
+        if not torch.equal(case.cache[0][1][page, :, place % case.page], v[request]):
             return math.inf
     return worst
 

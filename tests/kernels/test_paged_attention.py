@@ -84,19 +84,20 @@ def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], see
     """Random numbers; nan where no key lies, pages that do not exist past each request's end."""
     draw = np.random.default_rng(seed)
     q = draw.standard_normal((x.tokens, x.heads, x.width)).astype(x.dtype.numpy)
-    lead = (x.pages, x.page, x.key_heads)
+    lead = (x.pages, x.key_heads, x.page)
     keys = draw.standard_normal((*lead, x.width)).astype(np.float32)
     values = draw.standard_normal((*lead, x.value_width)).astype(np.float32)
     order, at = draw.permutation(x.pages), 0
     table = np.full((x.requests, x.most_pages), 10**6, np.int32)
-    used = np.zeros(lead[:2], np.bool_)
+    used = np.zeros((x.pages, x.page), np.bool_)
     for request, length in enumerate(lengths):
         count = -(-length // x.page)
         table[request, :count] = order[at : at + count]
         for j in range(length):
             used[order[at + j // x.page], j % x.page] = True
         at += count
-    keys[~used], values[~used] = np.nan, np.nan
+    for cache in (keys, values):
+        cache.swapaxes(1, 2)[~used] = np.nan
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     return Step(x, q, keys.astype(x.cache.numpy), values.astype(x.cache.numpy), table,
                 np.array(lengths, np.int32), starts)  # fmt: skip

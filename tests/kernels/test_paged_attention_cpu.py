@@ -34,13 +34,13 @@ def problem(
     x = PagedShape(*heads, 24, 40, page, tokens, requests, pages, most, 0.2, dtype, cache,
                    **options)  # fmt: skip
     q = random.standard_normal((tokens, heads[0], 24)).astype(dtype.numpy)
-    keys, values = (random.standard_normal((pages, page, heads[1], w)).astype(cache.numpy)
+    keys, values = (random.standard_normal((pages, heads[1], page, w)).astype(cache.numpy)
                     for w in (24, 40))  # fmt: skip
     table = random.permutation(pages)[: requests * most].reshape(requests, most).astype(np.int32)
     for row, length in zip(table, lengths):
         for place in range(length, most * page):
-            keys[row[place // page], place % page] = np.nan
-            values[row[place // page], place % page] = np.nan
+            keys[row[place // page], :, place % page] = np.nan
+            values[row[place // page], :, place % page] = np.nan
     starts = np.cumsum([0, *new]).astype(np.int32)
     counts, scales = np.array(lengths, np.int32), (0.7, 1.3) if x.scaled else (1.0, 1.0)
     want = paged_reference.attention(x, q, keys, values, table, counts, starts, scales)

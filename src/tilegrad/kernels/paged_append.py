@@ -99,7 +99,7 @@ class _Append:
         place = b.apply("maximum", b.apply("subtract", length, after), b.constant(0, int64))
         at = b.atom("place", place, 0, high(x.most_pages) * x.page - 1)
         page = b.cast(b.load(memory["table"], (request, at // x.page)), int64)
-        slot = (b.atom("page", page, 0, high(x.pages) - 1), at % x.page, self.head)
+        slot = (b.atom("page", page, 0, high(x.pages) - 1), self.head, at % x.page)
         angle = self.angles(place)
         scales = ([b.load(memory["scales"], (i,)) for i in range(2)] if x.scaled else [])
         queries = (self.token, self.head * x.group)

@@ -216,8 +216,8 @@ class _Attend:
                 b.wait(empty, stage, (lap + 1) % 2)
                 b.expect(full, stage, bytes_)
                 within = (first + s) * plan.block % x.page if x.page > plan.block else 0
-                b.copy_pages(ring, (stage,), memory, carried[0], (0, within, sizes[HEAD], 0),
-                             (rows, width), (1, 3), full, stage, plan.hint)  # fmt: skip
+                b.copy_pages(ring, (stage,), memory, carried[0], (0, sizes[HEAD], within, 0),
+                             (rows, width), (2, 3), full, stage, plan.hint)  # fmt: skip
                 return [following]
 
             b.loop("step", 0, sizes[BLOCKS], 1, step, [self.pages(request, first)])

@@ -197,13 +197,13 @@ class _Attend(Decode):
         page, place = self.current
         n = self.lanes
         columns = self.both(None, self.below(d, n, self.p.width), (n, n))
-        return self.b.load(self.memory["keys"], (page, place, self.key_head, d), (n, n), (1, 3),
+        return self.b.load(self.memory["keys"], (page, self.key_head, place, d), (n, n), (2, 3),
                            columns)  # fmt: skip
 
     def value_line(self, token: Size, d: int, wide: int) -> Node:
         """A piece of a value."""
         page, place = self.page_at(token)
-        return self.b.load(self.memory["values"], (page, place, self.key_head, d), (wide,), (3,),
+        return self.b.load(self.memory["values"], (page, self.key_head, place, d), (wide,), (3,),
                            self.below(d, wide, self.p.value_width))  # fmt: skip
 
     def share_of(self, total: Node) -> Node:
@@ -249,7 +249,7 @@ class _Attend(Decode):
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
             for r in range(self.lanes):
-                index = (page, combine(place, r, 1), self.key_head, d)
+                index = (page, self.key_head, combine(place, r, 1), d)
                 b.add(ops.prefetch(self.memory["values"], *(b.index(i) for i in index)))
             return ()
 

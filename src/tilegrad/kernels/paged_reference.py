@@ -109,13 +109,14 @@ def attention(
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         chosen = table[request, : -(-length // x.page)]
-        k, v = (m[chosen].reshape(-1, *m.shape[2:])[:length].astype(np.float64) * scale
-                for m, scale in ((keys, scales[0]), (values, scales[1])))  # fmt: skip
+        by_head = (m[chosen].swapaxes(0, 1).reshape(x.key_heads, -1, m.shape[3])[:, :length]
+                   for m in (keys, values))  # fmt: skip
+        k, v = (m.astype(np.float64) * scale for m, scale in zip(by_head, scales))
         for token in range(first, last):
             end = length - (last - token) + 1
             begin = max(0, end - x.window) if x.window else 0
             for head in range(x.heads if end > 0 else 0):
-                rows = slice(begin, end), head // x.group
+                rows = head // x.group, slice(begin, end)
                 s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
                 if x.softcap:
                     s = x.softcap * np.tanh(s / x.softcap)
@@ -137,8 +138,8 @@ def append(
             place = length - (last - token)
             page, within = table[request, place // x.page], place % x.page
             turned[token] = _turned(q[token], rotary, place, frequencies)
-            keys[page, within] = _turned(k[token], rotary, place, frequencies) / scales[0]
-            values[page, within] = v[token].astype(np.float64) / scales[1]
+            keys[page, :, within] = _turned(k[token], rotary, place, frequencies) / scales[0]
+            values[page, :, within] = v[token].astype(np.float64) / scales[1]
     return turned
 
 

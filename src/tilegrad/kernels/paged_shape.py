@@ -1,7 +1,8 @@
 """What the kernels of a paged cache agree on: sizes, options, Plans, and the records of work.
 
-A cache holds keys (pages, page, key_heads, width) and values (pages, page, key_heads,
-value_width); the keys of a request lie in the pages that its row of `table` names, in order.
+A cache holds keys (pages, key_heads, page, width) and values (pages, key_heads, page,
+value_width): what a program reads of a page, one head's, lies in one piece. The keys of a request
+lie in the pages that its row of `table` names, in order.
 Tokens of all requests lie one after the other, `query_starts` says where each request's begin;
 `lengths` counts the keys each request has, those of its new tokens included.
 
@@ -162,7 +163,7 @@ def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Pa
 
 def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
     """Keys and values."""
-    lead = (x.pages, x.page, x.key_heads)
+    lead = (x.pages, x.key_heads, x.page)
     return [("keys", Memory((*lead, x.width), x.cache, use=use)),
             ("values", Memory((*lead, x.value_width), x.cache, use=use))]  # fmt: skip
 
