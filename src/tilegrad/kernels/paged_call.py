@@ -1,6 +1,7 @@
 """The kernels of a paged cache as a Graph calls them: inference only, no derivative.
 
-`list_callee` is called once a step, `attention_callee` once a layer with the list's results.
+`list_callee` is called once a step, `append_callee` and `attention_callee` once a layer, the last
+with the list's results. `append_callee` writes keys and values in place: they are state.
 Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
 written while it runs and is zeros again afterwards; one array serves all layers of a stream.
 Invariant: arguments and results stand in the order that the docstrings say.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
+from .paged_append import Rotary, append
 from .paged_attention import attend
 from .paged_combine import combine_parts
 from .paged_shape import PagedPlan, PagedShape
@@ -28,7 +30,15 @@ def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     return _callee("paged_attention", bodies, ("out", "partial", "sums"))
 
 
-def _callee(name: str, bodies: tuple[Body, ...], results: tuple[str, ...]) -> KernelCallee:
+def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
+    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
+    (turned queries, keys, values)."""
+    return _callee("paged_append", (append(x, rotary),), ("turned",), ("keys", "values"))
+
+
+def _callee(
+    name: str, bodies: tuple[Body, ...], results: tuple[str, ...], states: tuple[str, ...] = ()
+) -> KernelCallee:
     """Parameters of the same name are the same array."""
     arguments: dict[str, int] = {}
     launches = []
@@ -39,6 +49,7 @@ def _callee(name: str, bodies: tuple[Body, ...], results: tuple[str, ...]) -> Ke
             if own in results:
                 roles.append(("store", results.index(own)))
             else:
-                roles.append(("read", arguments.setdefault(own, len(arguments))))
+                kind = "state" if own in states else "read"
+                roles.append((kind, arguments.setdefault(own, len(arguments))))
         launches.append((body, tuple(roles)))
     return KernelCallee(name, tuple(launches))

@@ -80,6 +80,7 @@ from .normalization import (
     LocalResponseNorm,
     RMSNorm,
 )
+from .paged import PagedCache
 from .pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,

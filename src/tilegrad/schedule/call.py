@@ -1,7 +1,8 @@
 """Lower a `call`: the Bodies of a user's or a library's kernel become Launches.
 
-Invariant: each parameter of a Body stands for an argument of the call, a result of it, or
-scratch where nobody wants a result; the Bodies launched hold no tile too large for the Target.
+Invariant: each parameter of a Body stands for an argument of the call, a result of it, a state
+that is both, or scratch where nobody wants a result; the Bodies launched hold no tile too large
+for the Target.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .fuse import Group
 
 
 def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]:
-    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', type)."""
+    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', type), or
+    ('state', i) for the call's argument i, written in place."""
     node = group.values[0]
     callee = node.attrs["callee"]
     if node.op is not ops.call or not isinstance(callee, KernelCallee):
@@ -47,6 +49,8 @@ def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]
         for kind, place in roles:
             if kind == "read":
                 given.append(("read", list(reads).index(node.inputs[place])))
+            elif kind == "state":
+                given.append(("state", place))
             elif place in results:
                 given.append(("store", results[place]))
             else:
@@ -60,6 +64,15 @@ def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
     if not isinstance(node.type, Tuple):
         return {0: stored.index(node)} if node in stored else {}
     return {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
+
+
+def states_of(node: Node) -> list[tuple[int, Node]]:
+    """(place among the results, state) for each argument that a call writes in place."""
+    callee = node.attrs["callee"]
+    if node.op is not ops.call or not isinstance(callee, KernelCallee):
+        return []
+    first = len(callee.types("store"))
+    return [(first + i, node.inputs[place]) for i, place in enumerate(callee.states)]
 
 
 def fitted(body: Body, target: Target) -> Body:

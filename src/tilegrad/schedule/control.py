@@ -20,6 +20,7 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import Size, combine, high, multiply
 from ..ir.types import Array, product
+from .call import states_of
 from .fuse import Group
 from .schedule import Control, Copy, Kernel, Label, Launch, Slot
 
@@ -62,6 +63,8 @@ def overwritten(group: Group) -> list[tuple[int, Node, bool]]:
     node = group.values[0] if group.values else None
     if group.kind == "update" and node is not None:
         return [(0, node.inputs[0], True)]
+    if group.kind == "call" and node is not None:
+        return [(number, state, True) for number, state in states_of(node)]
     if group.kind == "control" and node is not None and node.op is not ops.cond:
         body = node.blocks[-1]
         carries = node.attrs["carries"]

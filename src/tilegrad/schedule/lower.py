@@ -19,7 +19,7 @@ from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
 from .attention import lower_attention
-from .call import lower_call, work_of_body
+from .call import lower_call, states_of, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
 from .cost import bytes_moved, work_of
@@ -195,10 +195,15 @@ class Lowering:
         name = bodies[0][0].name if bodies else f"{group.kind}_empty"
         kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)), depth=self.depth)
         kernel.flops = work_of(reads, stored)[0]
-        kernel.bytes = bytes_moved([*reads, *stored])
+        moved = [*reads, *stored]
+        held: dict[int, int] = {}
         if group.kind == "call":
             for body, _ in bodies:
                 kernel.flops = kernel.flops + work_of_body(body)
+            held, kernel.steps = self.hold_states(group.values[0], stored)
+            states = {state for _, state in states_of(group.values[0])}  # of which little moves
+            moved = [v for v in moved if v not in states and self.state_behind(v) is None]
+        kernel.bytes = bytes_moved(moved)
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
@@ -208,6 +213,8 @@ class Lowering:
                     slots.append(self.slot_of[reads[what]])
                 elif role == "store":
                     slots.append(self.slot_of[stored[what]])
+                elif role == "state":
+                    slots.append(held[what])
                 else:
                     if (role, what) not in scratch:  # an Array, or one with a name
                         type_ = what[0] if isinstance(what, tuple) else what
@@ -256,36 +263,64 @@ class Lowering:
             return state in self.donated
         return state in self.fuser.values and state in self.fuser.group_of
 
+    def state_behind(self, node: Node) -> tuple[Node, int, Node] | None:
+        """(what writes it, number of the result, state) of a value that is a written state."""
+        if node.op is ops.update:
+            return node, 0, node.inputs[0]
+        owner = node.inputs[0] if node.op is ops.get else node
+        if owner.op is ops.call:
+            number = node.attrs["index"] if node.op is ops.get else 0
+            for place, state in states_of(owner):
+                if place == number:
+                    return owner, number, state
+        return None
+
     def shares_slot(self, node: Node) -> bool:
-        """Whether an update in place has the very Slot of its state: control may move it."""
-        state = node.inputs[0] if node.op is ops.update else node
-        if (node, 0) not in self.in_place or state not in self.slot_of:
+        """Whether a state in place has the very Slot it had before: control may move it."""
+        found = self.state_behind(node)
+        if found is None or found[:2] not in self.in_place or found[2] not in self.slot_of:
             return False
+        state = found[2]
         moved = self.slot_of[state] in self.frame.moved
         if not self.depth and moved and node in self.wanted:
-            self.in_place.discard((node, 0))  # an output has a place of its own
+            self.in_place.discard(found[:2])  # an output has a place of its own
             return False
         if self.depth or moved:
             self.slot_of[node] = self.slot_of[state]
             return True
         return False
 
+    def hold(self, slot: Slot, writer: Node, number: int, state: Node) -> list[Any]:
+        """Let a Slot hold a state that is about to be written: in place, or by a copy."""
+        if state not in self.slot_of or slot.number == self.slot_of[state]:
+            return []
+        source = self.slots[self.slot_of[state]]
+        if (writer, number) not in self.in_place:
+            size = multiply(product(state.shape), state.dtype.size)
+            return [Copy(source.number, slot.number, size)]
+        if slot.kind == "output" and source.kind == "scratch":
+            source.kind = "output" if source.alias is None else source.kind
+        slot.alias = source.number
+        return []
+
+    def hold_states(self, call: Node, stored: Sequence[Node]) -> tuple[dict[int, int], list[Any]]:
+        """Slots of the states that a call writes, by argument, and the copies that need be."""
+        held: dict[int, int] = {}
+        steps: list[Any] = []
+        wanted = {found[1]: v for v in stored if (found := self.state_behind(v)) is not None}
+        for argument, (number, state) in zip(call.attrs["callee"].states, states_of(call)):
+            after = wanted.get(number)  # None: nobody reads the state that is left
+            slot = self.new_slot(state.type, "scratch") if after is None else self.slot_of[after]
+            steps += self.hold(self.slots[slot], call, number, state)
+            held[argument] = slot
+        return held, steps
+
     def lower_state(self, group: Group, reads: list[Node]) -> None:
         """update: in place, or on a copy."""
         node = group.values[0]
         slot = self.slots[self.slot_of[node]]
         state = node.inputs[0]
-        steps: list[Any] = []
-        if slot.number == self.slot_of.get(state):
-            pass
-        elif (node, 0) in self.in_place and state in self.slot_of:
-            if slot.kind == "output" and self.slots[self.slot_of[state]].kind == "scratch":
-                source = self.slots[self.slot_of[state]]
-                source.kind = "output" if source.alias is None else source.kind
-            slot.alias = self.slot_of[state]
-        elif state in self.slot_of:
-            steps.append(Copy(self.slot_of[state], slot.number,
-                              multiply(product(state.shape), state.dtype.size)))  # fmt: skip
+        steps = self.hold(slot, node, 0, state)
         launches = self.update_launches(group, reads, slot.number, state in self.slot_of)
         steps += launches
         name = launches[-1].body.name if launches else "update"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
-from ..ir.symbol import Expr, symbol
+from ..ir.symbol import Expr, atoms, symbol
 from .again import Again, buffers_of, remembered
 from .annotation import annotations_of, check_call, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
@@ -53,8 +53,8 @@ class Jitted:
         self._donate = frozenset(self._positions(donate, "donate"))
         self.annotations, self.result_annotation = annotations_of(function)
         self.dynamic = _dynamic_axes(self, dynamic, symbols)
-        self.symbols = {s.name: s for axes in self.dynamic.values() for s in axes.values()
-                        if isinstance(s, Expr)}  # fmt: skip
+        self.symbols = {s.name: s for axes in self.dynamic.values() for size in axes.values()
+                        for s in atoms(size)}  # fmt: skip
         self.keep_gradients = keep_gradients
         self.traces = 0
         self._lock = threading.RLock()
@@ -234,25 +234,26 @@ class Jitted:
                 raise self._size_error(index, structure, f"at least {abs(axis)} axes", shape)
             if not isinstance(size, Expr):
                 continue
-            value = shape[place]
-            if not size.low <= value <= size.high:
+            (own,) = atoms(size)
+            value = shape[place] - size.constant
+            if not own.low <= value <= own.high:
                 raise self._size_error(
-                    index, structure, f"{size.low} <= {size.name} <= {size.high}",
-                    f"{size.name} = {value} (axis {axis} of {shape})",
+                    index, structure, f"{own.low} <= {own.name} <= {own.high}",
+                    f"{own.name} = {value} (axis {axis} of {shape})",
                 )  # fmt: skip
-            before = symbols.setdefault(size.name, value)
+            before = symbols.setdefault(own.name, value)
             if before != value:
-                first = self._first_with(axes, size, structure)
+                first = self._first_with(axes, own, structure)
                 raise self._size_error(
-                    index, structure, f"{size.name} = {before}, as in argument {first}",
-                    f"{size.name} = {value} (axis {axis} of {shape})",
+                    index, structure, f"{own.name} = {before}, as in argument {first}",
+                    f"{own.name} = {value} (axis {axis} of {shape})",
                 )  # fmt: skip
             result[place] = size
         return tuple(result)
 
     def _first_with(self, axes: list[Any], size: Expr, structure: Structure) -> str:
         for path, mine in zip(self._paths(structure), axes):
-            if size in mine.values():
+            if any(size in atoms(one) for one in mine.values()):
                 return path
         return "?"
 
@@ -457,6 +458,10 @@ def _dynamic_axes(
                             expected=f"some of {', '.join(jitted.names)}", got=name)  # fmt: skip
         found[name] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
                        else symbol(*s) for a, s in axes.items()}  # fmt: skip
+        for size in found[name].values():
+            if isinstance(size, Expr) and size.terms != (((next(iter(atoms(size))),), 1),):
+                raise UserError("a size is a Symbol, or one and a number", op=f"jit {jitted.name}",
+                                expected="symbol or symbol + 1", got=size)  # fmt: skip
     for name, annotation in jitted.annotations.items():
         axes = annotation.symbolic_axes(known)
         if axes:
@@ -478,7 +483,8 @@ def jit(
 
     `static` and `donate` name parameters by name or number. `dynamic={"x": {0: ("N", 1, 64)}}`
     makes axis 0 of x a Symbol, and so does an annotation `Tensor["N", 8]` with
-    `symbols={"N": (1, 64)}`. `keep_gradients` gives `.grad` that a call zeroes and fills anew
+    `symbols={"N": (1, 64)}`; a size may be one and a number, `symbol("N", 1, 64) + 1`.
+    `keep_gradients` gives `.grad` that a call zeroes and fills anew
     back to the caller; without it, reading such a gradient afterwards is an error.
     """
     options: dict[str, Any] = {

@@ -3,7 +3,8 @@
 `trace_function` runs a function under a Trace and notes where each input's Buffer comes from,
 where each result goes, and what state it changes. `Lowered.run` is the path of every later
 call. Invariant: `run` does no work that depends on the size of the Graph; a Buffer is given
-away only if it was donated, or if it is the old value of changed state that nobody else holds.
+away only if it was donated, or if it is the old value of changed state that nobody else holds;
+an object with `never_copied` set has its state written in place, or an error is raised.
 """
 
 from __future__ import annotations
@@ -247,6 +248,8 @@ class Lowered:
         result = list(buffers)
         for p, alone in exclusive.items():
             if not alone:
+                if _is_kept(leaves[self.sources[p].index]):
+                    raise _would_copy(self.name, self.sources[p].name, "something else holds it")
                 LOG.debug("jit %s: state %s is shared and was copied", self.name,
                           self.sources[p].name)  # fmt: skip
                 result[p] = copy_of(buffers[p])
@@ -386,15 +389,30 @@ def trace_function(
               for s, what, n in changes]  # fmt: skip
     sources = tuple(_moved(trace.sources[n], device) for n in inputs)
     differentiable = any(p.value is True and p.kind != "fixed" for p in places)
+    donated = _donated(sources, places, writes, given)
+    changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
+    for i, s in enumerate(sources):
+        if (s.index, s.name) in changed and i not in donated and _is_kept(leaves[s.index]):
+            raise _would_copy(name, s.name, "the function gives back what it was before")
     return Lowered(
-        name, tuple(inputs), sources, find.outputs(), structure, places, writes,
-        _donated(sources, places, writes, given), given,
+        name, tuple(inputs), sources, find.outputs(), structure, places, writes, donated, given,
         guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
                 if s.read_grad is not None and s.source.kind == "state"],
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
         tracked=differentiable and not writes and not given,
         device=device,
     )  # fmt: skip
+
+
+def _is_kept(leaf: Any) -> bool:
+    """Whether an object says that its state is never to be copied."""
+    return is_stateful(leaf) and bool(getattr(leaf, "never_copied", False))
+
+
+def _would_copy(name: str, what: str, why: str) -> StateError:
+    return StateError(f"the state {what} would be copied: {why}", op=f"jit {name}",
+                      expected="state that is written in place", got=why,
+                      hint="keep no other Tensor or array of it")  # fmt: skip
 
 
 def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:

@@ -1,7 +1,10 @@
 """A kernel as a Graph calls it: Bodies, and which argument or result each parameter stands for.
 
+A parameter that is *state* is an argument that the kernel writes in place; what it holds then is
+a result of the call, after those that are stored, in the order of the arguments. The Schedule lets
+it alias the argument where that is donated, and copies the argument first where it is not.
 Invariant: the key covers the text of every Body and the derivative, so equal keys compute the
-same and differentiate the same.
+same and differentiate the same; a state is one argument and one result, with one type.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ Derivative = Callable[[list[Any], list[Any], list[Any]], list[Any]]
 
 
 class KernelCallee(Callee):
-    """Bodies in order; the roles of their parameters are ('read', argument), ('store', result)."""
+    """Bodies in order; the roles of their parameters are ('read', argument), ('store', result) or
+    ('state', argument)."""
 
     text_name = "kernel"
 
@@ -62,14 +66,20 @@ class KernelCallee(Callee):
         levels = {body.notes.get("level", "portable") for body, _ in self.launches}
         return "placed" if "placed" in levels else "portable"
 
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """Arguments that are written in place, in the order of their results."""
+        return tuple(sorted({p for _, roles in self.launches for k, p in roles if k == "state"}))
+
     def types(self, role: str) -> tuple[Array, ...]:
-        """Types of the arguments ('read') or of the results ('store'), in order."""
+        """Types of the arguments ('read', states among them), or of the results that are stored
+        ('store'), in order."""
         found: dict[int, Array] = {}
         for body, roles in self.launches:
             for parameter, (kind, place) in zip(body.parameters, roles):
                 type_ = parameter.type
                 assert isinstance(type_, Memory)
-                if kind == role:
+                if (kind == "store") is (role == "store"):
                     found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
         return tuple(found[i] for i in sorted(found))
 
@@ -79,7 +89,7 @@ class KernelCallee(Callee):
         if tuple(argument_types) != wanted:
             raise ShapeError("the kernel was traced for other types", op=self.name,
                              expected=wanted, got=argument_types)  # fmt: skip
-        return self.types("store")
+        return (*self.types("store"), *(wanted[i] for i in self.states))
 
     def to_text(self) -> str:
         """Name, Bodies and roles as JSON."""
@@ -91,15 +101,16 @@ class KernelCallee(Callee):
         from .interpret import run
 
         symbols = bindings(self.types("read"), arrays)
-        inputs = [np.ascontiguousarray(a) for a in arrays]
+        inputs = [np.array(a, order="C") if i in self.states else np.ascontiguousarray(a)
+                  for i, a in enumerate(arrays)]  # fmt: skip
         results = []
         for type_ in self.types("store"):
             shape = tuple(evaluate(s, symbols) for s in type_.shape)
             results.append(np.zeros(shape, type_.dtype.numpy))
         for body, roles in self.launches:
-            memories = [inputs[i] if kind == "read" else results[i] for kind, i in roles]
+            memories = [results[i] if kind == "store" else inputs[i] for kind, i in roles]
             run(body, memories, symbols)
-        return tuple(results)
+        return (*results, *(inputs[i] for i in self.states))
 
 
 def bindings(types: tuple[Array, ...], arrays: tuple[Any, ...]) -> dict[str, int]:

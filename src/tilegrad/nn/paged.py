@@ -1,0 +1,127 @@
+"""The state of a paged cache: keys and values of all layers, tables and lengths of requests.
+
+A jitted step takes the cache as an argument; `append` writes the new tokens of a layer into their
+pages, `attend` reads them. Both name requests by `table`, `lengths` and `query_starts`, as
+`tensor.paged` explains them: rows of the cache's own `table` and `lengths`, or others.
+Invariant: each layer's keys and values are one Buffer, from the first step to the last; what
+would copy one is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..compiler.dispatch import device as opened
+from ..core.dtype import DType, bfloat16, float32, int32
+from ..core.errors import StateError
+from ..kernels.paged_shape import PagedShape, cache_parameters
+from ..runtime.buffer import Buffer
+from ..tensor.creation import tensor
+from ..tensor.paged import PagedWork, paged_append, paged_attention, paged_work
+from ..tensor.placement import default_device, use
+from ..tensor.realize import from_buffer
+from ..tensor.tensor import Tensor, mode, wrap
+
+
+class PagedCache:
+    """Keys and values in pages; `requests` rows of a table say which pages are whose."""
+
+    never_copied = True  # read by jit: state is written in place, or it is an error
+
+    def __init__(
+        self, layers: int, pages: int, page: int, key_heads: int, width: int, *, requests: int,
+        most_pages: int, value_width: int | None = None, dtype: DType = bfloat16,
+        scales: tuple[float, float] = (1.0, 1.0), device: Any = None,
+    ) -> None:  # fmt: skip
+        values = width if value_width is None else value_width
+        shape = PagedShape(key_heads, key_heads, width, values, page, 1, requests, pages,
+                           most_pages, 1.0, cache=dtype)  # fmt: skip
+        kinds = [memory for _, memory in cache_parameters(shape)]
+        device = default_device() if device is None else use(device, "PagedCache")
+        self.page, self.most_pages, self.requests = page, most_pages, requests
+        self.keys, self.values = (
+            [_new(kind.shape, dtype, device) for _ in range(layers)] for kind in kinds
+        )  # fmt: skip
+        self.table = _new((requests, most_pages), int32, device)
+        self.lengths = _new((requests,), int32, device)
+        self.scales: Tensor | None = None  # of keys and of values kept in 8 bits
+        if shape.scaled:
+            self.scales = tensor(list(scales), dtype=float32, device=device)
+
+    def __repr__(self) -> str:
+        layers = len(self.keys)
+        kind = self.keys[0].node.type if layers else "nothing"
+        return f"<paged cache: {layers} layers of {kind}, {self.requests} requests>"
+
+    @property
+    def device(self) -> str:
+        """Where the cache lives."""
+        return self.table.device
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(t.numel() * t.dtype.size for t in (*self.keys, *self.values))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of its state by name, for `jit`."""
+        found = {"table": self.table, "lengths": self.lengths}
+        for name, several in (("keys", self.keys), ("values", self.values)):
+            found.update({f"{name}.{i}": t for i, t in enumerate(several)})
+        return found if self.scales is None else {**found, "scales": self.scales}
+
+    def append(
+        self, layer: int, q: Any, k: Any, v: Any, table: Any, lengths: Any, query_starts: Any, *,
+        frequencies: Any = None, interleaved: bool = False, factor: float = 1.0,
+    ) -> Tensor:  # fmt: skip
+        """Put a layer's new keys and values, turned, into their pages; gives q turned."""
+        if mode.trace is None:
+            raise StateError("a cache is appended to within a jitted function only", op="append",
+                             expected="a step that is jitted and takes the cache as an argument",
+                             hint="outside of one the whole cache would be copied")  # fmt: skip
+        turned, keys, values = paged_append(
+            q, k, v, self.keys[layer], self.values[layer], table, lengths, query_starts,
+            frequencies=frequencies, interleaved=interleaved, factor=factor, scales=self.scales,
+        )  # fmt: skip
+        self.keys[layer].assign(keys)
+        self.values[layer].assign(values)
+        return turned
+
+    def attend(
+        self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, *,
+        scale: float | None = None, window: int = 0, softcap: float = 0.0,
+        queries: int | None = None, work: PagedWork | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of q (tokens, heads, width) over a layer's pages; see `paged_attention`."""
+        return paged_attention(
+            q, self.keys[layer], self.values[layer], table, lengths, query_starts, scale=scale,
+            window=window, softcap=softcap, scales=self.scales, queries=queries, work=work,
+        )  # fmt: skip
+
+    def work(
+        self, q: Any, table: Any, lengths: Any, query_starts: Any, *, window: int = 0,
+        queries: int | None = None,
+    ) -> PagedWork | None:  # fmt: skip
+        """The work list of a step; `attend` makes it itself, once for all layers that agree."""
+        return paged_work(q, self.keys[0], self.values[0], table, lengths, query_starts,
+                          window=window, queries=queries)  # fmt: skip
+
+
+def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
+    """Zeros with a Buffer of their own, though equal constants share one."""
+    size = prod(shape) * dtype.size
+    if device == "cpu":
+        buffer = Buffer.allocate(size, "paged cache")
+        buffer.array((size,), np.uint8)[...] = 0
+    else:
+        gpu = opened(device)
+        buffer = gpu.allocate(size, "paged cache")
+        gpu.fill(buffer)
+    return wrap(from_buffer(buffer, tuple(shape), dtype))
+
+
+__all__ = ["PagedCache"]
