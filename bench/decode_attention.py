@@ -342,12 +342,12 @@ def append_error(
         page = int(case.tables[0][request, place // case.page])
         angle = (place * frequencies).double()
         cosine, sine = angle.cos(), angle.sin()
-        for given, found in ((case.q[0][request], turned[request]),
-                             (k[request], case.cache[0][0][page, :, place % case.page])):  # fmt: skip
+        kept, held = (m[page, :, place % case.page] for m in case.cache[0])
+        for given, found in ((case.q[0][request], turned[request]), (k[request], kept)):
             a, b = given.double().chunk(2, -1)
             wanted = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
             worst = max(worst, float((found.double() - wanted).norm() / wanted.norm()))
-        if not torch.equal(case.cache[0][1][page, :, place % case.page], v[request]):
+        if not torch.equal(held, v[request]):
             return math.inf
     return worst
 

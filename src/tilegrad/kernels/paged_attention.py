@@ -58,6 +58,7 @@ from .paged_shape import (
 
 LOG2_E = 1.4426950408889634
 SHARED = 227 << 10
+AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 BARRIER = 0  # at which the warps that multiply meet
 PRODUCER_FIELDS = (REQUEST, HEAD, FIRST, BLOCKS)
 CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
@@ -205,22 +206,31 @@ class _Attend:
         width = self.widths[which]
         rows = min(x.page, plan.block)
         bytes_ = plan.block * width * x.cache.size
+        together = min(plan.stages, AHEAD)
         b.do(placed.grid_dependency_wait)
 
+        def copy(s: Size, pages: Node, sizes: dict[int, Size], before: Size) -> Sequence[Node]:
+            stage, lap = self.slot(before, s)
+            b.wait(empty, stage, (lap + 1) % 2)
+            b.expect(full, stage, bytes_)
+            within = (sizes[FIRST] + s) * plan.block % x.page if x.page > plan.block else 0
+            b.copy_pages(ring, (stage,), memory, pages, (0, sizes[HEAD], within, 0),
+                         (rows, width), (2, 3), full, stage, plan.hint)  # fmt: skip
+            return ()
+
         def item(sizes: dict[int, Size], before: Size) -> None:
-            request, first = sizes[REQUEST], sizes[FIRST]
+            def pages(s: Size) -> list[Node]:
+                return [self.pages(sizes[REQUEST], sizes[FIRST] + s + i) for i in range(together)]
 
-            def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-                following = self.pages(request, first + s + 1)
-                stage, lap = self.slot(before, s)
-                b.wait(empty, stage, (lap + 1) % 2)
-                b.expect(full, stage, bytes_)
-                within = (first + s) * plan.block % x.page if x.page > plan.block else 0
-                b.copy_pages(ring, (stage,), memory, carried[0], (0, sizes[HEAD], within, 0),
-                             (rows, width), (2, 3), full, stage, plan.hint)  # fmt: skip
-                return [following]
+            def some(s: Size, carried: list[Node]) -> Sequence[Node]:
+                following = pages(s + together)
+                copy(s, carried[0], sizes, before)
+                for i in range(1, together):
+                    b.branch(b.less(s + i, sizes[BLOCKS]),
+                             lambda i=i: copy(s + i, carried[i], sizes, before))  # fmt: skip
+                return following
 
-            b.loop("step", 0, sizes[BLOCKS], 1, step, [self.pages(request, first)])
+            b.loop("step", 0, sizes[BLOCKS], together, some, pages(0))
 
         self.walk(PRODUCER_FIELDS, item)
 
