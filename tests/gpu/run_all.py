@@ -3,9 +3,9 @@
     python tests/gpu/run_all.py --out bench/results/gpu-tests-<date>.json
 
 Runs smoke.py and sanitize.py, and sanitize.py again under compute-sanitizer's memcheck and
-racecheck where that is on the PATH (its absence is in the record). `--simulator` also runs the
-simulator's own tests on the hardware, which needs pytest. Ends with a status other than 0 if
-anything failed.
+racecheck (attention in runs of its own) where that is on the PATH (its absence is in the record).
+`--simulator` also runs the simulator's own tests on the hardware, which needs pytest. Ends with a
+status other than 0 if anything failed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def commands(simulator: bool) -> list[tuple[str, list[str]]]:
     tool = sanitizer()
     if tool:
         for kind in ("memcheck", "racecheck"):
-            found.append((kind, [tool, "--tool", kind, "--error-exitcode", "9", *sanitize]))
+            under = [tool, "--tool", kind, "--error-exitcode", "9", *sanitize]
+            found.append((kind, [*under, "--without", "attention"]))
+            found.append((f"{kind} of attention", [*under, "--only", "attention"]))
     if simulator:
         found.append(("simulator's tests", [sys.executable,
                                             str(ROOT / "tests" / "targets" / "ptx_device.py")]))

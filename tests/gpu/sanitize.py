@@ -1,13 +1,13 @@
 """Every library kernel and a set of generated ones, once each at small sizes, on a GPU.
 
-    PYTHONPATH=src python tests/gpu/sanitize.py [--only words]
+    PYTHONPATH=src python tests/gpu/sanitize.py [--only attention] [--without attention]
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitize.py
 
 Results are checked against NumPy in float64 (generated kernels: against the Graph interpreter).
 Memories of library kernels are allocated to the byte, so that a tool sees an access just beyond
-them. Prints one row per kernel and ends with a status other than 0 if any failed. Run by hand,
-not collected by pytest.
+them; those of attention are in sanitize_attention.py. Prints one row per kernel and ends with a
+status other than 0 if any failed. Run by hand, not collected by pytest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import sanitize_attention
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
@@ -350,6 +351,8 @@ def checks(device: Any) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every kernel by name."""
     for name, make in library():
         yield name, lambda make=make: run_library(device, make())
+    for name, steps in sanitize_attention.cases():
+        yield name, lambda steps=steps: sanitize_attention.run(device, steps())
     for name, (function, arrays) in GENERATED.items():
         yield f"generated: {name}", lambda f=function, a=arrays: run_generated(device, f, a)
 
@@ -358,13 +361,14 @@ def main() -> int:
     """Run the kernels; the number that failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="those whose names hold this")
+    parser.add_argument("--without", default="", help="not those whose names hold this")
     given = parser.parse_args()
     from tilegrad.targets.ptx.driver import open_device
 
     device = open_device(0)
     failed = count = 0
     for name, run in checks(device):
-        if given.only not in name:
+        if given.only not in name or (given.without and given.without in name):
             continue
         count += 1
         try:
