@@ -1,0 +1,6 @@
+# ruff: noqa: F401
+"""Models from and to files of others: GGUF, safetensors, Hugging Face folders, where they live."""
+
+from .gguf import GgufFile, read_gguf
+from .gguf_write import write_gguf
+from .mapped import MappedFile, Stored
