@@ -2,7 +2,8 @@
 
     python bench/decode_attention.py                 the table, the mixed batch, list and append
     python bench/decode_attention.py --cases 1x2048,16x8192 --pages 16
-    python bench/decode_attention.py --sweep         Plans of a small space for each case
+    python bench/decode_attention.py --sweep         16 Plans at most for each case, best first
+    python bench/decode_attention.py --in-order      pages one after the other
 
 bf16, 32 query and 8 key heads of 128, one new token a request. Pages lie in random order. Both
 sides are replayed graphs, interleaved, over sets of inputs that pass the L2 cache several times;
@@ -54,9 +55,10 @@ class Case:
 
     def __init__(
         self, bench: Bench, lengths: Sequence[int], page: int, plan: PagedPlan | None = None,
-        eight: bool = False, count: int = 0,
+        eight: bool = False, count: int = 0, in_order: bool = False,
     ) -> None:  # fmt: skip
         self.bench, self.lengths, self.page = bench, list(lengths), page
+        self.in_order = in_order
         each = [-(-n // page) for n in lengths]
         self.x = PagedShape(HEADS, KEY_HEADS, WIDTH, WIDTH, page, len(lengths), len(lengths),
                             sum(each), max(each), WIDTH**-0.5)  # fmt: skip
@@ -77,8 +79,9 @@ class Case:
         self.prepare()
 
     def table(self, each: Sequence[int]) -> torch.Tensor:
-        """Pages in random order."""
-        order = torch.randperm(sum(each)).to(torch.int32)
+        """Pages in random order, if not asked otherwise."""
+        order = torch.arange(sum(each)) if self.in_order else torch.randperm(sum(each))
+        order = order.to(torch.int32)
         made = torch.zeros(len(each), max(each), dtype=torch.int32)
         at = 0
         for number, pages in enumerate(each):
@@ -86,8 +89,8 @@ class Case:
             at += pages
         return made.cuda()
 
-    def prepare(self) -> None:
-        """Kernels, the work list, scratch."""
+    def prepare(self, listed: bool = True) -> None:
+        """Kernels, scratch, the work list: by its kernel, or as the reference has it."""
         x, plan, bench = self.x, self.plan, self.bench
         items, cuts = reference.work_list(x, plan, np.array(self.lengths, np.int32),
                                           np.arange(len(self.lengths) + 1, dtype=np.int32))
@@ -98,11 +101,14 @@ class Case:
         self.sums = torch.empty(*lead, device="cuda")
         self.counters = [torch.zeros(lead[:2], dtype=torch.int32, device="cuda")
                          for _ in range(plan.joined)]  # fmt: skip
-        self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
         self.main = bench.kernel(attend(x, plan), "paged_attention")
         self.combine = None
         if not plan.joined:
             self.combine = bench.kernel(combine_parts(x, plan), "paged_combine")
+        if not listed:
+            self.items, self.cuts = (torch.from_numpy(a).cuda() for a in (items, cuts))
+            return
+        self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
         self.run(self.make_list)
         there = items[:, 6] > 0
         same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
@@ -237,13 +243,14 @@ class Peer:
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def table(bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int]
-          ) -> list[dict[str, Any]]:  # fmt: skip
+def table(
+    bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int], in_order: bool
+) -> list[dict[str, Any]]:
     """Every case with every page size."""
     found = []
     for batch, length in cases:
         for page in pages:
-            case = Case(bench, [length] * batch, page)
+            case = Case(bench, [length] * batch, page, in_order=in_order)
             found.append(measure(case, f"B={batch} S={length}"))
             del case
             torch.cuda.empty_cache()
@@ -352,22 +359,27 @@ def append_error(
     return worst
 
 
-def plans(case: Case) -> Iterator[tuple[str, PagedPlan]]:
-    """A small space around the choice."""
+def plans(case: Case) -> Iterator[PagedPlan]:
+    """At most 16: who takes which heads, one launch or two, blocks, stages, and programs: one or
+    two that a core holds at once, or more than fit, which cores take as they get free."""
     base = case.plan
-    cores = 132 // KEY_HEADS * KEY_HEADS
-    for block, warps in ((128, 8), (128, 4), (64, 4)):
-        most = (227 * 1024 - 12 * 1024) // (block * 2 * WIDTH * case.x.cache.size)
-        for stages in sorted({2, max(2, most // 2), most}):
-            for across, programs in ((True, cores), (False, 132)):
-                plan = replace(base, block=block, warps=warps, stages=stages, across=across,
-                               programs=programs)  # fmt: skip
-                kinds = [plan] if stages < most else [
-                    plan, replace(plan, joined=False), replace(plan, hint=""),
-                    replace(plan, early=False)]  # fmt: skip
-                for one in kinds:
-                    if not why_not(case.x, one):
-                        yield text_of(one), one
+    keys = sum(case.lengths)
+    many = keys * KEY_HEADS // 64  # blocks of 64
+    room = (227 * 1024 - 12 * 1024) // (64 * 2 * WIDTH * case.x.cache.size)
+    # block, warps, stages, programs across, programs each with a head
+    wide = [(128, 8, room // 2, (128,), (128, 132)), (128, 4, room // 2, (128,), (132,))]
+    more = tuple(n for n in (512, 1024, 2048) if n * 8 <= many)
+    deep = [(64, 4, room // 2, (256, *more), (264, *more[1:2])), (64, 4, room, (128,), ())]
+    found = [base]
+    for block, warps, stages, across, alone in wide + deep:
+        for heads, counts in ((True, across), (False, alone)):
+            found += [replace(base, block=block, warps=warps, stages=stages, across=heads,
+                              programs=n) for n in counts]  # fmt: skip
+    if not more:  # a program has few blocks: a shallow ring leaves room for the next launch
+        found += [replace(base, block=64, warps=4, stages=2, programs=n) for n in (128, 256)]
+    both = [replace(p, joined=not base.joined) for p in found if p.programs <= 256 and p.across]
+    kept = [p for p in dict.fromkeys(found + both) if not why_not(case.x, p)]
+    yield from kept[:16]
 
 
 def text_of(plan: PagedPlan) -> str:
@@ -377,16 +389,20 @@ def text_of(plan: PagedPlan) -> str:
             f" hint {plan.hint or '-'}")  # fmt: skip
 
 
-def sweep(bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int]) -> None:
+def sweep(
+    bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int], in_order: bool
+) -> None:
     """Every Plan for every case, best first."""
     for batch, length in cases:
         for page in pages:
-            case = Case(bench, [length] * batch, page)
+            case = Case(bench, [length] * batch, page, in_order=in_order)
+            chosen = case.plan
             found = []
-            for label, plan in plans(case):
+            for plan in list(plans(case)):
+                label = text_of(plan) + " (chosen)" * (plan == chosen)
                 try:
                     case.plan = plan
-                    case.prepare()
+                    case.prepare(listed=False)
                     error = case.check()
                     found.append((bench.alone(case.ours(), rounds=3), label, error))
                 except Exception as failure:  # one Plan that fails must not end the sweep
@@ -424,6 +440,8 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(f"{b}x{s}" for b, s in CASES))
     parser.add_argument("--pages", default="16,64")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--in-order", action="store_true",
+                        help="pages one after the other: what their random order costs")
     parser.add_argument("--only", default="", help="table, mixed, eight or beside")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
@@ -431,13 +449,13 @@ def main() -> None:
     pages = [int(p) for p in given.pages.split(",")]
     bench = Bench()
     if given.sweep:
-        sweep(bench, cases, pages)
+        sweep(bench, cases, pages, given.in_order)
         return
     ceilings = bench.ceilings()
     print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
     rows: list[dict[str, Any]] = []
     if given.only in ("", "table"):
-        rows += table(bench, cases, pages)
+        rows += table(bench, cases, pages, given.in_order)
     if given.only in ("", "mixed"):
         rows += [mixed(bench, page) for page in pages]
     if given.only in ("", "eight"):

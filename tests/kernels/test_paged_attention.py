@@ -140,6 +140,7 @@ case("heads across, few blocks", 8, 4, 32, PagedPlan(8, 64, 2, 4, 80))
 case("heads across, one walker", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
 case("heads across, several queries", 8, 2, 16, PagedPlan(16, 64, 2, 4, 6), queries=(0, 1, 5, 2, 3))
 case("8 warps", 4, 1, 16, PagedPlan(8, 128, 2, 8, 5), width=128, value_width=128)
+case("long items", 4, 1, 16, replace(SMALL, programs=1, stages=5), (900, 333), (1, 1))
 case("one program", 4, 1, 16, replace(SMALL, programs=1, stages=3))
 case("more programs than blocks", 4, 1, 16, replace(SMALL, programs=40))
 case("combined by another launch", 8, 2, 16, replace(SMALL, joined=False))
@@ -395,6 +396,14 @@ def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
         attend(x, plan)
 
 
+@pytest.mark.parametrize("requests, joined", ((1, False), (15, False), (16, True), (128, True)))
+def test_pairs_that_are_all_cut(requests: int, joined: bool) -> None:
+    """Another launch combines them; else who has the last part does."""
+    x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
+    plan = choose(x, H200)
+    assert walkers(x, plan) == 16 and plan.joined is joined
+
+
 def real_shapes() -> Iterator[tuple[PagedShape, int]]:
     """Heads of models, pages, and how many new tokens a request has."""
     base = PagedShape(32, 8, 128, 128, 16, 16, 16, 4096, 2048, 128**-0.5)
@@ -409,6 +418,7 @@ def real_shapes() -> Iterator[tuple[PagedShape, int]]:
     yield replace(base, width=96, value_width=96), 1
     yield base, 4
     yield base, 64
+    yield replace(base, tokens=1, requests=1), 1
     yield replace(base, tokens=1024, requests=1024), 1
     yield replace(base, tokens=8192, requests=256), 64
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 from ..core.dtype import float16, float32, int32, int64
@@ -51,6 +52,7 @@ from .paged_shape import (
     item_rows,
     padded,
     per,
+    row_blocks,
     spread,
     walkers,
     why_not,
@@ -89,7 +91,9 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     stages = max(2, (SHARED - held) // each)
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads
-    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
+    plan = PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
+    # Where every pair is cut, all combine at the end: many small programs do that sooner.
+    return replace(plan, joined=high(row_blocks(x, plan)) >= walkers(x, plan))
 
 
 class _Attend:

@@ -5,6 +5,7 @@ Invariant: nothing here is shared with the kernels but the names of columns.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def work_list(
     for one in found:
         stop, at, pieces = unit + one[BLOCKS], unit, []
         while at < stop:
-            program = next(p for p in range(busy) if bounds[p] <= at < bounds[p + 1])
+            program = bisect_right(bounds, at) - 1
             pieces.append((program, at, min(stop, bounds[program + 1])))
             at = pieces[-1][2]
         for part, (program, at, end) in enumerate(pieces):

@@ -91,7 +91,8 @@ class _Work:
         self.find_row_blocks()
         self.make_items()
         pairs = self.count * power(listed(self.x, self.plan))
-        return b.finish((1,), warps=max(8, min(32, pairs // 256)), distinct=True)
+        held = max(pairs // 256, power(self.walkers) // 64)
+        return b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
     # ---- arithmetic -------------------------------------------------------------------------
 
