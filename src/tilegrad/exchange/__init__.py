@@ -1,6 +1,8 @@
 # ruff: noqa: F401
 """Models from and to files of others: GGUF, safetensors, Hugging Face folders, where they live."""
 
+from .folder import ModelFolder, read_folder
 from .gguf import GgufFile, read_gguf
 from .gguf_write import write_gguf
 from .mapped import MappedFile, Stored
+from .safetensors import read_safetensors

@@ -1,0 +1,174 @@
+"""Hugging Face folders: configuration, tokenizer, chat template and safetensors weights.
+
+Invariant: only files that lie in the folder by their plain name are opened (an index cannot name
+another place); nothing in the folder is run or unpickled; whatever is in it, reading ends in a
+`ModelFolder` or in a `UserError` that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError
+from .mapped import Stored
+from .safetensors import parse_json, read_safetensors
+
+JSON_BYTES, TOKENIZER_BYTES, TEMPLATE_BYTES = 64 << 20, 512 << 20, 1 << 20
+SHARDS = 4096
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors\Z")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model as Hugging Face lays it out; tensors are mapped."""
+
+    path: str
+    config: dict[str, Any] = field(repr=False)
+    generation: dict[str, Any] = field(repr=False)
+    tokenizer: str | None
+    tokenizer_config: dict[str, Any] = field(repr=False)
+    chat_template: str | None = field(repr=False)
+    tensors: dict[str, Stored] = field(repr=False)
+
+    @property
+    def architecture(self) -> str:
+        """The model family the configuration names, such as "llama"."""
+        found = self.config.get("model_type")
+        if not isinstance(found, str):
+            raise UserError(f"{self.path}/config.json: model_type is missing", op="folder",
+                            expected="a name", got=repr(found)[:100])  # fmt: skip
+        return found
+
+
+def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
+    """Read a folder's tables and map its weights."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError("no such folder", op="folder", got=os.fspath(path))
+    tables = read_config(folder)
+    return ModelFolder(os.fspath(path), *tables, _weights(folder))
+
+
+def read_config(
+    folder: Path,
+) -> tuple[dict[str, Any], dict[str, Any], str | None, dict[str, Any], str | None]:
+    """config, generation, path of tokenizer.json, tokenizer_config and chat template."""
+    config = _table(folder / "config.json")
+    if config is None:
+        raise UserError(f"{folder}: config.json is missing", op="folder",
+                        expected="a model folder as Hugging Face lays it out",
+                        got=_listing(folder))  # fmt: skip
+    path = folder / "tokenizer.json"
+    tokenizer = str(path) if path.is_file() else None
+    if tokenizer is not None:
+        _small(path, TOKENIZER_BYTES)
+    generation = _table(folder / "generation_config.json") or {}
+    words = _table(folder / "tokenizer_config.json") or {}
+    return config, generation, tokenizer, words, _template(folder, words)
+
+
+def _small(path: Path, limit: int) -> None:
+    size = path.stat().st_size
+    if size > limit:
+        raise UserError(f"{path}: too large", op="folder", expected=f"at most {limit} bytes",
+                        got=size)  # fmt: skip
+
+
+def _bytes(path: Path, limit: int) -> bytes | None:
+    """A file's bytes; None where there is no such file."""
+    try:
+        if not path.is_file():
+            return None
+        _small(path, limit)
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}", op="folder") from None
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    data = _bytes(path, JSON_BYTES)
+    return None if data is None else parse_json(data, str(path))
+
+
+def _template(folder: Path, words: dict[str, Any]) -> str | None:
+    """The chat template: a file of its own, or an entry of the tokenizer's table."""
+    path = folder / "chat_template.jinja"
+    data = _bytes(path, TEMPLATE_BYTES)
+    if data is not None:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8: {error.reason}", op="folder") from None
+    found = words.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {t.get("name"): t.get("template") for t in found
+                 if isinstance(t, dict) and isinstance(t.get("name"), str)}  # fmt: skip
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"{folder}/tokenizer_config.json: chat_template is of another type",
+                        op="folder", expected="text", got=type(found).__name__)  # fmt: skip
+    return found
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") or "an empty folder"
+
+
+# ---- weights --------------------------------------------------------------------------------
+
+
+def _weights(folder: Path) -> dict[str, Stored]:
+    index = _table(folder / INDEX)
+    if index is not None:
+        return _sharded(folder, index)
+    single = folder / SINGLE
+    if single.is_file():
+        return read_safetensors(single)
+    found = sorted(p.name for p in folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return read_safetensors(folder / found[0])
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+    if pickles and not found:
+        raise UserError(f"{folder}: the weights are pickles, which may run code; they are not read",
+                        op="folder", expected=SINGLE, got=", ".join(pickles[:3]),
+                        hint="take the safetensors of the model, or convert it: "
+                        "transformers' save_pretrained writes safetensors")  # fmt: skip
+    raise UserError(f"{folder}: no weights found", op="folder", expected=f"{SINGLE} or {INDEX}",
+                    got=_listing(folder))  # fmt: skip
+
+
+def _sharded(folder: Path, index: dict[str, Any]) -> dict[str, Stored]:
+    where = index.get("weight_map")
+    path = folder / INDEX
+    if not isinstance(where, dict) or not where:
+        raise UserError(f"{path}: weight_map is missing", op="folder",
+                        expected="a table of tensor: file", got=str(where)[:100])  # fmt: skip
+    for name, shard in where.items():
+        if not isinstance(shard, str) or not PLAIN_NAME.match(shard):
+            raise UserError(f"{path}: tensor {name[:100]!r} is not in a file of this folder",
+                            op="folder", expected="the plain name of a .safetensors file",
+                            got=repr(shard)[:200])  # fmt: skip
+    shards = sorted(set(where.values()))
+    if len(shards) > SHARDS:
+        raise UserError(f"{path}: too many files", op="folder", expected=f"at most {SHARDS}",
+                        got=len(shards))  # fmt: skip
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise UserError(f"{folder}: {len(missing)} of {len(shards)} weight files are missing",
+                        op="folder", got=", ".join(missing[:3]),
+                        hint="the download may not be complete")  # fmt: skip
+    stored = {shard: read_safetensors(folder / shard) for shard in shards}
+    result = {}
+    for name, shard in where.items():
+        if name not in stored[shard]:
+            raise UserError(f"{folder / shard}: tensor {name[:100]!r} is missing, which "
+                            f"{INDEX} says is there", op="folder")  # fmt: skip
+        result[name] = stored[shard][name]
+    return result
