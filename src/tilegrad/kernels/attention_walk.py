@@ -143,7 +143,7 @@ class Walk:
     @property
     def cut_first(self) -> bool:
         """Whether a mask may cut the first step."""
-        return self.most_right > 0 or self.low is not None
+        return self.most_right > 0 or self.low is not None or "mask" in self.x.extras
 
     def score_factor(self) -> float:
         """What scores are multiplied by in the exponent of 2."""
