@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tilegrad.core.errors import DTypeError, ShapeError, StateError, TraceError, UserError
+from tilegrad.ir.symbol import symbol
 from tilegrad.tensor import elementwise, lowered, matmul, movement, reduce  # noqa: F401
 from tilegrad.tensor.jit import jit
 from tilegrad.tensor.random import rand
@@ -444,6 +445,23 @@ def test_symbolic_size_needs_no_retrace():
         f(Tensor(np.ones((65, 2))), Tensor(np.ones((65, 2))))
     with pytest.raises(ShapeError, match=r"argument y(.|\n)*N = 3, as in argument x(.|\n)*N = 4"):
         f(Tensor(np.ones((3, 2))), Tensor(np.ones((4, 2))))
+
+
+def test_a_size_may_be_a_symbol_and_a_number() -> None:
+    size = symbol("N", 1, 8)
+    sums = jit(lambda x, ends: ends[1:] * x, dynamic={"x": {0: size}, "ends": {0: size + 1}})
+    for n in (3, 7):
+        x = Tensor(np.arange(n, dtype=np.float32))
+        assert sums(x, Tensor(np.ones(n + 1, np.float32))).tolist() == x.tolist()
+    assert sums.traces == 1
+    with pytest.raises(ShapeError, match="N = 3, as in argument x"):
+        sums(Tensor(np.ones(3)), Tensor(np.ones(3)))
+    with pytest.raises(ShapeError, match="1 <= N <= 8"):
+        sums(Tensor(np.ones(8)), Tensor(np.ones(10)))
+    for wrong in (size * 2, size + symbol("M", 1, 4), size // 2):
+        with pytest.raises(UserError, match="a size is a Symbol"):
+            jit(lambda x: x, dynamic={"x": {0: wrong}})
+
 
 
 def test_symbols_by_annotation():

@@ -30,7 +30,7 @@ from ..tensor.tensor import Tensor, mode, wrap
 class PagedCache:
     """Keys and values in pages; `requests` rows of a table say which pages are whose."""
 
-    never_copied = True  # read by jit: state is written in place, or it is an error
+    never_copied = ("keys.", "values.")  # jit writes these in place, or it is an error
 
     def __init__(
         self, layers: int, pages: int, page: int, key_heads: int, width: int, *, requests: int,

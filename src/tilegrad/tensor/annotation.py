@@ -2,7 +2,8 @@
 
 A name is a size that must be the same wherever the name occurs in one call, the result
 included; an int is that size; `...` stands for any number of leading axes; a dtype comes last.
-`jit` checks the annotations of its function, and `@typed` those of a plain one. Invariant: a
+`jit` checks the annotations of its function, and `@typed` those of a plain one; `dynamic_axes`
+says which sizes are Symbols. Invariant: a
 check never changes a value; it raises with the argument, what was expected and what came.
 """
 
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..core.dtype import ALIASES, BY_NAME, DType, dtype_of
 from ..core.errors import PACKAGE, DTypeError, ShapeError, UserError
 from ..graph.build import show
-from ..ir.symbol import Expr, Size, high, low
+from ..ir.symbol import Expr, Size, atoms, high, low, symbol
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Sizes = dict[str, tuple[Size, str]]  # the size of each name, and the argument that set it
@@ -183,3 +184,30 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+
+
+def dynamic_axes(
+    name: str, names: Sequence[str], annotations: Mapping[str, Annotation],
+    dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any],
+) -> dict[str, dict[int, Any]]:  # fmt: skip
+    """Symbolic axes by argument of the function `name`, from `dynamic=` and from annotations."""
+    known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
+    for annotation in annotations.values():  # Tensor[symbol("S", 1, 64)] bounds "S" too
+        known |= {s.name: s for s in annotation.sizes if isinstance(s, Expr)}
+    found: dict[str, dict[int, Any]] = {}
+    for argument, axes in dynamic.items():
+        base = argument.split("[")[0].split(".")[0]
+        if base not in names:
+            raise UserError("dynamic names no parameter", op=f"jit {name}",
+                            expected=f"some of {', '.join(names)}", got=argument)  # fmt: skip
+        found[argument] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
+                           else symbol(*s) for a, s in axes.items()}  # fmt: skip
+        for size in found[argument].values():
+            if isinstance(size, Expr) and size.terms != (((next(iter(atoms(size))),), 1),):
+                raise UserError("a size is a Symbol, or one and a number", op=f"jit {name}",
+                                expected="N or N + 1", got=size)  # fmt: skip
+    for argument, annotation in annotations.items():
+        axes = annotation.symbolic_axes(known)
+        if axes:
+            found.setdefault(argument, {}).update(axes)
+    return found

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
-from ..ir.symbol import Expr, atoms, symbol
+from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
-from .annotation import annotations_of, check_call, parameters_of
+from .annotation import annotations_of, check_call, dynamic_axes, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .placement import state, tag
@@ -52,7 +52,7 @@ class Jitted:
         self._static = self._positions(static, "static")
         self._donate = frozenset(self._positions(donate, "donate"))
         self.annotations, self.result_annotation = annotations_of(function)
-        self.dynamic = _dynamic_axes(self, dynamic, symbols)
+        self.dynamic = dynamic_axes(self.name, self.names, self.annotations, dynamic, symbols)
         self.symbols = {s.name: s for axes in self.dynamic.values() for size in axes.values()
                         for s in atoms(size)}  # fmt: skip
         self.keep_gradients = keep_gradients
@@ -441,32 +441,6 @@ def _describe_leaf(leaf: Any) -> str:
     if leaf.__class__ in NUMBERS:
         return leaf.__class__.__name__
     return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)
-
-
-def _dynamic_axes(
-    jitted: Jitted, dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any]
-) -> dict[str, dict[int, Any]]:
-    """Symbolic axes by argument, from `dynamic=` and from annotations with bounds."""
-    known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
-    for annotation in jitted.annotations.values():  # Tensor[symbol("S", 1, 64)] bounds "S" too
-        known |= {s.name: s for s in annotation.sizes if isinstance(s, Expr)}
-    found: dict[str, dict[int, Any]] = {}
-    for name, axes in dynamic.items():
-        base = name.split("[")[0].split(".")[0]
-        if base not in jitted.names:
-            raise UserError("dynamic names no parameter", op=f"jit {jitted.name}",
-                            expected=f"some of {', '.join(jitted.names)}", got=name)  # fmt: skip
-        found[name] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
-                       else symbol(*s) for a, s in axes.items()}  # fmt: skip
-        for size in found[name].values():
-            if isinstance(size, Expr) and size.terms != (((next(iter(atoms(size))),), 1),):
-                raise UserError("a size is a Symbol, or one and a number", op=f"jit {jitted.name}",
-                                expected="symbol or symbol + 1", got=size)  # fmt: skip
-    for name, annotation in jitted.annotations.items():
-        axes = annotation.symbolic_axes(known)
-        if axes:
-            found.setdefault(name, {}).update(axes)
-    return found
 
 
 def jit(

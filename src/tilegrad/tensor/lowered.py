@@ -4,13 +4,12 @@
 where each result goes, and what state it changes. `Lowered.run` is the path of every later
 call. Invariant: `run` does no work that depends on the size of the Graph; a Buffer is given
 away only if it was donated, or if it is the old value of changed state that nobody else holds;
-an object with `never_copied` set has its state written in place, or an error is raised.
+state whose name starts with an entry of its object's `never_copied` is never copied instead.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from ..ir.types import Array
 from ..runtime.buffer import Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
+from .exclusive import is_exclusive, is_kept, would_copy
 from .placement import check_device, common_device, copy_of, elsewhere, moved
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
@@ -241,15 +241,15 @@ class Lowered:
         if not self.donate and not self.given:
             return buffers
         exclusive = {
-            p: _is_exclusive(self._tensor_of(self.sources[p], leaves, states), buffers, p)
+            p: is_exclusive(self._tensor_of(self.sources[p], leaves, states), buffers, p)
             for p in self.donate
             if not self._is_given(self.sources[p])
         }
         result = list(buffers)
         for p, alone in exclusive.items():
             if not alone:
-                if _is_kept(leaves[self.sources[p].index]):
-                    raise _would_copy(self.name, self.sources[p].name, "something else holds it")
+                if is_kept(leaves, self.sources[p]):
+                    raise would_copy(self.name, self.sources[p].name, "something else holds it")
                 LOG.debug("jit %s: state %s is shared and was copied", self.name,
                           self.sources[p].name)  # fmt: skip
                 result[p] = copy_of(buffers[p])
@@ -333,32 +333,6 @@ def _number(value: Any, node: Node, name: str) -> Buffer:
                          hint="mark the argument static") from None  # fmt: skip
 
 
-class _Probe:
-    __slots__ = ("item",)
-
-
-def _alone() -> int:
-    """The reference count of an object that one slot holds, read through the slot."""
-    probe = _Probe()
-    probe.item = _Probe()
-    return sys.getrefcount(probe.item)
-
-
-def _is_exclusive(tensor: Tensor, buffers: list[Buffer], position: int) -> bool:
-    """Whether a Tensor's memory is held by nothing else that could still be read."""
-    alone = _alone()
-    buffer = buffers[position]
-    if not buffer.writable or buffers.count(buffer) > 1:
-        return False
-    del buffer
-    if sys.getrefcount(tensor._node) > alone or sys.getrefcount(buffers[position]) > alone + 1:
-        return False
-    owner = buffers[position].owner
-    if isinstance(owner, np.ndarray) and owner.base is not None:
-        return False
-    return sys.getrefcount(owner) <= alone + 1
-
-
 # ---- tracing ---------------------------------------------------------------------------------
 
 
@@ -392,8 +366,8 @@ def trace_function(
     donated = _donated(sources, places, writes, given)
     changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
     for i, s in enumerate(sources):
-        if (s.index, s.name) in changed and i not in donated and _is_kept(leaves[s.index]):
-            raise _would_copy(name, s.name, "the function gives back what it was before")
+        if (s.index, s.name) in changed and i not in donated and is_kept(leaves, s):
+            raise would_copy(name, s.name, "the function gives back what it was before")
     return Lowered(
         name, tuple(inputs), sources, find.outputs(), structure, places, writes, donated, given,
         guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
@@ -402,17 +376,6 @@ def trace_function(
         tracked=differentiable and not writes and not given,
         device=device,
     )  # fmt: skip
-
-
-def _is_kept(leaf: Any) -> bool:
-    """Whether an object says that its state is never to be copied."""
-    return is_stateful(leaf) and bool(getattr(leaf, "never_copied", False))
-
-
-def _would_copy(name: str, what: str, why: str) -> StateError:
-    return StateError(f"the state {what} would be copied: {why}", op=f"jit {name}",
-                      expected="state that is written in place", got=why,
-                      hint="keep no other Tensor or array of it")  # fmt: skip
 
 
 def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
