@@ -193,7 +193,7 @@ CASES: dict[str, Case] = {
                             (drawn(1, 2, 100, 72),)),
     "mask": (shape(batch=2, queries=100, keys=72, extras=("mask",)), SMALL, (HOLES,)),
     "mask, whole blocks": (shape(batch=2, queries=100, keys=64, extras=("mask",)),
-                           replace(SMALL, tile=(128, 32)), (HOLES[..., :64],)),
+                           replace(SMALL, tile=(128, 32)), (HOLES[..., :64].copy(),)),
     "slopes": (shape(queries=100, keys=150, band=CAUSAL, extras=("slopes",)), SMALL,
                (np.asarray([0.25, 0.0625], np.float32),)),
     "sinks": (shape(queries=100, keys=150, band=(None, -20), extras=("sinks",)), SMALL,
