@@ -26,7 +26,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import paged_reference as reference
 from tilegrad.kernels.paged_append import Rotary, append
-from tilegrad.kernels.paged_attention import attend, choose
+from tilegrad.kernels.paged_attention import attend
 from tilegrad.kernels.paged_call import attention_callee, list_callee
 from tilegrad.kernels.paged_combine import combine_parts
 from tilegrad.kernels.paged_shape import (
@@ -37,6 +37,7 @@ from tilegrad.kernels.paged_shape import (
     STOP,
     PagedPlan,
     PagedShape,
+    choose,
     spread,
     walkers,
     why_not,

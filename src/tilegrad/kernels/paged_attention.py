@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 
 from ..core.dtype import float16, float32, int32, int64
 from ..core.errors import InternalError
-from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ..tile import ops, placed
@@ -52,14 +50,12 @@ from .paged_shape import (
     item_rows,
     padded,
     per,
-    row_blocks,
     spread,
     walkers,
     why_not,
 )
 
 LOG2_E = 1.4426950408889634
-SHARED = 227 << 10
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 BARRIER = 0  # at which the warps that multiply meet
 PRODUCER_FIELDS = (REQUEST, HEAD, FIRST, BLOCKS)
@@ -72,28 +68,6 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
     if why:
         raise InternalError("kernels.paged_attention", f"{why}: {plan} for {x}")
     return _Attend(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
-
-
-def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
-    """A Plan for requests with so many new tokens each."""
-    wanted = x.group * queries
-    rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
-    rows = max(rows, -(-x.group // 8) * 8)
-    warps = 8 if padded(x.value_width) % 128 == 0 else 4
-    wide = padded(x.width) + padded(x.value_width)
-    block = 128 if wide <= 256 else 64
-    if block == 64:
-        warps = 4
-    each = block * wide * x.cache.size
-    held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
-    if x.scaled:
-        held += block * wide * 2
-    stages = max(2, (SHARED - held) // each)
-    cores = target.cores or 132
-    programs = max(1, cores // x.key_heads) * x.key_heads
-    plan = PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
-    # Where every pair is cut, all combine at the end: many small programs do that sooner.
-    return replace(plan, joined=high(row_blocks(x, plan)) >= walkers(x, plan))
 
 
 class _Attend:

@@ -19,12 +19,14 @@ reference alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.dtype import DType, bfloat16, float32, int32
-from ..ir.symbol import Size, combine, floor_divide, minimum, multiply
+from ..core.target import Target
+from ..ir.symbol import Size, combine, floor_divide, high, minimum, multiply
 from ..ir.types import Memory
 
+SHARED = 227 << 10  # bytes that a program may have
 RECORD = 16  # int32 of an item
 REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
 # SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
@@ -140,6 +142,28 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
 def padded(width: int) -> int:
     """A width as a matrix operand has it."""
     return -(-width // 64) * 64
+
+
+def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
+    """A Plan for requests with so many new tokens each."""
+    wanted = x.group * queries
+    rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
+    rows = max(rows, -(-x.group // 8) * 8)
+    warps = 8 if padded(x.value_width) % 128 == 0 else 4
+    wide = padded(x.width) + padded(x.value_width)
+    block = 128 if wide <= 256 else 64
+    if block == 64:
+        warps = 4
+    each = block * wide * x.cache.size
+    held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
+    if x.scaled:
+        held += block * wide * 2
+    stages = max(2, (SHARED - held) // each)
+    cores = target.cores or 132
+    programs = max(1, cores // x.key_heads) * x.key_heads
+    plan = PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
+    # Where every pair is cut, all combine at the end: many small programs do that sooner.
+    return replace(plan, joined=high(row_blocks(x, plan)) >= walkers(x, plan))
 
 
 # ---- parameters ---------------------------------------------------------------------------------

@@ -29,11 +29,17 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Size, combine, high
 from ..ir.types import Tuple
-from ..kernels import paged_attention as gpu
 from ..kernels import paged_attention_cpu as cpu
 from ..kernels.paged_append import Rotary
 from ..kernels.paged_call import append_callee, attention_callee, list_callee
-from ..kernels.paged_shape import PagedPlan, PagedShape, cache_parameters, item_rows, spread
+from ..kernels.paged_shape import (
+    PagedPlan,
+    PagedShape,
+    cache_parameters,
+    choose,
+    item_rows,
+    spread,
+)
 from ..kernels.paged_shape import why_not as gpu_why_not
 from ..tile.callee import KernelCallee
 from .kernel import target_of
@@ -189,7 +195,7 @@ def _plan(x: PagedShape, target: Target, queries: int | None) -> PagedPlan:
     if queries is None:
         one = x.tokens is x.requests or x.tokens == x.requests
         queries = 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
-    plan = gpu.choose(x, target, queries)
+    plan = choose(x, target, queries)
     _refuse("paged_attention", gpu_why_not(x, plan), x)
     return plan
 
