@@ -20,6 +20,7 @@ from . import rules
 from .descriptor import Operand
 from .emit_memory import SWIZZLES, all_nodes
 from .emit_shape import ShapeEmitter
+from .plan_cluster import handed_over
 from .program import TensorMap
 from .spread import Spread, accumulator
 
@@ -37,6 +38,7 @@ class PlacedEmitter(ShapeEmitter):
         self.places: dict[Node, list[str]] = {}  # registers of register places
         self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
         self.spreads_held: dict[Node, Spread] = {}  # of places that lie as threads hold them
+        self.handed = handed_over(self.body)
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
@@ -302,7 +304,8 @@ class PlacedEmitter(ShapeEmitter):
         address = self.barrier_address(*node.inputs[:2])
         remote = self.w.value("b32", "mapa.shared::cluster.u32", address,
                               self.index32(node.inputs[2]))  # fmt: skip
-        self.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]",
+        order = ".relaxed.cluster" if node in self.handed.arrivals else ""
+        self.w.put(f"mbarrier.arrive{order}.shared::cluster.b64", "_", f"[{remote}]",
                    guard=self.one_lane())  # fmt: skip
 
     def emit_cluster_rank(self, node: Node) -> None:
@@ -320,7 +323,8 @@ class PlacedEmitter(ShapeEmitter):
         parity = self.index32(node.inputs[2])
         again, done = w.label("wait"), w.new("pred")
         w.place(again)
-        w.put("mbarrier.try_wait.parity.shared::cta.b64", done, f"[{address}]", parity)
+        order = ".acquire.cluster" if node in self.handed.waits else ""
+        w.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
         w.put("bra", again, guard=f"!{done}")
 
     def emit_named_sync(self, node: Node) -> None:
@@ -331,6 +335,10 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_fence(self, node: Node) -> None:
         kind = node.attrs["kind"]
+        if node in self.handed.fences:
+            return
+        if kind == "cluster":  # one lane arrives: its fence holds for what the others stored
+            self.w.put("bar.warp.sync", "-1")
         form = {"async": "fence.proxy.async.shared::cta", "global": "fence.acq_rel.gpu",
                 "cluster": "fence.acq_rel.cluster"}[kind]  # fmt: skip
         self.w.put(form)

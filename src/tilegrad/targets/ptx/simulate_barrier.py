@@ -289,7 +289,7 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
         if not expect:  # one that announces bytes speaks for copies
             one_for_all(warp, mask, "an arrival")
         barriers = [phases_of(warp, int(address[lane])) for lane in lanes]
-        clock = None if relaxed else warp.release()
+        clock = warp.pair.get("fenced") if relaxed else warp.release()
         for lane, barrier in zip(lanes, barriers):
             number = int(count(warp)[lane]) if count is not None else (0 if expect else 1)
             tokens[lane] = barrier.phase
