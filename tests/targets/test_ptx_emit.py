@@ -10,8 +10,10 @@ from simulated import assembled, check_body, launch  # noqa: F401
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import BY_NUMPY, DType, bool_, float32, int32, int64
 from tilegrad.core.errors import InternalError
+from tilegrad.core.target import H200
 from tilegrad.ir.symbol import combine, multiply, symbol
 from tilegrad.ir.types import Memory
+from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import ops, placed
 from tilegrad.tile.build import Body, BodyBuilder
 
@@ -254,15 +256,35 @@ def test_strides_that_symbols_give() -> None:
 
 def test_offsets_beyond_32_bits_are_reached() -> None:
     """Strides so long that a 32-bit offset would wrap: seen in the text, memory is not that big."""
-    from tilegrad.core.target import H200
-    from tilegrad.targets.ptx.emit import emit
-
     b = BodyBuilder("far", [("x", Memory((64, 1 << 26), float32)),
                             ("y", Memory((64, 64), float32, "global", "result"))])
     put(b, 1, b.load(b.parameters[0], (0, 64), (64, 64), (0, 1)))
     text, _ = emit(b.finish((1,), warps=4), "far", H200)
     assert "mad.lo.s64" in text
     assert not any(len(word) > 9 for word in text.replace("]", "+").split("+") if word.isdigit())
+
+
+def test_indices_a_constant_apart_share_an_address() -> None:
+    """Near ones by the offset of the instruction, one far away by a sum of its own."""
+    size, far = 128, 1 << 19  # elements: 2 MiB apart
+    x, y = floats(far + 8 * size), np.zeros(8 * size, np.float32)
+    b = builder(x, y)
+
+    def step(i, carried):
+        at = multiply(i, size)
+        places = [combine(at, k, 1) for k in (0, size, 5, far + 2 * size)]
+        total = None
+        for place in places:
+            part = b.load(b.parameters[0], (place,), (size,), (0,))
+            total = part if total is None else b.apply("add", total, part)
+        b.store(b.parameters[1], total, (at,), (0,))
+        return []
+
+    b.loop("i", 0, 6, 1, step)
+    body = b.finish((1,), warps=1)
+    check_body(body, x, y)
+    text = emit(body, "entry", H200)[0]
+    assert text.count("mad.wide.s32") == 3  # near, far, and what is written
 
 
 # ---- elements -------------------------------------------------------------------------------

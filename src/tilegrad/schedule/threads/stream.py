@@ -82,7 +82,8 @@ class ThreadStream(ThreadSweep):
         self.begin(self.name)
         self.use_threads(WARPS)
         self.stream = stream
-        b, rows, programs = self.b, stream.rows, self.target.cores
+        b, rows = self.b, stream.rows
+        programs = -(-rows // -(-rows // self.target.cores))  # as many rows for each
         p = b.program(0, programs)
         first = self.walks_of(p)[0]
         stream.places = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
@@ -154,6 +155,43 @@ class ThreadStream(ThreadSweep):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
             return self.taken(walk, lane)
 
+    def kept_tiles(self, base: Size) -> Raw:
+        """Tiles of a turn from shared memory."""
+        places = (combine(base, k * self.lanes, 1) for k in range(TILES))
+        return [[self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
+                for at in places]  # fmt: skip
+
+    def write_tiles(self, walk: Walk, base: Size, tiles: Raw, whole: int = TILES) -> None:
+        """What a walk writes of tiles that are there. Where it asks which lane is at a place, it
+        is asked in the turn that has the place: in all others no lane is."""
+
+        def write(outside: bool) -> list[Node]:
+            self.e.outside = outside
+            for k, tile in enumerate(tiles):
+                self.take_tile(walk, combine(base, k * self.lanes, 1), k < whole, tile)
+            self.e.outside = False
+            return []
+
+        near = self.has_place(walk, base, len(tiles))
+        if near is None:
+            write(False)
+        else:
+            self.b.branch(near, lambda: write(False), lambda: write(True))
+
+    def has_place(self, walk: Walk, base: Size, count: int) -> Node | None:
+        """Whether some tiles have a place that a walk compares with; None where it does not."""
+        b, e, found = self.b, self.e, None
+        with e.tile(walk.row, 1, self.group.rows or 1, base, self.lanes, self.stream.columns,
+                    True) as (_, lane):  # fmt: skip
+            numbers = [number for node, index in self.expressions_at(walk, lane)
+                       for number in e.lane_numbers(node, index)]  # fmt: skip
+        for number in numbers:
+            first, size = (b.constant(i, number.dtype) for i in (0, count * self.lanes))
+            inside = b.apply("bit_and", b.apply("less_equal", first, number),
+                             b.apply("less", number, size))  # fmt: skip
+            found = inside if found is None else b.apply("bit_or", found, inside)
+        return found
+
     def tiles_of(self, flat: Sequence[Node]) -> Raw:
         """Tiles as a loop carries them."""
         width = len(self.stream.places)
@@ -186,7 +224,9 @@ class ThreadStream(ThreadSweep):
             if walk.reduces or walk.writes:
                 start = self.start_walk(walk)  # what is the same for the whole row
                 values = values if walk.reduces else start
-                if rest:
+                if rest and walk.writes:
+                    self.write_tiles(walk, stream.size, rest, self.left()[1])
+                elif rest:
                     parts = [self.take_tile(walk, stream.size + k * self.lanes,
                                             k < self.left()[1], tile)
                              for k, tile in enumerate(rest)]  # fmt: skip
@@ -208,14 +248,14 @@ class ThreadStream(ThreadSweep):
                 tiles = self.tiles_of(carried[count:])
                 new = self.asked_rest(walk) if last else self.asked(
                     walk, combine(base, step, 1), TILES)  # fmt: skip
-                parts = []
+                old = self.kept_tiles(base)
                 for k, tile in enumerate(tiles):
                     at = combine(base, k * self.lanes, 1)
-                    old = [b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
                     for place, x in zip(self.stream.places, tile):
                         b.store(place, x, (at,), (0,))
-                    self.take_tile(writes, at, True, old)
-                    parts.append(self.take_tile(walk, at, True, tile))
+                self.write_tiles(writes, base, old)
+                parts = [self.take_tile(walk, combine(base, k * self.lanes, 1), True, tile)
+                         for k, tile in enumerate(tiles)]  # fmt: skip
                 return [*self.combine_parts(walk, parts, carried[:count]), *_flat(new)]
 
         end = self.stream.size - step
@@ -228,10 +268,7 @@ class ThreadStream(ThreadSweep):
 
         def turn(base: Size, carried: list[Node]) -> Sequence[Node]:
             with self.e.scope():
-                for k in range(TILES):
-                    at = combine(base, k * self.lanes, 1)
-                    old = [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
-                    self.take_tile(writes, at, True, old)
+                self.write_tiles(writes, base, self.kept_tiles(base))
             return []
 
         self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn)

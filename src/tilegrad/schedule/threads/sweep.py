@@ -1,6 +1,6 @@
 """Long rows: a program walks its row once for each stage that needs all of the one before.
 
-A sum of exp(x - max) joins the walk that finds the max (`Online`): softmax needs two walks, a
+A sum of exp(x - max) joins the walk that finds the max (see `online`): softmax needs two walks, a
 logsumexp one. What a later walk reads again is kept in shared memory on the first, as much of the
 row as fits there (`Kept`), so that only the rest comes from memory a second time.
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.dtype import float32, int64
+from ...core.dtype import int64
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -33,27 +33,14 @@ from ...ir.symbol import (
 from ...ir.types import row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
-from ..access import MOVEMENT, Index, depends, unravel
+from ..access import Index, depends, unravel
 from ..evaluate import ravel_strides, wide
 from ..space import COMBINE, KINDS, identity, reduce_index
-from .space import WARP, Roles, ThreadSpace, plain_reads
+from .online import Online, Part, ThreadOnline
+from .space import WARP, Roles, plain_reads
 
-FINITE, FINITE_WIDE = 3e38, 1.7e308  # for an infinite largest: exp gives 0 or inf, not nan
 FAR_OFF = 1 << 62  # no place: above every index
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
-
-Part = tuple[Node, Node, "Node | None"]  # of a tile: values, their places, a mask
-
-
-@dataclass
-class Online:
-    """A sum of exp(x - shift), found in the same walk as `largest`, on which the shift rests."""
-
-    total: Node
-    largest: Node
-    x: Node
-    shift: Node
-
 
 @dataclass
 class Walk:
@@ -84,7 +71,7 @@ class Kept:
                 for (n, index), place in self.places.items()]  # fmt: skip
 
 
-class ThreadSweep(ThreadSpace):
+class ThreadSweep(ThreadOnline):
     """Walks over long rows, and the accumulators of reductions."""
 
     def stages(self) -> int:
@@ -181,9 +168,10 @@ class ThreadSweep(ThreadSpace):
         column = combine(multiply(outer, walk.inner), lane, 1)
         for node, index in self.expressions_at(walk, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
-        values = [x for v in walk.reduces for x in self.starts(v, (self.lanes,))]
-        return values + [self.b.constant(0.0, wide(o.total.dtype), (self.lanes,))
-                         for o in walk.online]  # fmt: skip
+        one, shifts = self.grouped(), [o.largest for o in walk.online]
+        values = [x for v in walk.reduces
+                  for x in self.starts(v, one if v in shifts else (self.lanes,))]  # fmt: skip
+        return values + [x for o in walk.online for x in self.start_online(o)]
 
     def sweep(self, walk: Walk, start: Size, stop: Size, values: list[Node],
               kept: Kept | None = None) -> list[Node]:  # fmt: skip
@@ -279,45 +267,6 @@ class ThreadSweep(ThreadSpace):
                 x = self.e.value(v, index)
                 self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
 
-    # ---- sums of exponentials --------------------------------------------------------------
-
-    def find_online(self) -> list[Online]:
-        """Sums of exp(x - max of the row): they need no walk of their own."""
-        found = []
-        for v in self.reduces:
-            if v.op is not ops.sum_ or self.levels[v] != 2:
-                continue
-            e = _through_casts(v.inputs[0])
-            if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
-                continue
-            x, shift = e.inputs[0].inputs
-            if any(self.levels[u] for u in self.below(x)):
-                continue
-            first = [u for u in self.below(shift) if u.op is ops.max_ and self.levels[u] == 1]
-            if first and self._per_row(shift):
-                found.append(Online(v, first[0], x, shift))
-        return found
-
-    def below(self, node: Node) -> list[Node]:
-        """The group's own values that an expression rests on, itself included."""
-        found: dict[Node, None] = {}
-        stack = [node]
-        while stack:
-            current = stack.pop()
-            if current in self.members and current not in found:
-                found[current] = None
-            if current in self.members or current not in self.all_values:
-                stack.extend(i for i in current.inputs if current not in self.reduces)
-        return list(found)
-
-    def _per_row(self, node: Node) -> bool:
-        """Whether a value is the same for all columns of a row."""
-        while node.op in MOVEMENT:
-            if node.op is ops.expand and self.is_row_level(node.inputs[0]):
-                return True
-            node = node.inputs[0]
-        return self.is_row_level(node)
-
     # ---- accumulators ---------------------------------------------------------------------
 
     def starts(self, node: Node, shape: tuple[int, ...]) -> list[Node]:
@@ -332,32 +281,25 @@ class ThreadSweep(ThreadSpace):
     def combine_parts(self, walk: Walk, parts: list[list[Part]], values: list[Node]) -> list[Node]:
         """Accumulators with the values of some tiles taken in."""
         result: list[Node] = []
-        largest: dict[Node, tuple[Node, Node]] = {}  # running max before and after
+        online = {o.largest for o in walk.online}
+        shifts: dict[Node, Node] = {}  # the largest with these tiles
         position = 0
         for n, v in enumerate(walk.reduces):
             width = 2 if v.op is ops.argmax else 1
-            new = old = values[position : position + width]
-            for part in parts:
-                new = self.take(v, *part[n], new)
-            largest[v] = old[0], new[0]
+            new = values[position : position + width]
+            if v in online:
+                new = [self.take_largest(new[0], [p[n] for p in parts])]
+                shifts[v] = new[0]
+            else:
+                for part in parts:
+                    new = self.take(v, *part[n], new)
             result += new
             position += width
         for n, o in enumerate(walk.online):
-            before, after = largest[o.largest]
-            most = FINITE if after.dtype is float32 else FINITE_WIDE
-            after = self.b.apply("maximum", after, self.b.constant(-most, after.dtype))
-            after = self.b.apply("minimum", after, self.b.constant(most, after.dtype))
-            total = self.b.apply("multiply", values[position + n], self._exp(before, after))
-            for part in parts:
-                x, _, mask = part[len(walk.reduces) + n]
-                grown = self.b.apply("add", total, self._exp(x, after))
-                total = grown if mask is None else self.b.apply("where", mask, grown, total)
-            result.append(total)
+            own = [part[len(walk.reduces) + n] for part in parts]
+            old = values[position + 3 * n : position + 3 * n + 3]
+            result += self.take_exponentials(shifts[o.largest], own, *old)
         return result
-
-    def _exp(self, x: Node, largest: Node) -> Node:
-        """exp(x - largest)."""
-        return self.b.apply("quick_exp", self.b.apply("subtract", x, largest))
 
     def take(self, node: Node, x: Node, place: Node, mask: Node | None,
              old: list[Node]) -> list[Node]:  # fmt: skip
@@ -393,11 +335,8 @@ class ThreadSweep(ThreadSpace):
         for v, total in totals:
             self.e.bind(v, unravel(walk.row, v.shape), total)
         for o in walk.online:
-            shift = self.e.value(o.shift, reduce_index(o.total, walk.row, 0))
-            scale = self.b.apply("quick_exp", self.b.apply("subtract", tops[o.largest], shift))
-            total = self._all(self.b.apply("multiply", values[position], scale), "sum")
-            position += 1
-            self.e.bind(o.total, unravel(walk.row, o.total.shape), total)
+            self.finish_online(o, walk.row, tops[o.largest], *values[position : position + 3])
+            position += 3
 
     def _all(self, x: Node, kind: str) -> Node:
         return self.b.add(tile_ops.reduce(x, axis=0, kind=kind)) if x.shape else x
@@ -421,12 +360,3 @@ class ThreadSweep(ThreadSpace):
     def _kept(self, x: Node, axis: int) -> Node:
         """A reduced tile in a shape that broadcasts with what it was."""
         return self.e.column(x) if axis == 1 else x
-
-
-def _through_casts(node: Node) -> Node:
-    """Below casts of floats to wider floats: exp is computed wide in any case."""
-    while node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
-        if node.dtype.bits < node.inputs[0].dtype.bits:
-            break
-        node = node.inputs[0]
-    return node

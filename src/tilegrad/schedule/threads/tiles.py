@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...core.dtype import int32, int64
+from ...core.dtype import bool_, int32, int64
 from ...core.errors import InternalError
 from ...graph import ops
 from ...ir.block import Block, argument
@@ -42,30 +42,13 @@ from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ...tile.interpret import has_op
-from ..access import MOVEMENT, Index
-from ..evaluate import Evaluator, symbolic
+from ..access import Index
+from ..evaluate import symbolic
+from .exponent import ExponentEvaluator
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
 LITTLE = 1 << 30  # places up to here are compared in 32 bits
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
-
-
-QUICK = {ops.exp: "quick_exp", ops.reciprocal: "quick_reciprocal", ops.divide: "quick_divide"}
-
-
-def below_largest(node: Node) -> bool:
-    """Whether an exp is of x - max(x): at most 1, and an error in it weighs as it does."""
-    x = node.inputs[0]
-    return x.op is ops.subtract and _is_largest(x.inputs[1])
-
-
-def _is_largest(node: Node) -> bool:
-    """Whether a value is a largest one, or chosen between that and another."""
-    while node.op in MOVEMENT or node.op is ops.stop_gradient:
-        node = node.inputs[0]
-    if node.op is ops.where:
-        return any(_is_largest(i) for i in node.inputs[1:])
-    return node.op is ops.max_
 
 
 def power_of_two(size: int) -> int:
@@ -133,7 +116,7 @@ def touched(block: Block) -> set[int]:
     return found
 
 
-class TileEvaluator(Evaluator):
+class TileEvaluator(ExponentEvaluator):
     """Evaluates Graph values over a tile of rows x lanes."""
 
     body: Viewed
@@ -146,7 +129,7 @@ class TileEvaluator(Evaluator):
         self.row_mask: Node | None = None  # (rows,)
         self.lane_mask: Node | None = None  # (lanes,)
         self.only: Node | None = None  # a further mask on what is stored
-        self.rounded: set[Node] = set()  # values of which only 16 bits are ever seen
+        self.outside = False  # no lane of the tile is at a place that is compared
         self.values: set[Node] | None = None  # values that some kernel stores, where known
 
     # ---- context --------------------------------------------------------------------------
@@ -219,14 +202,6 @@ class TileEvaluator(Evaluator):
         mask = self.body.logical_and(rows, self.lane_mask)
         return None if mask is None else self.body.broadcast(mask, self.full)
 
-    def tile_op(self, node: Node) -> str:
-        """The quick form where the result is rounded to 16 bits, or weighed by its own size."""
-        quick = QUICK.get(node.op)
-        if quick is None or not node.dtype.is_float:
-            return node.op.name
-        rounded = node.dtype.bits <= 16 or node in self.rounded
-        return quick if rounded or (node.op is ops.exp and below_largest(node)) else node.op.name
-
     def _value(self, node: Node, index: Index) -> Node:
         """A product that is stored nowhere and added to something is rounded once with the sum."""
         if (node.op is ops.add and node.dtype.is_float and node not in self.memories
@@ -237,13 +212,45 @@ class TileEvaluator(Evaluator):
                     return self.body.apply("multiply_add", *parts)
         if node.op is ops.equal and self.row is None and self.lane is not None:
             for x, other in (node.inputs, node.inputs[::-1]):
-                found = self._same_lane(x, other, index)
-                if found is not None:
-                    return found
+                number = self._lane_number(x, other, index)
+                if number is not None:
+                    return self._is_lane(number)
+        if node.op is ops.where and self.outside:
+            chosen = self.value(node.inputs[0], index)
+            if chosen.op is tile_ops.constant and not chosen.attrs["value"]:
+                return self.value(node.inputs[2], index)
         return super()._value(node, index)
 
-    def _same_lane(self, x: Node, other: Node, index: Index) -> Node | None:
-        """Which lane it is whose place x equals a value that all lanes share, in 32 bits."""
+    def _is_lane(self, number: Node) -> Node:
+        """Whether a lane has a number, for all of them."""
+        b = self.body
+        if self.outside:
+            return b.constant(False, bool_)
+        lanes = b.add(tile_ops.iota(size=self.lanes, dtype=int32))
+        return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
+
+    def lane_numbers(self, node: Node, index: Index) -> list[Node]:
+        """Which lanes, counted from the tile's first, some places below a value are at that are
+        compared with values that all lanes share."""
+        found: dict[Node, None] = {}
+        stack, seen = [node], {node}
+        while stack:
+            current = stack.pop()
+            if current in self.memories or current.shape != node.shape:
+                continue
+            if current.op is ops.equal:
+                for x, other in (current.inputs, current.inputs[::-1]):
+                    number = self._lane_number(x, other, index)
+                    if number is not None:
+                        found[number] = None
+            elif current.op.group in ("unary", "binary", "compare", "ternary"):
+                below = [i for i in current.inputs if i not in seen]
+                seen.update(below)
+                stack += below
+        return list(found)
+
+    def _lane_number(self, x: Node, other: Node, index: Index) -> Node | None:
+        """The number of the lane whose place x equals a value that all lanes share, in 32 bits."""
         b, place = self.body, symbolic(x, index, self.memories)
         if x.dtype not in (int32, int64):
             return None
@@ -259,9 +266,7 @@ class TileEvaluator(Evaluator):
         wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
         wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
         first = b.cast(b.index(combine(found[2], self.base, 1)), int32)
-        number = b.apply("subtract", b.cast(wanted, int32), first)
-        lanes = b.add(tile_ops.iota(size=self.lanes, dtype=int32))
-        return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
+        return b.apply("subtract", b.cast(wanted, int32), first)
 
     # ---- loads and stores -----------------------------------------------------------------
 

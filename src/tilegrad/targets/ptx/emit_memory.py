@@ -29,6 +29,7 @@ __all__ = ["SWIZZLES", "MemoryEmitter", "Run", "all_nodes"]
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
+REACH = 21  # bits of the bytes that are left to an instruction's own offset
 
 
 def all_nodes(block: Block) -> list[Node]:
@@ -39,6 +40,21 @@ def all_nodes(block: Block) -> list[Node]:
         for inner in node.blocks:
             found += all_nodes(inner)
     return found
+
+
+def apart(node: Node) -> tuple[Node | None, int]:
+    """An index as another one (None for 0) and a constant that is added to it."""
+    fixed = 0
+    while node.op.name == "add":
+        for one, other in (node.inputs, node.inputs[::-1]):
+            if other.op.name == "constant" and one.shape == ():
+                fixed, node = fixed + int(other.attrs["value"]), one
+                break
+        else:
+            return node, fixed
+    if node.op.name == "constant":
+        return None, fixed + int(node.attrs["value"])
+    return node, fixed
 
 
 class MemoryEmitter(SharedEmitter):
@@ -95,14 +111,13 @@ class MemoryEmitter(SharedEmitter):
 
     # ---- addresses ------------------------------------------------------------------------
 
-    def uniform_address(self, memory: Node, index: Sequence[Node]) -> str:
+    def uniform_address(self, memory: Node, index: Sequence[Node | None]) -> str:
         """The 64-bit address of an index, the same in all threads."""
         w, type_ = self.w, memory.type
         assert isinstance(type_, Memory)
         address = self.pointers[memory]
         for node, stride in zip(index, type_.element_strides()):
-            low, high = self.bounds.range(node)
-            if low == high == 0:
+            if node is None or self.bounds.range(node) == (0, 0):
                 continue
             bytes_ = stride * type_.dtype.size if isinstance(stride, int) else 0
             if self.dtype(node) is int32 and 0 < bytes_ < FAR:
@@ -112,6 +127,28 @@ class MemoryEmitter(SharedEmitter):
             step = str(bytes_) if isinstance(stride, int) else self.step64(stride, type_)
             address = w.value("b64", "mad.lo.s64", wide, step, address)
         return address
+
+    def based_address(
+        self, memory: Node, index: Sequence[Node], own: str | None
+    ) -> tuple[str, int]:
+        """A 64-bit address and the bytes to add to it for an index, `own` bytes of the thread in
+        the first: what differs from an index before by a constant shares that one's address."""
+        w, type_ = self.w, memory.type
+        assert isinstance(type_, Memory)
+        strides = type_.element_strides()
+        parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
+        fixed = sum(c * s * type_.dtype.size for (_, c), s in zip(parts, strides) if c)  # type: ignore[misc]
+        far = fixed >> REACH << REACH
+        key = ("address", memory, tuple(n for n, _ in parts), own, far)
+        found = self.known(key)
+        if found is None:
+            found = self.uniform_address(memory, [n for n, _ in parts])
+            if own is not None:
+                found = w.value("b64", "add.s64", found, w.value("b64", "cvt.s64.s32", own))
+            if far:
+                found = w.value("b64", "add.s64", found, str(far))
+            self.keep(key, found)
+        return found, fixed - far
 
     def step64(self, stride: Size, type_: Memory) -> str:
         """Bytes of a stride that depends on Symbols, in a register."""
@@ -126,15 +163,12 @@ class MemoryEmitter(SharedEmitter):
         self, memory: Node, index: Sequence[Node], spread: Spread, axes: Sequence[int]
     ) -> tuple[list[str], list[Run]]:
         """The operands that address each register of a Tile, and its runs."""
-        w, type_ = self.w, memory.type
+        type_ = memory.type
         assert isinstance(type_, Memory)
         size, strides = type_.dtype.size, [type_.element_strides()[a] for a in axes]
         reach = [n * s * size if isinstance(s, int) else FAR for n, s in zip(spread.shape, strides)]
         near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]  # type: ignore[arg-type]
-        address = self.uniform_address(memory, index)
-        own = self.thread_offset(spread, near)
-        if own is not None:
-            address = w.value("b64", "add.s64", address, w.value("b64", "cvt.s64.s32", own))
+        address, fixed = self.based_address(memory, index, self.thread_offset(spread, near))
         far = [a for a, r in enumerate(reach) if r >= FAR // 4]
         bases: dict[tuple[int, ...], str] = {}
         places = []
@@ -142,7 +176,7 @@ class MemoryEmitter(SharedEmitter):
             key = tuple(at[a] for a in far)
             if key not in bases:
                 bases[key] = self.far_address(address, spread, type_, far, key, strides)
-            places.append(f"[{bases[key]}+{sum(c * s for c, s in zip(at, near))}]")
+            places.append(f"[{bases[key]}+{fixed + sum(c * s for c, s in zip(at, near))}]")
         steps = [divisor_of(s) * (1 + (1 << 48)) if a in far else int(s)  # type: ignore[arg-type]
                  for a, s in enumerate(strides)]  # fmt: skip
         return places, self.runs(spread, steps, self.alignment(type_, index), size)

@@ -323,7 +323,7 @@ class SpreadPlan:
         waiting = self.relations
         roots = {self._find(n) for n in self.parent}
         missing = sorted((r for r in roots if r not in self.anchors and self._holds(r)),
-                         key=lambda n: (-math.prod(n.type.shape), n.serial))  # type: ignore[union-attr]  # fmt: skip
+                         key=lambda n: (-math.prod(n.type.shape), not self._moved(n), n.serial))  # type: ignore[union-attr]  # fmt: skip
         while True:
             waiting = self._derive(waiting)
             missing = [m for m in missing if m not in self.anchors]
@@ -332,6 +332,11 @@ class SpreadPlan:
             root = missing[0]
             wish = self.wishes.get(root) or Wish(4)
             self.anchors[root] = wish.spread(root.type.shape, self.threads[root])  # type: ignore[union-attr, arg-type]
+
+    def _moved(self, root: Node) -> bool:
+        """Whether a class goes to or comes from memory that is far: it comes before others."""
+        wish = self.wishes.get(root)
+        return wish is not None and bool(wish.moved)
 
     def _derive(self, relations: list[Relation]) -> list[Relation]:
         """Apply relations as long as they say something new; gives those that have not."""
