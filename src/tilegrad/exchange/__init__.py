@@ -1,6 +1,7 @@
 # ruff: noqa: F401
 """Models from and to files of others: GGUF, safetensors, Hugging Face folders, where they live."""
 
+from .fetch import BUILT_IN, Progress, find_model, kept_models, open_model, remove_model
 from .folder import ModelFolder, read_folder
 from .gguf import GgufFile, read_gguf
 from .gguf_write import write_gguf
