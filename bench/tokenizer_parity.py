@@ -142,8 +142,8 @@ def trained_pieces(prefix: bool, ties: bool) -> dict[str, Any]:
     learnt = sorted((t for t in model["vocab"] if t != "\n"), key=model["vocab"].__getitem__)
     head = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     runs = ["\u2581" * n for n in range(2, 9)]
-    words = ["<user>", "<pad>", "\n\n"]
-    texts = head + runs + words + [t for t in learnt if t not in runs]
+    words = ["<user>", "<pad>", "\n\n", *([] if prefix else ["  ", "    "])]
+    texts = head + runs + words + [t for t in learnt if t not in {*runs, *words}]
     count = len(texts)
     scores = [0.0] * len(head) + [-1000.0] * (len(runs) + len(words))
     rest = count - len(scores)

@@ -37,6 +37,11 @@ FILTERS = frozenset({
     "min", "reject", "rejectattr", "replace", "reverse", "round", "select", "selectattr", "slice",
     "sort", "string", "sum", "title", "trim", "unique", "upper", "wordcount",
 })  # fmt: skip
+# Filters that write their values as text, or compare all of them.
+DEEP = frozenset({"capitalize", "join", "lower", "replace", "string", "title", "trim", "upper",
+                  "wordcount", "sort", "unique", "max", "min", "groupby", "dictsort"})  # fmt: skip
+# Filters that look at one item only.
+QUICK = frozenset({"count", "d", "default", "first", "last", "length"})
 METHODS: dict[type, frozenset[str]] = {
     str: frozenset({
         "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha",
@@ -64,7 +69,7 @@ class Limits:
     output: int = 4_000_000
     work: int = 48_000_000  # characters handled by all operations together
     steps: int = 100_000  # turns of loops and calls
-    seconds: float = 0.8  # of this thread's own time
+    seconds: float = 0.6  # of this thread's own time
 
 
 class LimitError(TemplateError):
@@ -102,6 +107,14 @@ class Meter:
             self.checked = 0
             if time.thread_time() > self.until:
                 raise LimitError(f"the template runs longer than {self.limits.seconds} s")
+
+    def charge_length(self, value: Any) -> Any:
+        """Spend for the items of a value, not for what is in them; gives the value."""
+        if isinstance(value, str):
+            self.spend(len(value))
+        elif isinstance(value, list | tuple | dict | range):
+            self.spend(ITEM * len(value))
+        return value
 
     def charge(self, value: Any) -> Any:
         """Measure a value and spend as much; gives the value."""
@@ -297,7 +310,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.meter.step()
             self.check_arguments(told[skipped + 1 :], named)
             values = list(told[skipped:])
-            self.meter.charge([*values, *named.values()])
+            if name in QUICK:
+                return function(*told, **named)
+            charge = self.meter.charge if name in DEEP else self.meter.charge_length
+            for value in (*values, *named.values()):
+                charge(value)
             if name == "replace" and len(values) >= 3:
                 self.check_replace(str(values[0]), str(values[1]), str(values[2]))
             if name == "join":
@@ -323,10 +340,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.meter.spend(count * len(separator))
 
     def settled(self, value: Any) -> Any:
-        """A result: lists for what would run later, measured."""
+        """A result: lists for what would run later, and their length spent."""
         if isinstance(value, Iterator | type({}.keys()) | type({}.values()) | type({}.items())):
             value = list(value)
-        return self.meter.charge(value)
+        return self.meter.charge_length(value)
 
     def call(self, context: Any, function: Any, /, *told: Any, **named: Any) -> Any:
         """Call a method, macro or global function of a template."""
@@ -339,7 +356,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if name == "join" and told:
                 self.meter.charge(told[0])
                 self.check_join(told[0], owner)
-        return self.settled(super().call(context, function, *told, **named))
+        found = self.settled(super().call(context, function, *told, **named))
+        return self.meter.charge(found) if function in (dict, Namespace) else found
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Arithmetic, and joining or repeating of text and lists, measured before it is done."""

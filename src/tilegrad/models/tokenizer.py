@@ -248,7 +248,7 @@ def strips_right(vocabulary: Vocabulary, text: str) -> bool:
 def piece_of(vocabulary: Vocabulary, token: int, pieces: bool) -> bytes:
     """The bytes a token stands for."""
     text, kind = vocabulary.texts[token], vocabulary.kinds[token]
-    if kind in (CONTROL, UNKNOWN, USER_DEFINED):
+    if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and not pieces):
         return text.encode("utf-8", "replace")
     if not pieces:
         return bytes_of(text)
