@@ -213,5 +213,8 @@ def test_a_kernel_writes_a_temporary_and_a_carry() -> None:
         wanted = STATE.copy()
         wanted[:3] += 20 * VALUE
         np.testing.assert_array_equal(out.array((8, 5), np.float32), wanted)
+        assert (out.pointer == given[0].pointer) is bool(donated)
         if not donated:
             np.testing.assert_array_equal(given[0].array((8, 5), np.float32), STATE)
+    with pytest.raises(StateError, match="it would be copied"):
+        executable_for((state, value), (last[0], state), (0,))

@@ -75,6 +75,16 @@ def states_of(node: Node) -> list[tuple[int, Node]]:
     return [(first + i, node.inputs[place]) for i, place in enumerate(callee.states)]
 
 
+def state_behind(node: Node) -> tuple[Node, int, Node] | None:
+    """(what writes it, number of the result, state) of a value that is a written state."""
+    if node.op is ops.update:
+        return node, 0, node.inputs[0]
+    writer = node.inputs[0] if node.op is ops.get else node
+    number = node.attrs["index"] if node.op is ops.get else 0
+    found = states_of(writer) if writer.op is ops.call else []
+    return next(((writer, place, state) for place, state in found if place == number), None)
+
+
 def fitted(body: Body, target: Target) -> Body:
     """A Body of its own for a Target (later stages leave notes in it), verified."""
     level = body.notes.get("level", "portable")

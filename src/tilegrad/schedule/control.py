@@ -20,7 +20,7 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import Size, combine, high, multiply
 from ..ir.types import Array, product
-from .call import states_of
+from .call import state_behind, states_of
 from .fuse import Group
 from .schedule import Control, Copy, Kernel, Label, Launch, Slot
 
@@ -73,11 +73,11 @@ def overwritten(group: Group) -> list[tuple[int, Node, bool]]:
 
 
 def _updates(body: Block, number: int) -> bool:
-    """Whether a carry is a chain of updates of itself."""
+    """Whether a carry is a chain of updates of itself, or of kernels that write it in place."""
     node = body.results[number]
-    found = node.op is ops.update
-    while node.op is ops.update:
-        node = node.inputs[0]
+    found = False
+    while (behind := state_behind(node)) is not None:
+        node, found = behind[2], True
     return found and node is body.arguments[number]
 
 

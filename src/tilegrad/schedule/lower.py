@@ -12,14 +12,13 @@ from typing import Any
 from ..core.config import config
 from ..core.errors import InternalError, StateError
 from ..core.target import Target
-from ..graph import ops
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
 from .attention import lower_attention
-from .call import lower_call, states_of, work_of_body
+from .call import lower_call, state_behind, states_of, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
 from .cost import bytes_moved, work_of
@@ -202,7 +201,7 @@ class Lowering:
                 kernel.flops = kernel.flops + work_of_body(body)
             held, kernel.steps = self.hold_states(group.values[0], stored)
             states = {state for _, state in states_of(group.values[0])}  # of which little moves
-            moved = [v for v in moved if v not in states and self.state_behind(v) is None]
+            moved = [v for v in moved if v not in states and state_behind(v) is None]
         kernel.bytes = bytes_moved(moved)
         kernel.notes["group"] = group
         scratch: dict[Any, int] = {}
@@ -263,21 +262,9 @@ class Lowering:
             return state in self.donated
         return state in self.fuser.values and state in self.fuser.group_of
 
-    def state_behind(self, node: Node) -> tuple[Node, int, Node] | None:
-        """(what writes it, number of the result, state) of a value that is a written state."""
-        if node.op is ops.update:
-            return node, 0, node.inputs[0]
-        owner = node.inputs[0] if node.op is ops.get else node
-        if owner.op is ops.call:
-            number = node.attrs["index"] if node.op is ops.get else 0
-            for place, state in states_of(owner):
-                if place == number:
-                    return owner, number, state
-        return None
-
     def shares_slot(self, node: Node) -> bool:
         """Whether a state in place has the very Slot it had before: control may move it."""
-        found = self.state_behind(node)
+        found = state_behind(node)
         if found is None or found[:2] not in self.in_place or found[2] not in self.slot_of:
             return False
         state = found[2]
@@ -307,7 +294,7 @@ class Lowering:
         """Slots of the states that a call writes, by argument, and the copies that need be."""
         held: dict[int, int] = {}
         steps: list[Any] = []
-        wanted = {found[1]: v for v in stored if (found := self.state_behind(v)) is not None}
+        wanted = {found[1]: v for v in stored if (found := state_behind(v)) is not None}
         for argument, (number, state) in zip(call.attrs["callee"].states, states_of(call)):
             after = wanted.get(number)  # None: nobody reads the state that is left
             slot = self.new_slot(state.type, "scratch") if after is None else self.slot_of[after]
