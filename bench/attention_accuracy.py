@@ -333,8 +333,10 @@ class Ours:
         if "dropout" in self.inputs.case.options:
             tg.manual_seed(7)
         with tg.override(sums=self.mode):
-            values = [x.torch().clone() for x in self.function(*self.given)]
+            found = self.function(*self.given)
+            shared = [x.torch() for x in found]
         self.meet()
+        values = [x.clone() for x in shared]
         turned = self.inputs.case.layout != "bhtd"
         return [x.transpose(1, 2) for x in values] if turned else values
 
