@@ -211,16 +211,19 @@ class Decoder(nn.Module):
                              expected=f"at most {self.config.context}")  # fmt: skip
         return self.logits(self.hidden(index, arange(count), self._causal))
 
-    def step(self, tokens: Any, positions: Any, attend: Attend, rows: Any = None) -> Tensor:
+    def step(self, tokens: Any, positions: Any, attend: Attend, rows: Any = None,
+             turned: bool = True) -> Tensor:  # fmt: skip
         """(N,), (N,) -> (N, V), or the logits of some rows alone.
 
         `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
-        where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`.
+        where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
+        `turned=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
         """
-        x = self.hidden(lift(tokens), lift(positions), attend)  # (N, C)
+        x = self.hidden(lift(tokens), lift(positions), attend, turned)  # (N, C)
         return self.logits(x if rows is None else x.index_select(0, rows))
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend,
+               turned: bool = True) -> Tensor:  # fmt: skip
         """(...) -> (..., C): what the head reads, before its norm."""
         config = self.config
         x = self.embed(tokens)  # (..., C)
@@ -228,7 +231,7 @@ class Decoder(nn.Module):
             x = x * config.embedding_scale
         if config.rotary is None:
             x = x + self.positions(positions)
-        turns = {r: r.angles(positions) for r in config.rotaries()}
+        turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
         for layer, block in enumerate(self.blocks):
             x = block(x, attend, turns.get(config.rotary_of(layer)))
         return x  # type: ignore[no-any-return]
@@ -249,4 +252,19 @@ class Decoder(nn.Module):
         return load(self, self.config, weights, strict)
 
 
-__all__ = ["Attention", "Block", "Decoder", "Experts", "FeedForward", "Norm"]
+def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
+          query_starts: Any, queries: int | None = None) -> Attend:  # fmt: skip
+    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rotary, how = config.rotary_of(layer), config.attention(layer)
+        speeds = {} if rotary is None else {"frequencies": rotary.frequencies(),
+                                            "factor": rotary.attention_factor}  # fmt: skip
+        q = cache.append(layer, q, k, v, table, lengths, query_starts, **speeds)
+        how["window"] = how["window"] or 0
+        return cache.attend(layer, q, table, lengths, query_starts, queries=queries, **how)
+
+    return attend
+
+
+__all__ = ["Attention", "Block", "Decoder", "Experts", "FeedForward", "Norm", "paged"]

@@ -158,7 +158,8 @@ def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
 
 
 def _values(tensor: Any) -> tuple[float, ...]:
-    return tuple(float(v) for v in np.asarray(tensor).reshape(-1))
+    array = tensor.values() if hasattr(tensor, "values") else tensor  # as files store it, or plain
+    return tuple(float(v) for v in np.asarray(array).reshape(-1))
 
 
 __all__ = ["FAMILIES", "read"]

@@ -1,0 +1,209 @@
+"""Weights by other names: GGUF files, older checkpoints, models with more than text; and errors.
+
+What GGUF files hold is made from the peer's weights as llama.cpp's converter makes it.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from decoder_families import loaded, peer
+
+from tilegrad.core.errors import ShapeError, UserError
+from tilegrad.models.decoder import Decoder
+from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder_names import halves_of
+
+ARCHITECTURES = {
+    "llama": "llama", "llama3": "llama", "smollm2": "llama", "llama_bias": "llama",
+    "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
+    "gemma3": "gemma3", "phi3": "phi3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+    "gpt2": "gpt2",
+}  # fmt: skip
+# Endings of names, longest first where one is within another.
+PLAIN = [
+    ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"), ("self_attn.o_proj", "attn_output"),
+    ("self_attn.qkv_proj", "attn_qkv"), ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"), ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"), ("input_layernorm", "attn_norm"),
+    ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
+    ("attn.c_attn", "attn_qkv"), ("attn.c_proj", "attn_output"), ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"), ("ln_1", "attn_norm"), ("ln_2", "ffn_norm"),
+    ("transformer.wte", "token_embd"), ("transformer.wpe", "position_embd"),
+    ("transformer.ln_f", "output_norm"),
+]  # fmt: skip
+LLAMA = [("post_attention_layernorm", "ffn_norm")]
+GEMMA = [("post_attention_layernorm", "post_attention_norm"),
+         ("pre_feedforward_layernorm", "ffn_norm"),
+         ("post_feedforward_layernorm", "post_ffw_norm")]  # fmt: skip
+
+
+def arrays(name: str) -> dict[str, Any]:
+    return {n: t.numpy() for n, t in peer(name).state_dict().items()}
+
+
+def pairs_of(array: Any, heads: int) -> Any:
+    """Rows of heads as llama.cpp's converter lays them."""
+    cut = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return cut.swapaxes(1, 2).reshape(array.shape)
+
+
+def gguf_tensors(name: str) -> dict[str, Any]:
+    """The peer's weights as a GGUF file has them."""
+    config, found = loaded(name).config, {}
+    rules = PLAIN + (GEMMA if config.post_norms else LLAMA)
+    for path, array in arrays(name).items():
+        if path == "lm_head.weight" and config.tied:
+            continue
+        path = re.sub(r"^(model\.layers|transformer\.h)\.(\d+)\.", r"blk.\2.", path)
+        if path.endswith("experts.gate_up_proj"):
+            block = path.removesuffix("mlp.experts.gate_up_proj")
+            gate, up = np.split(array, 2, 1)
+            found |= {f"{block}ffn_gate_exps.weight": gate, f"{block}ffn_up_exps.weight": up}
+            continue
+        path = path.replace("mlp.experts.down_proj", "ffn_down_exps.weight")
+        if re.search(r"\.c_\w+\.weight$", path):
+            array = array.T
+        for theirs, ours in rules:
+            path = re.sub(rf"(^|\.){re.escape(theirs)}\.(weight|bias)$", rf"\1{ours}.\2", path)
+        if config.family == "llama" or name == "mixtral":
+            for kind, heads in (("attn_q", config.heads), ("attn_k", config.key_heads)):
+                array = pairs_of(array, heads) if f".{kind}." in path else array
+        if config.norm_offset and path.endswith("norm.weight"):
+            array = array + np.float32(1.0)
+        found[path] = array.reshape(-1) if "gate_inp_shexp" in path else array
+    if name == "llama3":  # scaling is a tensor in these files
+        rotary, width = config.rotary, config.head_width
+        plain = 1.0 / rotary.base ** (np.arange(0, width, 2) / width)
+        found["rope_freqs.weight"] = (plain / rotary.frequencies()).astype(np.float32)
+    if name == "phi3":
+        found["rope_factors_short.weight"] = np.array(config.rotary.divisors, np.float32)
+    return found
+
+
+def gguf_metadata(name: str) -> dict[str, Any]:
+    config, kind = loaded(name).config, ARCHITECTURES[name]
+    given = peer(name).config.to_dict()
+    norm = "layer_norm_epsilon" if kind == "gpt2" else "layer_norm_rms_epsilon"
+    found = {
+        "context_length": given.get("max_position_embeddings", given.get("n_positions")),
+        "embedding_length": config.width, "block_count": config.layers,
+        "feed_forward_length": config.hidden, "attention.head_count": config.heads,
+        "attention.head_count_kv": config.key_heads, "attention.key_length": config.head_width,
+        f"attention.{norm}": config.norm_epsilon,
+    }  # fmt: skip
+    if config.rotary is not None:
+        found["rope.freq_base"] = config.rotary.base
+    if name == "phi3":
+        found["rope.scaling.original_context_length"] = 96
+        found["rope.scaling.attn_factor"] = config.rotary.attention_factor
+    if config.post_norms:
+        found |= {"attention.sliding_window": 7, "attention.scale": config.scale}
+    if name == "gemma3":
+        found["attention.sliding_window"] = 7
+    if config.experts:
+        found |= {"expert_count": config.experts, "expert_used_count": config.experts_used,
+                  "expert_feed_forward_length": config.expert_hidden,
+                  "expert_shared_feed_forward_length": config.shared_hidden}  # fmt: skip
+    return {"general.architecture": kind, **{f"{kind}.{k}": v for k, v in found.items()}}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gguf_gives_the_same_model(name: str) -> None:
+    ours, tensors = loaded(name), gguf_tensors(name)
+    config = DecoderConfig.from_gguf(gguf_metadata(name), tensors)
+    for field in DecoderConfig.__dataclass_fields__:
+        if field in ("family", "norm_offset", "rotary", "hidden", "windows", "normalize_experts"):
+            continue
+        assert getattr(config, field) == getattr(ours.config, field), field
+    if config.rotary is not None:
+        np.testing.assert_allclose(config.rotary.frequencies(), ours.config.rotary.frequencies(),
+                                   rtol=1e-6)  # fmt: skip
+        assert config.rotary.attention_factor == ours.config.rotary.attention_factor
+    if name != "gemma3":  # three layers are no whole pattern of six
+        assert config.windows == ours.config.windows
+    if config.experts:
+        assert config.normalize_experts == (name != "qwen2_moe")
+    other = Decoder(config)
+    keys = other.load(tensors)
+    assert not keys.missing_keys and not keys.unexpected_keys
+    wanted = ours.state_dict()
+    for path, tensor in other.state_dict().items():
+        theirs = wanted[path].numpy()
+        if "norm" in path and path.endswith("weight"):
+            theirs = theirs + np.float32(ours.config.norm_offset)
+        np.testing.assert_array_equal(tensor.numpy(), theirs, err_msg=path)
+
+
+def test_rows_of_heads_go_both_ways() -> None:
+    rows = np.arange(24.0).reshape(24, 1)
+    np.testing.assert_array_equal(halves_of(pairs_of(rows, 3), 3), rows)
+    assert pairs_of(rows, 3)[:4, 0].tolist() == [0, 4, 1, 5]
+    with pytest.raises(ShapeError, match="pairs of heads"):
+        halves_of(rows, 5)
+
+
+# ---- other checkpoints --------------------------------------------------------------------------
+
+
+def same(name: str, weights: dict[str, Any]) -> None:
+    ours = loaded(name)
+    other = Decoder(ours.config)
+    assert not other.load(weights).unexpected_keys
+    wanted = ours.state_dict()
+    for path, tensor in other.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), wanted[path].numpy(), err_msg=path)
+
+
+@pytest.mark.parametrize("name, block, words", [
+    ("mixtral", "block_sparse_moe", ("w1", "w3", "w2")),
+    ("qwen3_moe", "mlp", ("gate_proj", "up_proj", "down_proj")),
+])  # fmt: skip
+def test_experts_one_by_one(name: str, block: str, words: tuple[str, ...]) -> None:
+    weights: dict[str, Any] = {}
+    for path, array in arrays(name).items():
+        start, found, last = path.partition("mlp.experts.")
+        if not found:
+            weights[path.replace("mlp.gate.", f"{block}.gate.")] = array
+            continue
+        parts = np.split(array, 2, 1) if last == "gate_up_proj" else [array]
+        for word, part in zip(words if len(parts) == 2 else words[2:], parts):
+            for e, own in enumerate(part):
+                weights[f"{start}{block}.experts.{e}.{word}.weight"] = own
+    same(name, weights)
+
+
+def test_names_without_and_with_other_beginnings() -> None:
+    bare = {n.removeprefix("transformer."): a for n, a in arrays("gpt2").items()}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 8, 8))
+    del bare["lm_head.weight"]
+    same("gpt2", bare)
+    seeing = {f"language_model.{n}": a for n, a in arrays("gemma3").items()}
+    seeing["vision_tower.embeddings.weight"] = np.ones((3, 3))
+    same("gemma3", seeing)
+
+
+def test_errors_name_the_weights() -> None:
+    weights = arrays("llama")
+    ours = Decoder(loaded("llama").config)
+    before = ours.state_dict()["norm.weight"].numpy()
+    short = {n: a for n, a in weights.items() if "layers.1.mlp.up_proj" not in n}
+    with pytest.raises(UserError, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        ours.load(short)
+    with pytest.raises(UserError, match=r"unused: model\.layers\.3\.norm\.weight"):
+        ours.load({**weights, "model.layers.3.norm.weight": before})
+    with pytest.raises(ShapeError, match=r"q_proj\.weight does not fit"):
+        ours.load({**weights, "model.layers.0.self_attn.q_proj.weight": np.ones((3, 3))})
+    np.testing.assert_array_equal(ours.state_dict()["norm.weight"].numpy(), before)
+    keys = ours.load({**short, "more": before}, strict=False)
+    assert keys.missing_keys == ["model.layers.1.mlp.up_proj.weight"]
+    assert keys.unexpected_keys == ["more"]
+    fused = {**arrays("phi3"), "model.layers.0.self_attn.qkv_proj.weight": np.ones((60, 32))}
+    with pytest.raises(ShapeError, match="does not hold its parts"):
+        Decoder(loaded("phi3").config).load(fused)
