@@ -48,6 +48,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
     "gpt2": ("GPT2", {}),
 }  # fmt: skip
+# As published, without what says nothing about the model.
+LLAMA_31_8B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+}  # fmt: skip
 GPT2 = {"vocab_size": 96, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4,
         "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 

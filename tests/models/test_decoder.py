@@ -5,16 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, loaded, peer, tokens
+from decoder_families import FAMILIES, LLAMA_31_8B, loaded, peer, tokens
 from torch_peer import torch
 
 import tilegrad as tg
 from tilegrad.core.errors import ShapeError
+from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder import Decoder, paged
 from tilegrad.models.decoder_config import DecoderConfig
 from tilegrad.nn import PagedCache
 
 PROMPT, COUNT = 8, 64
+TOKENS, REQUESTS = symbol("tokens", 1, 48), symbol("requests", 1, 6)
+RAGGED = {"given": {0: TOKENS}, "positions": {0: TOKENS}, "table": {0: REQUESTS},
+          "lengths": {0: REQUESTS}, "starts": {0: REQUESTS + 1}, "rows": {0: REQUESTS}}  # fmt: skip
 
 
 def whole(model: Decoder, given: Any) -> Any:
@@ -101,10 +105,10 @@ def advance(model: Decoder, cache: PagedCache, given: Any, positions: Any, table
     return model.step(given, positions, attend, rows, turned=False)
 
 
-@pytest.mark.parametrize("name", ["llama_yarn", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_yarn", "gemma3", "mixtral", "gpt2"])
 def test_step_with_a_paged_cache(name: str) -> None:
     """Two requests, in chunks of 9 and 4 tokens and then one by one, as if each were alone."""
-    ours, step = loaded(name), tg.jit(advance)
+    ours, step = loaded(name), tg.jit(advance, dynamic=RAGGED)
     config, given = ours.config, tokens(2, 14, seed=2)
     wanted = ours(given).numpy()
     cache = PagedCache(config.layers, 4, 16, config.key_heads, config.head_width, requests=2,
@@ -121,6 +125,7 @@ def test_step_with_a_paged_cache(name: str) -> None:
             starts, (starts[1:] - 1).astype(np.int64))))  # fmt: skip
         for row, end, logits in zip(found.numpy(), done, wanted):
             np.testing.assert_allclose(row, logits[end - 1], atol=1e-4)
+    assert step.traces == 1
 
 
 # ---- what is compiled ---------------------------------------------------------------------------
@@ -141,6 +146,11 @@ def test_equal_layers_share_programs() -> None:
         assert found.graph.count("= attention(") == layers
         served = [p for p in found.programs if "attention" in p.name]
         assert [len(p.kernels) for p in served] == [layers]
+
+
+def test_a_large_model_costs_nothing_until_it_is_used() -> None:
+    model = Decoder(DecoderConfig.from_huggingface(LLAMA_31_8B), "bfloat16")
+    assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
 
 
 def test_errors_of_calls() -> None:

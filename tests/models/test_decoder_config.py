@@ -4,21 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, LLAMA3, LONG, YARN, peer, transformers
+from decoder_families import FAMILIES, LLAMA3, LLAMA_31_8B, LONG, YARN, peer, transformers
 
 from tilegrad.core.errors import UserError
 from tilegrad.models.decoder_config import DecoderConfig
 
 # As published, without what says nothing about the model.
-LLAMA_31_8B = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-}  # fmt: skip
 QWEN_25 = {
     "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
     "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
