@@ -26,6 +26,7 @@ from ..core.target import Target
 from ..ir.symbol import Size, combine, floor_divide, high, minimum, multiply
 from ..ir.types import Memory
 
+SHORT = 512  # keys of a program from which larger blocks are better
 SHARED = 227 << 10  # bytes that a program may have
 RECORD = 16  # int32 of an item
 REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
@@ -146,24 +147,31 @@ def padded(width: int) -> int:
 
 def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     """A Plan for requests with so many new tokens each."""
+    wide = padded(x.width) + padded(x.value_width)
+    plan = _filled(x, target, queries, 128 if wide <= 256 else 64)
+    # Where every pair is cut, all combine at the end: many small programs do that sooner.
+    if high(row_blocks(x, plan)) >= walkers(x, plan):
+        return plan
+    keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
+    if keys <= SHORT * walkers(x, plan):
+        plan = _filled(x, target, queries, 64)
+    return replace(plan, joined=False)
+
+
+def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:
+    """A Plan with blocks of so many keys and as many stages as shared memory holds."""
     wanted = x.group * queries
     rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
     rows = max(rows, -(-x.group // 8) * 8)
-    warps = 8 if padded(x.value_width) % 128 == 0 else 4
+    warps = 8 if padded(x.value_width) % 128 == 0 and block > 64 else 4
     wide = padded(x.width) + padded(x.value_width)
-    block = 128 if wide <= 256 else 64
-    if block == 64:
-        warps = 4
-    each = block * wide * x.cache.size
     held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
     if x.scaled:
         held += block * wide * 2
-    stages = max(2, (SHARED - held) // each)
+    stages = max(2, (SHARED - held) // (block * wide * x.cache.size))
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads
-    plan = PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
-    # Where every pair is cut, all combine at the end: many small programs do that sooner.
-    return replace(plan, joined=high(row_blocks(x, plan)) >= walkers(x, plan))
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
 
 
 # ---- parameters ---------------------------------------------------------------------------------
