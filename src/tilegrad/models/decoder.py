@@ -23,9 +23,9 @@ from ..nn.functional import attention, gelu, relu, silu, softmax
 from ..nn.linear import new_parameter
 from ..nn.module import Keys
 from ..tensor.creation import arange
-from ..tensor.maths import cast, rsqrt, sigmoid, tanh
+from ..tensor.maths import cast, sigmoid, tanh
 from ..tensor.matmul import matmul
-from ..tensor.reduce import mean
+from ..tensor.norm import rms_norm
 from ..tensor.select import scatter
 from ..tensor.tensor import Tensor, lift
 from .decoder_config import DecoderConfig
@@ -39,21 +39,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-class Norm(nn.Module):
+class Norm(nn.RMSNorm):
     """RMS norm whose weight is counted from `offset` (Gemma keeps the distance from 1)."""
 
     def __init__(self, width: int, epsilon: float, offset: float, dtype: Any) -> None:
-        super().__init__()
-        self.weight = new_parameter(width, dtype=dtype)
-        nn.init.constant_(self.weight, 1.0 - offset)
-        self.epsilon, self.offset = epsilon, offset
+        super().__init__(width, epsilon, dtype=dtype)
+        self.offset = offset
+        if offset:
+            nn.init.constant_(self.weight, 1.0 - offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C), computed in float32 or wider."""
-        wide = dtypes.float64 if x.dtype is dtypes.float64 else dtypes.float32
-        y, weight = cast(x, wide), cast(self.weight, wide)
-        y = y * rsqrt(mean(y * y, -1, True) + self.epsilon)
-        return cast(y * (weight + self.offset if self.offset else weight), x.dtype)
+        """(..., C) -> (..., C)."""
+        weight = self.weight
+        if self.offset:  # added in float32: bfloat16 has few bits around 1
+            wide = weight if weight.dtype is dtypes.float64 else cast(weight, dtypes.float32)
+            weight = wide + self.offset
+        return rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 def norm_of(config: DecoderConfig, width: int, dtype: Any) -> nn.Module:
