@@ -22,7 +22,6 @@ from typing import Any
 
 PEER = """
 import json, sys
-import llama_cpp
 from llama_cpp import Llama
 model = Llama(sys.argv[1], vocab_only=True, verbose=False)
 out = []
@@ -160,7 +159,7 @@ def trained_pieces(prefix: bool, ties: bool) -> dict[str, Any]:
 
 def synthetic() -> dict[str, dict[str, Any]]:
     """Metadata of each synthetic vocabulary by name."""
-    kinds = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"]
+    kinds = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"]
     found = {kind: trained_pairs(kind) for kind in kinds}
     found["pieces"] = trained_pieces(True, False)
     found["pieces-bare"] = trained_pieces(False, False)
@@ -194,7 +193,9 @@ def peer_ids(python: str, model: Path, texts: list[str], folder: Path) -> list[l
     """Ids of llama.cpp: for each text without and with control tokens parsed."""
     (folder / "texts.json").write_text(json.dumps(texts))
     told = [python, "-c", PEER, str(model), str(folder / "texts.json"), str(folder / "ids.json")]
-    subprocess.run(told, check=True)
+    found = subprocess.run(told, capture_output=True, text=True)
+    if found.returncode:
+        sys.exit(f"the peer failed (is llama-cpp-python installed?): {found.stderr[-2000:]}")
     return json.loads((folder / "ids.json").read_text())
 
 
@@ -209,7 +210,7 @@ def own_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[list[int]]]
 def compare(name: str, texts: list[str], ours: list, theirs: list) -> int:
     """Print how many strings differ, and the first of them."""
     differ = [i for i in range(len(texts)) if ours[i] != theirs[i]]
-    print(f"{name:14} {len(texts)} strings, {len(differ)} differ")
+    print(f"{name:14} {len(texts)} strings, {len(differ)} differ", flush=True)
     for i in differ[:3]:
         print(f"    {texts[i]!r:.200}")
         print(f"      ours   {ours[i]!s:.300}\n      theirs {theirs[i]!s:.300}")

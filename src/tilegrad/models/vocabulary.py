@@ -201,4 +201,4 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 # Kinds of pre-tokenizer whose models start each text with a token unless the file says not to.
-STARTS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+STARTS = frozenset({"llama-bpe", "llama3", "llama-v3"})
