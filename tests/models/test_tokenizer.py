@@ -45,6 +45,20 @@ def test_ids_are_those_of_llama_cpp(kind: str) -> None:
         assert tokenizer.encode(text, parse_special=True) == parsed, text
 
 
+def test_ids_of_the_model_that_comes_by_name() -> None:
+    fetch = pytest.importorskip("tilegrad.exchange.fetch")
+    gguf = pytest.importorskip("tilegrad.exchange.gguf")
+    kept = {model.name: model.path for model in fetch.kept_models()}
+    if "smollm2" not in kept:
+        pytest.skip("smollm2 was not fetched")
+    tokenizer = Tokenizer.from_gguf(gguf.read_gguf(kept["smollm2"]).metadata)
+    for text, (plain, parsed) in zip(SAMPLES["model"]["texts"], SAMPLES["model"]["ids"]):
+        assert tokenizer.encode(text) == plain, text
+        assert tokenizer.encode(text, parse_special=True) == parsed, text
+    chat = tokenizer.encode_chat([{"role": "user", "content": "Hi"}])
+    assert tokenizer.decode(chat, show_special=True).endswith("<|im_start|>assistant\n")
+
+
 def test_the_samples_say_something() -> None:
     assert {"smollm", "llama-bpe", "qwen2", "gpt-2", "default", "pieces-ties"} <= set(KINDS)
     for kind in KINDS:
