@@ -234,7 +234,7 @@ def main() -> None:
             theirs = peer_ids(told.peer, told.model, texts, folder)
             metadata = dict(read_gguf(told.model).metadata)
             bad += compare(told.model.stem, texts, own_ids(metadata, texts), theirs)
-            frozen["model"] = {"texts": texts[:300], "ids": theirs[:300]}
+            frozen["model"] = {"texts": texts[:200], "ids": theirs[:200]}
         for kind, metadata in synthetic().items():
             write_gguf(folder / "vocabulary.gguf", metadata)
             theirs = peer_ids(told.peer, folder / "vocabulary.gguf", texts, folder)

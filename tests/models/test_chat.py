@@ -223,6 +223,12 @@ HOSTILE = {
                "{% endfor %}",
     "much output": "{% set x = 'a' * 9999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
     "much text": "{% set b %}{% for i in range(9999) %}" + "x" * 50000 + "{% endfor %}{% endset %}",
+    "slices": "{% set x = 'a' * 3000000 %}" + "{% set y = x[::-1] %}" * 1000,
+    "many parts": "{{ a }}" * 14000,
+    "comparisons": "{% set x = ['a'] * 99999 %}{% set y = ['a'] * 99999 %}"
+                   "{% for i in range(99999) %}{% if x == y %}{% endif %}{% endfor %}",
+    "text of a list": "{% set x = ['a'] * 99999 %}{% for i in range(99999) %}{% set y = x | safe %}"
+                      "{% endfor %}",
     "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
               "{{ f(60) }}",

@@ -57,6 +57,7 @@ METHODS: dict[type, frozenset[str]] = {
 }  # fmt: skip
 # Names that no template can write: they hold a space.
 CHARGE, JOIN, SPEND, STEP = "charge value", "join values", "spend amount", "one step"
+LENGTH = "charge length"
 ITEM = 32  # what one item of a list weighs, in characters
 WIDEST, NAME = 10_000, "<chat template>"
 
@@ -66,6 +67,7 @@ class Limits:
     """How much a template may do; work and output grow with what the caller passes in."""
 
     characters: int = 100_000  # of the template itself
+    nodes: int = 12_000  # of its parsed tree: a common template has about a thousand
     output: int = 4_000_000
     work: int = 48_000_000  # characters handled by all operations together
     steps: int = 100_000  # turns of loops and calls
@@ -102,8 +104,8 @@ class Meter:
         self.work -= amount
         if amount > self.longest or self.work < 0:
             raise LimitError("the template makes too much text")
-        self.checked += amount
-        if self.checked > 20_000:
+        self.checked += 1
+        if amount > 2000 or self.checked >= 8:
             self.checked = 0
             if time.thread_time() > self.until:
                 raise LimitError(f"the template runs longer than {self.limits.seconds} s")
@@ -202,6 +204,17 @@ class Bounding(NodeTransformer):
         node = self.generic_visit(node)
         return self.filtered(nodes.List(node.nodes, lineno=node.lineno), JOIN, node.lineno)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Filter:
+        """Look at the time after a comparison, which may be of long values."""
+        node = self.generic_visit(node)
+        return self.filtered(node, CHARGE, node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        """Measure slices."""
+        node = self.generic_visit(node)
+        sliced = isinstance(node.arg, nodes.Slice)
+        return self.filtered(node, LENGTH, node.lineno) if sliced else node
+
     def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:
         """Refuse Python's inner names."""
         if node.attr.startswith("__"):
@@ -248,8 +261,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.local = threading.local()
         self.filters = {n: self.bounded(n, f) for n, f in DEFAULT_FILTERS.items() if n in FILTERS}
         self.filters |= {
-            "tojson": self.to_json, "indent": self.indent, "safe": str,
+            "tojson": self.to_json, "indent": self.indent,
+            "safe": lambda value: str(self.meter.charge(value)),
             CHARGE: lambda value: self.meter.charge(value), JOIN: self.join,
+            LENGTH: lambda value: self.meter.charge_length(value),
             SPEND: lambda amount: self.meter.spend(amount), STEP: self.step,
         }  # fmt: skip
         self.globals = {"range": self.range, "dict": dict, "namespace": Namespace,
@@ -261,8 +276,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.local.meter
 
     def _parse(self, source: str, name: Any, filename: Any) -> nodes.Template:
-        tree = Bounding().visit(super()._parse(source, name, filename))
-        return tree.set_environment(self)
+        tree = super()._parse(source, name, filename)
+        if sum(1 for _ in tree.find_all(nodes.Node)) > self.meter.limits.nodes:
+            raise LimitError(f"the template has more than {self.meter.limits.nodes} parts")
+        return Bounding().visit(tree).set_environment(self)
 
     def step(self, value: Any) -> bool:
         """Count a step; true, so that a condition can follow."""
@@ -397,7 +414,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not for templates")
 
 
-ALLOWED_FILTERS = FILTERS | {"tojson", "indent", "safe", CHARGE, JOIN, SPEND, STEP}
+ALLOWED_FILTERS = FILTERS | {"tojson", "indent", "safe", CHARGE, LENGTH, JOIN, SPEND, STEP}
 
 
 def raise_exception(message: Any) -> None:
