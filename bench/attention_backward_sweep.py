@@ -2,7 +2,7 @@
 
     python bench/attention_backward_sweep.py                  all cases, all candidates, both modes
     python bench/attention_backward_sweep.py --chosen --modes fast --widths 128 --tokens 8192
-    python bench/attention_backward_sweep.py --only held --causal no
+    python bench/attention_backward_sweep.py --only late --causal no
     python bench/attention_backward_sweep.py --dry            no GPU: build and assemble everything
 
 Each case has 16384 tokens and heads x head size 2048, as peers.md has. Ours is the launches of a
@@ -60,13 +60,13 @@ def label(p: BackwardPlan) -> str:
     """A Plan in a few words."""
     changed = [f"{name}={value}" for name, value in asdict(p).items()
                if name not in KNOWN and value != getattr(BackwardPlan(), name)]  # fmt: skip
-    ways = [name for name in ("fast", "held", "late", "turns", "dependent") if getattr(p, name)]
+    ways = [name for name in ("fast", "late", "turns", "dependent") if getattr(p, name)]
     walked = "" if p.fast else f" k{p.keys} s{p.key_stages}"
     mixed = [f"section{p.section}"] if p.section > 1 else []
     return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *mixed, *changed])
 
 
-KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "held", "late", "turns",
+KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "late", "turns",
          "dependent", "section"}  # fmt: skip
 
 

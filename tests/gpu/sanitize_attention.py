@@ -270,7 +270,6 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "bias": (shape(2, 2, 70, 140, extras=("bias",)), BLOCKS),
     "packed": (shape(2, 1, 150, 150, **PACKED, **CAUSAL), BLOCKS),
     "softcap, sinks": (shape(1, 1, 70, 140, softcap=2.0, extras=("sinks",)), BLOCKS),
-    "held": (shape(1, 1, 150, 150, **CAUSAL), replace(BLOCKS, held=True)),
     "turns": (shape(1, 1, 150, 150, **CAUSAL), replace(BLOCKS, turns=True)),
     "dependent": (shape(1, 1, 70, 150, **CAUSAL), replace(BLOCKS, dependent=True)),
     "width 128": (shape(1, 1, 130, 140, 128, **CAUSAL), BackwardPlan()),

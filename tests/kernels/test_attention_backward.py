@@ -220,7 +220,6 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "width 128": (shape(1, 1, 130, 140, 128, **CAUSAL), BackwardPlan()),
     "width 96, values 40": (shape(1, 1, 130, 140, 96, 40, **CAUSAL), SMALL),
     "width 32, values 128": (shape(1, 1, 130, 140, 32, 128, **CAUSAL), SMALL),
-    "held": (shape(2, 1, 150, 150, 64, **CAUSAL), replace(SMALL, held=True)),
     "dependent": (shape(1, 1, 70, 150, 64, batch=2, extras=("key_lengths",), **CAUSAL),
                   replace(SMALL, dependent=True)),
     "mixed": (shape(5, 5, 200, 150, 32, **CAUSAL), replace(SMALL, section=2)),
@@ -368,7 +367,6 @@ def test_mutants_are_caught(plan: BackwardPlan, number: int) -> None:
 SIMULATED = {
     "causal": (shape(1, 1, 100, 136, 64, **CAUSAL), SMALL),
     "grouped heads, late": (shape(2, 1, 70, 40, 32, 64, **CAUSAL), replace(SMALL, late=True)),
-    "held": (shape(1, 1, 70, 64, 64, **CAUSAL), replace(SMALL, held=True, dependent=True)),
     "width 96, turns": (shape(1, 1, 70, 64, 96, 40, **CAUSAL), replace(SMALL, turns=True)),
     "fast": (shape(1, 1, 100, 140, 64, **CAUSAL), FAST),
     "fast, width 128": (shape(1, 1, 70, 140, 128, **CAUSAL), FAST_WIDE),

@@ -33,7 +33,6 @@ class BackwardPlan:
     query_stages: int = 2
     keys: int = 128  # a block that programs of queries walk over
     key_stages: int = 2
-    held: bool = False  # what programs keep is held in registers as an operand
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
     turns: bool = False  # consumers take turns at issuing the products of scores
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
@@ -91,7 +90,6 @@ def why_not(
              "blocks are multiples of 16 up to 256"),
             (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
             (plan.fast and plan.turns, "consumers meet for dq"),
-            (plan.fast and plan.held, "keys are operands of two products"),
             (plan.fast and (plan.apart or "query_starts" in x.extras),
              "no sums of sequences in a row, or of wide heads"),
             (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
@@ -114,11 +112,9 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
     elif costly:
         found = [BackwardPlan(64 if narrow else 48, 3, 96, 2), BackwardPlan(32, 4, 64, 2)]
     elif narrow:
-        found = [BackwardPlan(128, 2, 128, 2, late=True), BackwardPlan(64, 4, 128, 2, held=True),
-                 BackwardPlan(96, 3, 144, 2), BackwardPlan(96, 3, 128, 3, late=True),
-                 BackwardPlan(80, 3, 112, 3, held=True), BackwardPlan(64, 4, 160, 2),
-                 BackwardPlan(128, 2, 128, 2, late=True, turns=True),
-                 BackwardPlan(64, 4, 128, 2, held=True, turns=True)]  # fmt: skip
+        found = [BackwardPlan(128, 2, 128, 2, late=True), BackwardPlan(96, 3, 144, 2),
+                 BackwardPlan(96, 3, 128, 3, late=True), BackwardPlan(64, 4, 160, 2),
+                 BackwardPlan(128, 2, 128, 2, late=True, turns=True)]  # fmt: skip
     else:
         found = [BackwardPlan(64, 3, 128, 2), BackwardPlan(80, 2, 112, 2, late=True),
                  BackwardPlan(64, 4, 96, 2), BackwardPlan(64, 2, 144, 2),
@@ -126,7 +122,7 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
                  BackwardPlan(80, 2, 112, 2, late=True, turns=True)]  # fmt: skip
     if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
         block = 128 if padded(x.width) <= 64 else 64
-        first = replace(found[0], queries=block, fast=True, held=False)
+        first = replace(found[0], queries=block, fast=True)
         ways = (True,) if block == 128 else (False, True)
         found = [replace(first, query_stages=stages, late=late)
                  for stages in (2, 3) for late in ways]  # fmt: skip

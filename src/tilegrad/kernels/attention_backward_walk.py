@@ -353,18 +353,11 @@ class Consumer:
         b.wait(self.w.ready, 0, 0)
         if self.plan.turns and self.own:  # the other begins
             b.do(placed.named_arrive, number=3, threads=256)
-        self.operands = [self.hold(place) for place in self.w.kept] if self.plan.held else []
         self.w.for_blocks(self.block)
         b.do(placed.matrix_wait, pending=0)
         if self.w.fast:  # the other's products read these keys too
             b.do(placed.named_sync, number=2, threads=256)
         self.write()
-
-    def hold(self, place: Node) -> Node:
-        """What is kept as an operand in registers."""
-        made = self.b.register_tile(place.type.shape[2:], self.x.dtype)  # type: ignore[union-attr]
-        self.b.write(made, self.b.read(place, self.own, 0))
-        return made
 
     # ---- one block ------------------------------------------------------------------------------
 
@@ -414,11 +407,8 @@ class Consumer:
         b.wait(w.full[number], stage, lap % 2)
         b.do(placed.matrix_fence)
         for piece in range(w.pieces[number]):
-            left, at = w.kept[number], (self.own, piece)
-            if self.operands:
-                left, at = self.operands[number], ()
-            b.matrix_async(total, left, w.ring[number], piece > 0, (*at, stage, piece),
-                           transpose_b=True)  # fmt: skip
+            at = (self.own, piece, stage, piece)
+            b.matrix_async(total, w.kept[number], w.ring[number], piece > 0, at, transpose_b=True)
         b.do(placed.matrix_commit)
 
     def add_values(self, stage: Size) -> None:
