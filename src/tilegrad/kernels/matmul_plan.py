@@ -46,7 +46,7 @@ FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, a
 FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
-FEW_BEYOND = 2.3e-7  # of a box of 64 x 64 some of whose rows lie beyond the end
+FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
 FEW_EXCHANGE = 4e10  # bytes/s of exchanging parts of a split k
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
@@ -230,7 +230,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
     product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
-    beyond = 0 if turned or m % 64 == 0 else waves(own, plan) * steps * tk / 64 * FEW_BEYOND
+    beyond = 0 if turned or m % 64 == 0 else waves(own, plan) * steps * tk * size / 128 * FEW_BEYOND
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
     seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE
