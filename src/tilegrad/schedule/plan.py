@@ -16,8 +16,8 @@ from ..core.target import Target
 
 SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
 BLOCK_K = 512
-ROWS = 640  # rows of a program whose unfinished sums stay in the cache
-NEAR = 1100 << 10  # bytes of them that do
+ROWS = 1024  # rows of a program whose unfinished sums stay in the cache
+NEAR = 1600 << 10  # bytes of them that do
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
 WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
