@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tilegrad.core.errors import UserError
+from tilegrad.exchange.fetch import kept_models
+from tilegrad.exchange.gguf import read_gguf
 from tilegrad.models.sentencepiece import PieceEncoder
 from tilegrad.models.tokenizer import Tokenizer
 from tilegrad.models.vocabulary import read_vocabulary
@@ -46,12 +48,10 @@ def test_ids_are_those_of_llama_cpp(kind: str) -> None:
 
 
 def test_ids_of_the_model_that_comes_by_name() -> None:
-    fetch = pytest.importorskip("tilegrad.exchange.fetch")
-    gguf = pytest.importorskip("tilegrad.exchange.gguf")
-    kept = {model.name: model.path for model in fetch.kept_models()}
+    kept = {model.name: model.path for model in kept_models()}
     if "smollm2" not in kept:
         pytest.skip("smollm2 was not fetched")
-    tokenizer = Tokenizer.from_gguf(gguf.read_gguf(kept["smollm2"]).metadata)
+    tokenizer = Tokenizer.from_gguf(read_gguf(kept["smollm2"]).metadata)
     for text, (plain, parsed) in zip(SAMPLES["model"]["texts"], SAMPLES["model"]["ids"]):
         assert tokenizer.encode(text) == plain, text
         assert tokenizer.encode(text, parse_special=True) == parsed, text
