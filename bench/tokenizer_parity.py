@@ -6,7 +6,8 @@
 
 Synthetic vocabularies are small ones, trained here, one for each kind of pre-tokenizer and for
 SentencePiece, written with the `gguf` package. Every string is encoded with control tokens taken
-as words and with control tokens taken as tokens. Exits with 1 if any id differs.
+as words and with control tokens taken as tokens. Writes bench/results/tokenizer-<date>.json; exits
+with 1 if any id differs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import measure
+
 PEER = """
 import json, sys
+import llama_cpp
 from llama_cpp import Llama
 model = Llama(sys.argv[1], vocab_only=True, verbose=False)
 out = []
@@ -31,6 +35,7 @@ for text in json.load(open(sys.argv[2])):
     out.append([model.tokenize(data, add_bos=True, special=False),
                 model.tokenize(data, add_bos=True, special=True)])
 json.dump(out, open(sys.argv[3], "w"))
+print(llama_cpp.__version__)
 """
 TEXT = """The quick brown fox jumps over the lazy dog. It's what we've said, isn't it? I'm sure
 they'll be there, you'd better go; THEY'LL SHOUT. Numbers: 1 12 123 1234 12345, 3.14159, 1,000,000.
@@ -189,14 +194,16 @@ def write_gguf(path: Path, metadata: dict[str, Any]) -> None:
 # ---- the comparison ---------------------------------------------------------------------------
 
 
-def peer_ids(python: str, model: Path, texts: list[str], folder: Path) -> list[list[list[int]]]:
-    """Ids of llama.cpp: for each text without and with control tokens parsed."""
+def peer_ids(
+    python: str, model: Path, texts: list[str], folder: Path
+) -> tuple[list[list[list[int]]], str]:
+    """Ids of llama.cpp, for each text without and with control tokens parsed; its version."""
     (folder / "texts.json").write_text(json.dumps(texts))
     told = [python, "-c", PEER, str(model), str(folder / "texts.json"), str(folder / "ids.json")]
     found = subprocess.run(told, capture_output=True, text=True)
     if found.returncode:
         sys.exit(f"the peer failed (is llama-cpp-python installed?): {found.stderr[-2000:]}")
-    return json.loads((folder / "ids.json").read_text())
+    return json.loads((folder / "ids.json").read_text()), found.stdout.strip()
 
 
 def own_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[list[int]]]:
@@ -225,24 +232,28 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--freeze", type=Path)
     told = parser.parse_args()
-    texts, frozen, bad = strings(told.count), {}, 0
+    texts, frozen, rows = strings(told.count), {}, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if told.model:
             from tilegrad.exchange.gguf import read_gguf
 
-            theirs = peer_ids(told.peer, told.model, texts, folder)
+            theirs, version = peer_ids(told.peer, told.model, texts, folder)
             metadata = dict(read_gguf(told.model).metadata)
-            bad += compare(told.model.stem, texts, own_ids(metadata, texts), theirs)
+            label = told.model.stem
+            rows[label] = compare(label, texts, own_ids(metadata, texts), theirs)
             frozen["model"] = {"texts": texts[:200], "ids": theirs[:200]}
         for kind, metadata in synthetic().items():
             write_gguf(folder / "vocabulary.gguf", metadata)
-            theirs = peer_ids(told.peer, folder / "vocabulary.gguf", texts, folder)
-            bad += compare(kind, texts, own_ids(metadata, texts), theirs)
+            theirs, version = peer_ids(told.peer, folder / "vocabulary.gguf", texts, folder)
+            rows[f"synthetic {kind}"] = compare(kind, texts, own_ids(metadata, texts), theirs)
             frozen[kind] = {"metadata": metadata, "texts": texts[:120], "ids": theirs[:120]}
+    record = measure.facts(kind="tokenizer", peer=f"llama-cpp-python {version}",
+                           strings=len(texts), differ=rows)  # fmt: skip
+    print(f"written: {measure.save('tokenizer', record)}")
     if told.freeze:
         told.freeze.write_text(json.dumps(frozen, separators=(",", ":")) + "\n")
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if any(rows.values()) else 0)
 
 
 if __name__ == "__main__":

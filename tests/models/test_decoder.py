@@ -59,11 +59,13 @@ def test_a_batch_is_its_rows() -> None:
     assert np.abs(logits - theirs).max() < 2e-4
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_is_as_near_to_float64_as_torch(name: str) -> None:
     rounded = copy.deepcopy(peer(name)).bfloat16()
     given = torch.tensor(tokens(2, 48))
-    exact = copy.deepcopy(rounded).double()(given).logits.numpy()
+    wide = copy.deepcopy(rounded).double()
+    wide.set_experts_implementation("eager")  # the other has no float64
+    exact = wide(given).logits.numpy()
     theirs = np.abs(rounded(given).logits.double().numpy() - exact)
     ours = Decoder(DecoderConfig.from_huggingface(rounded.config.to_dict()), "bfloat16")
     ours.load(rounded.state_dict())
@@ -71,7 +73,10 @@ def test_bfloat16_is_as_near_to_float64_as_torch(name: str) -> None:
     assert found.dtype is tg.bfloat16
     error = np.abs(found.float().numpy() - exact)
     assert error.mean() < 1.05 * theirs.mean()
-    assert error.max() < 1.5 * theirs.max()
+    # A router's near ties fall either way, and then a token is far off: not the worst one counts.
+    most = 0.9 if ours.config.experts else 1.0
+    worst, bar = (np.quantile(e.max(-1), most) for e in (error, theirs))
+    assert worst < 1.5 * bar
 
 
 # ---- decoding with a cache ----------------------------------------------------------------------
