@@ -224,6 +224,13 @@ def _multiply_high(d: DType, a: Array, b: Array) -> Array:
     return np.asarray(wide >> d.bits).astype(kind).view(d.numpy)
 
 
+def _byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
+    """c + the sum of the four products of bytes: a's unsigned, b's signed."""
+    left = np.ascontiguousarray(a).view(np.uint8).reshape(*a.shape, 4).astype(np.int32)
+    right = np.ascontiguousarray(b).view(np.int8).reshape(*b.shape, 4).astype(np.int32)
+    return np.asarray(c + (left * right).sum(-1, dtype=np.int32))
+
+
 def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
     """a * b + c, rounded once."""
     if not d.is_float:
@@ -286,7 +293,7 @@ TABLE: dict[str, Callable[..., Array]] = {
     "unsigned_remainder": _unsigned(np.remainder),
     "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
     "less": _compare(np.less), "less_equal": _compare(np.less_equal),
-    "multiply_add": _multiply_add,
+    "multiply_add": _multiply_add, "byte_dot": _byte_dot,
 }  # fmt: skip
 
 

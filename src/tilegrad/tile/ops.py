@@ -9,7 +9,7 @@ the same language. Invariant: an index stays within the Memory's shape unless a 
 
 from __future__ import annotations
 
-from ..core.dtype import DType, bool_, int64
+from ..core.dtype import DType, bool_, int32, int64
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Dialect, Node, Op
@@ -100,6 +100,19 @@ where = ELEMENTWISE["where"] = Op(tile, "where", _where, group="ternary")
 multiply_add = ELEMENTWISE["multiply_add"] = Op(
     tile, "multiply_add", lambda a, b, c: _same("multiply_add", a, b, c), group="ternary",
     meaning="a * b + c, rounded once")  # fmt: skip
+
+
+def _byte_dot(a: Node, b: Node, c: Node) -> Type:
+    result = _same("byte_dot", a, b, c)
+    if result.dtype is not int32:
+        raise _fail("byte_dot", f"bytes of {result}, not of int32")
+    return result
+
+
+byte_dot = ELEMENTWISE["byte_dot"] = Op(
+    tile, "byte_dot", _byte_dot, group="ternary",
+    meaning="c + the sum of the products of a's four bytes, unsigned, by b's, signed; "
+    "int32 alone, and it wraps")  # fmt: skip
 cast = Op(tile, "cast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
           group="unary")  # fmt: skip
 bitcast = Op(tile, "bitcast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),

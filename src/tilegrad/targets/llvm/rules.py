@@ -508,6 +508,30 @@ def _multiply_add(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     return ROWS["add"](w, d, lanes, [product, inputs[2]])
 
 
+def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Four products of bytes: one instruction where the Target has it, else byte by byte."""
+    v = vector("i32", lanes)
+    a, b, total = inputs
+    width = 32 * lanes
+    if "avx512vnni" in w.native and (width == 512 or (width in (128, 256) and
+                                                      "avx512vl" in w.native)):  # fmt: skip
+        name = f"llvm.x86.avx512.vpdpbusd.{width}"
+        return w.intrinsic(name, v, (v, total), (v, a), (v, b))
+
+    def c(value: int) -> str:
+        return str(value) if lanes == 1 else f"splat (i32 {value})"
+
+    for shift in (0, 8, 16, 24):
+        left = a if not shift else w.value(f"lshr {v} {a}, {c(shift)}")
+        if shift < 24:
+            left = w.value(f"and {v} {left}, {c(255)}")
+        right = b if shift == 24 else w.value(f"shl {v} {b}, {c(24 - shift)}")
+        right = w.value(f"ashr {v} {right}, {c(24)}")
+        product = w.value(f"mul {v} {left}, {right}")
+        total = w.value(f"add {v} {total}, {product}")
+    return total
+
+
 def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     type_ = vector(scalar_type(d), lanes)
     return w.value(
@@ -551,6 +575,7 @@ ROWS: dict[str, Row] = {
     "less_equal": _compare("less_equal"),
     "where": _where,
     "multiply_add": _multiply_add,
+    "byte_dot": _byte_dot,
 }
 for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
               "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip

@@ -428,6 +428,19 @@ def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
 
 
+def _byte_dot(w: Writer, d: DType, a: str, b: str, c: str) -> str:
+    """Four products of bytes, a's unsigned and b's signed, byte by byte."""
+    if d.name != "int32":
+        raise refuse("byte_dot", d)
+    for shift in (0, 8, 16, 24):
+        left = w.value("b32", "shr.u32", a, str(shift)) if shift else a
+        left = w.value("b32", "and.b32", left, "255") if shift < 24 else left
+        right = w.value("b32", "shl.b32", b, str(24 - shift)) if shift < 24 else b
+        right = w.value("b32", "shr.s32", right, "24")
+        c = w.value("b32", "mad.lo.s32", left, right, c)
+    return c
+
+
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     if d.kind != "bool":
         return w.value(kind_of(d), f"selp.{kind_of(d)}", a, b, mask)
@@ -518,6 +531,7 @@ ROWS: dict[str, Row] = {
     "less_equal": _compare("less_equal"),
     "where": _where,
     "multiply_add": _multiply_add,
+    "byte_dot": _byte_dot,
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,
