@@ -134,7 +134,7 @@ BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
 
 def domain(name: str, dtype: DType) -> bool:
     """Whether the op is defined on the dtype."""
-    if name == "byte_dot":
+    if name in ("byte_dot", "byte_permute"):
         return dtype is dtypes.int32
     if dtype.is_float:
         return name not in INTEGER_ONLY | BITS

@@ -124,6 +124,8 @@ class Machine:
             return np.where(self.read(operands[2], "pred"), a, b)
         if name in ("shl", "shr"):
             return shift(name, self.read(operands[0], type_), self.read(operands[1], "u32"))
+        if name in ("dp4a", "prmt"):
+            return of_bytes(name, *(self.read(o, "s32").astype(np.int64) for o in operands))
         inputs = [self.read(o, type_) for o in operands]
         if name == "setp":
             return COMPARE[words[1]](*inputs)
@@ -259,6 +261,20 @@ def high_product(a: Array, b: Array) -> Array:
     """The upper half of an unsigned product."""
     wide = a.astype(object) * b.astype(object)
     return np.asarray(wide >> (8 * a.dtype.itemsize)).astype(a.dtype)
+
+
+def of_bytes(name: str, a: Array, b: Array, c: Array) -> Array:
+    """dp4a of unsigned by signed bytes, and prmt of digits below 8."""
+    total = c if name == "dp4a" else np.zeros_like(a)
+    assert name == "dp4a" or not (c & 0x8888).any()  # or a sign would be copied
+    both = (a & 0xFFFFFFFF).astype(np.uint64) | (b & 0xFFFFFFFF).astype(np.uint64) << np.uint64(32)
+    for i in range(4):
+        if name == "dp4a":
+            total = total + (a >> 8 * i & 255) * (((b >> 8 * i & 255) ^ 128) - 128)
+        else:
+            at = (8 * (c >> 4 * i & 7)).astype(np.uint64)
+            total = total | (both >> at & np.uint64(255)).astype(np.int64) << 8 * i
+    return (total & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
 VALUES: dict[str, Callable[..., Array]] = {
@@ -468,7 +484,7 @@ def test_what_has_no_meaning_is_refused() -> None:
         assert (
             (name in functions and dtype not in floats)
             or (name in integers_only and dtype in floats)
-            or (name == "byte_dot" and dtype != "int32")
+            or (name in ("byte_dot", "byte_permute") and dtype != "int32")
             or dtype == "bool"
         ), (name, dtype)
     with pytest.raises(InternalError, match="no row"):

@@ -231,6 +231,14 @@ def _byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
     return np.asarray(c + (left * right).sum(-1, dtype=np.int32))
 
 
+def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
+    """Four of the eight bytes of a and b, by the digits of `chosen`."""
+    digits = (chosen.view(np.uint32)[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & 7
+    both = [np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, 4) for x in (a, b)]
+    found = np.take_along_axis(np.concatenate(both, -1), digits.astype(np.int64), -1)
+    return np.ascontiguousarray(found).view(np.int32)[..., 0]
+
+
 def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
     """a * b + c, rounded once."""
     if not d.is_float:
@@ -294,6 +302,7 @@ TABLE: dict[str, Callable[..., Array]] = {
     "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
     "less": _compare(np.less), "less_equal": _compare(np.less_equal),
     "multiply_add": _multiply_add, "byte_dot": _byte_dot,
+    "byte_permute": _byte_permute,
 }  # fmt: skip
 
 

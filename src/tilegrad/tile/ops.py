@@ -113,6 +113,19 @@ byte_dot = ELEMENTWISE["byte_dot"] = Op(
     tile, "byte_dot", _byte_dot, group="ternary",
     meaning="c + the sum of the products of a's four bytes, unsigned, by b's, signed; "
     "int32 alone, and it wraps")  # fmt: skip
+
+
+def _byte_permute(a: Node, b: Node, chosen: Node) -> Type:
+    result = _same("byte_permute", a, b, chosen)
+    if result.dtype is not int32:
+        raise _fail("byte_permute", f"bytes of {result}, not of int32")
+    return result
+
+
+byte_permute = ELEMENTWISE["byte_permute"] = Op(
+    tile, "byte_permute", _byte_permute, group="ternary",
+    meaning="byte i is the one of a (0..3) and b (4..7) that the low three bits of the third's "
+    "hexadecimal digit i name; int32 alone")  # fmt: skip
 cast = Op(tile, "cast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
           group="unary")  # fmt: skip
 bitcast = Op(tile, "bitcast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),

@@ -532,6 +532,31 @@ def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     return total
 
 
+def _byte_permute(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Four of eight bytes, one after the other."""
+    narrow, wide = vector("i32", lanes), vector("i64", lanes)
+
+    def c(value: int, type_: str) -> str:
+        return str(value) if lanes == 1 else f"splat ({type_} {value})"
+
+    low, high = (w.value(f"zext {narrow} {x} to {wide}") for x in inputs[:2])
+    both = w.value(f"shl {wide} {high}, {c(32, 'i64')}")
+    both = w.value(f"or {wide} {low}, {both}")
+    total = ""
+    for place in range(4):
+        digit = inputs[2] if not place else w.value(
+            f"lshr {narrow} {inputs[2]}, {c(4 * place, 'i32')}")  # fmt: skip
+        digit = w.value(f"and {narrow} {digit}, {c(7, 'i32')}")
+        digit = w.value(f"shl {narrow} {digit}, {c(3, 'i32')}")
+        by = w.value(f"zext {narrow} {digit} to {wide}")
+        byte = w.value(f"trunc {wide} {w.value(f'lshr {wide} {both}, {by}')} to {narrow}")
+        byte = w.value(f"and {narrow} {byte}, {c(255, 'i32')}")
+        if place:
+            byte = w.value(f"shl {narrow} {byte}, {c(8 * place, 'i32')}")
+        total = w.value(f"or {narrow} {total}, {byte}") if total else byte
+    return total
+
+
 def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     type_ = vector(scalar_type(d), lanes)
     return w.value(
@@ -576,6 +601,7 @@ ROWS: dict[str, Row] = {
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
+    "byte_permute": _byte_permute,
 }
 for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
               "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip

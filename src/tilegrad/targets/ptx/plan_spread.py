@@ -230,8 +230,9 @@ class SpreadPlan:
             count = len(node.inputs)
             self.relations.append(Relation(x, node, lambda s: s.stack(count)))
         elif name == "part":
-            start, shape = node.attrs["start"], node.attrs["shape"]
+            start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
             self.relations.append(Relation(x, node, lambda s: s.part(start, shape)))
+            self.relations.append(Relation(node, x, lambda s: s.whole(start, own)))
         elif name == "transpose":
             order = node.attrs["order"]
             back = [order.index(i) for i in range(len(order))]

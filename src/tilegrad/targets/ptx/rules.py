@@ -429,16 +429,17 @@ def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
 
 
 def _byte_dot(w: Writer, d: DType, a: str, b: str, c: str) -> str:
-    """Four products of bytes, a's unsigned and b's signed, byte by byte."""
+    """Four products of bytes, a's unsigned and b's signed."""
     if d.name != "int32":
         raise refuse("byte_dot", d)
-    for shift in (0, 8, 16, 24):
-        left = w.value("b32", "shr.u32", a, str(shift)) if shift else a
-        left = w.value("b32", "and.b32", left, "255") if shift < 24 else left
-        right = w.value("b32", "shl.b32", b, str(24 - shift)) if shift < 24 else b
-        right = w.value("b32", "shr.s32", right, "24")
-        c = w.value("b32", "mad.lo.s32", left, right, c)
-    return c
+    return w.value("b32", "dp4a.u32.s32", a, b, c)
+
+
+def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
+    """Four of the eight bytes of two registers; a digit's highest bit counts for nothing."""
+    if d.name != "int32":
+        raise refuse("byte_permute", d)
+    return w.value("b32", "prmt.b32", a, b, w.value("b32", "and.b32", chosen, "30583"))
 
 
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
@@ -532,6 +533,7 @@ ROWS: dict[str, Row] = {
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
+    "byte_permute": _byte_permute,
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,

@@ -100,6 +100,21 @@ class Spread:
                 made.append(moved)
         return Spread(shape, self.fields, tuple(made))
 
+    def whole(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Spread:
+        """A Tile of which this holds a part one element wide along some axes and whole along the
+        others: threads hold all that lies along those axes."""
+        found: list[tuple[int, ...]] = []
+        cut = [size != own for size, own in zip(shape, self.shape)]
+        if any(c and own != 1 for c, own in zip(cut, self.shape)):
+            raise InternalError("ptx.spread", f"{self} is no line of {shape}")
+        for at in self.registers:
+            lines: list[tuple[int, ...]] = [()]
+            for axis, size in enumerate(shape):
+                places = range(size) if cut[axis] else (at[axis],)
+                lines = [(*line, c) for line in lines for c in places]
+            found += lines
+        return Spread(shape, self.fields, tuple(found))
+
 
 SCALAR = Spread((), (), ((),))
 
