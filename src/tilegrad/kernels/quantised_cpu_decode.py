@@ -1,0 +1,312 @@
+"""Products of few tokens with quantised weights on CPUs: integer dot products of bytes.
+
+A program has some blocks of 16 rows. It first writes the tokens as whole numbers of 16 bits, with
+a scale for every step of 32 columns, in two bytes: 256 * high + low, both signed. Then codes are
+read once from memory and multiplied by both with `byte_dot`, sums of a group are whole numbers of
+32 bits, and only then come scale and minimum, in float32. What a code stands above its value
+(`centre`) is taken off as a whole number too. So weights count exactly and a token's element is
+rounded to 1/65278 of the largest one of its step.
+
+Invariant: rows past the last are computed (their codes are zeros) but not stored; a sum is the
+same for any number of tokens beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.dtype import DType, float32, int32
+from ..core.target import Target
+from ..ir.node import Node
+from ..ir.symbol import Size, combine, floor_divide, high, minimum, multiply
+from ..ir.types import Memory
+from ..tile import ops
+from ..tile.build import Body, BodyBuilder
+from .quantised_cpu_parts import QUADS, ROWS, STEP, layout_of, parts
+from .quantised_shape import QuantisedShape, padded
+
+LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
+TINY, LARGE = 2.0**-60, 2.0**60
+TOKENS = 4  # whose sums are kept in registers at a time
+PROGRAM_BYTES = 48 << 10  # of weights, at least, for a program
+
+
+def programs(shape: QuantisedShape, target: Target) -> int:
+    """How many programs share the rows: a few for each worker, none of them too small."""
+    blocks = padded(shape.rows, ROWS) // ROWS
+    most = max(1, blocks * ROWS * shape.row_bytes // PROGRAM_BYTES)
+    return max(1, min(blocks, 8 * target.cores, max(most, min(blocks, target.cores))))
+
+
+class Weights:
+    """Reads the parts of a block of rows; for kernels that work on 16 rows at a time."""
+
+    def __init__(self, b: BodyBuilder, shape: QuantisedShape, memory: dict[str, Node]) -> None:
+        self.b, self.shape, self.memory = b, shape, memory
+        self.layout = layout_of(shape.format)
+
+    def line(self, name: str, *index: Size) -> Node:
+        """16 elements of a part."""
+        axes = (len(index),)
+        return self.b.load(self.memory[name], (*index, 0), (ROWS,), axes)
+
+    def quads(self, block: Size, step: Size) -> list[Node]:
+        """The codes of a step, without sign: eight tiles of 16 words."""
+        b, found, first, low = self.b, [], 0, 0
+        for bits in self.layout.planes:
+            lines = [self.line("codes", block, step, first + v) for v in range(bits)]
+            found.append([self._bits(lines[j % bits], bits, j // bits * bits - low, low)
+                          for j in range(QUADS)])  # fmt: skip
+            first, low = first + bits, low + bits
+        total = found[0]
+        for other in found[1:]:
+            total = [b.apply("bit_or", x, y) for x, y in zip(total, other)]
+        return [self._doubled(x) for x in total] if self.layout.doubled else total
+
+    def _bits(self, words: Node, bits: int, right: int, left: int) -> Node:
+        """Bits of each byte from `right` (+ left) on, moved to `left`."""
+        if bits == 8:
+            return words
+        return self.masked(self.shifted(words, right), ((1 << bits) - 1) << left)
+
+    def shifted(self, words: Node, right: int) -> Node:
+        """Words moved to the right (to the left where it is negative)."""
+        if not right:
+            return words
+        name = "shift_right" if right > 0 else "shift_left"
+        return self.b.apply(name, words, self.b.constant(abs(right), int32))
+
+    def masked(self, words: Node, byte: int) -> Node:
+        """A mask for each byte."""
+        mask = byte * 0x01010101
+        return self.b.apply("bit_and", words, self.b.constant(mask - (mask >> 31 << 32), int32))
+
+    def _doubled(self, words: Node) -> Node:
+        """Nibbles of E2M1 as 12 above twice their value, all four bytes of a word at once.
+
+        Sizes n = 0 .. 7 stand for n + max(n - 4, 0) + 2 max(n - 6, 0): 0 1 2 3 4 6 8 12.
+        """
+        b = self.b
+        size = self.masked(words, 7)
+        beyond = self.masked(self.shifted(size, 2), 1)  # 1 where n >= 4
+        step = b.apply("multiply", beyond, b.constant(3, int32))  # two low bits of n - 4
+        total = b.apply("add", size, b.apply("bit_and", size, step))
+        seven = b.apply("bit_and", self.shifted(size, 1), size)
+        seven = self.masked(b.apply("bit_and", seven, beyond), 1)  # 1 where n = 7
+        total = b.apply("add", total, b.apply("add", seven, seven))
+        sign = self.masked(self.shifted(words, 3), 1)
+        all_bits = b.apply("multiply", sign, b.constant(0xFF, int32))
+        twice = b.apply("bit_and", b.apply("add", total, total), all_bits)
+        middle = b.constant(12 * 0x01010101, int32)
+        return b.apply("subtract", b.apply("add", total, middle), twice)
+
+    def groups(self, step: Size) -> list[Size]:
+        """The groups of a step."""
+        each = STEP // self.layout.group
+        return [combine(multiply(step, each), g, 1) for g in range(each)]
+
+    def scale(self, block: Size, step: Size, group: Size, name: str = "scale") -> Node:
+        """Scale (or minimum) of a group of 16 rows, in float32."""
+        b, layout = self.b, self.layout
+        at = floor_divide(multiply(step, STEP), layout.span) if layout.span != STEP else step
+        found = b.cast(self.line(name, block, at), float32)
+        if layout.small is None:
+            return found
+        small = self.line("scales" if name == "scale" else "minima", block, group)
+        found = b.apply("multiply", found, b.cast(b.cast(small, int32), float32))
+        return found if name == "scale" else b.apply("negative", found)
+
+
+class Decode:
+    """Builds the Body."""
+
+    def __init__(self, shape: QuantisedShape, target: Target, most: int, name: str) -> None:
+        self.shape, self.target, self.most = shape, target, most
+        given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
+                 *((n, Memory(s, d)) for n, s, d in parts(shape)),
+                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))]  # fmt: skip
+        self.b = BodyBuilder(name, given)
+        self.memory = dict(zip((n for n, _ in given), self.b.parameters))
+        self.weights = Weights(self.b, shape, self.memory)
+        self.layout = self.weights.layout
+
+    def build(self, share: Size = 1) -> Body:
+        """The Body; `share` is 1 where it has work to do and 0 where another one has."""
+        b, shape = self.b, self.shape
+        count = programs(shape, self.target)
+        blocks = padded(shape.rows, ROWS) // ROWS
+        grid = multiply(count, share)
+        p = b.program(0, count)
+        self.places()
+        self.tokens = minimum(shape.tokens, self.most)
+        b.loop("token", 0, self.tokens, 1, self.take, bounds=(0, self.most - 1))
+        first, stop = (floor_divide(multiply(combine(p, i, 1), blocks), count) for i in range(2))
+
+        def block(r: Size, _: list[Node]) -> Sequence[Node]:
+            self.rows(r)
+            return ()
+
+        b.loop("block", first, stop, 1, block, bounds=(0, blocks - 1))
+        return b.finish((grid,))
+
+    def scratch(self, *shape: int, dtype: DType = float32) -> Node:
+        """A place of the program's own."""
+        return self.b.allocate(shape, dtype, "l2")
+
+    def places(self) -> None:
+        """Tokens as bytes, scales of their steps, sums of their groups."""
+        columns, n = self.shape.columns, self.most
+        self.high_bytes = self.scratch(n, columns // 4, dtype=int32)
+        self.low_bytes = self.scratch(n, columns // 4, dtype=int32)
+        self.scales = self.scratch(n, columns // STEP)
+        groups = columns // self.layout.group
+        if self.layout.centre:
+            self.above = self.scratch(n, groups, dtype=int32)  # to take off
+        if self.layout.minimum:
+            self.sums = self.scratch(n, groups)
+
+    # ---- tokens ---------------------------------------------------------------------------
+
+    def take(self, t: Size, _: list[Node]) -> Sequence[Node]:
+        """A token, step by step."""
+
+        def step(s: Size, _: list[Node]) -> Sequence[Node]:
+            self.take_step(t, s)
+            return ()
+
+        self.b.loop("step", 0, self.shape.columns // STEP, 1, step)
+        return ()
+
+    def take_step(self, t: Size, s: Size) -> None:
+        """32 elements as bytes; each quad a word."""
+        b = self.b
+        x = b.load(self.memory["x"], (t, multiply(s, STEP)), (STEP,), (1,))
+        x = b.cast(x, float32)
+        most = b.add(ops.reduce(b.apply("absolute", x), axis=0, kind="max"))
+        small = b.apply("less", most, b.constant(TINY, float32))
+        factor, back = (b.apply("where", small, b.constant(f, float32), b.constant(1.0, float32))
+                        for f in (LARGE, TINY))  # fmt: skip
+        near = b.apply("multiply", most, factor)
+        none = b.apply("equal", near, b.constant(0.0, float32))
+        divisor = b.apply("where", none, b.constant(1.0, float32), near)
+        inverse = b.apply("divide", b.constant(LIMIT, float32), divisor)
+        whole = b.apply("multiply", b.apply("multiply", x, factor), inverse)
+        whole = b.cast(b.apply("round", whole), int32)
+        scale = b.apply("multiply", b.apply("multiply", near, b.constant(1 / LIMIT, float32)), back)
+        b.store(self.scales, scale, (t, s))
+        self.take_sums(t, s, x, whole)
+        upper = b.apply("add", whole, b.constant(128, int32))
+        upper = b.apply("shift_right", upper, b.constant(8, int32))
+        lower = b.apply("subtract", whole, b.apply("shift_left", upper, b.constant(8, int32)))
+        for place, value in ((self.high_bytes, upper), (self.low_bytes, lower)):
+            b.store(place, self.joined(value), (t, multiply(s, QUADS)), (1,))
+
+    def joined(self, x: Node) -> Node:
+        """32 small numbers, four and four in the bytes of a word."""
+        b = self.b
+        turned = b.add(ops.transpose(b.add(ops.reshape(x, shape=(QUADS, 4))), order=(1, 0)))
+        total = b.add(ops.extract(turned, index=3))
+        total = b.apply("shift_left", total, b.constant(24, int32))
+        for byte in range(3):
+            one = b.apply("bit_and", b.add(ops.extract(turned, index=byte)), b.constant(255, int32))
+            one = b.apply("shift_left", one, b.constant(8 * byte, int32)) if byte else one
+            total = b.apply("bit_or", total, one)
+        return total
+
+    def take_sums(self, t: Size, s: Size, x: Node, whole: Node) -> None:
+        """Sums of the groups of a step."""
+        b, size = self.b, self.layout.group
+        wanted = []
+        if self.layout.centre:
+            wanted.append((self.above, whole))
+        if self.layout.minimum:
+            wanted.append((self.sums, x))
+        for place, value in wanted:
+            for g, group in enumerate(self.weights.groups(s)):
+                part = b.add(ops.part(value, start=(g * size,), shape=(size,)))
+                total = b.add(ops.reduce(part, axis=0, kind="sum"))
+                if value is whole:
+                    total = b.apply("multiply", total, b.constant(-self.layout.centre, int32))
+                b.store(place, total, (t, group))
+
+    # ---- rows -----------------------------------------------------------------------------
+
+    def rows(self, block: Size) -> None:
+        """The products of a block of 16 rows with all tokens."""
+        b = self.b
+        if isinstance(self.tokens, int):
+            for t in range(0, self.tokens, TOKENS):
+                self.tile(block, t, min(TOKENS, self.tokens - t))
+            return
+        whole = multiply(floor_divide(self.tokens, TOKENS), TOKENS)
+
+        def some(count: int) -> object:
+            def one(t: Size, _: list[Node]) -> Sequence[Node]:
+                self.tile(block, t, count)
+                return ()
+
+            return one
+
+        last = self.most - 1
+        b.loop("tokens", 0, whole, TOKENS, some(TOKENS), bounds=(0, last))  # type: ignore[arg-type]
+        b.loop("rest", whole, self.tokens, 1, some(1), bounds=(0, last))  # type: ignore[arg-type]
+
+    def tile(self, block: Size, first: Size, count: int) -> None:
+        """The products of a block with some tokens."""
+        b, shape = self.b, self.shape
+        tokens = [combine(first, i, 1) for i in range(count)]
+
+        def step(s: Size, sums: list[Node]) -> Sequence[Node]:
+            return self.step(block, s, tokens, sums)
+
+        zero = b.constant(0.0, float32, (ROWS,))
+        sums = b.loop("step", 0, shape.columns // STEP, 1, step, [zero] * count, unroll=2)
+        row = multiply(block, ROWS)
+        mask = None
+        if shape.rows % ROWS:
+            places = b.apply("add", b.add(ops.iota(size=ROWS, dtype=b.index(0).dtype)),
+                             b.index(row))  # fmt: skip
+            mask = b.apply("less", places, b.index(shape.rows))
+        for t, total in zip(tokens, sums):
+            b.store(self.memory["out"], b.cast(total, shape.dtype), (t, row), (1,), mask)
+
+    def step(self, block: Size, s: Size, tokens: list[Size], sums: list[Node]) -> list[Node]:
+        """Sums after one more step."""
+        b, weights = self.b, self.weights
+        quads = weights.quads(block, s)
+        groups = weights.groups(s)
+        each = QUADS // len(groups)
+        for g, group in enumerate(groups):
+            scale = weights.scale(block, s, group)
+            lowest = weights.scale(block, s, group, "minimum") if self.layout.minimum else None
+            own = range(g * each, (g + 1) * each)
+            for n, t in enumerate(tokens):
+                total = self.dot(t, s, [(j, quads[j]) for j in own], group)
+                by = b.apply("multiply", b.cast(total, float32), b.load(self.scales, (t, s)))
+                sums[n] = b.apply("multiply_add", by, scale, sums[n])
+                if lowest is not None:
+                    own_sum = b.load(self.sums, (t, group))
+                    sums[n] = b.apply("multiply_add", lowest, own_sum, sums[n])
+        return sums
+
+    def dot(self, t: Size, s: Size, quads: list[tuple[int, Node]], group: Size) -> Node:
+        """Whole numbers: codes of a group times a token."""
+        b = self.b
+        upper, lower = b.constant(0, int32, (ROWS,)), b.constant(0, int32, (ROWS,))
+        if self.layout.centre:
+            lower = b.broadcast(b.load(self.above, (t, group)), (ROWS,))
+        for j, quad in quads:
+            at = (t, combine(multiply(s, QUADS), j, 1))
+            upper = b.apply("byte_dot", quad, b.load(self.high_bytes, at), upper)
+            lower = b.apply("byte_dot", quad, b.load(self.low_bytes, at), lower)
+        return b.apply("add", b.apply("shift_left", upper, b.constant(8, int32)), lower)
+
+
+def decode(shape: QuantisedShape, target: Target, most: int | None = None, share: Size = 1,
+           name: str = "quantised_decode") -> Body:  # fmt: skip
+    """The kernel for at most so many tokens; parameters are x, the parts and the result."""
+    limit = high(shape.tokens) if most is None else most
+    return Decode(shape, target, max(1, min(limit, max(1, high(shape.tokens)))), name).build(share)
+
+
+__all__ = ["Decode", "Weights", "decode", "programs"]
