@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import UserError
 from . import decoder_gguf, decoder_huggingface
 from .rotary import Rotary
+
+MOST_HEAD_WIDTH = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ def check(config: DecoderConfig) -> None:
                  "context"):  # fmt: skip
         value = getattr(config, name)
         need(isinstance(value, int) and value > 0, f"bad {name}", "a positive int", value)
+    need(config.head_width <= MOST_HEAD_WIDTH, "bad head_width", f"at most {MOST_HEAD_WIDTH}",
+         config.head_width)  # fmt: skip
     need(config.heads % config.key_heads == 0, "heads do not share key heads evenly",
          f"heads a multiple of {config.key_heads}", config.heads)  # fmt: skip
     for name in ("windows", "routed"):
@@ -144,6 +150,12 @@ def _check_rotary(rotary: Rotary, config: DecoderConfig, need: Any) -> None:
     need(len(rotary.divisors) in (0, rotary.width // 2) and all(d > 0 for d in rotary.divisors),
          "bad divisors of rotary speeds", f"{rotary.width // 2} above 0",
          f"{len(rotary.divisors)}")  # fmt: skip
+    need(min(rotary.beta_fast, rotary.beta_slow) > 0.0, "bad rotary scaling",
+         "beta_fast and beta_slow above 0",
+         f"{rotary.beta_fast} and {rotary.beta_slow}")  # fmt: skip
+    with np.errstate(all="ignore"):
+        speeds = rotary.frequencies()
+    need(np.isfinite(speeds).all(), "rotary speeds are not finite", "finite ones", rotary)
 
 
 __all__ = ["DecoderConfig", "check"]

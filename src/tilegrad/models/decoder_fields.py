@@ -14,6 +14,17 @@ import numpy as np
 from ..core.errors import UserError
 
 WHOLE, REAL = (int, np.integer), (int, float, np.integer, np.floating)
+LARGEST, LAYERS = 1 << 31, 1 << 12  # far above what models have; beyond them a file lies
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, REAL):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 class Fields:
@@ -27,26 +38,37 @@ class Fields:
         value = self.given.get(self.prefix + name)
         return default if value is None else value
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """An int."""
+    def whole(self, name: str, default: int | None = None, most: int = LARGEST) -> int:
+        """An int from -most to most."""
         value = self._needed(name, default)
         if isinstance(value, bool) or not isinstance(value, WHOLE):
             raise self.wrong(name, "an int", value)
+        if not -most <= value <= most:
+            raise self.wrong(name, f"an int up to {most}", value)
         return int(value)
+
+    def layers(self, name: str, default: int | None = None) -> int:
+        """How many layers there are."""
+        return self.whole(name, default, LAYERS)
+
+    def word(self, name: str, default: str) -> str:
+        """A str."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a word", value)
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite float."""
         value = self._needed(name, default)
-        if isinstance(value, bool) or not isinstance(value, REAL) or not math.isfinite(value):
+        if not is_finite(value):
             raise self.wrong(name, "a finite number", value)
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite floats."""
         value = self._needed(name, None)
-        good = isinstance(value, (list, tuple, np.ndarray)) and all(
-            isinstance(v, REAL) and math.isfinite(v) for v in value)  # fmt: skip
-        if not good:
+        if not isinstance(value, (list, tuple, np.ndarray)) or not all(map(is_finite, value)):
             raise self.wrong(name, "a list of finite numbers", value)
         return tuple(float(v) for v in value)
 

@@ -38,15 +38,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of a DecoderConfig from GGUF metadata and the tensors by name."""
     kind = metadata.get("general.architecture")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
                         got=repr(kind), hint="'general.architecture' says it")  # fmt: skip
     family, fields = FAMILIES[kind], Fields(metadata, f"{OP} ({kind})", f"{kind}.")
-    width, layers = fields.whole("embedding_length"), fields.whole("block_count")
+    width, layers = fields.whole("embedding_length"), fields.layers("block_count")
     heads = _same(fields, "attention.head_count", None)
     if heads < 1 or (fields.get("attention.key_length") is None and width % heads):
         raise fields.wrong("attention.head_count", f"a divisor of {width}", heads)
     head_width = fields.whole("attention.key_length", width // heads)
+    if width < 1 or head_width < 1:
+        raise fields.wrong("attention.key_length", "above 0", head_width)
     if fields.whole("attention.value_length", head_width) != head_width:
         raise fields.wrong("attention.value_length", f"as key_length, {head_width}", "another")
     rms = kind != "gpt2"
@@ -77,15 +79,19 @@ def _same(fields: Fields, name: str, default: int | None) -> int:
     """An int, or a list of equal ones, one for each layer."""
     value = fields.get(name)
     if isinstance(value, (list, tuple, np.ndarray)):
-        if len(set(value)) != 1:
+        found = {Fields({name: v}, fields.op).whole(name) for v in value}
+        if len(found) != 1:
             raise fields.wrong(name, "the same for all layers", value)
-        return Fields({name: value[0]}, fields.op).whole(name)
+        return found.pop()
     return fields.whole(name, default)
 
 
 def _vocabulary(fields: Fields, tensors: Mapping[str, Any] | None) -> int:
     """Rows of the embedding; without tensors, how many tokens the tokenizer has."""
     tokens = fields.given.get("tokenizer.ggml.tokens")
+    if tokens is not None and not isinstance(tokens, (list, tuple, np.ndarray)):
+        raise UserError("the tokens are no list", op=fields.op, expected="tokenizer.ggml.tokens",
+                        got=type(tokens).__name__)  # fmt: skip
     count = None if tokens is None else len(tokens)
     if tensors is None or "token_embd.weight" not in tensors:
         return fields.whole("vocab_size", count)
@@ -134,7 +140,7 @@ def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
     width = fields.whole("rope.dimension_count", found["head_width"])
     rotary: dict[str, Any] = {"base": fields.number("rope.freq_base", family.get("base", 10000.0)),
                               "width": width}  # fmt: skip
-    kind = fields.get("rope.scaling.type", "none")
+    kind = fields.word("rope.scaling.type", "none")
     original = fields.whole("rope.scaling.original_context_length", found["context"])
     factor = fields.number("rope.scaling.factor", 1.0)
     extra: dict[str, Any] = {}

@@ -46,11 +46,14 @@ def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]
     if isinstance(given.get("text_config"), Mapping):  # the text part of a model that also sees
         given = given["text_config"]
     family = given.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
                         got=repr(family), hint="the field 'model_type' says it")  # fmt: skip
     fields = Fields(given, f"{OP} ({family})")
     found = _gpt2(fields) if family == "gpt2" else _rotating(fields, FAMILIES[family])
+    if found["context"] < 1:
+        raise UserError("the model has no positions", op=OP, expected="above 0",
+                        got=found["context"])  # fmt: skip
     if context is not None:
         if not 0 < context <= found["context"]:
             raise UserError("the model has not so many positions", op=OP,
@@ -71,7 +74,7 @@ def _gpt2(fields: Fields) -> dict[str, Any]:
     _divides(fields, "n_embd", width, heads)
     return {
         "vocabulary": fields.whole("vocab_size"), "width": width,
-        "layers": fields.whole("n_layer", 12), "heads": heads, "key_heads": heads,
+        "layers": fields.layers("n_layer", 12), "heads": heads, "key_heads": heads,
         "head_width": width // heads, "hidden": fields.whole("n_inner", 4 * width),
         "context": fields.whole("n_positions", 1024), "norm": "layer",
         "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5),
@@ -95,7 +98,7 @@ def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
     act = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
     found: dict[str, Any] = {
         "vocabulary": fields.whole("vocab_size"), "width": width,
-        "layers": fields.whole("num_hidden_layers"), "heads": heads,
+        "layers": fields.layers("num_hidden_layers"), "heads": heads,
         "key_heads": fields.whole("num_key_value_heads", heads),
         "head_width": fields.whole("head_dim", width // heads),
         "hidden": fields.whole("intermediate_size"),
@@ -141,7 +144,7 @@ def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, 
         known = {"full_attention": 0, "sliding_attention": window}
         if not isinstance(kinds, (list, tuple)) or len(kinds) != layers:
             raise fields.wrong("layer_types", f"{layers} words, one a layer", kinds)
-        if any(k not in known for k in kinds):
+        if any(not isinstance(k, str) or k not in known for k in kinds):
             raise fields.wrong("layer_types", " or ".join(known), kinds)
         if "sliding_attention" in kinds and not window:
             raise fields.wrong("sliding_window", "above 0: layer_types has such layers", window)
@@ -215,7 +218,7 @@ def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], bas
             context: int | None) -> dict[str, Any]:  # fmt: skip
     """One Rotary; longrope also says how many positions there are."""
     part = Fields(given, fields.op)
-    kind = part.get("rope_type", part.get("type", "default"))
+    kind = part.word("rope_type", part.word("type", "default"))
     share = part.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary: dict[str, Any] = {
         "base": part.number("rope_theta", fields.number("rope_theta", base)),

@@ -19,9 +19,9 @@ from .byte_pairs import bytes_of
 from .sentencepiece import SPACE
 from .special_tokens import SpecialToken
 from .tokenizer import Tokenizer, byte_of, refuse_surrogates
-from .vocabulary import END_TEXTS
+from .vocabulary import END_TEXTS, MOST_TOKENS
 
-MOST_BYTES = 256 << 20
+MOST_BYTES, MOST_TEMPLATE_BYTES = 256 << 20, 1 << 20
 BARRIER = "\ufdd0\ufdd1\ufdd0"  # a word of no language: what follows it does not start a text
 
 
@@ -164,11 +164,17 @@ def template_of(config: dict, folder: Path) -> str | None:
     """The chat template: a file of its own, else the configuration's, the default of several."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        if file.stat().st_size > MOST_TEMPLATE_BYTES:
+            raise UserError(f"{file} is too long", op="tokenizer", got=file.stat().st_size,
+                            expected=f"at most {MOST_TEMPLATE_BYTES} B")  # fmt: skip
+        try:
+            return file.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not UTF-8: {error.reason}", op="tokenizer") from None
     found = config.get("chat_template")
     if isinstance(found, list):
         named = {entry.get("name"): entry.get("template") for entry in found
-                 if isinstance(entry, dict)}  # fmt: skip
+                 if isinstance(entry, dict) and isinstance(entry.get("name"), str)}  # fmt: skip
         found = named.get("default", next(iter(named.values()), None))
     return found if isinstance(found, str) else None
 
@@ -214,7 +220,11 @@ def pieces_of(
     """Text and bytes of each id, and whether a text's first space is the tokenizer's own."""
     steps = {step.get("type"): step for step in decoder_kinds(description.get("decoder"))}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    texts = [""] * (max(vocabulary.values(), default=-1) + 1)
+    count = max(vocabulary.values(), default=-1) + 1
+    if count > MOST_TOKENS:
+        raise UserError(f"{file} has too large an id", op="tokenizer",
+                        expected=f"ids below {MOST_TOKENS}", got=count - 1)  # fmt: skip
+    texts = [""] * count
     for text, i in vocabulary.items():
         texts[i] = text
     whole = {token.id for token in special}
