@@ -1,7 +1,8 @@
-"""The command `tilegrad`: demo, doctor, tune, cache, version.
+"""The command `tilegrad`: run, chat, info, models, demo, doctor, tune, cache, version.
 
 Invariant: typer and rich are imported by this folder only (and where a progress bar is shown);
-a tilegrad error ends a command with its message and status 1, without a traceback.
+an error ends a command with its message and status 1 (2 for bad usage, 130 for Ctrl-C), without a
+traceback; a command imports what it needs when it runs, so that others start quickly.
 """
 
 from __future__ import annotations
@@ -12,12 +13,39 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
+from ..core.config import config
 from ..core.errors import TilegradError
+from . import chat, info, models, run
+from .terminal import error_text, status
 
-app = typer.Typer(help="Tensor programs compiled to tiles and to machine code.",
+
+class Commands(TyperGroup):
+    """The commands, whose errors end in a message and a status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except TilegradError as error:
+            status(f"error: {error_text(error)}")
+            raise typer.Exit(1) from error
+        except MemoryError as error:
+            status("error: memory ran out")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            status("")
+            raise typer.Exit(run.INTERRUPTED) from error
+
+
+app = typer.Typer(cls=Commands, help="Tensor programs compiled to tiles and to machine code.",
                   no_args_is_help=True, add_completion=False)  # fmt: skip
+app.command("run")(run.run)
+app.command("chat")(chat.chat)
+app.command("info")(info.info)
+app.add_typer(models.app, name="models")
 cache_app = typer.Typer(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
 tune_app = typer.Typer(help="Measure Plans of the library's kernels on this machine's GPU.",
@@ -126,7 +154,16 @@ def main() -> None:
     try:
         app()
     except TilegradError as error:
-        typer.echo(f"error: {error}", err=True)
+        status(f"error: {error_text(error)}")
+        sys.exit(1)
+    except OSError as error:  # a disk, a pipe
+        status(f"error: {error}")
+        sys.exit(1)
+    except Exception as error:
+        if config().log_level == "debug":
+            raise
+        status(f"internal error: {type(error).__name__}: {error}\n"
+               "  please report this; TILEGRAD_LOG=debug shows where it happened")  # fmt: skip
         sys.exit(1)
 
 

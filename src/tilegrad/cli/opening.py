@@ -1,0 +1,42 @@
+"""How commands get at a model: found or fetched, then loaded, with bars on the way.
+
+Invariant: nothing is loaded before the model's files were found and read; what this process has
+not loaded by then is no cost of a usage error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .progress import Bars
+
+
+def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
+    """The LLM of a name, a path or an id; `choices` are those of `LLM` that were given."""
+    from ..exchange.fetch import find_model
+
+    path = find_model(model, bars.report)
+    return llm_class()(path, progress=bars.stage, **choices)
+
+
+def llm_class() -> Any:
+    """`LLM`, imported when it is needed."""
+    from ..models.generate.llm import LLM
+
+    return LLM
+
+
+def context_of(llm: Any) -> int:
+    """Most tokens of prompt and answer together that a loaded model takes."""
+    return int(llm.context)
+
+
+def has_template(llm: Any) -> bool:
+    """Whether the model says how a chat is written."""
+    return llm.tokenizer.template_text is not None
+
+
+def chat_messages(text: str, system: str | None) -> list[dict[str, str]]:
+    """A chat of one message, after the system's if there is one."""
+    start = [{"role": "system", "content": system}] if system else []
+    return [*start, {"role": "user", "content": text}]

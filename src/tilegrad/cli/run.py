@@ -1,0 +1,171 @@
+"""`tilegrad run`: one prompt, one answer.
+
+Invariant: stdout holds the answer and nothing else (or one JSON object), as far as it came: after
+Ctrl-C too, which ends the command with status 130.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from ..core.errors import UserError
+from . import options
+from .opening import chat_messages, has_template, open_llm
+from .progress import Bars
+from .terminal import Answers, is_terminal, status
+
+MOST_BYTES = 64 << 20  # of a prompt; far above any context
+INTERRUPTED = 130
+Prompt = Annotated[str | None, typer.Argument(
+    metavar="[PROMPT]", show_default=False,
+    help="The prompt; text on stdin is put after it. Without one, or with -, stdin is the prompt.",
+)]  # fmt: skip
+Raw = Annotated[bool, typer.Option("--raw", help="Go on from the prompt: no chat template.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was.")]
+
+
+def run(
+    model: options.Model,
+    prompt: Prompt = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    raw: Raw = False,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    threads: options.Threads = None,
+    context: options.Context = None,
+    as_json: options.Json = False,
+    stats: Stats = False,
+) -> None:
+    """Answer a prompt: tilegrad run smollm2 "Why is the sky blue?" """
+    if raw and system:
+        raise typer.BadParameter("--raw has no system message: there is no chat template")
+    text = whole_prompt(prompt)
+    sampling = options.given(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, stop=stop or None,
+    )  # fmt: skip
+    with Bars() as bars:
+        chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
+        llm = open_llm(model, bars, requests=1, **chosen)
+        pieces = pieces_of(llm, text, system, raw, sampling)
+        answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
+        answer.take(bars)
+    answer.finish(stats)
+
+
+def whole_prompt(prompt: str | None) -> str:
+    """The prompt with what stdin has: it is read where it is asked for, or is no terminal."""
+    asked = prompt is None or prompt == "-"
+    if not asked and is_terminal(sys.stdin):
+        return str(prompt)
+    if asked and is_terminal(sys.stdin):
+        status("the prompt, ended by Ctrl-D:")
+    given = read_stdin()
+    if asked:
+        if not given.strip():
+            raise typer.BadParameter("there is no prompt: give one, or text on stdin")
+        return given
+    return f"{prompt}\n\n{given}" if given.strip() else str(prompt)
+
+
+def read_stdin() -> str:
+    """All of stdin; its last newline is the shell's, not the prompt's."""
+    if sys.stdin is None:
+        return ""
+    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UserError("stdin is too long for a prompt", op="run",
+                        expected=f"at most {MOST_BYTES >> 20} MiB")  # fmt: skip
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError("stdin is not UTF-8", op="run",
+                        got=f"byte {error.start}: {error.reason}") from None  # fmt: skip
+
+
+def pieces_of(llm: Any, text: str, system: str | None, raw: bool,
+              sampling: dict[str, Any]) -> Iterator[Any]:  # fmt: skip
+    """The answer, piece by piece: by the chat template if the model has one."""
+    if raw:
+        return llm.stream(text, **sampling)  # type: ignore[no-any-return]
+    if not has_template(llm) and not system:
+        status("this model has no chat template: it goes on from the prompt, as with --raw")
+        return llm.stream(text, **sampling)  # type: ignore[no-any-return]
+    return llm.chat_stream(chat_messages(text, system), **sampling)  # type: ignore[no-any-return]
+
+
+class Answer:
+    """An answer as it comes: shown (or kept for JSON), counted and timed."""
+
+    def __init__(self, model: str, pieces: Iterator[Any], shown: Answers | None,
+                 ends: Iterable[int] = ()) -> None:  # fmt: skip
+        self.model, self.pieces, self.shown, self.ends = model, pieces, shown, frozenset(ends)
+        self.words: list[str] = []
+        self.tokens: list[int] = []
+        self.finish_word: str = "cancelled"
+        self.start = self.first = self.last = time.perf_counter()
+
+    def take(self, bars: Bars) -> None:
+        """Take all pieces; Ctrl-C ends it where it is."""
+        try:
+            for piece in self.pieces:
+                self.last = time.perf_counter()
+                if not self.tokens:
+                    bars.close()
+                    self.first = self.last
+                if piece.token >= 0 and piece.token not in self.ends:
+                    self.tokens.append(int(piece.token))
+                self.words.append(piece.text)
+                if self.shown is not None:
+                    self.shown.write(piece.text)
+                self.finish_word = piece.finish or self.finish_word
+        except KeyboardInterrupt:
+            self.finish_word = "cancelled"
+        finally:
+            if hasattr(self.pieces, "close"):
+                with contextlib.suppress(KeyboardInterrupt):
+                    self.pieces.close()
+            if self.shown is not None:
+                self.shown.end()
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, from the second on."""
+        seconds = self.last - self.first
+        return (len(self.tokens) - 1) / seconds if len(self.tokens) > 1 and seconds > 0 else 0.0
+
+    def finish(self, stats: bool) -> None:
+        """Say what is left to say; Ctrl-C gives the command its status."""
+        if self.shown is None:
+            record = {
+                "model": self.model, "text": "".join(self.words), "finish": self.finish_word,
+                "tokens": self.tokens, "first_token_seconds": round(self.first - self.start, 4),
+                "tokens_per_second": round(self.rate, 2),
+            }  # fmt: skip
+            print(json.dumps(record), flush=True)
+        elif self.finish_word == "length" and is_terminal(sys.stderr):
+            status(f"[ended at {len(self.tokens)} tokens; --max-tokens and --context allow more]")
+        if stats:
+            status(stats_line(len(self.tokens), self.first - self.start, self.rate))
+        if self.finish_word == "cancelled":
+            raise typer.Exit(INTERRUPTED)
+
+
+def stats_line(tokens: int, wait: float, rate: float) -> str:
+    """How many tokens, how long the first took, how fast the others came."""
+    return f"[{tokens} tokens, the first after {wait:.2f} s, then {rate:.1f} a second]"
