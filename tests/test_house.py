@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
 # A folder imports only folders of earlier steps; folders of one step do not see each other.
 STEPS = [
     {"core"}, {"ir"}, {"graph", "tile"}, {"kernels", "runtime"}, {"schedule", "targets"},
-    {"compiler"}, {"tune"}, {"tensor"}, {"nn"}, {"quant"}, {"models", "exchange"}, {"train"},
+    {"compiler"}, {"tune"}, {"tensor"}, {"nn"}, {"quant"}, {"exchange"}, {"models"}, {"train"},
     {"chip", "serve"}, {"cli"},
 ]  # fmt: skip
 STEP_OF = {folder: number for number, step in enumerate(STEPS) for folder in step}

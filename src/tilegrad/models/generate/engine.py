@@ -1,0 +1,216 @@
+"""The engine: requests in, tokens out, several requests in one step.
+
+Requests wait in the order they came until a slot is free and pages for all they can ever need
+are; then their prompts go through the model in chunks, together with the next tokens of those
+that decode already. Invariant: a request's tokens do not depend on its neighbours; its slot and
+its pages are free again as soon as it is finished or cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import nn
+from ...core.dtype import DType, bfloat16, dtype_of
+from ...core.errors import UserError
+from ...tensor.placement import default_device, use
+from ..decoder import Decoder
+from .pages import PagePool
+from .request import Produced, Request
+from .step import Rows, write
+from .steps import Part, Steps, Tell
+
+CHUNKS = {"cpu": 512, "gpu": 2048}  # tokens of a step that has prompts in it
+SCORING = object()  # owns the pages of tokens that are scored
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that has a slot: how much of its prompt is in, how many tokens it made."""
+
+    request: Request
+    slot: int
+    fed: int = 0
+    made: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt that are not in yet."""
+        return len(self.request.tokens) - self.fed
+
+
+class Engine:
+    """A decoder with a paged cache; `add` requests, then `step` while `busy`."""
+
+    def __init__(
+        self, model: Decoder, *, device: Any = None, requests: int = 8,
+        context: int | None = None, page: int = 64, pages: int | None = None,
+        cache_dtype: Any = None, chunk: int | None = None, tell: Tell | None = None,
+    ) -> None:  # fmt: skip
+        """`pages` is the size of the pool; all requests can have the whole context if None."""
+        config = model.config
+        device = default_device() if device is None else use(device, "Engine")
+        self.model, self.config, self.requests = model, config, _positive("requests", requests)
+        self.context = _positive("context", context or config.context)
+        if self.context > config.context:
+            raise UserError("the context is longer than the model's", op="Engine",
+                            expected=f"at most {config.context}", got=self.context)  # fmt: skip
+        most_pages = -(-self.context // _positive("page", page))
+        count = most_pages * requests if pages is None else _positive("pages", pages)
+        dtype = _cache_dtype(model, cache_dtype)
+        self.chunk = max(requests, chunk or CHUNKS["cpu" if device == "cpu" else "gpu"])
+        self.pool = PagePool(count, page)
+        self.cache = nn.PagedCache(
+            config.layers, count, page, config.key_heads, config.head_width,
+            requests=requests + 1, most_pages=most_pages, dtype=dtype, device=device,
+        )  # fmt: skip
+        self.steps = Steps(model, self.cache, Rows(requests + 1, device), self.chunk,
+                           tell or (lambda *_: None))  # fmt: skip
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Hashable, Running] = {}
+        self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
+
+    def __repr__(self) -> str:
+        return (f"<engine: {len(self.running)} of {self.requests} requests run, "
+                f"{len(self.waiting)} wait, context {self.context}>")  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.running or self.waiting)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request; what can never be served is an error at once."""
+        if request.id in self.running or any(w.id == request.id for w in self.waiting):
+            raise UserError("two requests have one id", op="Engine.add", got=request.id)
+        self._check(request.tokens, "a prompt")
+        if request.most > self.context:
+            raise UserError(
+                "the prompt and its answer are longer than the context", op="Engine.add",
+                expected=f"at most {self.context} tokens",
+                got=f"{len(request.tokens)} of the prompt and max_tokens={request.max_tokens}",
+            )  # fmt: skip
+        if not self.pool.can_ever_fit(request.most):
+            raise UserError(
+                "the cache can never hold this request", op="Engine.add",
+                expected=f"at most {self.pool.pages * self.pool.page} tokens", got=request.most,
+                hint="lower max_tokens, or give the engine more pages",
+            )  # fmt: skip
+        self.waiting.append(request)
+
+    def cancel(self, id: Hashable) -> bool:
+        """Forget a request and free what it has; whether there was one."""
+        if id in self.running:
+            self._end(self.running[id])
+            return True
+        found = [w for w in self.waiting if w.id == id]
+        for request in found:
+            self.waiting.remove(request)
+        return bool(found)
+
+    def _check(self, tokens: Sequence[int], what: str) -> None:
+        wrong = [t for t in tokens if not 0 <= t < self.config.vocabulary]
+        if wrong:
+            raise UserError(f"{what} has tokens that are not in the vocabulary", op="Engine",
+                            expected=f"0 to {self.config.vocabulary - 1}",
+                            got=wrong[:5])  # fmt: skip
+
+    def _admit(self) -> None:
+        """Give slots and pages to those that wait, in order, while there are some."""
+        while self.waiting and self.slots and self.pool.fits(self.waiting[0].most):
+            request = self.waiting.popleft()
+            slot = self.slots.pop()
+            self._seat(slot, request.id, request.most)
+            self.running[request.id] = Running(request, slot)
+
+    def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
+        """Pages for a slot that begins anew."""
+        write(self.cache.table, slot, np.array([self.pool.take(owner, tokens)]))
+        write(self.cache.lengths, slot, np.zeros(1))
+
+    def _end(self, run: Running) -> None:
+        del self.running[run.request.id]
+        self.pool.give_back(run.request.id)
+        self.slots.append(run.slot)
+
+    # ---- steps ------------------------------------------------------------------------------
+
+    def step(self) -> list[Produced]:
+        """Run one step: a token for each request that decodes, a chunk of prompts beside them."""
+        self._admit()
+        runs = list(self.running.values())
+        if not runs:
+            return []
+        if not any(run.left for run in runs):
+            ids = self.steps.decode([run.slot for run in runs])
+        else:
+            runs, parts = self._share(runs)
+            ids = self.steps.ragged(parts)
+        return [self._made(run, int(token)) for run, token in zip(runs, ids) if not run.left]
+
+    def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
+        """Who has what in a ragged step: the next token of those that decode, then prompts."""
+        chosen = [run for run in runs if not run.left]
+        parts = [Part(run.slot) for run in chosen]
+        room = self.chunk - len(parts)
+        for run in (run for run in runs if run.left):
+            count = min(room, run.left)
+            if not count:
+                break
+            tokens = run.request.tokens[run.fed : run.fed + count]
+            run.fed, room = run.fed + count, room - count
+            parts.append(Part(run.slot, tokens, whole=not run.left))
+            chosen.append(run)
+        return chosen, parts
+
+    def _made(self, run: Running, token: int) -> Produced:
+        request = run.request
+        run.made += 1
+        finished = None
+        if token in request.stop_tokens:
+            finished = "stop"
+        elif run.made >= request.max_tokens:
+            finished = "length"
+        if finished:
+            self._end(run)
+        return Produced(request.id, token, finished=finished)
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The logprob of each token but the first, given those before it: float32."""
+        self._check(tokens, "what is scored")
+        if not 2 <= len(tokens) <= self.context:
+            raise UserError("cannot score so many tokens", op="score", got=len(tokens),
+                            expected=f"2 to {self.context}, the context")  # fmt: skip
+        if not self.slots or not self.pool.fits(len(tokens)):
+            raise UserError("the engine is busy", op="score", expected="a free slot and pages",
+                            got=repr(self))  # fmt: skip
+        slot = self.slots[-1]
+        self._seat(slot, SCORING, len(tokens))
+        try:
+            return self.steps.score(slot, tokens)
+        finally:
+            self.pool.give_back(SCORING)
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"bad {name}", op="Engine", expected="a whole number from 1 on", got=value)
+    return value
+
+
+def _cache_dtype(model: Decoder, wanted: Any) -> DType:
+    """The dtype of keys and values: as asked for, or as the model computes."""
+    if wanted is not None:
+        return dtype_of(wanted)
+    found = model.norm.weight.dtype
+    return found if found.is_float else bfloat16
+
+
+__all__ = ["Engine"]

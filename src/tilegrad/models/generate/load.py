@@ -1,0 +1,176 @@
+"""From the name of a model to what runs: its decoder with weights, its tokenizer, its defaults.
+
+Weights are mapped and go to the device tensor by tensor; the file's pages are dropped as soon as
+a tensor is there. Invariant: nothing of a model's files is run; what they leave open (dtype, how
+to pick tokens) is settled here, in one place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...compiler.dispatch import device as opened
+from ...core import dtype as dtypes
+from ...core.dtype import DType, dtype_of
+from ...core.errors import UserError
+from ...exchange.fetch import Progress, open_model
+from ...exchange.folder import ModelFolder
+from ...exchange.gguf import GgufFile
+from ...exchange.mapped import Stored
+from ..decoder import Decoder
+from ..decoder_config import DecoderConfig
+from ..tokenizer import Tokenizer
+from .steps import Tell
+
+CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of all memory, of what is free: for keys and values
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that can run, and what its files say of how to."""
+
+    path: str
+    model: Decoder
+    tokenizer: Tokenizer
+    defaults: dict[str, Any]  # fields of Sampling
+    file_bytes: int
+
+
+def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell) -> Loaded:
+    """Open a model, build its decoder on a device and give it its weights."""
+
+    def report(progress: Progress) -> None:
+        tell(progress.stage, progress.done, progress.total)
+
+    files = open_model(name, report)
+    config = config_of(files)
+    wanted = dtype_for(files.tensors, device) if dtype is None else dtype_of(dtype)
+    if not wanted.is_float:
+        raise UserError("a model computes in floats", op="LLM", got=wanted,
+                        expected="float32, bfloat16 or float16")  # fmt: skip
+    model = Decoder(config, wanted).requires_grad_(False).eval()
+    model.load(Weights(files.tensors, wanted, tell))
+    if device != "cpu":
+        model.to(device=device)
+    for stored in files.tensors.values():
+        stored.drop()
+    size = sum(stored.bytes for stored in files.tensors.values())
+    return Loaded(files.path, model, tokenizer_of(files), defaults_of(files), size)
+
+
+def config_of(files: GgufFile | ModelFolder) -> DecoderConfig:
+    """The DecoderConfig of a model's files."""
+    if isinstance(files, GgufFile):
+        return DecoderConfig.from_gguf(files.metadata, files.tensors)
+    return DecoderConfig.from_huggingface(files.config)
+
+
+def tokenizer_of(files: GgufFile | ModelFolder) -> Tokenizer:
+    """The Tokenizer of a model's files."""
+    if isinstance(files, GgufFile):
+        return Tokenizer.from_gguf(files.metadata)
+    return Tokenizer.from_folder(Path(files.path))
+
+
+def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
+    """What a model computes in if nobody says: the dtype most of its weights have.
+
+    Quantised weights leave it open: float32 on a CPU, where it costs nothing, else bfloat16.
+    """
+    sizes: dict[DType | None, int] = {}
+    for stored in tensors.values():
+        kind = stored.format.dtype
+        sizes[kind] = sizes.get(kind, 0) + stored.bytes
+    most = max(sizes, key=lambda kind: sizes[kind])
+    plain = most is not None and most.is_float
+    if device == "cpu":
+        return most if plain and most is not None and most.size in (2, 4) else dtypes.float32
+    return most if plain and most is not None and most.size == 2 else dtypes.bfloat16
+
+
+class Weights(Mapping[str, Any]):
+    """Stored tensors as arrays of one dtype, made when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Stored], dtype: DType, tell: Tell) -> None:
+        self.tensors, self.dtype, self.tell = tensors, dtype, tell
+        self.done, self.total = 0, sum(s.bytes for s in tensors.values())
+
+    def __getitem__(self, name: str) -> Any:
+        stored = self.tensors[name]
+        self.done += stored.bytes
+        self.tell("load", min(self.done, self.total), self.total)
+        plain = stored.format.dtype is self.dtype
+        return stored.array() if plain else stored.values().astype(self.dtype.numpy, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+# ---- how to pick tokens -------------------------------------------------------------------------
+
+SHARED = ("temperature", "top_k", "top_p", "min_p")
+
+
+def defaults_of(files: GgufFile | ModelFolder) -> dict[str, Any]:
+    """Fields of Sampling that the model's own files ask for; none: the likeliest token."""
+    if isinstance(files, GgufFile):
+        return {}
+    given = files.generation
+    found: dict[str, Any] = {}
+    if _number(given.get("repetition_penalty")) and given["repetition_penalty"] > 0:
+        found["repetition_penalty"] = float(given["repetition_penalty"])
+    if given.get("do_sample") is True:
+        found |= {"temperature": 1.0, "top_k": 50}  # what that library means by it
+        for name in SHARED:
+            if _number(given.get(name)):
+                found[name] = int(given[name]) if name == "top_k" else float(given[name])
+    return found
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# ---- how long ----------------------------------------------------------------------------------
+
+
+def room_for(model: Decoder, device: str, cache: DType, requests: int, context: int | None,
+             page: int) -> tuple[int, int]:  # fmt: skip
+    """The context, and how many pages memory has for it: whole contexts of all requests at most.
+
+    Keys and values of a CPU cost memory only where they are touched.
+    """
+    config = model.config
+    token = 2 * config.layers * config.key_heads * config.head_width * cache.size
+    memory = CPU_SHARE * _physical() if device == "cpu" else (
+        GPU_SHARE * opened(device).memory_info()[0])  # fmt: skip
+    fitting = int(memory // (token * page))
+    wanted = min(context, config.context) if context else config.context
+    if context and -(-wanted // page) > fitting:
+        raise UserError("memory cannot hold the context", op="LLM", got=f"context={context}",
+                        expected=f"at most {fitting * page} tokens of {token} bytes")  # fmt: skip
+    if not fitting:
+        raise UserError("memory cannot hold keys and values", op="LLM",
+                        expected=f"{token * page} bytes at least", got=int(memory))  # fmt: skip
+    found = min(wanted, fitting * page)
+    return found, min(fitting, requests * -(-found // page))
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 8 << 30
+
+
+__all__ = ["Loaded", "Weights", "config_of", "defaults_of", "load_model", "room_for"]

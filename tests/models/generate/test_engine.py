@@ -1,0 +1,176 @@
+"""The engine against plain forward passes: chunks, arrivals, padding, pages, cancelling."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from decoder_families import loaded, tokens
+
+import tilegrad as tg
+from tilegrad.core.errors import UserError
+from tilegrad.models.decoder import Decoder
+from tilegrad.models.generate.engine import Engine
+from tilegrad.models.generate.request import Produced, Request
+from tilegrad.models.generate.steps import bucket_of
+
+COUNT = 8
+LENGTHS = (5, 37, 12, 3, 20)
+
+
+def whole(model: Decoder, given: Any) -> Any:
+    """Logits of all tokens."""
+    return model(given)
+
+
+model_of = functools.cache(loaded)
+forward = tg.jit(whole)
+
+
+@functools.cache
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(int(t) for t in tokens(length, seed=length))
+
+
+@functools.cache
+def logits(name: str, given: tuple[int, ...]) -> Any:
+    """Logits of tokens, in a window of one size for all."""
+    window = np.zeros((1, 64), np.int64)
+    window[0, : len(given)] = given
+    return forward(model_of(name), tg.tensor(window)).numpy()[0, : len(given)].copy()
+
+
+@functools.cache
+def greedy(name: str, given: tuple[int, ...], count: int = COUNT) -> list[int]:
+    """The tokens after a prompt, each the likeliest, by plain forward passes."""
+    known = given
+    for _ in range(count):
+        known = (*known, int(logits(name, known)[-1].argmax()))
+    return list(known[len(given) :])
+
+
+def finish(engine: Engine, found: dict[Any, list[Produced]] | None = None) -> dict[Any, Any]:
+    """Run all requests to their ends: what each produced."""
+    found = {} if found is None else found
+    while engine.busy:
+        for produced in engine.step():
+            found.setdefault(produced.id, []).append(produced)
+    return found
+
+
+def ids(produced: list[Produced]) -> list[int]:
+    return [p.token for p in produced]
+
+
+def is_idle(engine: Engine) -> bool:
+    """Whether all slots and pages are free."""
+    free = sorted(engine.pool.free) == list(range(engine.pool.pages))
+    return free and sorted(engine.slots) == list(range(engine.requests)) and not engine.busy
+
+
+@functools.cache
+def shared(name: str) -> Engine:
+    """One engine a model, so that each step is compiled once: 3 slots, chunks of 16 tokens."""
+    return Engine(model_of(name), requests=3, context=64, page=16, pages=9, chunk=16)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3", "gpt2"])
+def test_tokens_are_those_of_plain_forward_passes(name: str) -> None:
+    """Five requests on three slots: prompts in chunks beside those that decode, then buckets."""
+    engine = shared(name)
+    for i, length in enumerate(LENGTHS):
+        engine.add(Request(i, prompt(length), max_tokens=COUNT))
+    found = finish(engine)
+    for i, length in enumerate(LENGTHS):
+        assert ids(found[i]) == greedy(name, prompt(length))
+        assert [p.finished for p in found[i]] == [None] * (COUNT - 1) + ["length"]
+    assert is_idle(engine)
+
+
+def test_arrivals_and_cancelling_do_not_change_what_others_get() -> None:
+    engine = shared("llama")
+    engine.add(Request("a", prompt(20), max_tokens=12))
+    found: dict[Any, list[Produced]] = {}
+    for number in range(40):
+        if number == 3:
+            engine.add(Request("b", prompt(37), max_tokens=COUNT))
+            engine.add(Request("c", prompt(3), max_tokens=20))
+        if number == 5:
+            engine.add(Request("d", prompt(5), max_tokens=COUNT))  # waits: no slot is free
+            engine.add(Request("e", prompt(12), max_tokens=COUNT))
+        if number == 6:
+            assert [w.id for w in engine.waiting] == ["d", "e"]
+            assert engine.cancel("c") and engine.cancel("d") and not engine.cancel("c")
+        for produced in engine.step():
+            found.setdefault(produced.id, []).append(produced)
+    assert ids(found["a"]) == greedy("llama", prompt(20), 12)
+    assert ids(found["b"]) == greedy("llama", prompt(37))
+    assert ids(found["e"]) == greedy("llama", prompt(12))
+    assert "d" not in found and len(found["c"]) < 20
+    assert ids(found["c"]) == greedy("llama", prompt(3), 20)[: len(found["c"])]
+    assert is_idle(engine) and engine.step() == []
+
+
+def test_requests_wait_for_pages() -> None:
+    """The pool holds nine pages of 16: the second waits for the first, the third for both."""
+    engine = shared("llama")
+    for id, length, more in (("a", 37, 27), ("b", 20, 44), ("c", 5, COUNT), ("d", 37, 27)):
+        engine.add(Request(id, prompt(length), max_tokens=more))
+    engine.step()
+    assert list(engine.running) == ["a", "b", "c"] and len(engine.pool.free) == 0
+    engine.cancel("b")
+    engine.step()
+    assert list(engine.running) == ["a", "c", "d"]
+    found = finish(engine)
+    assert ids(found["d"]) == greedy("llama", prompt(37), 27)
+    assert ids(found["c"])[-1] == greedy("llama", prompt(5))[-1]
+    assert is_idle(engine)
+
+
+def test_a_stop_token_ends_a_request() -> None:
+    engine, wanted = shared("llama"), greedy("llama", prompt(3))
+    stop = next(t for t in wanted[1:] if t != wanted[0])
+    engine.add(Request(0, prompt(3), stop_tokens=frozenset({stop}), max_tokens=COUNT))
+    found = finish(engine)[0]
+    assert ids(found) == wanted[: wanted.index(stop) + 1]
+    assert found[-1].finished == "stop" and is_idle(engine)
+
+
+def test_score_is_that_of_plain_forward_passes() -> None:
+    engine, given = shared("llama"), prompt(37)
+    rows = logits("llama", given).astype(np.float64)
+    wanted = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    found = engine.score(given)
+    np.testing.assert_allclose(found, wanted[np.arange(36), given[1:]], atol=1e-4)
+    assert found.dtype == np.float32 and is_idle(engine)
+
+
+def test_what_can_never_be_served_is_refused() -> None:
+    engine = shared("llama")
+    refused = [
+        (Request(0, prompt(37), max_tokens=28), r"at most 64 tokens"),
+        (Request(0, (1, 96), max_tokens=1), "not in the vocabulary"),
+    ]
+    for request, why in refused:
+        with pytest.raises(UserError, match=why):
+            engine.add(request)
+    engine.add(Request(0, prompt(3)))
+    with pytest.raises(UserError, match="one id"):
+        engine.add(Request(0, prompt(3)))
+    engine.cancel(0)
+    small = Engine(model_of("llama"), requests=1, context=64, page=16, pages=2)
+    with pytest.raises(UserError, match="never hold"):
+        small.add(Request(0, prompt(20), max_tokens=13))
+    for wrong in ((), prompt(3)):
+        with pytest.raises(UserError):
+            Request(0, wrong, max_tokens=1 if not wrong else 0)
+    with pytest.raises(UserError, match="longer than the model"):
+        Engine(model_of("llama"), context=129)
+    with pytest.raises(UserError, match="cannot score"):
+        engine.score([1])
+    assert is_idle(engine)
+
+
+def test_buckets() -> None:
+    assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 200, 256)] == [
+        1, 2, 4, 4, 8, 8, 16, 256, 256]  # fmt: skip
