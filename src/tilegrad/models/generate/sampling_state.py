@@ -1,0 +1,143 @@
+"""What the device keeps of how each request samples: limits, seeds, counts of tokens.
+
+A *slot* is a request's row. The host writes a row when a request comes (a small copy) and a step
+reads rows by slot, counts what it draws, and never asks the host. One int32 counts a token for a
+slot: how often it was produced, plus PROMPT if the prompt has it.
+Invariant: counts and the number of draws are written in place; what would copy them is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...compiler.dispatch import device as opened
+from ...core.dtype import DType, float32, int32, uint32
+from ...core.errors import UserError
+from ...runtime.buffer import Buffer
+from ...tensor.placement import default_device, use
+from ...tensor.realize import from_buffer
+from ...tensor.tensor import Tensor, wrap
+from .sampling_limits import MOST_BIASED, Sampling
+
+PROMPT = 1 << 30  # in a count: the prompt has the token
+FLOATS = ("sharpness", "top_p", "min_p", "repetition", "presence", "frequency")
+GREEDY = 1e30  # 1 / temperature where it is 0: all but the largest become 0
+
+
+class SamplingState:
+    """Rows of sampling for `requests` slots over a vocabulary; an argument of a jitted step."""
+
+    never_copied = ("counts", "drawn")  # jit writes these in place, or it is an error
+
+    def __init__(self, requests: int, vocabulary: int, device: Any = None) -> None:
+        if requests < 1 or not 1 <= vocabulary <= 1 << 24:
+            raise UserError("no such sizes", op="SamplingState", got=(requests, vocabulary),
+                            expected="requests >= 1 and 1 <= vocabulary <= 2**24")  # fmt: skip
+        where = default_device() if device is None else use(device, "SamplingState")
+        self.requests, self.vocabulary = requests, vocabulary
+        self.floats = _zeros((requests, len(FLOATS)), float32, where)
+        self.top_k = _zeros((requests,), int32, where)  # 0: all
+        self.seeds = _zeros((requests, 2), uint32, where)
+        self.drawn = _zeros((requests,), int32, where)  # tokens drawn so far
+        self.counts = _zeros((requests, vocabulary), int32, where)
+        self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
+        self.bias = _zeros((requests, MOST_BIASED), float32, where)
+        for slot in range(requests):
+            self.clear_row(slot)
+
+    def __repr__(self) -> str:
+        return f"<sampling of {self.requests} requests over {self.vocabulary} tokens>"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of its state by name, for `jit`."""
+        return {n: getattr(self, n) for n in
+                ("floats", "top_k", "seeds", "drawn", "counts", "bias_ids", "bias")}  # fmt: skip
+
+    def set_row(
+        self, slot: int, sampling: Sampling, prompt_tokens: Sequence[int] = (),
+        output_tokens: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Give a slot to a request, which may have produced tokens before."""
+        self._check(slot, sampling)
+        greedy = sampling.greedy
+        sharpness = GREEDY if greedy else 1.0 / sampling.temperature
+        floats = [sharpness, 1.0 if greedy else sampling.top_p, 0.0 if greedy else sampling.min_p,
+                  sampling.repetition_penalty, sampling.presence_penalty,
+                  sampling.frequency_penalty]  # fmt: skip
+        write(self.floats, slot, np.array([floats]))
+        write(self.top_k, slot, np.array([1 if greedy else max(0, sampling.top_k)]))
+        write(self.seeds, slot, _words(sampling.seed)[None])
+        write(self.drawn, slot, np.array([len(output_tokens)]))
+        if sampling.penalised:
+            write(self.counts, slot, self._counted(prompt_tokens, output_tokens)[None])
+        ids, values = np.zeros((1, MOST_BIASED), np.int32), np.zeros((1, MOST_BIASED), np.float32)
+        bias = sampling.logit_bias or {}
+        ids[0, : len(bias)], values[0, : len(bias)] = list(bias), list(bias.values())
+        write(self.bias_ids, slot, ids)
+        write(self.bias, slot, values)
+
+    def clear_row(self, slot: int) -> None:
+        """Take a slot from its request: it becomes greedy."""
+        self._check(slot, None)
+        write(self.floats, slot, np.array([[GREEDY, 1.0, 0.0, 1.0, 0.0, 0.0]]))
+        write(self.top_k, slot, np.array([1]))
+        write(self.bias, slot, np.zeros((1, MOST_BIASED)))
+
+    def _check(self, slot: int, sampling: Sampling | None) -> None:
+        if not 0 <= slot < self.requests:
+            raise UserError("no such slot", op="set_row", expected=f"0 <= slot < {self.requests}",
+                            got=slot)  # fmt: skip
+        for token in (sampling and sampling.logit_bias) or ():
+            if token >= self.vocabulary:
+                raise UserError("logit_bias names a token that is not in the vocabulary",
+                                op="set_row", expected=f"below {self.vocabulary}",
+                                got=token)  # fmt: skip
+
+    def _counted(self, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray[Any, Any]:
+        size = self.vocabulary
+        for tokens in (prompt, output):
+            if len(tokens) and not 0 <= min(tokens) <= max(tokens) < size:
+                raise UserError("a token is not in the vocabulary", op="set_row",
+                                expected=f"0 <= token < {size}",
+                                got=(min(tokens), max(tokens)))  # fmt: skip
+        counts = np.bincount(np.asarray(output, np.int64), minlength=size).astype(np.int32)
+        counts[np.asarray(prompt, np.int64)] += np.int32(PROMPT)
+        return counts
+
+
+def _words(seed: int | None) -> np.ndarray[Any, Any]:
+    """The two words of a seed, or of one of the system's."""
+    found = int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64)
+    return np.array([found % (1 << 32), found >> 32], np.uint32)
+
+
+def write(target: Tensor, first: int, values: np.ndarray[Any, Any]) -> None:
+    """Put rows into a Tensor from row `first` on, in place: a small copy from the host."""
+    array = np.ascontiguousarray(values, target.dtype.numpy)
+    row = array[0].nbytes
+    buffer = target.buffer()
+    part = buffer.part(first * row, array.nbytes)
+    if buffer.device == "cpu":
+        part.array(array.shape, array.dtype)[...] = array
+    else:
+        opened(buffer.device).write(part, array)
+
+
+def _zeros(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
+    """Zeros with a Buffer of their own."""
+    size = int(np.prod(shape)) * dtype.size
+    if device == "cpu":
+        buffer = Buffer.allocate(size, "sampling")
+        buffer.array((size,), np.uint8)[...] = 0
+    else:
+        gpu = opened(device)
+        buffer = gpu.allocate(size, "sampling")
+        gpu.fill(buffer)
+    return wrap(from_buffer(buffer, shape, dtype))
+
+
+__all__ = ["FLOATS", "PROMPT", "SamplingState", "write"]
