@@ -20,7 +20,7 @@ class Launches:
     def __init__(self, device: Device, function: Any, *args: Any) -> None:
         lowered = function.lower(*args)
         leaves, _ = flatten(args)
-        executable = lowered._compile()
+        executable = lowered.compiled()
         buffers = lowered._buffers(leaves, {})
         self.device = device
         self.operations, outputs, kept = executable.operations(buffers)

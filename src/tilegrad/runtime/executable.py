@@ -38,6 +38,16 @@ class Step:
     numbers: list[Any] = field(default_factory=list)  # of control entries
 
 
+@dataclass(frozen=True)
+class Back:
+    """A copy at the end of a run: output (or input) `number` to Buffer `target`."""
+
+    is_output: bool
+    number: int
+    target: int
+    bytes: int
+
+
 @dataclass
 class Recipe:
     """A compiled Schedule."""
@@ -52,6 +62,21 @@ class Recipe:
     inline: bool
     peak_bytes: int = 0
     entries: list[str] = field(default_factory=list)  # of programs: what a launch must know
+
+    def owner(self, number: int) -> int:
+        """The Slot whose memory a Slot has, through aliases."""
+        while self.slots[number].alias >= 0:
+            number = self.slots[number].alias
+        return number
+
+    def ends_before(self, first: int, second: int) -> bool:
+        """Whether no step touches the memory of Slot `first` once one touched that of `second`."""
+        if any(step.kind not in ("kernel", "copy") for step in self.steps):
+            return False
+        touched = [{self.owner(s) for s in step.slots} for step in self.steps]
+        early = [i for i, slots in enumerate(touched) if self.owner(first) in slots]
+        late = [i for i, slots in enumerate(touched) if self.owner(second) in slots]
+        return not early or not late or early[-1] < late[0]
 
     def to_text(self) -> str:
         """The Recipe as JSON."""

@@ -21,7 +21,7 @@ class _Probe:
     __slots__ = ("item",)
 
 
-def _alone() -> int:
+def alone() -> int:
     """The reference count of an object that one slot holds, read through the slot."""
     probe = _Probe()
     probe.item = _Probe()
@@ -30,17 +30,17 @@ def _alone() -> int:
 
 def is_exclusive(tensor: Tensor, buffers: list[Buffer], position: int) -> bool:
     """Whether a Tensor's memory is held by nothing else that could still be read."""
-    alone = _alone()
+    least = alone()
     buffer = buffers[position]
     if not buffer.writable or buffers.count(buffer) > 1:
         return False
     del buffer
-    if sys.getrefcount(tensor._node) > alone or sys.getrefcount(buffers[position]) > alone + 1:
+    if sys.getrefcount(tensor._node) > least or sys.getrefcount(buffers[position]) > least + 1:
         return False
     owner = buffers[position].owner
     if isinstance(owner, np.ndarray) and owner.base is not None:
         return False
-    return sys.getrefcount(owner) <= alone + 1
+    return sys.getrefcount(owner) <= least + 1
 
 
 def is_kept(leaves: Sequence[Any], source: Source) -> bool:
@@ -57,4 +57,4 @@ def would_copy(name: str, what: str, why: str) -> StateError:
                       hint="keep no other Tensor or array of it")  # fmt: skip
 
 
-__all__ = ["is_exclusive", "is_kept", "would_copy"]
+__all__ = ["alone", "is_exclusive", "is_kept", "would_copy"]

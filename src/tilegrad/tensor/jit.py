@@ -16,7 +16,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .placement import state, tag
 from .tensor import Tensor, from_data, mode, wrap
+
+if TYPE_CHECKING:
+    from .bound import Bound
 
 LOG = logging.getLogger("tilegrad.jit")
 NUMBERS = (int, float)
@@ -421,13 +424,23 @@ class Jitted:
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The traced Graph for these arguments, without running it."""
+        return self._traced(args, kwargs)[0]
+
+    def bind(self, *args: Any, **kwargs: Any) -> Bound:
+        """The function on these arguments, to be run again and again in place; see `bound`."""
+        from .bound import Bound
+
+        return Bound(*self._traced(args, kwargs))
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """(Lowered, leaves, their state, Symbols, names of the leaves) of some arguments."""
         given = self._bind(args, kwargs)
         leaves, structure = flatten(self._without_static(given))
-        key, states, _ = self._signature(given, leaves, structure)
+        key, states, symbols = self._signature(given, leaves, structure)
         lowered = self._lowered.get(key)
-        if lowered is not None and lowered.matches(states):
-            return lowered
-        return self._find(key, given, leaves, structure, states)
+        if lowered is None or not lowered.matches(states):
+            lowered = self._find(key, given, leaves, structure, states)
+        return lowered, leaves, states, symbols, self._paths(structure)
 
 
 def _is_array(leaf: Any) -> bool:

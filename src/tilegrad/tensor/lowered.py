@@ -113,7 +113,7 @@ class Lowered:
             buffers = self._give_away(leaves, states, buffers)
         executable = self.executable
         if executable is None:
-            executable = self._compile()
+            executable = self.compiled()
         results = executable.run(buffers, symbols) if self.outputs else []
         for write in self.writes:
             self._write(write, leaves, states, buffers, results, symbols)
@@ -138,7 +138,8 @@ class Lowered:
             [self._value(p, buffers, results, None, None) for p in places]
         )
 
-    def _compile(self) -> Any:
+    def compiled(self) -> Any:
+        """The Executable; compiled or loaded at the first call."""
         with self._lock:
             if self.executable is None:
                 self.executable = (

@@ -21,7 +21,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
-from ..ir.node import Node
+from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
 from ..runtime.buffer import Buffer
 from .placement import default_device, elsewhere, is_pure, on_host, settled, state
@@ -92,6 +92,7 @@ class Tensor:
 
     def _bind(self, node: Node, requires_grad: bool = False) -> None:
         self._node, self._grad, self.label = node, None, ""
+        next_serial()  # a Bound sees that something may hold a Node now
         self._requires_grad = requires_grad
         self.trace = mode.trace
 
@@ -113,6 +114,7 @@ class Tensor:
         trace = mode.trace
         if trace is None or self.trace is trace:
             self._node = node
+            next_serial()  # a Bound sees that something was rebound
         else:
             trace.rebind(self, node)
 

@@ -15,8 +15,9 @@ from typing import Any
 from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
-from ...runtime.executable import Recipe
+from ...runtime.executable import Back, Recipe
 from .driver import LoadedModule
+from .fixed import Fixed
 from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
 
@@ -147,7 +148,7 @@ class Executable:
             for number, buffer in zip(self.recipe.inputs, buffers):
                 slots[number] = buffer.pointer
             if self.arena is None:
-                self._bind()
+                self.prepare()
             output_bytes = self.output_bytes
             hidden = self.hidden
             if self.symbolic:
@@ -173,7 +174,14 @@ class Executable:
             worker_pool().run_step(self.record_at, self.n_slots, self.inline)
             return outputs
 
-    def _bind(self) -> None:
+    def fix(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int], placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> Fixed:  # fmt: skip
+        """Bound to Buffers that stay, to run again and again."""
+        return Fixed(self, buffers, symbols, placed, back)
+
+    def prepare(self) -> None:
         """Point scratch Slots into the arena."""
         pool = worker_pool()
         pool.reserve(self.recipe.scratch_bytes)

@@ -107,6 +107,7 @@ class Device:
         self._modules: dict[str, Module] = {}
         self._target: Target | None = None
         self._arena: Buffer | None = None
+        self._pinned: Any = None
 
     def __repr__(self) -> str:
         return f"Device({self.name}, {self.attributes['name']})"
@@ -182,6 +183,15 @@ class Device:
         kind = np.dtype(getattr(dtype, "numpy", dtype))
         count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         return result[:count].view(kind).reshape(shape)
+
+    @property
+    def pinned(self) -> Any:
+        """Pinned memory for small copies: what leaves from (a Ring), what lands in (Landings)."""
+        if self._pinned is None:
+            from .pinned import Landings, Ring
+
+            self._pinned = Ring(self), Landings(self)
+        return self._pinned
 
     def copy(self, buffer: Buffer) -> Buffer:
         """A Buffer of its own with the same bytes."""

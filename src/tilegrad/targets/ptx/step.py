@@ -19,8 +19,9 @@ from ...core.config import config
 from ...core.errors import InternalError, UserError
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
-from ...runtime.executable import Recipe, Step
+from ...runtime.executable import Back, Recipe, Step
 from .driver import Device
+from .fixed import Fixed
 from .graph import Operation, Replay, run_directly
 from .memory import size_class
 from .prepare import Prepared
@@ -85,7 +86,7 @@ class Executable:
         if len(self.owners) != 1 or self.owners[0] in self.input_of:
             return None
         order = [-1 if s == self.owners[0] else self.input_of[s] for s in self.single.slots]
-        binding = self._binding(None)
+        binding = self.bound_to(None)
         prepared, size = binding.launches[0], binding.output_bytes[0]
         assert prepared is not None
         return prepared, order, size, size_class(size)
@@ -106,7 +107,7 @@ class Executable:
         for buffer in buffers:
             pointer = buffer.pointer
             if buffer.device != name or pointer & 15:
-                return self.run([self._here(b) for b in buffers], symbols)
+                return self.run([self.here(b) for b in buffers], symbols)
             pointers.append(pointer)
         with device.lock:
             device.activate()
@@ -116,7 +117,7 @@ class Executable:
                 pointers.append(block.pointer)  # the last: number -1
                 prepared.launch(tuple([pointers[i] for i in order]))
                 return [Buffer(block.pointer, size, block, name)]
-            binding = self._binding(symbols)
+            binding = self.bound_to(symbols)
             outputs, extra = self._place(binding, buffers)
             if self.single is not None:
                 prepared = binding.launches[0]
@@ -135,14 +136,21 @@ class Executable:
         if self.on_host:
             raise UserError("a value on the GPU decides the course of this function",
                             op="operations", expected="a course known before it runs")  # fmt: skip
-        held = [self._here(b) for b in buffers]
+        held = [self.here(b) for b in buffers]
         with self.device.lock:
             self.device.activate()
-            binding = self._binding(symbols)
+            binding = self.bound_to(symbols)
             outputs, extra = self._place(binding, held)
             if self.scratch:
                 extra.append(self.device.arena(self.recipe.arena_bytes))
             return list(self.walk(binding)), outputs, [*held, *outputs, *extra]
+
+    def fix(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int], placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> Fixed:  # fmt: skip
+        """Bound to Buffers that stay, as one graph to launch again and again."""
+        return Fixed(self, buffers, symbols, placed, back)
 
     def _place(
         self, binding: Binding, buffers: Sequence[Buffer]
@@ -156,7 +164,8 @@ class Executable:
             slots[number] = slots[owner]
         return outputs, extra
 
-    def _binding(self, symbols: Mapping[str, int] | None) -> Binding:
+    def bound_to(self, symbols: Mapping[str, int] | None) -> Binding:
+        """What depends on these Symbols alone."""
         key: Any = () if self.fixed else tuple(sorted((symbols or {}).items()))
         found = self.bindings.get(key)
         if found is None:
@@ -165,7 +174,7 @@ class Executable:
                 self.bindings.popitem(last=False)
         return found
 
-    def _here(self, buffer: Buffer) -> Buffer:
+    def here(self, buffer: Buffer) -> Buffer:
         """A Buffer on this Device, aligned as kernels expect: small values of the host come along
         at each call, and another library's memory may begin anywhere."""
         if buffer.device == self.device.name:
