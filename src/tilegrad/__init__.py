@@ -373,6 +373,7 @@ LAZY: dict[str, str] = {
     "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
     "set_default_device": "tensor.placement", "get_default_device": "tensor.placement",
     "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
+    "LLM": "models.generate.llm",
 }  # fmt: skip
 FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve", "chip")
 

@@ -22,8 +22,9 @@ from ...tensor.placement import default_device, use
 from ..decoder import Decoder
 from .pages import PagePool
 from .request import Produced, Request
-from .step import Rows, write
-from .steps import Part, Steps, Tell
+from .sampling import Variant, needs
+from .sampling_state import write
+from .steps import Found, Part, Steps, Tell
 
 CHUNKS = {"cpu": 512, "gpu": 2048}  # tokens of a step that has prompts in it
 SCORING = object()  # owns the pages of tokens that are scored
@@ -69,8 +70,7 @@ class Engine:
             config.layers, count, page, config.key_heads, config.head_width,
             requests=requests + 1, most_pages=most_pages, dtype=dtype, device=device,
         )  # fmt: skip
-        self.steps = Steps(model, self.cache, Rows(requests + 1, device), self.chunk,
-                           tell or (lambda *_: None))  # fmt: skip
+        self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None))
         self.waiting: deque[Request] = deque()
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
@@ -128,16 +128,23 @@ class Engine:
             request = self.waiting.popleft()
             slot = self.slots.pop()
             self._seat(slot, request.id, request.most)
+            if request.sampling is not None and needs([request.sampling]) != Variant():
+                self.steps.sampling().set_row(slot, request.sampling, request.tokens)
             self.running[request.id] = Running(request, slot)
 
     def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
         """Pages for a slot that begins anew."""
-        write(self.cache.table, slot, np.array([self.pool.take(owner, tokens)]))
+        row = np.zeros((1, self.cache.most_pages))
+        taken = self.pool.take(owner, tokens)
+        row[0, : len(taken)] = taken
+        write(self.cache.table, slot, row)
         write(self.cache.lengths, slot, np.zeros(1))
 
     def _end(self, run: Running) -> None:
         del self.running[run.request.id]
         self.pool.give_back(run.request.id)
+        if run.request.sampling is not None and needs([run.request.sampling]) != Variant():
+            self.steps.sampling().clear_row(run.slot)
         self.slots.append(run.slot)
 
     # ---- steps ------------------------------------------------------------------------------
@@ -148,12 +155,13 @@ class Engine:
         runs = list(self.running.values())
         if not runs:
             return []
+        variant = needs(run.request.sampling for run in runs)
         if not any(run.left for run in runs):
-            ids = self.steps.decode([run.slot for run in runs])
+            found = self.steps.decode([run.slot for run in runs], variant)
         else:
             runs, parts = self._share(runs)
-            ids = self.steps.ragged(parts)
-        return [self._made(run, int(token)) for run, token in zip(runs, ids) if not run.left]
+            found = self.steps.ragged(parts, variant)
+        return [self._made(run, found, row) for row, run in enumerate(runs) if not run.left]
 
     def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
         """Who has what in a ragged step: the next token of those that decode, then prompts."""
@@ -170,8 +178,9 @@ class Engine:
             chosen.append(run)
         return chosen, parts
 
-    def _made(self, run: Running, token: int) -> Produced:
-        request = run.request
+    def _made(self, run: Running, found: Found, row: int) -> Produced:
+        """What a request got, as the row of a step says."""
+        request, token = run.request, int(found.ids[row])
         run.made += 1
         finished = None
         if token in request.stop_tokens:
@@ -180,7 +189,12 @@ class Engine:
             finished = "length"
         if finished:
             self._end(run)
-        return Produced(request.id, token, finished=finished)
+        asked = request.sampling.logprobs if request.sampling is not None else 0
+        if not asked:
+            return Produced(request.id, token, finished=finished)
+        top = zip(found.top_ids[row, :asked], found.top_logprobs[row, :asked])  # type: ignore[index]
+        return Produced(request.id, token, float(found.logprob[row]),  # type: ignore[index]
+                        tuple((int(i), float(p)) for i, p in top), finished)  # fmt: skip
 
     def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from ...core.errors import UserError
+from .sampling_limits import Sampling
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Request:
 
     id: Hashable
     tokens: tuple[int, ...]
-    sampling: Any = None  # a Sampling; None: the likeliest token
+    sampling: Sampling | None = None  # None: the likeliest token
     stop_tokens: frozenset[int] = frozenset()
     max_tokens: int = 16
 

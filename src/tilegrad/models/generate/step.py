@@ -13,12 +13,9 @@ Invariant: a step writes the pages and the state of the slots it names, and of n
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ... import nn
-from ...compiler.dispatch import device as opened
 from ...core.dtype import float32, int32
 from ...tensor.creation import arange, tensor
 from ...tensor.elementwise import maximum, where
@@ -27,6 +24,7 @@ from ...tensor.reduce import log_softmax
 from ...tensor.select import gather
 from ...tensor.tensor import Tensor
 from ..decoder import Decoder, paged
+from .sampling import Sampled, SamplingState, Variant, greedy, sample
 
 
 class Rows:
@@ -41,29 +39,30 @@ class Rows:
 
 
 def step(
-    model: Decoder, cache: nn.PagedCache, rows: Rows, slots: Tensor, into: Tensor, starts: Tensor,
+    model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
+    variant: Variant, slots: Tensor, starts: Tensor, into: Tensor | None = None,
     owner: Tensor | None = None, given: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The next id (R,) of each row.
+) -> Sampled:  # fmt: skip
+    """The next id (R,) of each row, picked as its slot's sampling says.
 
     Row r has the request of slots[r] (R,) and the tokens starts[r] to starts[r + 1] (R + 1,); its
     next id goes to slot into[r] (R,), the slot that is nobody's if its prompt is not whole yet.
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
-    that is negative; without both each row has the one token it got last.
+    that is negative. Without these three every row has one token, the id it got last.
     """
     lengths = cache.lengths[slots] + starts[1:] - starts[:-1]  # (R,)
-    if owner is None or given is None:
-        tokens, positions, ends = rows.last[slots], lengths - 1, None
+    if into is None or owner is None or given is None:
+        tokens, positions, ends, into = rows.last[slots], lengths - 1, None, slots
     else:
-        tokens = where(given < 0, rows.last[slots[owner]], given)
+        tokens = where(given < 0, rows.last[slots[owner]], given)  # (T,)
         positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
         ends = maximum(starts[1:] - 1, 0)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
-    ids = cast(logits.argmax(-1), int32)
+    found = greedy(logits) if sampling is None else sample(logits, sampling, into, variant)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
-    rows.last.assign(rows.last.index_copy(0, into, ids))
-    return ids
+    rows.last.assign(rows.last.index_copy(0, into, found.ids))
+    return found
 
 
 def score(
@@ -79,17 +78,4 @@ def score(
     return gather(log_softmax(cast(logits, float32), -1), -1, following[:, None])[:, 0]
 
 
-def write(target: Tensor, first: int, values: np.ndarray[Any, Any]) -> None:
-    """Put values into a Tensor from row `first` on, in place: a small copy from the host."""
-    array = np.ascontiguousarray(values, target.dtype.numpy)
-    buffer, row = target.buffer(), 1
-    for size in target.shape[1:]:
-        row *= int(size)
-    part = buffer.part(first * row * array.itemsize, array.nbytes)
-    if buffer.device == "cpu":
-        part.array(array.shape, array.dtype)[...] = array
-    else:
-        opened(buffer.device).write(part, array)
-
-
-__all__ = ["Rows", "score", "step", "write"]
+__all__ = ["Rows", "score", "step"]

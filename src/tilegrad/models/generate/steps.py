@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import nn
 from ...ir.symbol import symbol
+from ...tensor.bound import Bound
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
 from ...tensor.tensor import Tensor, no_grad
 from ..decoder import Decoder
-from .step import Rows, score, step, write
+from .sampling import SamplingState, Variant
+from .step import Rows, score, step
 
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
+Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
 
 
@@ -36,73 +39,109 @@ class Part:
     whole: bool = True  # its prompt ends here, so its next id counts
 
 
+class Found(NamedTuple):
+    """What a step gave, on the host: `Sampled` as arrays."""
+
+    ids: Array
+    logprob: Array | None = None
+    top_ids: Array | None = None
+    top_logprobs: Array | None = None
+
+
+@dataclass
+class Bucket:
+    """A decode step bound to its Buffers, and the slots that are written there."""
+
+    bound: Bound
+    slots: list[int]
+
+
 class Steps:
     """Runs steps; slots are rows of the cache's table, of which the last is nobody's."""
 
-    def __init__(self, model: Decoder, cache: nn.PagedCache, rows: Rows, chunk: int,
-                 tell: Tell) -> None:  # fmt: skip
-        self.model, self.cache, self.rows, self.chunk = model, cache, rows, chunk
-        self.nobody, self.tell = cache.requests - 1, tell
+    def __init__(self, model: Decoder, cache: nn.PagedCache, chunk: int, tell: Tell) -> None:
+        self.model, self.cache, self.chunk, self.tell = model, cache, chunk, tell
+        self.nobody = cache.requests - 1
+        self.rows = Rows(cache.requests, cache.device)
+        self._sampling: SamplingState | None = None  # made when a request needs one
         tokens, requests = symbol("tokens", 1, chunk), symbol("requests", 1, max(2, self.nobody))
-        self._ragged = jit(step, name="step", dynamic={
+        self._ragged = jit(step, name="step", static="variant", dynamic={
             "slots": {0: requests}, "into": {0: requests}, "starts": {0: requests + 1},
             "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
-        self._decode = jit(step, name="decode")
-        self._buckets: dict[int, tuple[list[int], list[Tensor]]] = {}
+        self._decode = jit(step, name="decode", static="variant")
+        self._buckets: dict[tuple[int, Variant], Bucket] = {}
         self._compiled: set[Any] = set()
 
-    def decode(self, slots: Sequence[int]) -> np.ndarray[Any, Any]:
+    def sampling(self) -> SamplingState:
+        """How slots sample; they take the likeliest token until they are told otherwise."""
+        if self._sampling is None:
+            self._sampling = SamplingState(self.nobody + 1, self.model.config.vocabulary,
+                                           self.cache.device)  # fmt: skip
+        return self._sampling
+
+    def decode(self, slots: Sequence[int], variant: Variant) -> Found:
         """The next id of each slot, from its last one."""
         size = bucket_of(len(slots))
-        if size not in self._buckets:
-            fresh = [self._whole([self.nobody] * size), self._whole([0] * (size + 1))]
-            self._buckets[size] = [], fresh
-        members, (rows, starts) = self._buckets[size]
-        if members != slots:
-            members[:] = slots
-            write(rows, 0, np.array([*slots, *[self.nobody] * (size - len(slots))]))
-            write(starts, 0, np.minimum(np.arange(size + 1), len(slots)))
-        found = self._run(("decode", size), self._decode, self.model, self.cache, self.rows, rows,
-                          rows, starts)  # fmt: skip
-        return found[: len(slots)]
+        bucket = self._buckets.get((size, variant))
+        if bucket is None:
+            bucket = self._buckets[size, variant] = self._bind(size, variant)
+        bound = bucket.bound
+        if bucket.slots != slots:
+            bucket.slots = list(slots)
+            bound.write("slots", np.array([*slots, *[self.nobody] * (size - len(slots))], np.int32))
+            bound.write("starts", np.minimum(np.arange(size + 1, dtype=np.int32), len(slots)))
+        bound.run()
+        return Found(*(bound.read(i)[: len(slots)] for i in range(_results(variant))))
 
-    def ragged(self, parts: Sequence[Part]) -> np.ndarray[Any, Any]:
+    def _bind(self, size: int, variant: Variant) -> Bucket:
+        def make() -> Bound:
+            return self._decode.bind(
+                self.model, self.cache, self.rows, self._sampler(variant), variant,
+                self._whole([self.nobody] * size), self._whole([0] * (size + 1)),
+            )  # type: ignore[no-any-return]  # fmt: skip
+
+        return Bucket(self._first(("decode", size, variant), make), [])
+
+    def ragged(self, parts: Sequence[Part], variant: Variant) -> Found:
         """The next id of each part; that of one whose prompt goes on means nothing."""
         counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
         given = [t for p in parts for t in ((-1,) if p.tokens is None else p.tokens)]
-        found = self._run(
-            "ragged", self._ragged, self.model, self.cache, self.rows,
+        found = self._first(("ragged", variant), lambda: self._ragged(
+            self.model, self.cache, self.rows, self._sampler(variant), variant,
             self._whole([p.slot for p in parts]),
-            self._whole([p.slot if p.whole else self.nobody for p in parts]),
             self._whole(np.cumsum([0, *counts])),
+            self._whole([p.slot if p.whole else self.nobody for p in parts]),
             self._whole(np.repeat(np.arange(len(parts)), counts)), self._whole(given),
-        )  # fmt: skip
-        return found
+        ))  # fmt: skip
+        return Found(*(np.array(f.numpy()) for f in found[: _results(variant)]))
 
-    def score(self, slot: int, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    def score(self, slot: int, tokens: Sequence[int]) -> Array:
         """The logprob of each token but the first; the slot has no tokens yet."""
         found = []
         for first in range(0, len(tokens) - 1, SCORED):
             given = tokens[first : min(first + SCORED, len(tokens) - 1)]
             following = tokens[first + 1 : first + 1 + len(given)]
-            found.append(self._run("score", self._score, self.model, self.cache,
-                                   self._whole([slot]), self._whole([0, len(given)]),
-                                   self._whole(given), self._whole(following)))  # fmt: skip
+            arguments = [self._whole(a) for a in ([slot], [0, len(given)], given, following)]
+            made = self._first("score", lambda a=arguments: self._score(
+                self.model, self.cache, *a))  # fmt: skip
+            found.append(np.array(made.numpy()))
         return np.concatenate(found)
 
-    def _run(self, key: Any, jitted: Any, *given: Any) -> np.ndarray[Any, Any]:
-        """Call a jitted step; the first call of each kind compiles, which is told."""
-        fresh = key not in self._compiled
-        if fresh:
-            self.tell("compile", 0, 1)
+    def _sampler(self, variant: Variant) -> SamplingState | None:
+        return None if variant == Variant() else self.sampling()
+
+    def _first(self, key: Any, work: Callable[[], Any]) -> Any:
+        """Do something; the first time of each kind it compiles, which is told."""
         with no_grad():
-            found = jitted(*given)
-        if fresh:
-            self._compiled.add(key)
-            self.tell("compile", 1, 1)
-        return np.array(found.numpy())
+            if key in self._compiled:
+                return work()
+            self.tell("compile", 0, 1)
+            found = work()
+        self._compiled.add(key)
+        self.tell("compile", 1, 1)
+        return found
 
     def _whole(self, values: Any) -> Tensor:
         return tensor(np.asarray(values, np.int32), device=self.cache.device)
@@ -113,4 +152,8 @@ def bucket_of(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-__all__ = ["Part", "Steps", "bucket_of"]
+def _results(variant: Variant) -> int:
+    return 4 if variant.logprobs else 1
+
+
+__all__ = ["Found", "Part", "Steps", "bucket_of"]

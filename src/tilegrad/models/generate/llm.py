@@ -1,0 +1,203 @@
+"""`LLM`: a model by its name, and answers from it.
+
+`LLM("smollm2").generate("Once upon a time")`, `.chat("What is a tile?")`, or piece by piece with
+`.stream` and `.chat_stream`. Several answers may be on their way at once, in threads too: whoever
+waits for a token runs the next step for all. Invariant: a prompt that does not fit is an error
+before anything runs; closing a stream frees its request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.config import set_threads
+from ...core.errors import UserError
+from ...tensor.placement import default_device, use
+from ..decoder_config import DecoderConfig
+from .answer import Answer, Piece
+from .engine import Engine
+from .load import load_model, room_for
+from .request import Request
+from .sampling import Sampling
+from .steps import Tell
+from .task import Task
+
+PAGE = 64
+Prompt = str | Sequence[int]
+Messages = str | Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A language model that answers; see the module's docstring."""
+
+    def __init__(
+        self, name_or_path: str | os.PathLike[str], *, device: Any = None, dtype: Any = None,
+        threads: int | None = None, context: int | None = None, requests: int = 8,
+        progress: Tell | None = None,
+    ) -> None:  # fmt: skip
+        """`progress(stage, done, total)` is told of downloads, loading and compiling.
+
+        The context is the model's, or what memory can hold; `requests` run at once at most.
+        """
+        if threads is not None:
+            set_threads(threads)
+        tell = progress or (lambda *_: None)
+        place = default_device() if device is None else use(device, "LLM")
+        loaded = load_model(name_or_path, place, dtype, tell)
+        self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
+        self.dtype = cache = self.model.norm.weight.dtype
+        self.context, pages = room_for(self.model, place, cache, requests, context, PAGE)
+        self.engine = Engine(self.model, device=place, requests=requests, context=self.context,
+                             page=PAGE, pages=pages, cache_dtype=cache, tell=tell)  # fmt: skip
+        self._tasks: dict[int, Task] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, {self.config.family}, {self.device}, context {self.context})"
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes and traits of the model."""
+        return self.model.config
+
+    # ---- answers ------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> Any:
+        """An Answer to a prompt (text, or ids), or a list of Answers to several, made together.
+
+        `settings` are `max_tokens`, `stop` (strings), `stop_tokens`, `ignore_end` (go on after
+        the model's own end), and the fields of `Sampling`: temperature, top_k, seed and so on.
+        """
+        if is_one(prompt):
+            return self._answers([self._task(self._ids(prompt), **settings)])[0]
+        tasks = [self._task(self._ids(p), **settings) for p in prompt]  # type: ignore[arg-type]
+        return self._answers(tasks)
+
+    def stream(self, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
+        """An answer piece by piece, as its tokens come; `settings` as for `generate`."""
+        return self._pieces(self._task(self._ids(prompt), **settings))
+
+    def chat(self, messages: Messages, *, system: str | None = None, **settings: Any) -> Answer:
+        """The answer to a chat (or to one message) by the model's template."""
+        return self._answers([self._task(self.chat_ids(messages, system), **settings)])[0]
+
+    def chat_stream(self, messages: Messages, *, system: str | None = None,
+                    **settings: Any) -> Iterator[Piece]:  # fmt: skip
+        """The answer to a chat piece by piece."""
+        return self._pieces(self._task(self.chat_ids(messages, system), **settings))
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The logprob of each token but the first, given those before it, as float32."""
+        with self._lock:
+            return self.engine.score([int(t) for t in tokens])
+
+    def cancel(self) -> None:
+        """End all answers that are on their way."""
+        with self._lock:
+            for number, task in list(self._tasks.items()):
+                self.engine.cancel(number)
+                task.cancel()
+
+    # ---- prompts ------------------------------------------------------------------------------
+
+    def chat_ids(self, messages: Messages, system: str | None = None) -> list[int]:
+        """The ids of a chat; a string is the one message of a user."""
+        chat: list[Any] = ([{"role": "user", "content": messages}] if isinstance(messages, str)
+                           else list(messages))  # fmt: skip
+        if system is not None:
+            chat = [{"role": "system", "content": system}, *chat]
+        return self.tokenizer.encode_chat(chat)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _task(
+        self, tokens: Sequence[int], *, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (), stop_tokens: Sequence[int] = (),
+        ignore_end: bool = False, **sampling: Any,
+    ) -> Task:  # fmt: skip
+        """A Task for a prompt that fits; it waits for its first step."""
+        if len(tokens) >= self.context:
+            raise UserError(
+                f"the prompt has {len(tokens)} tokens and the context is {self.context}", op="LLM",
+                expected=f"at most {self.context - 1} tokens, so that an answer fits",
+                got=len(tokens), hint="shorten the prompt, or ask for a longer context",
+            )  # fmt: skip
+        left = self.context - len(tokens)
+        ends = set(stop_tokens) | (set() if ignore_end else self.tokenizer.ends)
+        request = Request(
+            next(self._numbers), tuple(tokens), Sampling(**{**self.defaults, **sampling}),
+            frozenset(ends), left if max_tokens is None else min(max_tokens, left),
+        )  # fmt: skip
+        return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop)
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def _answers(self, tasks: list[Task]) -> list[Answer]:
+        try:
+            for task in tasks:
+                self._add(task)
+            while any(not task.finish for task in tasks):
+                self._advance()
+        finally:
+            for task in tasks:
+                self._drop(task)
+        return [task.answer() for task in tasks]
+
+    def _pieces(self, task: Task) -> Iterator[Piece]:
+        try:
+            self._add(task)
+            while True:
+                while task.pieces:
+                    piece = task.pieces.popleft()
+                    yield piece
+                    if piece.finish:
+                        return
+                self._advance(task)
+        finally:
+            self._drop(task)
+
+    def _add(self, task: Task) -> None:
+        with self._lock:
+            self.engine.add(task.request)
+            self._tasks[task.request.id] = task  # type: ignore[index]
+
+    def _drop(self, task: Task) -> None:
+        with self._lock:
+            self.engine.cancel(task.request.id)
+            self._tasks.pop(task.request.id, None)  # type: ignore[call-overload]
+
+    def _advance(self, task: Task | None = None) -> None:
+        """Run one step for all, unless another thread did and `task` has its next Piece."""
+        with self._lock:
+            if task is not None and task.pieces:
+                return
+            for produced in self.engine.step():
+                found = self._tasks.get(produced.id)  # type: ignore[arg-type]
+                if found is None:
+                    continue
+                found.take(produced)
+                if found.finish and not produced.finished:  # a stop string ended it
+                    self.engine.cancel(produced.id)
+
+
+def is_one(prompt: Any) -> bool:
+    """Whether a prompt is one (text or ids), not several."""
+    if isinstance(prompt, str):
+        return True
+    if not isinstance(prompt, Sequence | np.ndarray):
+        raise UserError("a prompt is text or ids", op="LLM", got=type(prompt).__name__,
+                        expected="a string, ids, or a list of those")  # fmt: skip
+    return len(prompt) > 0 and all(isinstance(p, int | np.integer) for p in prompt)
+
+
+__all__ = ["LLM"]
