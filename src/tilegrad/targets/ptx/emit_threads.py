@@ -26,6 +26,8 @@ from .spread import Spread
 
 PIECE = 16  # bytes that one thread moves
 DEPTH = 16  # of one matrix product
+WARP = 32
+PAGE_ROWS = 8  # of a copy of a part of a page
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 
@@ -47,6 +49,11 @@ class Register:
     right: bool
     warps: tuple[int, int]
     words: list[list[str]]
+
+
+def page_box(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The box of one copy of copy_pages, for a page of which each row is one span."""
+    return (PAGE_ROWS, *shape[1:]) if shape[0] % PAGE_ROWS == 0 else shape
 
 
 class ThreadsEmitter(PlacedEmitter):
@@ -83,36 +90,59 @@ class ThreadsEmitter(PlacedEmitter):
                        guard=walk.guard)  # fmt: skip
 
     def emit_copy_pages(self, node: Node) -> None:
-        """A copy for each page, each issued by a lane of its own."""
+        """A copy for each piece of 8 rows and one span of each page, issued by a lane of its own.
+
+        The pieces of one span of all pages come before those of the next: neighbouring lines of
+        memory asked for one right after the other take 3% longer than lines further apart."""
         place, memory, barrier, stage, pages = node.inputs[:5]
         rank, w = len(memory.type.shape), self.w  # type: ignore[union-attr]
         index, lead = node.inputs[5 : 5 + rank], node.inputs[5 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
-        box, count, _ = self.boxes(type_, node.attrs["shape"])
+        if self.threads != WARP:
+            raise InternalError("ptx.emit", f"copy_pages by {self.threads} threads, not a warp")
+        whole, spans, _ = self.boxes(type_, node.attrs["shape"])
+        box = page_box(whole)
+        pieces, count = whole[0] // box[0], int(pages.shape[0])  # type: ignore[arg-type]
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
-        span = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size
-        own = self.plan.spread(pages)
-        number = self.resize(self.get(pages, own)[0], self.dtype(pages), int32)
-        lane = self.thread_part(own.fields, 0) or self.constant32(0)
-        address = w.value("b32", "mad.lo.s32", lane, str(box[0] * span),
-                          self.lead_address(place, lead))  # fmt: skip
-        step = int(type_.shape[-2]) * span  # type: ignore[arg-type]
-        landing = self.barrier_address(barrier, stage)
-        found = [self.index32(i) for i in index]
-        found[0] = w.value("b32", "add.s32", number, found[0])
-        mine = w.value("pred", "setp.lt.s32", self.thread, str(pages.shape[0]))
+        bytes_ = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size  # of a row of a span
+        number = self.resize(self.get(pages, self.plan.spread(pages))[0], self.dtype(pages), int32)
+        base, landing = self.lead_address(place, lead), self.barrier_address(barrier, stage)
+        found, row_axis = [self.index32(i) for i in index], node.attrs["axes"][0]
+        span_bytes = int(type_.shape[-2]) * bytes_  # type: ignore[arg-type]
+        form, hint = self.page_copy(rank, node.attrs["hint"])
+        for first in range(0, spans * count * pieces, WARP):
+            lane = w.value("b32", "add.s32", self.thread, str(first)) if first else self.thread
+            rest, piece = self.divided(lane, pieces)
+            span, page = self.divided(rest, count)
+            at = list(found)
+            at[0] = w.value("b32", "shfl.sync.idx.b32", number, page, "31", "-1")
+            at[0] = w.value("b32", "add.s32", at[0], found[0])
+            at[row_axis] = w.value("b32", "mad.lo.s32", piece, str(box[0]), found[row_axis])
+            at[-1] = w.value("b32", "mad.lo.s32", span, str(box[-1]), found[-1])
+            address = base
+            for part, size in ((page, whole[0] * bytes_), (piece, box[0] * bytes_),
+                               (span, span_bytes)):  # fmt: skip
+                address = w.value("b32", "mad.lo.s32", part, str(size), address)
+            mine = w.value("pred", "setp.lt.s32", lane, str(spans * count * pieces))
+            where = "{" + ", ".join(reversed(at)) + "}"
+            w.put(form, f"[{address}]", f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
+                  *hint, guard=mine)  # fmt: skip
+
+    def page_copy(self, rank: int, hint: str) -> tuple[str, list[str]]:
+        """The form of a copy of copy_pages, and its operand for a cache hint."""
         form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes")  # fmt: skip
-        hint = []
-        if node.attrs["hint"]:
-            form += ".L2::cache_hint"
-            hint = [w.value("b64", "mov.b64", CACHE_HINTS[node.attrs["hint"]])]
-        for i in range(count):
-            last = w.value("b32", "add.s32", found[-1], str(i * box[-1])) if i else found[-1]
-            where = "{" + ", ".join([last, *reversed(found[:-1])]) + "}"
-            w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
-                  f"[{landing}]", *hint, guard=mine)  # fmt: skip
+        if not hint:
+            return form, []
+        return form + ".L2::cache_hint", [self.w.value("b64", "mov.b64", CACHE_HINTS[hint])]
+
+    def divided(self, number: str, by: int) -> tuple[str, str]:
+        """(quotient, remainder) of a number that is not negative."""
+        if by == 1:
+            return number, self.constant32(0)
+        whole = self.w.value("b32", "div.u32", number, str(by))
+        return whole, self.w.value("b32", "rem.u32", number, str(by))
 
     def emit_store_threads(self, node: Node) -> None:
         memory, place = node.inputs[:2]
