@@ -200,6 +200,8 @@ def test_results_that_are_state_are_its_tensors() -> None:
     assert others["word"] == "fixed" and others["n"].numpy() == 3
     made.write("n", 8)
     made.run()
+    with pytest.raises(UserError, match="x is a result too"):
+        made.write("x", x.numpy())
     assert others["n"].numpy() == 8 and rows.numpy()[0].tolist() == [1.0] * WIDTH
 
 

@@ -214,13 +214,12 @@ class Bound:
             owner = executable.owners[place.number]
             placed = {executable.owners[o]: a for o, a in self._placed.items()}
             at = placed.get(owner, executable.input_of.get(owner, -1))
-        if at < 0:
-            return self._lowered._value(place, (), self._fixed.outputs, self.symbols, None)
-        tensor, own = self._inputs.tensors[at], self._inputs.own[at]
+        tensor = self._inputs.tensors[at] if at >= 0 else None
         if tensor is not None:
             return tensor
+        own = self._fixed.result(place.number) if at < 0 else self._inputs.own[at]
         there = Place("input", 0, False, place.type, place.symbolic)
-        return self._lowered._value(there, [own], (), self.symbols, None)  # type: ignore[list-item]
+        return self._lowered._value(there, [own.part(0, own.bytes)], (), self.symbols, None)
 
     # ---- names ----------------------------------------------------------------------------
 
@@ -265,6 +264,10 @@ class Bound:
             at = self._add(Source("state", *key), None)
         inputs = self._inputs
         if inputs.sources[at].kind == "leaf":
+            if any(p.kind == "input" and p.number == at for p in self._lowered.places):
+                raise UserError(f"the argument {inputs.labels[at]} is a result too", op="write",
+                                expected="an argument that only goes in",
+                                hint="return a value computed from it")  # fmt: skip
             shape, dtype = self._kind(key)
             inputs.tensors[at] = None
             inputs.own[at] = self._new(np.zeros(shape, dtype.numpy))

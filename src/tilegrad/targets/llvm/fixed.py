@@ -73,16 +73,11 @@ class Fixed:
         self.arena = executable.arena
         for number, offset in executable.scratch:
             self.slots[number] = self.arena.pointer + offset
-        self.outputs: list[Buffer | None] = []  # None: it is in a Buffer that was given
-        self.made: dict[int, Buffer] = {}
+        self.made: dict[int, Buffer] = {}  # by Slot
         taken = {executable.owners[o] for o in self.placed}
         for owner, size in zip(executable.owners, executable.output_bytes):
-            if owner in executable.input_of or owner in taken:
-                self.outputs.append(None)
-                continue
-            if owner not in self.made:
+            if owner not in executable.input_of and owner not in taken and owner not in self.made:
                 self.made[owner] = Buffer.allocate(int(evaluate(size, self.symbols)))
-            self.outputs.append(self.made[owner])
         for number, size in executable.hidden:
             self.made[number] = Buffer.allocate(int(evaluate(size, self.symbols)))
         for number, buffer in self.made.items():
@@ -99,6 +94,11 @@ class Fixed:
                          flags=SINGLE if copy.bytes < 60_000 else 0)  # fmt: skip
         copies, _ = builder.finish(self.n_slots, len(self.executable.scalars))
         return np.concatenate([self.executable.table, copies])
+
+    def result(self, output: int) -> Buffer:
+        """A Buffer over the memory of an output that is in none of those given."""
+        made = self.made[self.executable.owners[output]]
+        return made.part(0, made.bytes)
 
     def point(self, buffers: Sequence[Buffer]) -> None:
         """Use these Buffers from now on, for those that were given first."""

@@ -56,16 +56,11 @@ class Fixed:
         """Buffers of outputs that have none, and of results that only the run itself needs."""
         executable, device = self.executable, self.device
         self.arena = device.arena(executable.recipe.arena_bytes) if executable.scratch else None
-        self.outputs: list[Buffer | None] = []  # None: it is in a Buffer that was given
-        self.made: dict[int, Buffer] = {}
+        self.made: dict[int, Buffer] = {}  # by Slot
         taken = {executable.owners[o] for o in self.placed}
         for owner, size in zip(executable.owners, self.binding.output_bytes):
-            if owner in executable.input_of or owner in taken:
-                self.outputs.append(None)
-                continue
-            if owner not in self.made:
+            if owner not in executable.input_of and owner not in taken and owner not in self.made:
                 self.made[owner] = device.allocate(size, "bound results")
-            self.outputs.append(self.made[owner])
         for number, size in self.binding.hidden:
             self.made[number] = device.allocate(size, "bound results")
 
@@ -90,6 +85,11 @@ class Fixed:
                       else buffers[copy.number].pointer)  # fmt: skip
             found.append(Operation(None, (buffers[copy.target].pointer, source), copy.bytes))
         return found
+
+    def result(self, output: int) -> Buffer:
+        """A Buffer over the memory of an output that is in none of those given."""
+        made = self.made[self.executable.owners[output]]
+        return made.part(0, made.bytes)
 
     def point(self, buffers: Sequence[Buffer]) -> None:
         """Use these Buffers from now on, for those that were given first."""
