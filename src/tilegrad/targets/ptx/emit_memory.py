@@ -376,12 +376,21 @@ class MemoryEmitter(SharedEmitter):
         self.access(memory, writes=False)
         if type_.scope == "global":
             places, runs = self.global_places(memory, index, spread, axes)
-            form = "ld.global.nc" if type_.use == "constant" else "ld.global"
+            form = self.constant_form if type_.use == "constant" else "ld.global"
         else:
             places, runs = self.shared_places(memory, index, spread, axes)
             form = "ld.shared"
         uncut = mask is not None and self.uncut(mask, spread, runs)
         return self.load_runs(places, runs, form, type_.dtype, given, uncut)
+
+    @cached_property
+    def constant_form(self) -> str:
+        """How constants are read. Where a Body without roles says itself when it waits for the
+        launch before, constants are read where it says so, once: ptxas would move a load that is
+        known to be of constants behind the wait, and apart."""
+        names = {n.op.name for n in all_nodes(self.body.block)}
+        stays = "grid_dependency_wait" in names and "role" not in names
+        return "ld.global.L1::no_allocate" if stays else "ld.global.nc"
 
     def shared_places(
         self, memory: Node, index: Sequence[Node], spread: Spread, axes: Sequence[int]
