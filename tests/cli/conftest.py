@@ -103,7 +103,10 @@ def letters() -> list[str]:
 
 
 def write_tiny_model(path: Path, context: int = 128, template: str | None = TEMPLATE) -> None:
-    """A random llama of two layers as a GGUF file: Q4_1 and Q8_0 weights, bytes for tokens."""
+    """A random llama of two layers as a GGUF file: Q4_1 and Q8_0 weights, bytes for tokens.
+
+    The token that ends an answer has no weight, so answers end by their length.
+    """
     random = np.random.default_rng(3)
     width, hidden, head, layers = 64, 96, 32, 2
     texts = [*letters(), "th", "<|im_start|>", "<|im_end|>"]
@@ -124,6 +127,7 @@ def write_tiny_model(path: Path, context: int = 128, template: str | None = TEMP
 
     def drawn(name: str, rows: int, columns: int, form: str = "Q4_1") -> Any:
         values = random.standard_normal((rows, columns)).astype(np.float32) / columns**0.5
+        values[258:] = 0.0
         return stored(name, values, form)
 
     ones = np.ones(width, np.float32)
@@ -144,3 +148,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     write_tiny_model(path)
     return path
+
+
+@pytest.fixture
+def tiny_long(tmp_path: Path) -> Path:
+    """The tiny model with room for long answers."""
+    write_tiny_model(tmp_path / "long.gguf", context=16384)
+    return tmp_path / "long.gguf"
