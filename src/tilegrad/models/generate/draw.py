@@ -2,16 +2,19 @@
 
 No row is sorted. The order of tokens is by probability, then by place; top-k, top-p and min-p all
 keep a beginning of that order, so a probability and a place say which. Probabilities p are at
-most 1 and not negative, so their bits, taken as integers (*keys*), are in the same order: a search
-narrows a range of keys, each walk over the row measuring (counting or adding up) what is at or
-above three keys, until one value is left in the range.
+most 1 and not negative, so their bits, taken as integers (*keys*), are in the same order.
+
+`pick` counts and adds up what is at or above a few keys, takes the highest of them that the cut
+cannot be below, and lists the tokens from there on: mostly some hundreds. `draw` finds the cut
+among these: a search narrows a range of keys, each walk over the list measuring what is at or above
+three keys, until one value is left in the range. Rows without limits have no list.
 
 The race: token i with probability p(i) arrives after an exponential time of that rate; the first
-to arrive is the draw. Its uniform number is a hash of the row's two words and i, so no cumulative
-sum is needed and no draw depends on another.
+to arrive is the draw. Its uniform number is a hash of the row's seed, its position and i, so no
+cumulative sum is needed and no draw depends on another.
 
-Invariant: a row's token depends on its probabilities, limits and words alone: not on other rows,
-on the block size, nor on how many programs run.
+Invariant: a row's token depends on its probabilities, limits, seed and position alone, not on other
+rows nor on how many programs run; the block size changes only how sums are rounded.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from .sampling_state import FLOATS
 
 ONE = 0x3F800000  # the key of probability 1
 GOLDEN = 0x9E3779B9
-FIRST_KEYS = (0x38000000, 0x3A800000, 0x3D000000)  # 2**-15, 2**-10, 2**-5
+FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
 WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
+TOP_P, MIN_P = FLOATS.index("top_p"), FLOATS.index("min_p")
 MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's last step: every bit reaches every other
 
 
@@ -49,43 +53,119 @@ def mixed(x: Any) -> Any:
 
 
 @tile.function
-def probabilities(p: Any, row: Any, start: Any, block: int) -> Any:
-    """A block of a row, 0 beyond its end."""
-    return tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+def walked(p: Any, tokens: Any, row: Any, start: Any, size: Any, block: int) -> Any:
+    """(probabilities, ids) of a block of a row's listed tokens; 0 beyond their end."""
+    columns = p.shape[1]
+    inside = tile.cast(tile.arange(block), int32) + tile.cast(start, int32) < size
+    token = tile.load(tokens, (row, start), (block,), mask=inside, other=0)
+    token = tile.fill(token, 0)
+    first = tile.cast(row, int32) * whole(columns)
+    return tile.load(p, first + token, mask=inside, other=0.0), token
 
 
 @tile.function
-def weights_of(x: Any, key: Any, counted: bool) -> Any:
+def at_least(x: Any, key: Any, counted: bool) -> Any:
     """1 for each probability at or above a key, or the probability itself."""
-    at_least = tile.bitcast(x, int32) >= key
-    return tile.cast(at_least, int32) if counted else tile.where(at_least, x, 0.0)
+    found = tile.bitcast(x, int32) >= key
+    return tile.cast(found, int32) if counted else tile.where(found, x, 0.0)
+
+
+# ---- the list --------------------------------------------------------------------------------
+
+
+@kernel
+def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool) -> None:
+    """What each row's draw needs: tokens (rows, columns), how many (-1: all), k (0: none), sum.
+
+    The tokens listed are the first ones of a row; the sum is that of what min-p leaves. `skip`
+    looks whether a block has any before it counts their places.
+    """
+    rows, columns = p.shape
+    row = tile.grid(rows)
+    tokens, sizes = tile.result((rows, columns), int32), tile.result((rows,), int32)
+    limits, sums = tile.result((rows,), int32), tile.result((rows,), float32)
+    slot = tile.load(slots, (row,), ())
+    k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, TOP_P), ())
+    floor = least(floats, slot)
+    size, total = whole(-1), tile.full((), 0.0, float32)
+    if (k > 0) | (share < 1.0):
+        k, total, bound = bound_of(p, row, k, share, floor, block)
+        if (k > 0) | (share < 1.0):
+            size = whole(0)
+            for start in tile.range(0, columns, block):
+                x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+                here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+                wanted = tile.bitcast(x, int32) >= bound
+                some = tile.max(tile.cast(wanted, int32)) if skip else whole(1)
+                if some > 0:
+                    place = tile.cumsum(tile.cast(wanted, int32))
+                    at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
+                    tile.store(tokens, at, here, mask=wanted)
+                    size = size + tile.sum(tile.cast(wanted, int32))
+    tile.store(sizes, (row,), size)
+    tile.store(limits, (row,), k)
+    tile.store(sums, (row,), total)
 
 
 @tile.function
-def search(p: Any, row: Any, floor: Any, wanted: Any, counted: bool, block: int) -> Any:
+def least(floats: Any, slot: Any) -> Any:
+    """The key that min-p sets for a slot: 0 has none above it."""
+    return tile.maximum(tile.bitcast(tile.load(floats, (slot, MIN_P), ()), int32), whole(1))
+
+
+@tile.function
+def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> Any:
+    """(k, or 0 if there are no more; the sum of what min-p leaves; a key the cut is not below)."""
+    columns = p.shape[1]
+    first, second, third = (tile.maximum(whole(key), floor) for key in FIRST_KEYS)
+    n0, n1, n2, n3 = (tile.zeros((block,), int32) for _ in range(4))
+    m0, m1, m2, m3 = (tile.zeros((block,), float32) for _ in range(4))
+    for start in tile.range(0, columns, block):
+        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+        n0, m0 = n0 + at_least(x, floor, True), m0 + at_least(x, floor, False)
+        n1, m1 = n1 + at_least(x, first, True), m1 + at_least(x, first, False)
+        n2, m2 = n2 + at_least(x, second, True), m2 + at_least(x, second, False)
+        n3, m3 = n3 + at_least(x, third, True), m3 + at_least(x, third, False)
+    n0, n1, n2, n3 = tile.sum(n0), tile.sum(n1), tile.sum(n2), tile.sum(n3)
+    m0, m1, m2, m3 = tile.sum(m0), tile.sum(m1), tile.sum(m2), tile.sum(m3)
+    k = tile.where(n0 > k, k, whole(0))
+    wanted = share * m0
+    one = tile.where(k > 0, tile.cast(n1 >= k, int32), tile.cast(m1 >= wanted, int32))
+    two = tile.where(k > 0, tile.cast(n2 >= k, int32), tile.cast(m2 >= wanted, int32))
+    three = tile.where(k > 0, tile.cast(n3 >= k, int32), tile.cast(m3 >= wanted, int32))
+    bound = tile.where(three > 0, third, tile.where(two > 0, second, tile.where(
+        one > 0, first, floor)))  # fmt: skip
+    return k, m0, bound
+
+
+# ---- the cut ---------------------------------------------------------------------------------
+
+
+@tile.function
+def search(
+    p: Any, tokens: Any, row: Any, size: Any, floor: Any, wanted: Any, counted: bool, block: int
+) -> Any:
     """The highest key, not below `floor`, at or above which there is `wanted`.
 
     If counting, also a lower key with the same tokens at or above it.
     """
-    columns = p.shape[1]
     low, high, busy = floor, whole(ONE + 1), whole(1)
-    first, second, third = (whole(key) for key in FIRST_KEYS)
+    first, second, third = low, low, low
     for _ in tile.range(0, WALKS):
         if busy > 0:
             dtype = int32 if counted else float32
             one, two, three = (tile.zeros((block,), dtype) for _ in range(3))
-            least, most = tile.full((block,), ONE + 1, int32), tile.full((block,), -1, int32)
-            for start in tile.range(0, columns, block):
-                x = probabilities(p, row, start, block)
+            fewest, most = tile.full((block,), ONE + 1, int32), tile.full((block,), -1, int32)
+            for start in tile.range(0, size, block):
+                x, _ = walked(p, tokens, row, start, size, block)
                 key = tile.bitcast(x, int32)
-                one = one + weights_of(x, first, counted)
-                two = two + weights_of(x, second, counted)
-                three = three + weights_of(x, third, counted)
+                one = one + at_least(x, first, counted)
+                two = two + at_least(x, second, counted)
+                three = three + at_least(x, third, counted)
                 inside = (key >= low) & (key < high)
-                least = tile.minimum(least, tile.where(inside, key, whole(ONE + 1)))
+                fewest = tile.minimum(fewest, tile.where(inside, key, whole(ONE + 1)))
                 most = tile.maximum(most, tile.where(inside, key, whole(-1)))
             one, two, three = tile.sum(one), tile.sum(two), tile.sum(three)
-            smallest, largest = tile.min(least), tile.max(most)
             exact = whole(0)
             if counted:
                 exact = tile.cast((one == wanted) | (two == wanted) | (three == wanted), int32)
@@ -93,8 +173,8 @@ def search(p: Any, row: Any, floor: Any, wanted: Any, counted: bool, block: int)
                 two < wanted, second, tile.where(three < wanted, third, high)))  # fmt: skip
             down = tile.where(three >= wanted, third, tile.where(
                 two >= wanted, second, tile.where(one >= wanted, first, low)))  # fmt: skip
-            low = tile.maximum(tile.maximum(low, down), smallest)
-            high = tile.minimum(tile.minimum(high, up), largest + whole(1))
+            low = tile.maximum(tile.maximum(low, down), tile.min(fewest))
+            high = tile.minimum(tile.minimum(high, up), tile.max(most) + whole(1))
             step = tile.maximum((high - low) >> whole(2), whole(1))
             first, second, third = low + step, low + step + step, low + step + step + step
             busy = tile.cast(high - low > 1, int32) * (whole(1) - exact)
@@ -102,13 +182,12 @@ def search(p: Any, row: Any, floor: Any, wanted: Any, counted: bool, block: int)
 
 
 @tile.function
-def measure(p: Any, row: Any, key: Any, block: int) -> Any:
+def measure(p: Any, tokens: Any, row: Any, size: Any, key: Any, block: int) -> Any:
     """How many lie above a key and their sum, and how many are at it."""
-    columns = p.shape[1]
     above, at = tile.zeros((block,), int32), tile.zeros((block,), int32)
     total = tile.zeros((block,), float32)
-    for start in tile.range(0, columns, block):
-        x = probabilities(p, row, start, block)
+    for start in tile.range(0, size, block):
+        x, _ = walked(p, tokens, row, start, size, block)
         found = tile.bitcast(x, int32)
         above = above + tile.cast(found > key, int32)
         total = total + tile.where(found > key, x, 0.0)
@@ -117,87 +196,96 @@ def measure(p: Any, row: Any, key: Any, block: int) -> Any:
 
 
 @tile.function
-def place_of(p: Any, row: Any, key: Any, number: Any, block: int) -> Any:
-    """Where the token is that is the `number`th of those at a key."""
-    columns = p.shape[1]
-    seen, place = whole(0), whole(columns)
-    for start in tile.range(0, columns, block):
-        at = tile.cast(tile.bitcast(probabilities(p, row, start, block), int32) == key, int32)
+def place_of(p: Any, tokens: Any, row: Any, size: Any, key: Any, number: Any, block: int) -> Any:
+    """The id of the token that is the `number`th of those at a key."""
+    seen, place = whole(0), whole(p.shape[1])
+    for start in tile.range(0, size, block):
+        x, token = walked(p, tokens, row, start, size, block)
+        at = tile.cast(tile.bitcast(x, int32) == key, int32)
         more = tile.sum(at)
         if (seen < number) & (seen + more >= number):
-            reached = tile.cast(tile.cumsum(at) + seen >= number, int32)
-            place = tile.cast(start, int32) + whole(block) - tile.sum(reached)
+            here = (at > 0) & (tile.cumsum(at) + seen == number)
+            place = tile.max(tile.where(here, token, whole(0)))
         seen = seen + more
     return place
 
 
 @tile.function
-def cut(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> Any:
+def cut(
+    p: Any, tokens: Any, row: Any, size: Any, k: Any, share: Any, total: Any, floor: Any, block: int
+) -> Any:
     """(key, place): tokens above the key are kept, and those at it up to the place."""
     columns = p.shape[1]
-    key, place, kept = floor, whole(columns), whole(columns)
-    if (k > 0) | (share < 1.0):
-        more, total, at = measure(p, row, floor - whole(1), block)
-        if (k > 0) & (more > k):
-            key = search(p, row, floor, k, True, block)
-            more, total, at = measure(p, row, key, block)
-            kept = k - more
-            total = total + tile.cast(kept, float32) * tile.bitcast(key, float32)
-        if share < 1.0:
-            wanted = share * total
-            lowest = key
-            key = search(p, row, lowest, wanted, False, block)
-            more, total, at = measure(p, row, key, block)
-            need = tile.ceil((wanted - total) / tile.bitcast(key, float32))
-            need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
-            kept = tile.where(key == lowest, tile.minimum(kept, need), need)
-        if kept < at:
-            place = place_of(p, row, key, kept, block)
+    key, place, kept, at = floor, whole(columns), whole(columns), whole(0)
+    if k > 0:
+        key = search(p, tokens, row, size, floor, k, True, block)
+        above, total, at = measure(p, tokens, row, size, key, block)
+        kept = k - above
+        total = total + tile.cast(kept, float32) * tile.bitcast(key, float32)
+    if share < 1.0:
+        wanted, lowest = share * total, key
+        key = search(p, tokens, row, size, lowest, wanted, False, block)
+        above, total, at = measure(p, tokens, row, size, key, block)
+        need = tile.ceil((wanted - total) / tile.bitcast(key, float32))
+        need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
+        kept = tile.where(key == lowest, tile.minimum(kept, need), need)
+    if kept < at:
+        place = place_of(p, tokens, row, size, key, kept, block)
     return key, place
+
+
+# ---- the race --------------------------------------------------------------------------------
 
 
 @tile.function
 def arrivals(x: Any, token: Any, first: Any, second: Any) -> Any:
     """How early each token arrives: probabilities over exponential times."""
-    drawn = mixed(mixed(token * word(GOLDEN) + first) ^ second)
+    drawn = mixed(mixed(tile.cast(token, uint32) * word(GOLDEN) + first) ^ second)
     unit = (tile.cast(drawn, float32) + 0.5) * 2.0**-32
     return x / -tile.log1p(-tile.minimum(unit, 1.0 - 2.0**-24))
 
 
+@tile.function
+def raced(x: Any, token: Any, key: Any, place: Any, best: Any, winner: Any, words: Any) -> Any:
+    """(best, winner) of each lane after a block's tokens."""
+    found = tile.bitcast(x, int32)
+    keep = (found > key) | ((found == key) & (token <= place))
+    early = tile.where(keep, arrivals(x, token, *words), -1.0)
+    return tile.maximum(early, best), tile.where(early > best, token, winner)
+
+
 @kernel
 def draw(
-    p: Any, floats: Any, top_k: Any, seeds: Any, drawn: Any, slots: Any, *, block: int, skip: bool
-) -> None:
-    """A token for each row of probabilities p (rows, tokens), each row's largest being 1.
+    p: Any, tokens: Any, sizes: Any, limits: Any, sums: Any, floats: Any, seeds: Any, slots: Any,
+    positions: Any, *, block: int,
+) -> None:  # fmt: skip
+    """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
-    Limits, seeds and the number of the draw are those of the row's slot. `skip` looks whether a
-    block has tokens that are kept before it makes random numbers for them.
+    Tokens, sizes, limits and sums are what `pick` gave; the seed is that of the row's slot.
     """
     rows, columns = p.shape
     row = tile.grid(rows)
     out = tile.result((rows,), int32)
-    slot = tile.load(slots, (row,), ())
-    k = tile.load(top_k, (slot,), ())
-    share, least = (tile.load(floats, (slot, FLOATS.index(n)), ()) for n in ("top_p", "min_p"))
-    floor = tile.maximum(tile.bitcast(least, int32), whole(1))
-    number = tile.cast(tile.load(drawn, (slot,), ()), uint32) * word(GOLDEN)
+    slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
+    number = tile.cast(tile.load(positions, (row,), ()), uint32) * word(GOLDEN)
     first = mixed(tile.load(seeds, (slot, 0), ()) + number)
     second = mixed(tile.load(seeds, (slot, 1), ()) ^ first)
-    key, place = cut(p, row, k, share, floor, block)
-    best, token = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
-    lane = tile.cast(tile.arange(block), int32)
-    for start in tile.range(0, columns, block):
-        x = probabilities(p, row, start, block)
-        here = lane + tile.cast(start, int32)
-        found = tile.bitcast(x, int32)
-        keep = (found > key) | ((found == key) & (here <= place))
-        wanted = tile.max(tile.cast(keep, int32)) if skip else whole(1)
-        if wanted > 0:
-            early = tile.where(keep, arrivals(x, tile.cast(here, uint32), first, second), -1.0)
-            token = tile.where(early > best, here, token)
-            best = tile.maximum(early, best)
-    winner = tile.max(best)
-    tile.store(out, (row,), tile.min(tile.where(best == winner, token, whole(columns))))
+    key, place = least(floats, slot), whole(columns)
+    best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
+    if size < 0:
+        for start in tile.range(0, columns, block):
+            x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+            token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+            best, winner = raced(x, token, key, place, best, winner, (first, second))
+    else:
+        share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
+        total = tile.load(sums, (row,), ())
+        key, place = cut(p, tokens, row, size, k, share, total, key, block)
+        for start in tile.range(0, size, block):
+            x, token = walked(p, tokens, row, start, size, block)
+            best, winner = raced(x, token, key, place, best, winner, (first, second))
+    top = tile.max(best)
+    tile.store(out, (row,), tile.min(tile.where(best == top, winner, whole(columns))))
 
 
 @kernel
@@ -223,4 +311,4 @@ def largest(x: Any, *, count: int, block: int) -> None:
         tile.store(out, (row, number), at)
 
 
-__all__ = ["draw", "largest"]
+__all__ = ["draw", "largest", "pick"]

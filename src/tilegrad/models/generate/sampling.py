@@ -15,14 +15,13 @@ from ...core.dtype import float32, int32
 from ...core.errors import ShapeError
 from ...core.target import Target
 from ...graph import build
-from ...tensor.creation import full
 from ...tensor.elementwise import maximum, where
 from ...tensor.kernel import target_of
 from ...tensor.maths import cast
 from ...tensor.reduce import logsumexp
 from ...tensor.select import gather, scatter_add
 from ...tensor.tensor import Tensor, lift, node_of, wrap
-from .draw import draw, largest
+from .draw import draw, largest, pick
 from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
@@ -44,43 +43,57 @@ def greedy(logits: Any) -> Sampled:
 
 
 def sample(
-    logits: Any, state: SamplingState, slots: Any, variant: Variant, target: Target | None = None
-) -> Sampled:
-    """The next token of each row of logits (R, V), whose request has slot slots[r] (R,) int32.
+    logits: Any, state: SamplingState, slots: Any, positions: Any, variant: Variant,
+    target: Target | None = None,
+) -> Sampled:  # fmt: skip
+    """The next token of each row of logits (R, V), at positions[r] of the request slots[r].
 
-    What was drawn is counted in the state, if the Variant draws. Rows may share a slot that no
-    request has. `target` is where the step will run, if not where the logits are.
+    Both are (R,) int32; a position is that of the token to come, and what tells a request's draws
+    apart. If the Variant has penalties the tokens are counted in the state. Rows may share a slot
+    that no request has. `target` is where the step will run, if not where the logits are.
     """
-    raw, slots = cast(lift(logits), float32), lift(slots)
-    _check(raw, state, slots)
+    raw, slots, positions = cast(lift(logits), float32), lift(slots), lift(positions)
+    _check(raw, state, slots, positions)
     target = target_of(raw.device, config().threads) if target is None else target
     if not variant.draws:
         return _with_logprobs(greedy(logits).ids, raw, variant, target)
     x = _biased(raw, state, slots) if variant.bias else raw
-    rows = state.floats[slots]  # (R, FLOATS)
+    rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
-        x = _penalised(x, state.counts[slots], rows)
+        x = _penalised(x, _of(state.counts, slots), rows)
     highest = maximum(x.amax(-1, keepdim=True), LOWEST)
     p = ((x - highest) * _column(rows, "sharpness")).exp()
-    ids = _kernel(draw, target)(p, state.floats, state.top_k, state.seeds, state.drawn, slots,
-                                skip=target.kind == "cpu", block=_block(target))  # fmt: skip
-    one = full(slots.shape, 1, dtype=int32)
-    state.drawn.assign(state.drawn.index_add(0, slots, one))
+    listed = _kernel(pick, target)(p, state.floats, state.top_k, slots, block=_block(target),
+                                   skip=target.kind == "cpu")  # fmt: skip
+    ids = _kernel(draw, target)(p, *listed, state.floats, state.seeds, slots, positions,
+                                block=_block(target))  # fmt: skip
     if variant.penalties:
-        seen = build.update(node_of(state.counts), node_of(one), [node_of(slots), node_of(ids)],
-                            [0, 1], "add")  # fmt: skip
-        state.counts.assign(wrap(seen))
+        _count(state, slots, ids)
     return _with_logprobs(ids, raw, variant, target)
 
 
-def _check(logits: Tensor, state: SamplingState, slots: Tensor) -> None:
+def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tensor) -> None:
     if logits.ndim != 2 or logits.shape[1] != state.vocabulary:
         raise ShapeError("the logits do not fit the state", op="sample",
                          expected=f"(R, {state.vocabulary})",
                          got=build.show(logits.shape))  # fmt: skip
-    if slots.shape != logits.shape[:1] or slots.dtype is not int32:
-        raise ShapeError("the slots do not fit the logits", op="sample",
-                         expected=f"int32[{logits.shape[0]}]", got=slots.node.type)  # fmt: skip
+    for name, tensor in (("slots", slots), ("positions", positions)):
+        if tensor.shape != logits.shape[:1] or tensor.dtype is not int32:
+            raise ShapeError(f"the {name} do not fit the logits", op="sample",
+                             expected=f"int32[{logits.shape[0]}]",
+                             got=tensor.node.type)  # fmt: skip
+
+
+def _of(rows: Tensor, slots: Tensor) -> Tensor:
+    """The rows of slots."""
+    return wrap(build.gather(node_of(rows), [node_of(slots)], [0]))
+
+
+def _count(state: SamplingState, slots: Tensor, ids: Tensor) -> None:
+    """Take note of what was drawn. Rows that share a slot and a token write one number."""
+    at, counts = [node_of(slots), node_of(ids)], node_of(state.counts)
+    often = node_of(wrap(build.gather(counts, at, [0, 1])) + 1)
+    state.counts.assign(wrap(build.update(counts, often, at, [0, 1], "set")))
 
 
 def _column(rows: Tensor, name: str) -> Tensor:
@@ -90,7 +103,7 @@ def _column(rows: Tensor, name: str) -> Tensor:
 
 
 def _biased(x: Tensor, state: SamplingState, slots: Tensor) -> Tensor:
-    return scatter_add(x, 1, state.bias_ids[slots], state.bias[slots])
+    return scatter_add(x, 1, _of(state.bias_ids, slots), _of(state.bias, slots))
 
 
 def _penalised(x: Tensor, counts: Tensor, rows: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ class Sampling:
     divided by `temperature`. Of the probabilities, `min_p` times the largest is the least that
     stays; then the `top_k` largest stay (0 or -1: all); then, of what is left, the fewest whose
     share is at least `top_p`. Of equals the one with the lower id comes first. At temperature 0
-    the largest logit is taken. Each draw depends on `seed` and on the number of the draw alone.
-    `logprobs` asks for the logprob of the token, and of that many of the likeliest, under the
-    logits as the model gave them.
+    the largest logit is taken. What is random about a draw is that of `seed` and of the token's
+    position alone. `logprobs` asks for the logprob of the token, and of that many of
+    the likeliest, under the logits as the model gave them.
     """
 
     temperature: float = 0.0

@@ -3,7 +3,7 @@
 A *slot* is a request's row. The host writes a row when a request comes (a small copy) and a step
 reads rows by slot, counts what it draws, and never asks the host. One int32 counts a token for a
 slot: how often it was produced, plus PROMPT if the prompt has it.
-Invariant: counts and the number of draws are written in place; what would copy them is an error.
+Invariant: counts are written in place; what would copy them is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GREEDY = 1e30  # 1 / temperature where it is 0: all but the largest become 0
 class SamplingState:
     """Rows of sampling for `requests` slots over a vocabulary; an argument of a jitted step."""
 
-    never_copied = ("counts", "drawn")  # jit writes these in place, or it is an error
+    never_copied = ("counts",)  # jit writes these in place, or it is an error
 
     def __init__(self, requests: int, vocabulary: int, device: Any = None) -> None:
         if requests < 1 or not 1 <= vocabulary <= 1 << 24:
@@ -42,7 +42,6 @@ class SamplingState:
         self.floats = _zeros((requests, len(FLOATS)), float32, where)
         self.top_k = _zeros((requests,), int32, where)  # 0: all
         self.seeds = _zeros((requests, 2), uint32, where)
-        self.drawn = _zeros((requests,), int32, where)  # tokens drawn so far
         self.counts = _zeros((requests, vocabulary), int32, where)
         self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
         self.bias = _zeros((requests, MOST_BIASED), float32, where)
@@ -54,8 +53,8 @@ class SamplingState:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of its state by name, for `jit`."""
-        return {n: getattr(self, n) for n in
-                ("floats", "top_k", "seeds", "drawn", "counts", "bias_ids", "bias")}  # fmt: skip
+        names = ("floats", "top_k", "seeds", "counts", "bias_ids", "bias")
+        return {name: getattr(self, name) for name in names}
 
     def set_row(
         self, slot: int, sampling: Sampling, prompt_tokens: Sequence[int] = (),
@@ -71,7 +70,6 @@ class SamplingState:
         write(self.floats, slot, np.array([floats]))
         write(self.top_k, slot, np.array([1 if greedy else max(0, sampling.top_k)]))
         write(self.seeds, slot, _words(sampling.seed)[None])
-        write(self.drawn, slot, np.array([len(output_tokens)]))
         if sampling.penalised:
             write(self.counts, slot, self._counted(prompt_tokens, output_tokens)[None])
         ids, values = np.zeros((1, MOST_BIASED), np.int32), np.zeros((1, MOST_BIASED), np.float32)
