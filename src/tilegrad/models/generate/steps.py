@@ -95,6 +95,11 @@ class Steps:
         bound.run()
         return Found(*(bound.read(i)[: len(slots)] for i in range(_results(variant))))
 
+    def bound(self, size: int) -> Bound | None:
+        """The decode step of so many rows that take the likeliest token, once one has run."""
+        bucket = self._buckets.get((bucket_of(size), Variant()))
+        return None if bucket is None else bucket.bound
+
     def _bind(self, size: int, variant: Variant) -> Bucket:
         def make() -> Bound:
             return self._decode.bind(
