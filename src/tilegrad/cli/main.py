@@ -1,4 +1,4 @@
-"""The command `tilegrad`: run, chat, info, models, demo, doctor, tune, cache, version.
+"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, tune, cache, version.
 
 Invariant: typer and rich are imported by this folder only (and where a progress bar is shown);
 an error ends a command with its message and status 1 (2 for bad usage, 130 for Ctrl-C), without a
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import chat, info, models, run
+from . import bench, chat, info, models, run
 from .terminal import error_text, status
 
 
@@ -45,6 +45,7 @@ app = typer.Typer(cls=Commands, help="Tensor programs compiled to tiles and to m
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("info")(info.info)
+app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 cache_app = typer.Typer(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")

@@ -29,7 +29,7 @@ System = Annotated[str | None, typer.Option(help="A system message.", show_defau
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.",
                                                show_default=False)]  # fmt: skip
 Temperature = Annotated[float | None, typer.Option(
-    min=0.0, help="0: always the likeliest token; 1: as the model says.",
+    min=0.0, max=2.0, help="0: always the likeliest token; 1: as the model says.",
     show_default=False)]  # fmt: skip
 TopK = Annotated[int | None, typer.Option(
     min=0, help="Only the K likeliest tokens; 0: all.", show_default=False)]  # fmt: skip
