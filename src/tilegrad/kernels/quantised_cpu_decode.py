@@ -26,16 +26,18 @@ from .quantised_cpu_parts import QUADS, ROWS, STEP, layout_of, parts
 from .quantised_shape import QuantisedShape, padded
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
+MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
+MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 TOKENS = 4  # whose sums are kept in registers at a time
-PROGRAM_BYTES = 48 << 10  # of weights, at least, for a program
+PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 
 def programs(shape: QuantisedShape, target: Target) -> int:
     """How many programs share the rows: a few for each worker, none of them too small."""
-    blocks = padded(shape.rows, ROWS) // ROWS
-    most = max(1, blocks * ROWS * shape.row_bytes // PROGRAM_BYTES)
-    return max(1, min(blocks, 8 * target.cores, max(most, min(blocks, target.cores))))
+    blocks, workers = padded(shape.rows, ROWS) // ROWS, max(1, target.cores)
+    each = blocks * ROWS * shape.row_bytes // (PROGRAM_BYTES * workers)  # of a worker
+    return min(blocks, workers * max(1, min(each, 8)))
 
 
 class Weights:
@@ -124,7 +126,8 @@ class Decode:
         self.shape, self.target, self.most = shape, target, most
         given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
                  *((n, Memory(s, d)) for n, s, d in parts(shape)),
-                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))]  # fmt: skip
+                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
+                 ]  # fmt: skip
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
         self.weights = Weights(self.b, shape, self.memory)
@@ -182,7 +185,9 @@ class Decode:
         b = self.b
         x = b.load(self.memory["x"], (t, multiply(s, STEP)), (STEP,), (1,))
         x = b.cast(x, float32)
-        most = b.add(ops.reduce(b.apply("absolute", x), axis=0, kind="max"))
+        bits = b.apply("bit_and", b.add(ops.bitcast(x, dtype=int32)), b.constant(MAGNITUDE, int32))
+        most = b.add(ops.reduce(bits, axis=0, kind="max"))  # in the order of sizes; nan is largest
+        most = b.add(ops.bitcast(most, dtype=float32))
         small = b.apply("less", most, b.constant(TINY, float32))
         factor, back = (b.apply("where", small, b.constant(f, float32), b.constant(1.0, float32))
                         for f in (LARGE, TINY))  # fmt: skip
@@ -191,10 +196,12 @@ class Decode:
         divisor = b.apply("where", none, b.constant(1.0, float32), near)
         inverse = b.apply("divide", b.constant(LIMIT, float32), divisor)
         whole = b.apply("multiply", b.apply("multiply", x, factor), inverse)
-        whole = b.cast(b.apply("round", whole), int32)
+        whole = b.apply("add", whole, b.constant(MAGIC, float32))
+        whole = b.apply("subtract", b.add(ops.bitcast(whole, dtype=int32)),
+                        b.constant(MAGIC_BITS, int32))  # fmt: skip
         scale = b.apply("multiply", b.apply("multiply", near, b.constant(1 / LIMIT, float32)), back)
         b.store(self.scales, scale, (t, s))
-        self.take_sums(t, s, x, whole)
+        self.take_sums(t, s, whole, scale)
         upper = b.apply("add", whole, b.constant(128, int32))
         upper = b.apply("shift_right", upper, b.constant(8, int32))
         lower = b.apply("subtract", whole, b.apply("shift_left", upper, b.constant(8, int32)))
@@ -213,21 +220,20 @@ class Decode:
             total = b.apply("bit_or", total, one)
         return total
 
-    def take_sums(self, t: Size, s: Size, x: Node, whole: Node) -> None:
-        """Sums of the groups of a step."""
+    def take_sums(self, t: Size, s: Size, whole: Node, scale: Node) -> None:
+        """Sums of the groups of a step, of the whole numbers: what a token was rounded by then
+        counts as much as the values of weights, and not as much as their codes."""
         b, size = self.b, self.layout.group
-        wanted = []
+        if not (self.layout.centre or self.layout.minimum):
+            return
+        at = (t, multiply(s, STEP // size))
+        cut = b.add(ops.reshape(whole, shape=(STEP // size, size)))
+        total = b.add(ops.reduce(cut, axis=1, kind="sum"))  # (groups,)
         if self.layout.centre:
-            wanted.append((self.above, whole))
+            centre = b.constant(-self.layout.centre, int32)
+            b.store(self.above, b.apply("multiply", total, centre), at, (1,))
         if self.layout.minimum:
-            wanted.append((self.sums, x))
-        for place, value in wanted:
-            for g, group in enumerate(self.weights.groups(s)):
-                part = b.add(ops.part(value, start=(g * size,), shape=(size,)))
-                total = b.add(ops.reduce(part, axis=0, kind="sum"))
-                if value is whole:
-                    total = b.apply("multiply", total, b.constant(-self.layout.centre, int32))
-                b.store(place, total, (t, group))
+            b.store(self.sums, b.apply("multiply", b.cast(total, float32), scale), at, (1,))
 
     # ---- rows -----------------------------------------------------------------------------
 

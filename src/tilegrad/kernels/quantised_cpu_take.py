@@ -86,9 +86,10 @@ def _values(rows: Lane, block: Size, step: Size) -> Node:
     codes = b.apply("subtract", codes, b.constant(layout.centre, int32))
     groups = rows.groups(step)
     each = QUADS // len(groups)
+    codes = b.add(ops.reshape(codes, shape=(len(groups), 4 * each)))
     parts_: list[Node] = []
     for g, group in enumerate(groups):
-        part = b.add(ops.part(codes, start=(g * each, 0), shape=(each, 4)))
+        part = b.add(ops.extract(codes, index=g))
         part = b.apply("multiply", rows.scale(block, step, group), b.cast(part, float32))
         if layout.minimum:
             part = b.apply("add", part, rows.scale(block, step, group, "minimum"))

@@ -30,6 +30,7 @@ from ..tensor.select import scatter
 from ..tensor.tensor import Tensor, lift
 from .decoder_config import DecoderConfig
 from .decoder_names import load
+from .decoder_packed import Progress
 from .rotary import turn
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -81,9 +82,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
-        q = self._heads(self.query(x))  # (..., H, D)
-        k = self._heads(self.key(x))  # (..., K, D)
-        v = self._heads(self.value(x))  # (..., K, D)
+        found = nn.joint(x, self.query, self.key, self.value)
+        q, k, v = (self._heads(y) for y in found)  # (..., H, D), (..., K, D), (..., K, D)
         if self.head_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
@@ -108,7 +108,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         act = ACTIVATIONS[self.activation]
-        inner = act(self.gate(x)) * self.up(x) if self.gated else act(self.up(x))  # (..., F)
+        if self.gated:
+            gate, up = nn.joint(x, self.gate, self.up)
+            inner = act(gate) * up  # (..., F)
+        else:
+            inner = act(self.up(x))  # (..., F)
         return self.down(inner)  # type: ignore[no-any-return]
 
 
@@ -248,9 +252,14 @@ class Decoder(nn.Module):
         found = attention(q, k, v, causal=True, layout="bthd", **self.config.attention(layer))
         return found  # type: ignore[no-any-return]
 
-    def load(self, weights: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Take weights by the names of Hugging Face or of GGUF files; see `decoder_names`."""
-        return load(self, self.config, weights, strict)
+    def load(self, weights: Mapping[str, Any], strict: bool = True, keep: str = "",
+             device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
+        """Take weights by the names of Hugging Face or of GGUF files; see `decoder_names`.
+
+        With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay
+        quantised: layers are packed for `device`, and `progress("pack", done, total)` is told.
+        """
+        return load(self, self.config, weights, strict, keep, device, progress)
 
 
 def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,

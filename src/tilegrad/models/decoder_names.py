@@ -3,7 +3,8 @@
 A `Source` says where one of our Parameters comes from: a name (or one for each expert), which
 rows of it, and whether it is turned or its rows are in the order of llama.cpp. The tables list
 them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
-arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and turned here.
+arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and turned here. Tensors
+of files (`exchange.Stored`) are read, or packed as they are (see `decoder_packed`).
 Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
 """
 
@@ -18,6 +19,7 @@ from ..core.errors import ShapeError, UserError
 from ..nn.module import Keys, Module
 from ..tensor.movement import stack
 from ..tensor.tensor import Tensor, lift, no_grad
+from .decoder_packed import Progress, plan, replace
 
 if TYPE_CHECKING:
     from .decoder_config import DecoderConfig
@@ -170,10 +172,13 @@ class Names:
 
     def value(self, name: str, source: Source) -> Any:
         """The array of a Parameter: slices and other orders of what is given."""
-        arrays = [self.given[n] for n in self.given_names(source)]
+        arrays = [_plain(self.given[n]) for n in self.given_names(source)]
         if "{}" in source.name:
             return stack([lift(a) for a in arrays])
-        array = arrays[0]
+        return self.arranged(name, source, arrays[0])
+
+    def arranged(self, name: str, source: Source, array: Any) -> Any:
+        """The rows of a given array that a Parameter has, in its order."""
         if source.turned and array.ndim == 2:
             array = array.T
         if source.part:
@@ -202,6 +207,13 @@ class Names:
         return array[:, first:end] if axis else array[first:end]
 
 
+def _plain(value: Any) -> Any:
+    """An array: a tensor of a file is read, and unpacked if it is quantised."""
+    if not hasattr(value, "format"):
+        return value
+    return value.values() if value.format.quantised else value.array()
+
+
 def _named(source: Source, name: str) -> Source:
     return Source(name, source.part, source.turned, source.interleaved)
 
@@ -216,9 +228,12 @@ def halves_of(array: Any, heads: int) -> Any:
     return cut.swapaxes(1, 2).reshape(*shape)
 
 
-def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any],
-         strict: bool = True) -> Keys:  # fmt: skip
+def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any], strict: bool = True,
+         keep: str = "", device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
     """Give a Decoder its weights; what is missing and what no Parameter wants, by name."""
+    if keep not in ("", "quantised"):
+        raise UserError("unknown way to keep weights", op=OP, expected="'' or 'quantised'",
+                        got=repr(keep))  # fmt: skip
     names = Names(config, weights)
     ours = dict(model.named_parameters())
     picked = {n: names.pick(n) for n in ours}
@@ -229,9 +244,13 @@ def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any],
         raise UserError("the names do not fit", op=OP, expected=f"missing: {_listed(missing)}",
                         got=f"unused: {_listed(unused)}",
                         hint="strict=False takes what fits")  # fmt: skip
+    groups = plan(model, names, picked, device) if keep else []
+    packed = {rows.name for group in groups for rows in group}
+    rest = {n: s for n, s in picked.items() if n not in packed}
     with no_grad():
-        for name, tensor in list(_checked(names, ours, picked)):
+        for name, tensor in list(_checked(names, ours, rest)):
             ours[name].assign(tensor)
+    replace(model, groups, device, ours["embed.weight"].dtype, progress)
     return Keys(missing, unused)
 
 

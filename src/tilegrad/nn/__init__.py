@@ -80,6 +80,7 @@ from .normalization import (
     LocalResponseNorm,
     RMSNorm,
 )
+from .packed import PackedEmbedding, PackedLinear, joint
 from .paged import PagedCache
 from .pooling import (
     AdaptiveAvgPool1d,

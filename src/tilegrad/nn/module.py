@@ -62,6 +62,7 @@ class Module:
     """A layer or a model: override `__init__` and `forward`."""
 
     training: bool
+    casts = True  # whether `to` gives its buffers another dtype
 
     def __init__(self) -> None:
         put = object.__setattr__
@@ -327,8 +328,9 @@ class Module:
             if not wanted.is_float:
                 raise DTypeError("a Module is cast to floats only", op=f"{type(self).__name__}.to",
                                  expected="a float dtype", got=wanted)  # fmt: skip
+            fixed = {id(b) for m in self.modules() if not m.casts for b in m.buffers(False)}
             for tensor in self.tensors().values():
-                if tensor.dtype.is_float:
+                if tensor.dtype.is_float and id(tensor) not in fixed:
                     _retype(tensor, wanted)
         name = f"{type(self).__name__}.to"
         if device is not None and (elsewhere() or device_name(device, name) != "cpu"):
