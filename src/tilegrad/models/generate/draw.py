@@ -143,15 +143,16 @@ def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> An
 
 @tile.function
 def search(
-    p: Any, tokens: Any, row: Any, size: Any, floor: Any, wanted: Any, counted: bool, block: int
-) -> Any:
+    p: Any, tokens: Any, row: Any, size: Any, floor: Any, wanted: Any, walks: Any, counted: bool,
+    block: int,
+) -> Any:  # fmt: skip
     """The highest key, not below `floor`, at or above which there is `wanted`.
 
-    If counting, also a lower key with the same tokens at or above it.
+    If counting, also a lower key with the same tokens at or above it. Without walks, the floor.
     """
     low, high, busy = floor, whole(ONE + 1), whole(1)
     first, second, third = low, low, low
-    for _ in tile.range(0, WALKS):
+    for _ in tile.range(0, walks):
         if busy > 0:
             dtype = int32 if counted else float32
             one, two, three = (tile.zeros((block,), dtype) for _ in range(3))
@@ -215,23 +216,22 @@ def cut(
     p: Any, tokens: Any, row: Any, size: Any, k: Any, share: Any, total: Any, floor: Any, block: int
 ) -> Any:
     """(key, place): tokens above the key are kept, and those at it up to the place."""
-    columns = p.shape[1]
-    key, place, kept, at = floor, whole(columns), whole(columns), whole(0)
-    if k > 0:
-        key = search(p, tokens, row, size, floor, k, True, block)
-        above, total, at = measure(p, tokens, row, size, key, block)
-        kept = k - above
-        total = total + tile.cast(kept, float32) * tile.bitcast(key, float32)
-    if share < 1.0:
-        wanted, lowest = share * total, key
-        key = search(p, tokens, row, size, lowest, wanted, False, block)
-        above, total, at = measure(p, tokens, row, size, key, block)
-        need = tile.ceil((wanted - total) / tile.bitcast(key, float32))
-        need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
-        kept = tile.where(key == lowest, tile.minimum(kept, need), need)
-    if kept < at:
-        place = place_of(p, tokens, row, size, key, kept, block)
-    return key, place
+    columns, none = p.shape[1], whole(0)
+    walks = tile.where(k > 0, whole(WALKS), none)
+    lowest = search(p, tokens, row, size, floor, k, walks, True, block)
+    above, more, at = measure(p, tokens, row, size, lowest, block)
+    most = tile.where(k > 0, k - above, whole(columns))
+    more = more + tile.cast(most, float32) * tile.bitcast(lowest, float32)
+    wanted = share * tile.where(k > 0, more, total)
+    walks = tile.where(share < 1.0, whole(WALKS), none)
+    key = search(p, tokens, row, size, lowest, wanted, walks, False, block)
+    above, more, at = measure(p, tokens, row, size, key, block)
+    need = tile.ceil((wanted - more) / tile.bitcast(key, float32))
+    need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
+    need = tile.where(share < 1.0, need, most)
+    kept = tile.where(key == lowest, tile.minimum(most, need), need)
+    reach = tile.where(kept < at, size, none)
+    return key, place_of(p, tokens, row, reach, key, kept, block)
 
 
 # ---- the race --------------------------------------------------------------------------------
@@ -270,20 +270,18 @@ def draw(
     number = tile.cast(tile.load(positions, (row,), ()), uint32) * word(GOLDEN)
     first = mixed(tile.load(seeds, (slot, 0), ()) + number)
     second = mixed(tile.load(seeds, (slot, 1), ()) ^ first)
-    key, place = least(floats, slot), whole(columns)
     best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
-    if size < 0:
-        for start in tile.range(0, columns, block):
-            x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-            token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-            best, winner = raced(x, token, key, place, best, winner, (first, second))
-    else:
-        share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
-        total = tile.load(sums, (row,), ())
-        key, place = cut(p, tokens, row, size, k, share, total, key, block)
-        for start in tile.range(0, size, block):
-            x, token = walked(p, tokens, row, start, size, block)
-            best, winner = raced(x, token, key, place, best, winner, (first, second))
+    share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
+    listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
+    floor, total = least(floats, slot), tile.load(sums, (row,), ())
+    key, place = cut(p, tokens, row, listed, k, share, total, floor, block)
+    for start in tile.range(0, listed, block):
+        x, token = walked(p, tokens, row, start, listed, block)
+        best, winner = raced(x, token, key, place, best, winner, (first, second))
+    for start in tile.range(0, every, block):
+        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+        token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+        best, winner = raced(x, token, floor, whole(columns), best, winner, (first, second))
     top = tile.max(best)
     tile.store(out, (row,), tile.min(tile.where(best == top, winner, whole(columns))))
 

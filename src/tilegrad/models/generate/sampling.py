@@ -8,6 +8,7 @@ Invariant: a row's token depends on its logits, its slot's state and nothing els
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...core.config import config
@@ -63,10 +64,9 @@ def sample(
         x = _penalised(x, _of(state.counts, slots), rows)
     highest = maximum(x.amax(-1, keepdim=True), LOWEST)
     p = ((x - highest) * _column(rows, "sharpness")).exp()
-    listed = _kernel(pick, target)(p, state.floats, state.top_k, slots, block=_block(target),
-                                   skip=target.kind == "cpu")  # fmt: skip
-    ids = _kernel(draw, target)(p, *listed, state.floats, state.seeds, slots, positions,
-                                block=_block(target))  # fmt: skip
+    lists, draws = (_kernel(k, target, state.vocabulary) for k in (pick, draw))
+    listed = lists(p, state.floats, state.top_k, slots, skip=target.kind == "cpu")
+    ids = draws(p, *listed, state.floats, state.seeds, slots, positions)
     if variant.penalties:
         _count(state, slots, ids)
     return _with_logprobs(ids, raw, variant, target)
@@ -120,18 +120,21 @@ def _with_logprobs(ids: Tensor, raw: Tensor, variant: Variant, target: Target) -
         return Sampled(ids)
     count = min(variant.logprobs, raw.shape[1])
     total = logsumexp(raw, -1, keepdim=True)
-    places = _kernel(largest, target)(raw, count=count, block=_block(target))
+    places = _kernel(largest, target, int(raw.shape[1]))(raw, count=count)
     chosen = gather(raw, 1, ids[:, None]) - total
     return Sampled(ids, chosen[:, 0], places, gather(raw, 1, places) - total)
 
 
-def _block(target: Target) -> int:
+def _block(target: Target, tokens: int) -> int:
     """Tokens of a row that a program takes at a time."""
-    return 64 if target.kind == "cpu" else 4096
+    return 64 if target.kind == "cpu" else min(4096, max(256, 1 << (tokens - 1).bit_length()))
 
 
-def _kernel(kernel: Any, target: Target) -> Any:
-    return kernel if target.kind == "cpu" else kernel.warps(16)
+def _kernel(kernel: Any, target: Target, tokens: int) -> Any:
+    """A kernel for rows of so many tokens, with its block."""
+    block = _block(target, tokens)
+    found = kernel if target.kind == "cpu" else kernel.warps(block // 256)
+    return partial(found, block=block)
 
 
 __all__ = ["Sampled", "Sampling", "SamplingState", "Variant", "greedy", "needs", "sample"]
