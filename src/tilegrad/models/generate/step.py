@@ -59,7 +59,8 @@ def step(
         ends = maximum(starts[1:] - 1, 0)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
-    found = greedy(logits) if sampling is None else sample(logits, sampling, into, variant)
+    found = greedy(logits) if sampling is None else sample(
+        logits, sampling, into, lengths, variant)  # fmt: skip
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     rows.last.assign(rows.last.index_copy(0, into, found.ids))
     return found

@@ -1,0 +1,251 @@
+"""LLM over a tiny model: answers, streams, chats, stop strings, defaults, refusals."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import BYTES, END, write_file, write_folder
+
+import tilegrad as tg
+from tilegrad.core.errors import UserError
+from tilegrad.models.generate.llm import LLM
+
+PROMPTS = ("Once upon", "tiles", "a", "The quick brown fox jumps over the lazy dog")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_file(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[str, float, float]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path, told: list[tuple[str, float, float]]) -> LLM:
+    return LLM(path, requests=3, progress=lambda *said: told.append(said))
+
+
+@tg.jit
+def forward(model: Any, given: Any) -> Any:
+    """Logits of all tokens."""
+    return model(given)
+
+
+def logits(llm: LLM, known: list[int]) -> Any:
+    """Logits by a plain forward pass, in a window of one size for all."""
+    window = np.zeros((1, 64), np.int64)
+    window[0, : len(known)] = known
+    with tg.no_grad():
+        return forward(llm.model, tg.tensor(window)).numpy()[0, : len(known)]
+
+
+def greedy(llm: LLM, text: str, count: int) -> list[int]:
+    """The likeliest tokens by plain forward passes."""
+    known = llm.tokenizer.encode(text)
+    for _ in range(count):
+        known.append(int(logits(llm, known)[-1].argmax()))
+    return known[-count:]
+
+
+def is_idle(llm: LLM) -> bool:
+    engine = llm.engine
+    free = len(engine.pool.free) == engine.pool.pages and len(engine.slots) == engine.requests
+    return free and not engine.busy and not llm._tasks
+
+
+def test_an_answer(llm: LLM) -> None:
+    answer = llm.generate("Once upon", max_tokens=12)
+    assert list(answer.tokens) == greedy(llm, "Once upon", 12)
+    assert answer.finish == "length" and answer.prompt_tokens == len("Once upon")
+    assert answer.text == llm.tokenizer.decode(answer.tokens) == str(answer)
+    assert answer.timing.total >= answer.timing.first > 0 and answer.timing.made_tokens == 12
+    ids = llm.tokenizer.encode("Once upon")
+    assert llm.generate(ids, max_tokens=12).tokens == answer.tokens
+    assert llm.generate(np.array(ids), max_tokens=12).tokens == answer.tokens
+
+
+def test_several_prompts_at_once_are_as_each_alone(llm: LLM) -> None:
+    answers = llm.generate(list(PROMPTS), max_tokens=9)
+    assert [a.tokens for a in answers] == [
+        llm.generate(p, max_tokens=9).tokens for p in PROMPTS]  # fmt: skip
+    assert is_idle(llm)
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:
+    pieces = list(llm.stream("tiles", max_tokens=20))
+    answer = llm.generate("tiles", max_tokens=20)
+    assert "".join(p.text for p in pieces) == answer.text
+    assert tuple(p.token for p in pieces) == answer.tokens
+    assert [p.finish for p in pieces] == [None] * 19 + ["length"]
+
+
+def test_half_characters_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of an e with an accent come one by one; text comes when it is whole."""
+    script = [*"é".encode(), *"€".encode()[:2]]
+    given = iter(script)
+    made = llm.engine._made
+
+    def scripted(run: Any, found: Any, row: int) -> Any:
+        return made(run, found._replace(ids=np.array([next(given)])), row)
+
+    monkeypatch.setattr(llm.engine, "_made", scripted)
+    pieces = list(llm.stream("a", max_tokens=4))
+    assert [p.text for p in pieces] == ["", "é", "", "�"]
+
+
+def test_stop_strings_across_tokens(llm: LLM) -> None:
+    text = llm.generate("Once upon", max_tokens=30).text
+    cut = next(i for i in range(3, 20) if text.find(text[i : i + 3]) == i)
+    stop = text[cut : cut + 3]
+    answer = llm.generate("Once upon", max_tokens=30, stop=stop)
+    assert answer.text == text[:cut] and answer.finish == "stop"
+    assert answer.text + stop == llm.tokenizer.decode(answer.tokens)[: cut + 3]
+    pieces = list(llm.stream("Once upon", max_tokens=30, stop=["never", stop]))
+    assert "".join(p.text for p in pieces) == text[:cut] and pieces[-1].finish == "stop"
+    assert is_idle(llm)
+
+
+def test_the_token_that_ends_an_answer_is_no_text(llm: LLM) -> None:
+    free = llm.generate("tiles", max_tokens=8)
+    stop = free.tokens[5]
+    count = free.tokens.index(stop)
+    answer = llm.generate("tiles", max_tokens=8, stop_tokens=[stop])
+    assert answer.tokens == free.tokens[:count] and answer.finish == "stop"
+    assert answer.text == llm.tokenizer.decode(free.tokens[:count])
+
+
+def test_closing_a_stream_frees_its_request(llm: LLM) -> None:
+    stream = llm.stream("tiles", max_tokens=60)
+    next(stream), next(stream)
+    assert llm.engine.busy
+    stream.close()
+    assert is_idle(llm)
+    llm.stream("tiles").close()  # before it began
+    assert is_idle(llm)
+
+
+def test_streams_side_by_side(llm: LLM) -> None:
+    streams = [llm.stream(p, max_tokens=10) for p in PROMPTS]
+    found: list[list[int]] = [[] for _ in streams]
+    for _ in range(10):
+        for stream, tokens in zip(streams, found):
+            tokens.append(next(stream).token)
+    assert found == [list(llm.generate(p, max_tokens=10).tokens) for p in PROMPTS]
+    for stream in streams:
+        stream.close()
+    assert is_idle(llm)
+
+
+def test_threads_share_the_engine(llm: LLM) -> None:
+    wanted = [llm.generate(p, max_tokens=15).tokens for p in PROMPTS]
+    found: dict[int, Any] = {}
+
+    def ask(i: int) -> None:
+        found[i] = tuple(p.token for p in llm.stream(PROMPTS[i], max_tokens=15))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(PROMPTS))] == wanted and is_idle(llm)
+
+
+def test_cancel_ends_what_is_on_its_way(llm: LLM) -> None:
+    stream = llm.stream("tiles", max_tokens=60)
+    first = next(stream)
+    llm.cancel()
+    rest = list(stream)
+    assert [p.finish for p in rest] == ["cancelled"] and first.finish is None
+    assert is_idle(llm)
+
+
+def test_a_chat_goes_through_the_template(llm: LLM) -> None:
+    ids = llm.chat_ids("Hi", system="Be brief.")
+    assert llm.tokenizer.decode(ids, show_special=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n")  # fmt: skip
+    answer = llm.chat([{"role": "user", "content": "Hi"}], max_tokens=5)
+    assert answer.prompt_tokens == len(llm.chat_ids("Hi"))
+    assert "".join(p.text for p in llm.chat_stream("Hi", max_tokens=5)) == answer.text
+
+
+def test_sampling_is_repeatable_and_reaches_the_engine(llm: LLM) -> None:
+    hot = {"temperature": 1.0, "max_tokens": 12}
+    first, again, other = (llm.generate("tiles", seed=s, **hot) for s in (1, 1, 2))
+    assert first.tokens == again.tokens != other.tokens
+    beside = llm.generate(["a", "tiles", "Once upon"], seed=1, **hot)
+    assert beside[1].tokens == first.tokens
+    mixed = llm.generate("tiles", max_tokens=12, logprobs=3)
+    assert list(mixed.tokens) == greedy(llm, "tiles", 12)
+    assert all(len(top) == 3 and top[0] == (t, p) for t, p, top in
+               zip(mixed.tokens, mixed.logprobs, mixed.top))  # fmt: skip
+    banned = llm.generate("tiles", max_tokens=12, logit_bias={mixed.tokens[0]: -100.0})
+    assert banned.tokens[0] == mixed.top[0][1][0]
+    assert not first.logprobs and is_idle(llm)
+
+
+def test_scores(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPTS[3])
+    rows = logits(llm, ids).astype(np.float64)
+    wanted = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    np.testing.assert_allclose(
+        llm.score(ids), wanted[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused(llm: LLM) -> None:
+    assert llm.context == 128
+    with pytest.raises(UserError, match="has 128 tokens and the context is 128"):
+        llm.generate("x" * 128)
+    assert llm.generate("x" * 127).finish == "length"
+    assert len(llm.generate("tiles", max_tokens=10**6).tokens) == 123
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ("", {}, "no tokens"), (3, {}, "text or ids"), ("a", {"max_tokens": 0}, "max_tokens"),
+        ("a", {"temperature": -1.0}, "temperature"), ("a", {"stop": [""]}, "stop string"),
+        ([BYTES + 2], {}, "vocabulary"),
+    ]  # fmt: skip
+    for prompt, settings, why in wrong:
+        with pytest.raises(UserError, match=why):
+            llm.generate(prompt, **settings)
+    with pytest.raises(TypeError):
+        llm.generate("a", heat=1.0)
+    assert is_idle(llm)
+
+
+def test_progress_is_told(llm: LLM, told: list[tuple[str, float, float]]) -> None:
+    llm.generate("a", max_tokens=2)
+    assert {stage for stage, _, _ in told} >= {"load", "compile"}
+    loads = [done for stage, done, total in told if stage == "load"]
+    assert loads == sorted(loads) and loads[-1] == max(t for s, _, t in told if s == "load")
+
+
+def test_a_folder_with_its_defaults(tmp_path: Path) -> None:
+    asks = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "eos_token_id": [END, 65]}
+    llm = LLM(write_folder(tmp_path / "tiny", asks), context=64)
+    assert llm.defaults == {"temperature": 0.5, "top_k": 50, "top_p": 0.9}
+    assert llm.tokenizer.ends == {END, 65} and llm.context == 64
+    answer = llm.generate("tiles", max_tokens=6, temperature=0.0, ignore_end=True)
+    assert list(answer.tokens) == greedy(llm, "tiles", 6)
+    assert llm.chat("Hi", max_tokens=3, seed=1).prompt_tokens > 2
+
+
+def test_a_folder_in_bfloat16_computes_in_it(tmp_path: Path) -> None:
+    llm = LLM(write_folder(tmp_path / "tiny", {}, tg.bfloat16.numpy), context=64)
+    assert llm.dtype is tg.bfloat16 and llm.defaults == {}
+    assert len(llm.generate("tiles", max_tokens=6, ignore_end=True).tokens) == 6
+
+
+def test_importing_is_light_and_the_name_is_there() -> None:
+    code = ("import sys, tilegrad; before = set(sys.modules); tilegrad.LLM; "
+            "assert 'tilegrad.models.generate.llm' not in before; "
+            "heavy = {'llvmlite', 'jinja2', 'tokenizers', 'huggingface_hub', 'torch'}; "
+            "print(sorted(heavy & set(sys.modules)))")  # fmt: skip
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
