@@ -219,6 +219,10 @@ class FakeCuda:
 
     def do_cuEventRecord(self, event: int, stream: int) -> None: ...
 
+    def do_cuEventRecordWithFlags(self, event: int, stream: int, flags: int) -> None:
+        assert self.capturing is not None and flags == 1
+        self.capturing.append(["event", event, self.handle()])
+
     def do_cuEventSynchronize(self, event: int) -> None: ...
 
     def do_cuEventDestroy(self, event: int) -> None: ...
@@ -317,7 +321,7 @@ class FakeCuda:
         for node in self.graphs[graph]:
             if node[0] == "kernel":
                 self.run(node[1], node[2])
-            else:
+            elif node[0] == "copy":
                 ctypes.memmove(node[1], node[2], node[3])
 
 

@@ -86,8 +86,10 @@ class LateCuda(FakeCuda):
         for node in [list(n) for n in self.graphs[graph]]:
             if node[0] == "kernel":
                 self.run(node[1], node[2])
-            else:
+            elif node[0] == "copy":
                 self.later(lambda n=node: ctypes.memmove(n[1], n[2], n[3]))
+            else:
+                self.later(node[1])
 
 
 @pytest.fixture
@@ -224,6 +226,17 @@ def test_waiting_after_each_launch(cuda) -> None:
         _, state, _, made = bound()
         made.run()
         assert cuda.count("cuGraphLaunch") == 0 and state.count.numpy()[0] == 1
+
+
+def test_a_profile_is_a_graph_with_events(cuda) -> None:
+    _, state, _, made = bound()
+    made.run()
+    found = made.profile(runs=2)
+    assert len(found.records) == made.launches and found.device == "cuda:0"
+    assert found.records[-1].name == "copy" and found.run_us > 0 and "events" in found.how
+    assert all(r.name in cuda.kernels and r.region and r.bytes for r in found.records[:-1])
+    assert state.count.numpy().tolist() == [1] * WIDTH  # put back
+    assert made.run().numpy().tolist() == [7] * WIDTH
 
 
 def test_two_bounds_on_one_cache(cuda) -> None:

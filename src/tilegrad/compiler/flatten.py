@@ -11,13 +11,14 @@ from typing import Any
 
 from ..core.target import Target
 from ..ir.fingerprint import digest
-from ..ir.symbol import high, multiply
+from ..ir.symbol import Size, high, multiply
 from ..ir.types import product
 from ..runtime.executable import Recipe, Step, Storage
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
 from ..tile.build import Body
 from .dispatch import offer, renamed
+from .estimate import copy_text, region_text, shares
 
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
@@ -26,6 +27,7 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
     """A Schedule as plain data, and the target text of each object it needs by key."""
     flat = Flattener(target)
     for kernel in schedule.kernels:
+        flat.begin(kernel)
         for step in kernel.steps:
             flat.add(step, kernel)
     for jump, label in flat.jumps:
@@ -57,6 +59,16 @@ class Flattener:
         self.steps: list[Step] = []
         self.labels: dict[int, int] = {}  # Label -> entry
         self.jumps: list[tuple[Step, int]] = []
+        self.known: dict[Any, tuple[str, list[tuple[Size, Size]]]] = {}  # by kind and Bodies
+        self.region = ""
+        self.shares: list[tuple[Size, Size]] = []  # of the launches to come of a Kernel
+
+    def begin(self, kernel: Kernel) -> None:
+        """Note what the launches of a Kernel are for; Kernels of the same Bodies share that."""
+        key = (kernel.kind, *(id(s.body) for s in kernel.steps if isinstance(s, Launch)))
+        if key not in self.known:
+            self.known[key] = region_text(kernel), shares(kernel)
+        self.region, self.shares = self.known[key][0], list(self.known[key][1])
 
     def add(self, step: Any, kernel: Kernel) -> None:
         """Append one step of a Kernel."""
@@ -64,7 +76,8 @@ class Flattener:
             self.launch(step, kernel)
         elif isinstance(step, Copy):
             self.steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
-                                   small=high(step.bytes) < SMALL))  # fmt: skip
+                                   small=high(step.bytes) < SMALL, region=copy_text(step),
+                                   bytes=multiply(step.bytes, 2)))  # fmt: skip
         elif isinstance(step, Label):
             self.labels[step.number] = len(self.steps)
         elif isinstance(step, Control):
@@ -85,8 +98,10 @@ class Flattener:
         self.scratch = max(self.scratch, body.notes["scratch"])
         symbols = offer(self.target).symbols(body)
         small = high(kernel.flops) + high(kernel.bytes) < SMALL
+        moved, flops = self.shares.pop(0)
         self.steps.append(Step("kernel", self.programs[id(body)], list(step.slots),
-                               product(body.grid), symbols, small))  # fmt: skip
+                               product(body.grid), symbols, small, region=self.region,
+                               bytes=moved, flops=flops))  # fmt: skip
 
 
 def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:

@@ -36,6 +36,9 @@ class Step:
     symbols: list[str] = field(default_factory=list)
     small: bool = False  # not worth sharing between workers
     numbers: list[Any] = field(default_factory=list)  # of control entries
+    region: str = ""  # for people: what it computes
+    bytes: Size = 0  # that it reads and writes, and FLOPs: estimates, for profiles
+    flops: Size = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Recipe:
         for step in record["steps"]:
             step["grid"] = size_text(step["grid"])
             step["numbers"] = [size_text(n) for n in step["numbers"]]
+            step["bytes"], step["flops"] = size_text(step["bytes"]), size_text(step["flops"])
         return json.dumps(record)
 
     @staticmethod
@@ -96,7 +100,8 @@ class Recipe:
         steps = []
         for s in record["steps"]:
             numbers = [read_size(n) for n in s["numbers"]]
-            steps.append(Step(**{**s, "grid": read_size(s["grid"]), "numbers": numbers}))
+            sizes = {name: read_size(s[name]) for name in ("grid", "bytes", "flops")}
+            steps.append(Step(**{**s, **sizes, "numbers": numbers}))
         record["programs"] = [tuple(p) for p in record["programs"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
 

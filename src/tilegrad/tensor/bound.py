@@ -26,6 +26,7 @@ from ..core.errors import DTypeError, ShapeError, StateError, UserError
 from ..ir.symbol import evaluate
 from ..runtime.buffer import Buffer
 from ..runtime.executable import Back
+from ..runtime.profile import Profile
 from .bound_copies import Pending, read_later, write
 from .bound_inputs import Inputs, moment
 from .exclusive import is_kept
@@ -35,6 +36,7 @@ from .tensor import Tensor
 from .trace import Source
 
 BACK_BYTES = 64 << 10  # state up to this size may be copied to its place at the end of a run
+RESTORED_BYTES = 1 << 20  # state up to this size is put back after a profile's runs
 
 
 class Bound:
@@ -122,6 +124,21 @@ class Bound:
         """The same without waiting: what runs after this does not change what `wait` gives."""
         tensor = self._readable(output)
         return read_later(tensor.buffer(self.device), tensor.shape, tensor.dtype)
+
+    def profile(self, runs: int = 5, bytes: Mapping[str, float] | None = None) -> Profile:
+        """What each kernel takes and moves, from `runs` runs. State of up to 1 MiB a Tensor is put
+        back after each; more is as a run leaves it. `bytes`: see `Profile.with_bytes`."""
+        if moment() != self._inputs.moment:
+            self._look()
+        if self._lowered.randomness:
+            self._draw()
+        found = self._fixed.profile(self.name, max(1, runs), self._inputs.snapshot(RESTORED_BYTES))
+        return found.with_bytes(bytes or {})  # type: ignore[no-any-return]
+
+    @property
+    def replay(self) -> Any:
+        """The graph that a run launches, on a GPU; None on a CPU."""
+        return getattr(self._fixed, "replay", None)
 
     def _look(self) -> None:
         """Follow what happened since the last run."""

@@ -10,18 +10,21 @@ was built on a value before a run can be read after it with another value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from sys import getrefcount
 from typing import Any
 from weakref import ref
 
+import numpy as np
+
 from ..core.errors import user_location
 from ..ir.node import next_serial
 from ..runtime.buffer import Buffer
+from .bound_copies import write
 from .exclusive import alone, is_exclusive, is_kept, would_copy
 from .lowered import known
-from .placement import copy_of, moved
+from .placement import copy_of, moved, on_host
 from .tensor import Tensor, from_buffer
 from .tensor import leaves as leaf_tensors
 from .trace import Source
@@ -95,6 +98,23 @@ class Inputs:
         fresh = moved(buffer, self.device) if buffer.device != self.device else copy_of(buffer)
         rebind(tensor, fresh)
         return fresh
+
+    def snapshot(self, most: int) -> Callable[[], None]:
+        """Keep the values that runs change and that have at most so many bytes; call what it gives
+        to put them back."""
+        found = []
+        for at in sorted(self.changing):
+            tensor = self.tensors[at]
+            buffer = self.own[at] if tensor is None else tensor.buffer(self.device)
+            if buffer is not None and buffer.bytes <= most:
+                size = (buffer.bytes,)
+                found.append((self.pointers[at], np.array(on_host(buffer, size, np.uint8))))
+
+        def restore() -> None:
+            for pointer, value in found:
+                write(self.device, pointer, value)
+
+        return restore
 
     # ---- watching -------------------------------------------------------------------------
 

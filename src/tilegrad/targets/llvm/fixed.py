@@ -9,14 +9,17 @@ the Buffers that were given and holds none of them; who runs it sees to it that 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
-from ...runtime.executable import Back
+from ...runtime.executable import Back, Step
+from ...runtime.profile import Profile, in_order
 from .table import SINGLE, TableBuilder
 from .workers import RECORD, worker_pool
 
@@ -113,6 +116,58 @@ class Fixed:
     def run(self) -> None:
         """Run once more."""
         worker_pool().run_step(self.record_at, self.n_slots, self.inline)
+
+    # ---- profiles -------------------------------------------------------------------------
+
+    def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
+        """Times of the entries of `runs` runs, each entry walked by itself (the median counts);
+        `restore` puts back what a run changed. A table with control is one Record."""
+        steps = self.executable.recipe.steps
+        parts = [self._part(step) for step in steps]
+        parts += [("copy", "copy of state to its place", 2 * c.bytes, 0) for c in self.back]
+        control = any(step.kind not in ("kernel", "copy") for step in steps)
+        if control:
+            sums = [sum(p[i] for p in parts) for i in (2, 3)]
+            parts = [(name, "all of it: loops decide what runs", *sums)]
+        spans = [(0, len(self.table))] if control else [(i, 1) for i in range(len(self.table))]
+        whole, times = [], [[] for _ in spans]
+        for _ in range(runs):
+            restore()
+            start = perf_counter()
+            self.run()
+            whole.append(1e6 * (perf_counter() - start))
+            restore()
+            for taken, (first, count) in zip(times, spans):
+                start = perf_counter()
+                self._walk(first, count)
+                taken.append(1e6 * (perf_counter() - start))
+        restore()
+        empty = median([self._empty() for _ in range(20)])
+        us = [max(0.0, median(taken) - empty) for taken in times]
+        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
+        how = "each entry walked by itself, the cost of an empty walk taken off"
+        return Profile(name, "cpu", how, records, median(whole))
+
+    def _part(self, step: Step) -> tuple[str, str, int, int]:
+        """(name, region, bytes, FLOPs) of a step."""
+        named = step.kind
+        if step.kind == "kernel":
+            named = self.executable.recipe.programs[step.program][0]
+        sizes = [int(evaluate(s, self.symbols)) for s in (step.bytes, step.flops)]
+        return named, step.region, sizes[0], sizes[1]
+
+    def _walk(self, first: int, count: int) -> None:
+        """Walk some entries of the table, on as many workers as a run has."""
+        worker_pool().run(
+            self.table.ctypes.data + first * self.table.itemsize, count,
+            self.executable.index.ctypes.data, ctypes.addressof(self.slots), self.n_slots,
+            ctypes.addressof(self.scalars), self.inline,
+        )  # fmt: skip
+
+    def _empty(self) -> float:
+        start = perf_counter()
+        self._walk(0, 0)
+        return 1e6 * (perf_counter() - start)
 
 
 __all__ = ["Fixed"]

@@ -390,6 +390,10 @@ class Event:
         call("cuEventRecord", self.handle, self.device.stream if stream is None else stream)
         return self
 
+    def record_within(self, stream: Any) -> None:
+        """Let a graph that is being captured from a stream record the event at each launch."""
+        call("cuEventRecordWithFlags", self.handle, stream, 1)  # external
+
     def synchronize(self) -> None:
         """Wait until the stream has come to the event."""
         call("cuEventSynchronize", self.handle)

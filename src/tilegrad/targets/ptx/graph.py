@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ...core.errors import InternalError, TilegradError
 from .calls import Recent, api, call
-from .driver import Device
+from .driver import Device, Event
 from .prepare import Prepared
 
 
@@ -27,6 +28,7 @@ class Operation:
     prepared: Prepared | None
     pointers: tuple[int, ...]
     bytes: int = 0
+    step: int = -1  # of the Recipe, that it comes from
 
 
 def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> None:
@@ -53,11 +55,16 @@ def capture(device: Device, operation: Operation, follows_kernel: bool) -> None:
 
 
 class Replay:
-    """One instantiated graph."""
+    """One instantiated graph; a timed one has events around its operations, which then do not
+    overlap."""
 
-    def __init__(self, device: Device, operations: Sequence[Operation]) -> None:
+    def __init__(
+        self, device: Device, operations: Sequence[Operation], timed: bool = False
+    ) -> None:
         self.device = device
         self.operations = list(operations)
+        count = len(self.operations) + 2 if timed else 0  # two first: what an event itself takes
+        self.events = [Event(device) for _ in range(count)]
         self.nodes: list[Any] = []
         self.graph: Any = None
         self.executable: Any = None
@@ -76,11 +83,15 @@ class Replay:
         mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         call("cuStreamBeginCapture", stream, mode)
         try:
+            for event in self.events[:2]:
+                event.record_within(stream)
             after_kernel = False  # the first one waits for all that came before the graph
-            for operation in self.operations:
-                capture(device, operation, after_kernel)
+            for number, operation in enumerate(self.operations):
+                capture(device, operation, after_kernel and not self.events)
                 self.nodes.append(self._last_node())
                 after_kernel = operation.prepared is not None
+                if self.events:
+                    self.events[number + 2].record_within(stream)
         except BaseException:
             with contextlib.suppress(TilegradError):
                 call("cuStreamEndCapture", stream)
@@ -121,6 +132,11 @@ class Replay:
         """Run the graph on the stream."""
         call("cuGraphLaunch", self.executable, self.device.stream)
         Recent.kernel = self
+
+    def times(self) -> list[float]:
+        """Microseconds between the events of a timed graph, after a launch: what an event takes,
+        then each operation and an event."""
+        return [1e6 * b.seconds_since(a) for a, b in pairwise(self.events)]
 
     def __str__(self) -> str:
         return f"one of a {self.describe()}"

@@ -252,32 +252,34 @@ class Executable:
                 if prepared is not None and not prepared.empty:
                     pointers = tuple([slots[s] for s in step.slots])
                     if any([p & 15 for p in pointers]):
-                        yield from self._aligned(binding, prepared, step, pointers)
+                        yield from self._aligned(binding, prepared, here, pointers)
                     else:
-                        yield Operation(prepared, pointers)
+                        yield Operation(prepared, pointers, 0, here)
             elif step.kind == "copy":
                 target, source = step.slots
                 if binding.grids[here]:
-                    yield Operation(None, (slots[target], slots[source]), binding.grids[here])
+                    yield Operation(None, (slots[target], slots[source]), binding.grids[here],
+                                    here)  # fmt: skip
             else:
                 at = self._control(step, binding.numbers[here], slots, counters, at)
 
     def _aligned(
-        self, binding: Binding, prepared: Prepared, step: Step, pointers: tuple[int, ...]
+        self, binding: Binding, prepared: Prepared, here: int, pointers: tuple[int, ...]
     ) -> Iterator[Operation]:
         """A launch on parts of arrays that begin at odd places: it works on aligned copies."""
         moved = {}
-        for slot, pointer in zip(step.slots, pointers):
+        for slot, pointer in zip(self.recipe.steps[here].slots, pointers):
             if pointer & 15:
                 bytes = int(evaluate(self.recipe.slots[slot].bytes, binding.symbols))
                 if (slot, bytes) not in self.spare:
                     self.spare[slot, bytes] = self.device.allocate(bytes, "aligned copies")
                 moved[pointer] = (self.spare[slot, bytes].pointer, bytes)
         for pointer, (there, bytes) in moved.items():
-            yield Operation(None, (there, pointer), bytes)
-        yield Operation(prepared, tuple([moved[p][0] if p in moved else p for p in pointers]))
+            yield Operation(None, (there, pointer), bytes, here)
+        there_too = tuple([moved[p][0] if p in moved else p for p in pointers])
+        yield Operation(prepared, there_too, 0, here)
         for pointer, (there, bytes) in moved.items():
-            yield Operation(None, (pointer, there), bytes)
+            yield Operation(None, (pointer, there), bytes, here)
 
     def _control(
         self, step: Step, n: list[int], slots: list[int], counters: list[int], at: int
