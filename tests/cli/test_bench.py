@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tilegrad.cli import bench, main, roofline
+from tilegrad.core.errors import UserError
+from tilegrad.runtime.profile import Profile
 
 RUNNER = CliRunner()
 
@@ -52,9 +54,10 @@ def test_a_round_is_prefill_until_all_have_a_token() -> None:
     assert not llm.engine.added[0].stop_tokens
 
 
-def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(roofline, "read_rate", lambda *_, **__: roofline.Rate(1e9, "of this test"))
-    words = ["bench", str(tiny), "--prompt", "8", "--tokens", "4", "--repeats", "2"]
+    words = ["bench", str(tiny), "--prompt", "8", "--tokens", "4", "--repeats", "2",
+             "--profile", str(tmp_path / "trace.json")]  # fmt: skip
     result = RUNNER.invoke(main.app, [*words, "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
@@ -63,9 +66,20 @@ def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = record["bytes_per_step"] / record["step_seconds"]
     assert record["bytes_per_second"] == pytest.approx(rate)
     assert record["share_of_limit"] == pytest.approx(rate / 1e9)
+    kernels = record["kernels"]
+    assert sum(k["calls"] for k in kernels) == record["launches_per_step"]
+    paged = [k for k in kernels if bench.PAGED in k["kernel"]]
+    assert sum(k["bytes"] for k in paged) == 2 * 2 * 32 * 4 * (8 + 2), "two layers, ten tokens"
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(e.get("cat") == "kernel" for e in events) == record["launches_per_step"]
     text = bench.columns(bench.lines(record))
     for word in ("prompt", "answer", "tokens/s", "% of 1.0 GB/s (of this test)", "a step"):
         assert word in text
+
+
+def test_a_trace_that_cannot_be_written() -> None:
+    with pytest.raises(UserError, match="cannot be written: No such file"):
+        bench.save(Profile("step", "cpu", "not at all"), Path("/no/such/folder/trace.json"))
 
 
 def test_what_does_not_fit_is_refused(tiny: Path) -> None:

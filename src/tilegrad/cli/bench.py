@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,12 +23,17 @@ from . import options
 from .info import needs_of
 from .opening import context_of, open_llm
 from .progress import Bars
-from .terminal import columns, put, size_text
+from .terminal import columns, put, size_text, status
 
+PAGED = "paged_attention"  # in names of kernels that read the cache
 PromptTokens = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")]
 AnswerTokens = Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each answer.")]
 Requests = Annotated[int, typer.Option("--batch", min=1, help="Requests at once.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
+Trace = Annotated[Path | None, typer.Option(
+    "--profile", metavar="FILE", show_default=False,
+    help="Write a trace of one decode step for ui.perfetto.dev; show a table of its kernels.",
+)]  # fmt: skip
 
 
 def bench(
@@ -40,6 +46,7 @@ def bench(
     dtype: options.DType = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    profile: Trace = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure tokens a second of prompts and of answers, and how near they are to the limit."""
@@ -51,8 +58,19 @@ def bench(
                             expected=f"at most {context_of(llm)} tokens",
                             got=f"{prompt} + {tokens}")  # fmt: skip
         rounds = measured(llm, prompt, tokens, batch, repeats, bars)
+        traced = None if profile is None else profiled(llm, prompt, tokens, batch)
     result = summed_up(model, llm, rounds, prompt, tokens, batch)
-    put(json.dumps(result) if as_json else columns(lines(result)))
+    limit = result["limit_bytes_per_second"]
+    if traced is not None and profile is not None:
+        result["kernels"] = [asdict(row) for row in traced.table(limit)]
+        save(traced, profile)
+    if as_json:
+        put(json.dumps(result))
+        return
+    put(columns(lines(result)))
+    if traced is not None:
+        put("\n" + traced.text(limit))
+        status(f"the trace is in {profile}: ui.perfetto.dev shows it")
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,7 @@ def requests_of(llm: Any, prompt: int, tokens: int, batch: int, number: int) -> 
     """Requests of random tokens that nothing stops early."""
     from ..models.generate.request import Request
 
-    random = np.random.default_rng(number)
+    random = np.random.default_rng(number + 1)
     most = llm.config.vocabulary
     return [Request(f"bench {number} {i}", tuple(random.integers(0, most, prompt).tolist()),
                     max_tokens=tokens) for i in range(batch)]  # fmt: skip
@@ -133,6 +151,41 @@ def launches_of(llm: Any, batch: int) -> int:
     """Kernels and copies of one decode step."""
     bound = llm.engine.steps.bound(batch)
     return 0 if bound is None else int(bound.launches)
+
+
+# ---- one step, kernel by kernel --------------------------------------------------------------
+
+
+def profiled(llm: Any, prompt: int, tokens: int, batch: int) -> Any:
+    """The Profile of a decode step in the middle of answers."""
+    engine = llm.engine
+    made = requests_of(llm, prompt, tokens, batch, -1)
+    waiting = {request.id for request in made}
+    for request in made:
+        engine.add(request)
+    try:
+        while waiting:
+            waiting -= {one.id for one in engine.step()}
+        engine.step()
+        bound = engine.steps.bound(batch)
+        # Shapes tell the bytes of the whole cache; a step reads what is in it.
+        config = llm.config
+        cache = 2 * config.key_heads * config.head_width * llm.dtype.size * batch * (prompt + 2)
+        return bound.profile(bytes={PAGED: cache})
+    finally:
+        for request in made:
+            engine.cancel(request.id)
+
+
+def save(traced: Any, path: Path) -> None:
+    """Write the trace."""
+    try:
+        traced.save(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}", op="bench") from None
+
+
+# ---- words -----------------------------------------------------------------------------------
 
 
 def lines(result: dict[str, Any]) -> list[tuple[str, str]]:
