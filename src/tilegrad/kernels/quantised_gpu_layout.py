@@ -32,7 +32,7 @@ import numpy as np
 from ..core.dtype import DType, float16, float32, int32, uint8, uint16
 from ..core.format import NUMPY
 from ..ir.node import Node
-from ..ir.symbol import Size
+from ..ir.symbol import Size, floor_divide
 from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import BodyBuilder
@@ -42,6 +42,7 @@ ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
 STEP = 32  # groups of a row are padded to a multiple of this
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
+MAGIC = 0x4B000000  # the bits of 2 ** 23: a byte below makes that number more
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
 Array = np.ndarray[Any, Any]
 
@@ -227,8 +228,8 @@ class Groups:
             elif name == "pairs":
                 made.append(b.load(memory, (row, group, 0), (rows, groups, 2), (0, 1, 2)))
             elif name == "scales" and self.x.small:
-                at = (row, group // BLOCK)  # type: ignore[operator]
-                made.append(b.load(memory, at, (rows, groups // BLOCK), (0, 1)))
+                count = max(1, groups // BLOCK)
+                made.append(b.load(memory, (row, floor_divide(group, BLOCK)), (rows, count), (0, 1)))
             else:
                 made.append(b.load(memory, (row, group), (rows, groups), (0, 1)))
         return made
@@ -315,10 +316,10 @@ class Groups:
         if x.scales == "power":
             return [(self.column(self.power(own)), None)]
         if x.small:
-            rows, blocks = own.shape
+            (rows, blocks), groups = own.shape, found["small"].shape[1]
             own = b.broadcast(b.add(ops.reshape(own, shape=(rows, blocks, 1))),
-                              (rows, blocks, BLOCK))  # fmt: skip
-            own = b.add(ops.reshape(own, shape=(rows, blocks * BLOCK)))
+                              (rows, blocks, groups // blocks))  # fmt: skip
+            own = b.add(ops.reshape(own, shape=(rows, groups)))
         own = self.column(own)
         scale = b.cast(own, float32) if x.scales == "one" else self.half(own, 0)
         minimum = None if x.scales == "one" else self.half(own, 1)
@@ -342,6 +343,24 @@ class Groups:
         assert minimum is not None
         less = b.apply("multiply", minimum, b.cast(high, float32))
         return b.apply("multiply", scale, b.cast(low, float32)), b.apply("negative", less)
+
+    def codes(self, found: dict[str, Node]) -> list[Node]:
+        """The codes of the Format as float32, by element of a group."""
+        b, made = self.b, {}
+        base, less = self.integer(MAGIC), b.constant(float(1 << 23) + self.x.offset, float32)
+        for number in range(8):
+            word = self.word(found, number)
+            for i, element in enumerate(self.x.order(number)):
+                bits = b.apply("byte_permute", word, base, self.integer(0x7440 + i))
+                value = b.add(ops.bitcast(bits, dtype=float32))
+                made[element] = b.apply("subtract", value, less)
+        return [made[element] for element in range(GROUP)]
+
+    def beside(self, values: Sequence[Node]) -> Node:
+        """Values (rows, groups, 1) by element of a group as (rows, groups * 32)."""
+        b, (rows, groups, _) = self.b, values[0].shape
+        whole = b.add(ops.transpose(b.add(ops.stack_rows(*values)), order=(1, 2, 3, 0)))
+        return b.add(ops.reshape(whole, shape=(rows, groups * GROUP)))
 
     def power(self, exponent: Node) -> Node:
         """2 ** (e - 128); the least two are subnormal."""

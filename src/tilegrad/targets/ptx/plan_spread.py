@@ -3,10 +3,10 @@
 Values that must be held alike (operands and results of elementwise ops, what loops carry, the
 value and mask of a store) form a class; matrix products fix the Spread of their class; broadcasts,
 reductions, transposes and reshapes derive one class from another; what is left takes the
-default: runs of 16 bytes by neighbouring threads. Values that cost nothing to make again
-(constants, counts, what is computed from scalars) are `free`: they are made in whatever Spread
-is asked for. Invariant: every Tile value that is not free has a Spread over the threads of the
-role that computes it.
+default: runs of 16 bytes by neighbouring threads; stacks come after what is stacked. Values that
+cost nothing to make again (constants, counts, what is computed from scalars) are `free`: they are
+made in whatever Spread is asked for. Invariant: every Tile value that is not free has a Spread
+over the threads of the role that computes it.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class SpreadPlan:
         self.wishes: dict[Node, Wish] = {}
         self.dots: list[Node] = []
         self._free: dict[Node, bool] = {}
+        self.late: set[Node] = set()  # stacks, and what is seen of them
         self.depth = 0  # of loops
         self._walk(body.block, warps)
         self._resolve()
@@ -191,6 +192,8 @@ class SpreadPlan:
             return
         if self._holds(node):
             self.parent.setdefault(node, node)
+        if name == "stack_rows" or (name in DERIVED and node.inputs[0] in self.late):
+            self.late.add(node)
         if group in ELEMENTWISE:
             self._join(node, *(i for i in node.inputs if i.shape == node.shape))
         elif name in DERIVED or name in ("reduce", "cumulative", "extract", "part", "stack_rows"):
@@ -323,8 +326,10 @@ class SpreadPlan:
             self._anchor(node, dot_spread(node, self.threads[node], whole_rows))
         waiting = self.relations
         roots = {self._find(n) for n in self.parent}
+        late = {self._find(n) for n in self.late}
         missing = sorted((r for r in roots if r not in self.anchors and self._holds(r)),
-                         key=lambda n: (-math.prod(n.type.shape), not self._moved(n), n.serial))  # type: ignore[union-attr]  # fmt: skip
+                         key=lambda n: (n in late, -math.prod(n.type.shape), not self._moved(n),  # type: ignore[union-attr]
+                                        n.serial))  # fmt: skip
         while True:
             waiting = self._derive(waiting)
             missing = [m for m in missing if m not in self.anchors]
