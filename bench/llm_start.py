@@ -1,7 +1,7 @@
 """From the start of a process to the first token on a GPU: the Llama-3-8B shape, random weights.
 
-    python bench/llm_start.py                  cold (an empty cache folder), then warm, a process each
-    python bench/llm_start.py --one            this process alone, with the cache as it is
+    python bench/llm_start.py            cold (an empty cache folder), then warm, a process each
+    python bench/llm_start.py --one      this process alone, with the cache as it is
 
 Told apart: import, opening the device, making weights (which a user would read from a file, and
 which does not count), compiling and running the prompt of 1024 tokens, and the second token.
