@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..core.errors import ShapeError, UserError
 from ..nn.module import Keys, Module
 from ..tensor.movement import stack
-from ..tensor.tensor import Tensor, lift, no_grad
+from ..tensor.realize import from_array
+from ..tensor.tensor import Tensor, lift, no_grad, wrap
 from .decoder_packed import Progress, plan, replace
 
 if TYPE_CHECKING:
@@ -260,11 +263,17 @@ def _checked(names: Names, ours: dict[str, Any],
     for name, source in picked.items():
         if source is None:
             continue
-        value = lift(names.value(name, source))
+        value = _shared(names.value(name, source))
         if tuple(value.shape) != tuple(ours[name].shape):
             raise ShapeError(f"{source.name} does not fit", op=OP, got=tuple(value.shape),
                              expected=f"{name} of {tuple(ours[name].shape)}")  # fmt: skip
         yield name, value
+
+
+def _shared(value: Any) -> Tensor:
+    """A Tensor of a value; what nobody may write to, as the pages of a file, is not copied."""
+    mapped = isinstance(value, np.ndarray) and not value.flags.writeable
+    return wrap(from_array(value)) if mapped else lift(value)
 
 
 def _ignored(name: str, config: DecoderConfig) -> bool:

@@ -1,8 +1,9 @@
 """From the name of a model to what runs: its decoder with weights, its tokenizer, its defaults.
 
-Weights are mapped and go to the device tensor by tensor; the file's pages are dropped as soon as
-a tensor is there. Invariant: nothing of a model's files is run; what they leave open (dtype, how
-to pick tokens) is settled here, in one place.
+Weights are mapped. Quantised ones are packed for the device tensor by tensor; plain ones of the
+dtype that is computed in stay where they are on a CPU, and go to a GPU one by one. Invariant:
+nothing of a model's files is run; what they leave open (dtype, how to pick tokens) is settled
+here, in one place.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell
         raise UserError("a model computes in floats", op="LLM", got=wanted,
                         expected="float32, bfloat16 or float16")  # fmt: skip
     model = Decoder(config, wanted).requires_grad_(False).eval()
-    model.load(Weights(files.tensors, wanted, tell))
+    model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device, progress=tell)
     if device != "cpu":
         model.to(device=device)
-    for stored in files.tensors.values():
-        stored.drop()
+        for stored in files.tensors.values():
+            stored.drop()
     size = sum(stored.bytes for stored in files.tensors.values())
     return Loaded(files.path, model, tokenizer_of(files), defaults_of(files), size)
 
@@ -93,18 +94,22 @@ def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
 
 
 class Weights(Mapping[str, Any]):
-    """Stored tensors as arrays of one dtype, made when they are asked for."""
+    """Plain tensors as arrays of one dtype, made when they are asked for; quantised ones as they
+    are stored, to be packed."""
 
     def __init__(self, tensors: Mapping[str, Stored], dtype: DType, tell: Tell) -> None:
         self.tensors, self.dtype, self.tell = tensors, dtype, tell
-        self.done, self.total = 0, sum(s.bytes for s in tensors.values())
+        plain = [s.bytes for s in tensors.values() if not s.format.quantised]
+        self.done, self.total = 0, sum(plain)
 
     def __getitem__(self, name: str) -> Any:
         stored = self.tensors[name]
+        if stored.format.quantised:
+            return stored
         self.done += stored.bytes
         self.tell("load", min(self.done, self.total), self.total)
-        plain = stored.format.dtype is self.dtype
-        return stored.array() if plain else stored.values().astype(self.dtype.numpy, copy=False)
+        array = stored.array()
+        return array if stored.format.dtype is self.dtype else array.astype(self.dtype.numpy)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
