@@ -1,18 +1,25 @@
 """Quantised products on CPUs: which kernel a shape gets; see `quantised_shape` for the functions.
 
-Few tokens go to `quantised_cpu_decode`. Invariant: what a Target can run is decided by its facts
-alone.
+Few tokens go to `quantised_cpu_decode`, many to `quantised_cpu_prefill`. Invariant: what a Target
+can run is decided by its facts alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
+from ..ir.symbol import Size, combine, high, low, maximum, minimum
+from ..tile.build import Body
 from ..tile.callee import KernelCallee
 from .quantised_cpu_decode import decode
 from .quantised_cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
+from .quantised_cpu_prefill import prefill
 from .quantised_cpu_take import take
 from .quantised_shape import QuantisedShape
+
+FEW = 8  # tokens; from about here on unpacking for a matrix unit costs less
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -27,17 +34,48 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
 
 
 def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
-    """The product: x (tokens, columns) and the parts to (tokens, rows)."""
-    reads = 1 + len(parts(shape))
-    roles = (*(("read", i) for i in range(reads)), ("store", 0))
-    return KernelCallee("quantised_matmul", ((decode(shape, target), roles),))
+    """The product: x (tokens, columns) and the parts to (tokens, rows).
+
+    Where the number of tokens is known at run time only, both kernels are launched, and the grid
+    of one of them is empty. Results but the first are scratch.
+    """
+    most = few(target)
+    bodies: list[Body] = []
+    if low(shape.tokens) <= most:
+        own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
+        bodies.append(decode(shape, target, most, own))
+    if high(shape.tokens) > most:
+        own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
+        bodies += prefill(shape, target, own)
+    return _callee("quantised_matmul", bodies, ["x", *(n for n, _, _ in parts(shape))])
+
+
+def few(target: Target) -> int:
+    """Tokens up to which weights are multiplied as they are."""
+    return FEW if target.has("avx512vnni") else 1
+
+
+def _between(value: Size) -> Size:
+    """1 where it is positive, else 0."""
+    return minimum(1, maximum(0, value))
+
+
+def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str]) -> KernelCallee:
+    """Parameters by name: arguments, else results."""
+    results = ["out", "split"]
+    launches = []
+    for body in bodies:
+        names = [p.attrs["name"] for p in body.parameters]
+        launches.append((body, tuple(
+            ("store", results.index(n)) if n in results else ("read", arguments.index(n))
+            for n in names)))  # fmt: skip
+    return KernelCallee(name, tuple(launches))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    reads = 1 + len(parts(shape))
-    roles = (*(("read", i) for i in range(reads)), ("store", 0))
-    return KernelCallee("quantised_take", ((take(shape, target), roles),))
+    names = ["ids", *(n for n, _, _ in parts(shape))]
+    return _callee("quantised_take", [take(shape, target)], names)
 
 
-__all__ = ["ROWS", "callee", "pack", "parts", "take_callee", "why_not"]
+__all__ = ["ROWS", "callee", "few", "pack", "parts", "take_callee", "why_not"]

@@ -24,6 +24,7 @@ from ..core.format import Format
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.symbol import Size, multiply
+from ..ir.types import Tuple
 from ..kernels.quantised_shape import QuantisedShape, padded
 from ..runtime.buffer import Buffer
 from ..tile.callee import KernelCallee
@@ -200,8 +201,9 @@ def quantised_matmul(x: Any, packed: Packed) -> Tensor:
     _refuse("quantised_matmul", kernels_of(target).why_not(shape, target), shape)
     rows = node_of(tensor.reshape(tokens, packed.shape[1]))
     nodes = [node_of(t) for t in packed.parts.values()]
-    made = wrap(ops.call(rows, *nodes, callee=_callee(shape, target)), tensor)
-    return made.reshape(*lead, packed.shape[0])
+    made = ops.call(rows, *nodes, callee=_callee(shape, target))
+    first = build.items(made)[0] if isinstance(made.type, Tuple) else made  # the rest is scratch
+    return wrap(first, tensor).reshape(*lead, packed.shape[0])
 
 
 def take_rows(packed: Packed, ids: Any, dtype: DType = float32) -> Tensor:

@@ -35,6 +35,8 @@ def legalize(body: Body, target: Target) -> Body:
     limit = limit_of(target)
     if "shared" in target.memories or not _has_large(body.block, limit):
         return body  # many threads hold a tile together
+    if _names_unit(body.block):
+        return body  # written for a matrix unit of this Target: its tiles are what they must be
     return _Legalizer(body, target, limit).run()
 
 
@@ -50,6 +52,11 @@ def _has_large(block: Block, limit: int) -> bool:
         large(n.type, limit) or n.op is ops.allocate or any(_has_large(i, limit) for i in n.blocks)
         for n in block.nodes
     )
+
+
+def _names_unit(block: Block) -> bool:
+    return any(n.op.group == "matrix" or any(_names_unit(i) for i in n.blocks)
+               for n in block.nodes)  # fmt: skip
 
 
 class _Legalizer(MatrixPieces):
