@@ -94,7 +94,7 @@ class Forced:
         self.model, self.device, self.done = llm.model, llm.device, 0
         self.cache = nn.PagedCache(
             config.layers, pages, PAGE, config.key_heads, config.head_width, requests=1,
-            most_pages=pages, dtype=llm.engine.cache.dtype, device=llm.device)  # fmt: skip
+            most_pages=pages, dtype=llm.engine.cache.keys[0].dtype, device=llm.device)  # fmt: skip
         self.table = self._whole(np.arange(pages)[None])
         tokens = symbol("tokens", 1, CHUNK)
         self.several = tilegrad.jit(advance, dynamic={"given": {0: tokens},
