@@ -91,6 +91,34 @@ def test_writes_to_state_are_seen_by_all() -> None:
     assert state.rows.numpy()[3].tolist() == [9.0] * WIDTH
 
 
+def test_writes_to_state_leave_what_shares_its_memory() -> None:
+    class Shared(Counters):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.unused = tg.zeros(3), tg.zeros(3)  # equal constants: one Buffer
+
+        def tensors(self) -> dict[str, tg.Tensor]:
+            return {**super().tensors(), "table": self.table, "unused": self.unused}
+
+    def reads(state, x, n):
+        state.count.assign(state.count + 1)
+        return state.table + n
+
+    other, data = tg.zeros(3), np.zeros(3, np.float32)
+    _, state, _, made = bound(Shared(), reads)
+    for value in (1.0, 2.0):
+        made.write("state.table", np.full(3, value))
+        made.write("state.unused", np.full(3, -value))
+        assert made.run().numpy().tolist() == [value + 3] * 3
+        assert state.table.numpy()[0] == value and state.unused.numpy()[0] == -value
+    assert other.numpy().tolist() == [0.0] * 3
+    state = Shared()
+    state.table = tg.tensor(data)
+    made = bound(state, reads)[3]
+    made.write("state.table", np.ones(3))
+    assert made.run().numpy()[0] == 4.0 and data.tolist() == [0.0] * 3
+
+
 def test_what_does_not_fit_is_refused() -> None:
     _, _, _, made = bound()
     with pytest.raises(UserError, match=r"no such argument[\s\S]*state\.count[\s\S]*'y'"):
@@ -196,13 +224,60 @@ def test_results_that_are_state_are_its_tensors() -> None:
 
     _, state, x, made = bound(function=both)
     rows, others = made.run()
-    assert rows is state.rows and others["last"] is state.last and others["x"] is x
+    assert rows is state.rows and others["last"] is state.last
+    assert others["x"].numpy().tolist() == [1.0] * WIDTH and made.copied == ["result"]
     assert others["word"] == "fixed" and others["n"].numpy() == 3
     made.write("n", 8)
+    made.write("x", np.full(WIDTH, 2.0))
     made.run()
-    with pytest.raises(UserError, match="x is a result too"):
-        made.write("x", x.numpy())
-    assert others["n"].numpy() == 8 and rows.numpy()[0].tolist() == [1.0] * WIDTH
+    assert others["n"].numpy() == 8 and rows.numpy()[0].tolist() == [2.0] * WIDTH
+    assert others["x"].numpy().tolist() == [2.0] * WIDTH and x.numpy()[0] == 1.0
+
+
+def test_state_that_takes_an_argument_as_it_is() -> None:
+    def take(state, x, n):
+        state.last.assign(x[:3])
+        state.count.assign(n.expand(WIDTH).to(tg.int32))
+        return x + 1
+
+    def whole(state, x, n):
+        state.rows[0] = x
+        state.last.assign(state.first)
+        return x + 1
+
+    _, state, _, made = bound(function=take)
+    made.write("n", 9)
+    made.write("x", np.arange(WIDTH))
+    made.run()
+    assert state.last.numpy().tolist() == [0, 1, 2] and state.count.numpy()[0] == 9
+    state = Counters()
+    state.first = fresh(np.ones(3, np.float32))
+    state.tensors = lambda: {**Counters.tensors(state), "first": state.first}
+    with pytest.raises(StateError, match=r"state\.last[\s\S]*where other state is"):
+        bound(state, whole)
+
+    class Row:
+        def __init__(self) -> None:
+            self.row = fresh(np.zeros(WIDTH, np.float32))
+
+        def tensors(self):
+            return {"row": self.row}
+
+    def keep(state, x, n):
+        state.row.assign(x)
+        return x + 1
+
+    _, state, _, made = bound(Row(), keep)
+    made.write("x", np.arange(WIDTH))
+    assert made.run().numpy()[1] == 2.0 and state.row.numpy()[2] == 2.0
+    assert made.copied == ["state.row"]
+
+
+def test_a_function_that_computes_nothing_new() -> None:
+    made = tg.jit(lambda x: x * 1).bind(tg.ones(4))  # the compiler gives the input back
+    for value in (3.0, 5.0):
+        made.write("x", np.full(4, value))
+        assert made.run().numpy().tolist() == [value] * 4
 
 
 def test_gradients_are_refused() -> None:

@@ -60,10 +60,11 @@ class Bound:
         self._back: list[Back] = []
         for change in lowered.writes:
             self._settle(change)
+        shown = [self._shown(place) for place in lowered.places]
         buffers = self._inputs.buffers()
         self._fixed = self._executable.fix(buffers, self.symbols, self._placed, self._back)
         del buffers
-        self._places = [self._value(place) for place in lowered.places]
+        self._places = [self._value(place, at) for place, at in zip(lowered.places, shown)]
         self._inputs.results = [t for t in self._places if isinstance(t, Tensor)]
         self._names = self._name_all()
         self.outputs: Any = lowered.structure.unflatten(self._places)
@@ -79,7 +80,7 @@ class Bound:
 
     @property
     def copied(self) -> list[str]:
-        """Names of the state that each run copies to its place at its end."""
+        """Names of state (or `result`) that each run copies to its place at its end."""
         return [self._inputs.labels[c.target] for c in self._back]
 
     # ---- running --------------------------------------------------------------------------
@@ -192,28 +193,29 @@ class Bound:
         if at >= 0 and any(p.kind == "input" and p.number == at for p in self._lowered.places):
             raise self._not_in_place(source, "the function gives back what it was before")
         owner = executable.owners[place.number] if place.kind == "root" else -1
-        if at >= 0 and executable.input_of.get(owner, -1) == at:
+        there = place.number if place.kind == "input" else executable.input_of.get(owner, -1)
+        if at >= 0 and there == at:
             return  # written where it is
         if at < 0:
             at = self._add(source, None)
         self._inputs.changing.add(at)
-        if owner in executable.input_of:
-            raise self._not_in_place(source, "its new value takes the place of other state")
-        recipe = executable.recipe
-        taken = {executable.owners[o] for o in self._placed}
-        if owner >= 0 and owner not in taken and (
-            at >= len(recipe.inputs) or recipe.ends_before(recipe.inputs[at], owner)
-        ):
+        if there < 0 and self._is_free(at, owner):
             self._placed[place.number] = at  # all that read the old value are done by then
             return
-        type_ = place.type
-        size = type_.dtype.size * int(evaluate(type_.size, self.symbols))
+        size = place.type.dtype.size * int(evaluate(place.type.size, self.symbols))
+        if there >= 0 and self._inputs.sources[there].kind == "state":
+            raise self._not_in_place(source, "its new value is where other state is")
         if is_kept(self._leaves, source) or size > BACK_BYTES:
             why = "its new value is computed elsewhere, while the old one is still read"
             raise self._not_in_place(source, f"{why} ({size} bytes)")
-        if owner < 0 and place.number in self._inputs.changing:
-            raise self._not_in_place(source, "it takes the old value of other state")
-        self._back.append(Back(owner >= 0, place.number, at, size))
+        self._back.append(Back(there < 0, place.number if there < 0 else there, at, size))
+
+    def _is_free(self, at: int, owner: int) -> bool:
+        """Whether the Slot of an output may lie in Buffer `at`."""
+        executable, recipe = self._executable, self._executable.recipe
+        if owner in {executable.owners[o] for o in self._placed}:
+            return False
+        return at >= len(recipe.inputs) or recipe.ends_before(recipe.inputs[at], owner)
 
     def _not_in_place(self, source: Source, why: str) -> StateError:
         return StateError(
@@ -222,15 +224,26 @@ class Bound:
             got=why, hint="change it after its last use, or part of it: x[i] = value",
         )  # fmt: skip
 
-    def _value(self, place: Place) -> Any:
-        """A result: over a Buffer of its own, or the Tensor that has it."""
-        if place.kind == "fixed":
-            return place.value
+    def _shown(self, place: Place) -> int:
+        """The number of the Buffer that a result is in; -1 if it is one of the run's own."""
         executable, at = self._executable, place.number
         if place.kind == "root":
             owner = executable.owners[place.number]
             placed = {executable.owners[o]: a for o, a in self._placed.items()}
             at = placed.get(owner, executable.input_of.get(owner, -1))
+        inputs = self._inputs
+        if at < 0 or inputs.sources[at].kind != "leaf" or at in inputs.changing:
+            return at
+        size = place.type.dtype.size * int(evaluate(place.type.size, self.symbols))
+        own = self._new(np.zeros(size, np.uint8))  # `write` gives the argument another Buffer
+        copy = inputs.add(Source("result"), "result", None, own)
+        self._back.append(Back(False, at, copy, size))
+        return copy
+
+    def _value(self, place: Place, at: int) -> Any:
+        """A result: over a Buffer of its own, or the Tensor that has it."""
+        if place.kind == "fixed":
+            return place.value
         tensor = self._inputs.tensors[at] if at >= 0 else None
         if tensor is not None:
             return tensor
@@ -281,14 +294,10 @@ class Bound:
             at = self._add(Source("state", *key), None)
         inputs = self._inputs
         if inputs.sources[at].kind == "leaf":
-            if any(p.kind == "input" and p.number == at for p in self._lowered.places):
-                raise UserError(f"the argument {inputs.labels[at]} is a result too", op="write",
-                                expected="an argument that only goes in",
-                                hint="return a value computed from it")  # fmt: skip
             shape, dtype = self._kind(key)
             inputs.tensors[at] = None
             inputs.own[at] = self._new(np.zeros(shape, dtype.numpy))
-        inputs.changing.add(at)
+        inputs.make_changing(at)
         self._point()
         return at
 

@@ -71,6 +71,12 @@ class Inputs:
         self.own.append(own)
         return len(self.own) - 1
 
+    def make_changing(self, at: int) -> None:
+        """From now on this one may change: the next `buffers` sees that its memory is its own."""
+        self.changing.add(at)
+        if at < len(self._origins):
+            self._origins[at] = (0, "")
+
     # ---- memory ---------------------------------------------------------------------------
 
     def buffers(self) -> list[Buffer]:
