@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...runtime.store import content_key, default_store
+from .object import place
 
 if TYPE_CHECKING:
     from llvmlite import binding
@@ -111,7 +112,14 @@ class LoadedModule:
 
 
 def load(object_bytes: bytes) -> LoadedModule:
-    """Link object code of this machine into the process; libm and libc names resolve to ours."""
+    """Link object code of this machine into the process; libm and libc names resolve to ours.
+
+    LLVM does it only where an object has what `object.place` does not know.
+    """
+    request_amx()
+    placed = place(object_bytes)
+    if placed is not None:
+        return LoadedModule(placed, placed.functions)
     names = function_names(object_bytes)
     with _lock:
         jit, builder = _linker()

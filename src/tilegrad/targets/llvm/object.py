@@ -1,0 +1,164 @@
+"""Object code into this process without LLVM: sections are mapped, references filled in.
+
+What our kernels compile to is small: code, constants, and references between them or to a few
+functions of libc and libm. Loading that needs no linker, and a process whose code is in the Store
+starts without LLVM (its library takes 40 MB of memory and a tenth of a second).
+
+Invariant: an object that has anything else (another machine, another kind of reference, data to
+write, a name nobody has) is not loaded here: `place` gives None, and LLVM's own linker takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+HEAD, X86_64 = b"\x7fELF\x02\x01", 62
+CODE, SYMBOLS, RELOCATIONS, ZEROS = 1, 2, 4, 8  # kinds of sections
+WRITABLE, ALLOCATED = 1, 2  # flags of sections
+ABSOLUTE, NEAR, CALL = 1, 2, 4  # 64 bits; 32 bits from here; the same to a function
+JUMP = b"\xff\x25\x00\x00\x00\x00"  # to the address that follows
+STUB, ALIGNED = 16, 64
+Entry = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An object in memory: where its functions are. The mapping lives as long as this."""
+
+    functions: dict[str, int]
+    mapping: Any
+
+
+def place(data: bytes) -> Placed | None:
+    """Load an object; None if it is for LLVM to load."""
+    if not sys.platform.startswith("linux") or data[:6] != HEAD or len(data) < 64:
+        return None
+    if struct.unpack_from("<H", data, 18)[0] != X86_64 or os.uname().machine != "x86_64":
+        return None
+    return _Object(data).place()
+
+
+class _Object:
+    """One 64-bit ELF object of this machine."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        (at,) = struct.unpack_from("<Q", data, 40)
+        width, count = struct.unpack_from("<HH", data, 58)
+        self.sections: list[Entry] = [
+            struct.unpack_from("<IIQQQQIIQQ", data, at + i * width) for i in range(count)
+        ]
+        self.symbols: list[tuple[str, int, int, int]] = []  # name, info, section, value
+        for section in self.sections:
+            if section[1] == SYMBOLS:
+                self.symbols = self._read_symbols(section)
+
+    def _read_symbols(self, section: Entry) -> list[tuple[str, int, int, int]]:
+        strings, found = self.sections[section[6]][4], []
+        for at in range(section[4], section[4] + section[5], 24):
+            name, info, _, where, value, _ = struct.unpack_from("<IBBHQQ", self.data, at)
+            end = self.data.index(b"\0", strings + name)
+            found.append((self.data[strings + name : end].decode(), info, where, value))
+        return found
+
+    def place(self) -> Placed | None:
+        """Map what is to be in memory, fill references in, and make it code."""
+        offsets, size = self._layout()
+        outside = {n: address_of(n) for n, _, where, _ in self.symbols if n and not where}
+        if offsets is None or None in outside.values():
+            return None
+        stubs = {name: size + i * STUB for i, name in enumerate(outside)}
+        image = bytearray(size + len(stubs) * STUB)
+        for number, offset in offsets.items():
+            _, kind, _, _, at, length, *_ = self.sections[number]
+            if kind != ZEROS:
+                image[offset : offset + length] = self.data[at : at + length]
+        for name, offset in stubs.items():
+            image[offset : offset + STUB] = JUMP + struct.pack("<Q", outside[name]) + b"\0\0"
+        try:
+            mapping = mmap.mmap(-1, max(1, len(image)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                                mmap.PROT_READ | mmap.PROT_WRITE)  # fmt: skip
+        except OSError:
+            return None
+        base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        if not self._fill(image, base, offsets, stubs):
+            return None
+        mapping[: len(image)] = bytes(image)
+        if _protect()(base, len(mapping), mmap.PROT_READ | mmap.PROT_EXEC):
+            return None  # the system does not let data become code
+        functions = {name: base + offsets[where] + value
+                     for name, info, where, value in self.symbols
+                     if info == 0x12 and where in offsets}  # fmt: skip
+        return Placed(functions, mapping)
+
+    def _layout(self) -> tuple[dict[int, int] | None, int]:
+        """Where each section goes that is to be in memory, and the bytes of all."""
+        offsets, size = {}, 0
+        for number, (_, kind, flags, _, _, length, _, _, align, _) in enumerate(self.sections):
+            if not flags & ALLOCATED or kind not in (CODE, ZEROS):
+                continue  # tables for unwinding are not needed
+            if flags & WRITABLE or align > mmap.PAGESIZE:
+                return None, 0
+            step = max(ALIGNED, align)
+            offsets[number] = -(-size // step) * step
+            size = offsets[number] + length
+        return offsets, -(-size // STUB) * STUB
+
+    def _fill(self, image: bytearray, base: int, offsets: dict[int, int],
+              stubs: dict[str, int]) -> bool:  # fmt: skip
+        """Write what references come to into the image; whether all are of a known kind."""
+        for _, kind, _, _, at, length, _, target, *_ in self.sections:
+            if kind != RELOCATIONS or target not in offsets:
+                continue
+            for entry in range(at, at + length, 24):
+                offset, info, more = struct.unpack_from("<QQq", self.data, entry)
+                name, _, where, value = self.symbols[info >> 32]
+                there = stubs.get(name) if not where else offsets.get(where)
+                what = info & 0xFFFFFFFF
+                if there is None or what not in (ABSOLUTE, NEAR, CALL):
+                    return False
+                if not where and what != CALL:
+                    return False
+                here = offsets[target] + offset
+                found = there + (value if where else 0) + more
+                if what == ABSOLUTE:
+                    struct.pack_into("<Q", image, here, base + found)
+                else:
+                    struct.pack_into("<i", image, here, found - here)
+        return True
+
+
+@functools.cache
+def _libraries() -> list[Any]:
+    found = [ctypes.CDLL(None)]
+    with contextlib.suppress(OSError):
+        found.append(ctypes.CDLL("libm.so.6"))
+    return found
+
+
+@functools.cache
+def address_of(name: str) -> int | None:
+    """The address of a function of libc or libm; None if neither has it."""
+    for library in _libraries():
+        function = getattr(library, name, None)
+        if function is not None:
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
+
+
+@functools.cache
+def _protect() -> Any:
+    function = ctypes.CDLL(None).mprotect
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), int
+    return function
+
+
+__all__ = ["Placed", "place"]
