@@ -1,0 +1,208 @@
+"""kernels/quantised_cpu*.py: every Format against Format.to_float32 and float64 products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from quantised_rows import decode_bound, prefill_bound, random_rows
+
+from tilegrad.compiler.compile import compile_for, host
+from tilegrad.core import format as formats
+from tilegrad.core.dtype import bfloat16, float16, float32, int32
+from tilegrad.core.format import QUANTISED, Format
+from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
+from tilegrad.graph import build, ops
+from tilegrad.ir.symbol import symbol
+from tilegrad.ir.types import Tuple
+from tilegrad.kernels import quantised_cpu as kernels
+from tilegrad.kernels.quantised_cpu_decode import decode, programs
+from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.runtime.buffer import Buffer
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.llvm.emit import emit
+from tilegrad.tile.check import verify_body, walk
+
+
+def packed(shape: QuantisedShape, raw: np.ndarray) -> list[np.ndarray]:
+    """The parts in order."""
+    found = kernels.pack(shape, raw)
+    for name, sizes, dtype in kernels.parts(shape):
+        assert found[name].shape == sizes and found[name].dtype == dtype.numpy, name
+    return [found[name] for name, _, _ in kernels.parts(shape)]
+
+
+def compiled(callee: Any, given: list[np.ndarray], sizes: tuple[int, int], dtype: Any) -> Any:
+    """The first result on this machine."""
+    nodes = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
+    made = ops.call(*nodes, callee=callee)
+    out = build.items(made)[0] if isinstance(made.type, Tuple) else made
+    (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
+    return buffer.array(sizes, dtype.numpy)
+
+
+def product(form: Format, rows: int, columns: int, x: np.ndarray, seed: int = 0) -> Any:
+    """(result on this machine, in float64, weights in float64)."""
+    dtype = {"float32": float32, "float16": float16}.get(x.dtype.name, bfloat16)
+    shape = QuantisedShape(form, rows, columns, len(x), dtype)
+    assert kernels.why_not(shape, host()) == ""
+    raw = random_rows(form, rows, columns, seed)
+    got = compiled(kernels.callee(shape, host()), [x, *packed(shape, raw)], (len(x), rows), dtype)
+    w = form.to_float32(raw).astype(np.float64)
+    return got.astype(np.float64), x.astype(np.float64) @ w.T, w
+
+
+def tokens_of(count: int, columns: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, columns)).astype(np.float32)
+
+
+def check(x: np.ndarray, got: np.ndarray, want: np.ndarray, w: np.ndarray) -> None:
+    """No element is further off than its bound."""
+    few = len(x) <= kernels.few(host())
+    bound = (decode_bound if few and host().has("avx512vnni") else prefill_bound)(
+        x.astype(np.float64), w)  # fmt: skip
+    worst = (np.abs(got - want) / bound).max()
+    assert worst < 1.0, worst
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=str)
+def test_rows_are_the_formats_bit_for_bit(form: Format) -> None:
+    shape = QuantisedShape(form, 37, 512, 9)
+    raw = random_rows(form, 37, 512)
+    parts = packed(shape, raw)
+    assert sum(p.nbytes for p in parts) <= 1.2 * 48 / 37 * raw.nbytes  # rows up to whole blocks
+    ids = np.array([0, 36, 5, 5, 16, 15, 31, 32, 1], np.int32)
+    got = compiled(kernels.take_callee(shape, host()), [ids, *parts], (9, 512), float32)
+    np.testing.assert_array_equal(got, form.to_float32(raw)[ids])
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_every_format(form: Format, tokens: int) -> None:
+    x = tokens_of(tokens, 768)
+    got, want, w = product(form, 37, 768, x)
+    check(x, got, want, w)
+
+
+@pytest.mark.parametrize("rows, columns, tokens", [
+    (1, 32, 1), (16, 32, 2), (17, 96, 4), (64, 288, 5), (33, 64, 7), (200, 160, 8), (96, 32, 9),
+    (17, 64, 31), (40, 96, 32), (31, 32, 70),
+])  # fmt: skip
+@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0], ids=str)
+def test_odd_sizes(form: Format, rows: int, columns: int, tokens: int) -> None:
+    x = tokens_of(tokens, columns)
+    got, want, w = product(form, rows, columns, x)
+    check(x, got, want, w)
+
+
+@pytest.mark.parametrize("tokens", [2, 17])
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+def test_narrow_tokens(dtype: Any, tokens: int) -> None:
+    """Judged by the rounding of results, and of weights where tokens are bfloat16 too (twice
+    2**-8 of the root of squares is seven deviations)."""
+    x = tokens_of(tokens, 256).astype(dtype.numpy)
+    got, want, w = product(formats.Q4_1, 48, 256, x)
+    size = np.abs(x.astype(np.float64)) @ np.abs(w).T
+    unit = 2.0**-8 if dtype is bfloat16 else 2.0**-11
+    spread = np.sqrt((x.astype(np.float64) ** 2) @ (w**2).T)
+    assert (np.abs(got - want) <= unit * np.abs(want) + 2.0**-14 * size + 2 * unit * spread).all()
+
+
+HOSTILE = {
+    "zeros": lambda x: x * 0,
+    "huge": lambda x: x * np.float32(1e34),
+    "tiny": lambda x: x * np.float32(1e-35),
+    "one outlier": lambda x: np.where(np.arange(x.shape[1]) == 77, np.float32(1e6), x),
+    "one sided": lambda x: np.abs(x) + np.float32(3),
+    "steps of zeros": lambda x: np.where(np.arange(x.shape[1]) // 32 % 2, x, np.float32(0)),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 17])
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q3_K], ids=str)
+def test_hostile_tokens(form: Format, kind: str, tokens: int) -> None:
+    x = HOSTILE[kind](tokens_of(tokens, 256)).astype(np.float32)
+    got, want, w = product(form, 48, 256, x)
+    if kind == "zeros":
+        assert (got == 0).all()
+        return
+    check(x, got, want, w)
+
+
+@pytest.mark.parametrize("tokens", [3, 17])
+def test_nan_stays_with_its_token(tokens: int) -> None:
+    x = tokens_of(tokens, 256)
+    x[1, 9] = np.nan
+    got, want, w = product(formats.Q4_1, 48, 256, x)
+    assert np.isnan(got[1]).all()
+    rest = [0, *range(2, tokens)]
+    bound = np.maximum(decode_bound(x[rest], w), prefill_bound(x[rest], w))
+    assert (np.abs(got - want)[rest] < bound).all()
+
+
+def test_a_sum_does_not_depend_on_its_neighbours() -> None:
+    x = tokens_of(8, 288)
+    together = product(formats.Q4_1, 48, 288, x)[0]
+    for t in (0, 3, 7):
+        alone = product(formats.Q4_1, 48, 288, x[t : t + 1])[0]
+        np.testing.assert_array_equal(alone[0], together[t])
+
+
+@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q6_K, formats.MXFP4], ids=str)
+@pytest.mark.parametrize("target", [SSE2, AVX2, NEON, AVX512, AVX512_AMX], ids=lambda t: t.name)
+@pytest.mark.parametrize("tokens", [1, 10])
+def test_interpreted(target: Target, form: Format, tokens: int) -> None:
+    shape = QuantisedShape(form, 20, 256, tokens)
+    raw, x = random_rows(form, 20, 256), tokens_of(tokens, 256)
+    callee = kernels.callee(shape, target)
+    for body, _ in callee.launches:
+        verify_body(body, "portable", target)
+        emit(fitted(body, target), "kernel", target)
+    got = callee.interpret(x, *packed(shape, raw))[0]
+    w = form.to_float32(raw).astype(np.float64)
+    error = np.abs(got - x.astype(np.float64) @ w.T)
+    assert (error < np.maximum(decode_bound(x, w), prefill_bound(x, w))).all()
+
+
+def test_tokens_known_at_run_time() -> None:
+    """One callee for all counts; the grid of the kernel that has no work is empty."""
+    form, count = formats.Q4_1, symbol("tokens", 1, 40)
+    shape = QuantisedShape(form, 48, 96, count)
+    raw, callee = random_rows(form, 48, 96), kernels.callee(shape, host())
+    w, parts = form.to_float32(raw).astype(np.float64), packed(shape, raw)
+    assert len(callee.launches) >= 2
+    for tokens in (1, 2, 6, kernels.few(host()), kernels.few(host()) + 1, 33, 40):
+        x = tokens_of(tokens, 96)
+        check(x, callee.interpret(x, *parts)[0], x.astype(np.float64) @ w.T, w)
+
+
+def test_the_work_of_a_step() -> None:
+    """16 byte products for 512 weights and a token, and no more loads than the bytes need."""
+    shape = QuantisedShape(formats.Q4_1, 4096, 576)
+    nodes = [n for n, _ in walk(decode(shape, AVX512_AMX).block)]
+    assert sum(n.op.name == "byte_dot" for n in nodes) == 16
+    read = sum(int(np.prod(n.shape)) * n.dtype.size for n in nodes
+               if n.op.name == "load" and n.shape == (16,))  # fmt: skip
+    assert read == 16 * 20  # bytes of a block of 32 in each of 16 rows
+    text = emit(fitted(decode(shape, AVX512_AMX), AVX512_AMX), "k", AVX512_AMX)[0]
+    assert text.count("call <16 x i32> @llvm.x86.avx512.vpdpbusd.512") == 3 * 16  # 2 + 1 a loop
+    many = QuantisedShape(formats.Q4_1, 4096, 576, 512)
+    body = kernels.callee(many, AVX512_AMX).launches[1][0]
+    dots = [n for n, _ in walk(body.block) if n.op.name == "matrix_dot"]
+    loads = [n for n, _ in walk(body.block) if n.op.name == "matrix_load"]
+    assert (len(dots), len(loads)) == (12, 8)
+
+
+@pytest.mark.parametrize("rows, cores", [(16, 2), (576, 2), (49152, 2), (4096, 64), (100, 8)])
+def test_programs_are_a_few_for_each_worker(rows: int, cores: int) -> None:
+    count = programs(QuantisedShape(formats.Q4_1, rows, 576), AVX512.with_cores(cores))
+    assert 1 <= count <= -(-rows // 16)
+    assert count % cores == 0 or count == -(-rows // 16)
+
+
+def test_the_reason_for_no_kernel() -> None:
+    assert "quantised" in kernels.why_not(QuantisedShape(formats.F16, 16, 32), host())
+    assert "columns" in kernels.why_not(QuantisedShape(formats.Q4_1, 16, 0), host())
+    assert "tokens" in kernels.why_not(QuantisedShape(formats.Q4_1, 16, 32, 1, int32), host())
