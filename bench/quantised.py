@@ -1,8 +1,9 @@
 """Products of few tokens with quantised weights at the shapes of Llama-3-8B, on a GPU.
 
-    python bench/quantised.py                          Q4_1, Q8_0, Q4_K, Q6_K for 1, 4, 8 tokens
+    python bench/quantised.py                          Q4_1, Q8_0, Q4_K, Q6_K for 1, 2, 4 tokens
     python bench/quantised.py --formats Q4_1 --tokens 1
     python bench/quantised.py --variants [--limit 12]  several Plans for each shape, best first
+    python bench/quantised.py --many --tokens 8,16,64,512   by the matrix units
 
 Graphs of launches, each of which may start before the one before has ended, over sets of weights
 that pass the L2 cache several times. Bytes are those of the Format's file. Results are checked
@@ -26,8 +27,9 @@ from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import TilegradError
 from tilegrad.core.format import BY_NAME, Format
-from tilegrad.kernels.quantised_gpu import rows_plan
+from tilegrad.kernels.quantised_gpu import matrix_plan, rows_plan
 from tilegrad.kernels.quantised_gpu_layout import groups_of, pack, parts
+from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens
 from tilegrad.kernels.quantised_shape import QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -38,7 +40,7 @@ LIMIT = 4.47e12  # bytes/s of a pure read
 SHAPES = (("q+k+v", 6144, 4096), ("o", 4096, 4096), ("gate+up", 28672, 4096),
           ("down", 4096, 14336), ("head", 128256, 4096))  # fmt: skip
 DISTINCT = 512
-Case = tuple[str, QuantisedShape, RowsPlan]
+Case = tuple[str, QuantisedShape, RowsPlan | MatrixPlan]
 
 
 def random_rows(form: Format, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -77,22 +79,23 @@ def view(part: torch.Tensor) -> torch.Tensor:
 def made_ready(bench: Bench, cases: Sequence[Case]) -> list[Prepared | None]:
     """Kernels of cases, assembled side by side; one that spills is left out, and said."""
 
-    def text_of(number: int) -> tuple[Any, Any, str]:
+    def one(number: int) -> tuple[Any, Any, str]:
         name = f"quantised_{number}"
-        _, shape, plan = cases[number]
-        text, entry = emit(few_tokens(shape, plan, name), name, bench.target)
+        label, shape, plan = cases[number]
+        made = few_tokens if isinstance(plan, RowsPlan) else many_tokens
+        text, entry = emit(made(shape, plan, name), name, bench.target)
         if find_ptxas() is None:
             return text, entry, name
-        made = assemble(text)
+        assembled = assemble(text)
         try:
-            made.check_library(name)
+            assembled.check_library(name)
         except TilegradError as error:
-            print(f"  {cases[number]}: {str(error)[:200]}", flush=True)
+            print(f"  {label} {shape} {text_of(plan)}: {str(error)[:120]}", flush=True)
             return None, entry, name
-        return made.cubin, entry, name
+        return assembled.cubin, entry, name
 
     with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(text_of, range(len(cases))))
+        texts = list(pool.map(one, range(len(cases))))
     found: list[Prepared | None] = []
     for code, entry, name in texts:
         made = code and bench.device.load(code).function(name, entry.shared_bytes, entry.cluster)
@@ -143,15 +146,23 @@ def plain_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]
                 yield label, shape, rows_plan(shape)
 
 
+# rows, warps, groups at once, stages, resident programs, by the groups of a row
+PLANS = {
+    128: ((16, 8, 128), (8, 4, 128), (8, 8, 128), (16, 4, 128), (32, 8, 128), (16, 16, 128),
+          (32, 16, 128), (32, 32, 128), (8, 4, 64, 2), (16, 4, 64, 2), (16, 8, 64, 2),
+          (32, 8, 64, 2), (32, 16, 64, 2), (16, 8, 128, 1, 4), (8, 4, 128, 1, 8)),
+    448: ((8, 8, 256, 2), (8, 16, 512), (4, 16, 512), (16, 16, 512), (16, 16, 256, 2),
+          (8, 8, 256, 1), (4, 8, 256, 2), (16, 8, 64, 2), (16, 8, 64, 3), (32, 16, 64, 2),
+          (16, 8, 128, 2), (8, 4, 128, 2), (16, 16, 128, 2), (16, 16, 128, 4), (8, 8, 128, 4)),
+}  # fmt: skip
+
+
 def variants(shape: QuantisedShape, limit: int) -> list[RowsPlan]:
-    """The chosen Plan and others: rows, warps, groups at once."""
+    """The chosen Plan and others."""
     found = [rows_plan(shape)]
-    for groups in (128, 64, 32):
-        for warps in (1, 2, 4, 8):
-            for each in (4, 8, 16):  # rows of a thread
-                rows = each * 32 * warps // groups
-                if not groups_of(shape) % groups and 4 <= rows <= 32 and warps * 32 >= groups:
-                    found.append(RowsPlan(rows, warps, groups))
+    for rows, warps, groups, *more in PLANS[groups_of(shape)]:
+        stages, resident = (*more, *(1, 0)[len(more) :])
+        found.append(RowsPlan(rows, warps, groups, stages=stages, resident=resident))
     kept = [p for p in dict.fromkeys(found) if -(-shape.rows // 16) * 16 % p.rows == 0]
     return kept[:limit]
 
@@ -164,9 +175,21 @@ def variant_cases(formats: Sequence[str], tokens: Sequence[int], limit: int) -> 
                 yield label, shape, plan
 
 
-def text_of(plan: RowsPlan) -> str:
+def many_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]:
+    """The matrix kernel, for the two largest shapes of a layer."""
+    for name in formats:
+        for label, rows, columns in SHAPES[2:4]:
+            for count in tokens:
+                shape = QuantisedShape(BY_NAME[name], rows, columns, count, bfloat16)
+                yield label, shape, matrix_plan(shape)
+
+
+def text_of(plan: RowsPlan | MatrixPlan) -> str:
     """A Plan in a line."""
-    return f"rows {plan.rows} warps {plan.warps} groups {plan.groups} ahead {plan.ahead:d}"
+    if isinstance(plan, MatrixPlan):
+        return f"tile {plan.tokens}x{plan.rows} groups {plan.groups} warps {plan.warps}"
+    return (f"rows {plan.rows} warps {plan.warps} groups {plan.groups} stages {plan.stages}"
+            f" resident {plan.resident}")  # fmt: skip
 
 
 def timed(bench: Bench, cases: Sequence[Case], rounds: int) -> list[dict[str, Any]]:
@@ -190,6 +213,9 @@ def timed(bench: Bench, cases: Sequence[Case], rounds: int) -> list[dict[str, An
                      "us": 1e6 * seconds, "bytes": weights.bytes, "tb_per_s": rate / 1e12,
                      "share_of_limit": rate / LIMIT, "error": error})  # fmt: skip
         wrong = "" if error < 4e-3 else " WRONG"
+        flops = 2 * shape.tokens * shape.rows * shape.columns / seconds
+        if isinstance(plan, MatrixPlan):
+            wrong = f" {flops / 1e12:.0f} TFLOP/s" + wrong
         print(f"{shape.format.name:5s} {label:8s} {shape.rows:6d}x{shape.columns:5d}"
               f" tokens {shape.tokens}: {1e6 * seconds:7.2f} us {rate / 1e12:5.2f} TB/s"
               f" {100 * rate / LIMIT:5.1f}%  {text_of(plan)}  error {error:.1e}{wrong}",
@@ -214,8 +240,9 @@ def main() -> None:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--formats", default="Q4_1,Q8_0,Q4_K,Q6_K")
-    parser.add_argument("--tokens", default="1,4,8")
+    parser.add_argument("--tokens", default="1,2,4")
     parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--many", action="store_true")
     parser.add_argument("--limit", type=int, default=24, help="Plans of a shape at most")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
@@ -232,6 +259,8 @@ def main() -> None:
             best = min(own, key=lambda r: r["us"])
             print("best", *label, f"{best['us']:.2f} us {100 * best['share_of_limit']:.1f}%",
                   best["plan"])  # fmt: skip
+    elif given.many:
+        rows = timed(bench, list(many_cases(formats, tokens)), 5)
     else:
         rows = timed(bench, list(plain_cases(formats, tokens)), 5)
         report(rows)

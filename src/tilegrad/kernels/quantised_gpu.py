@@ -1,7 +1,8 @@
 """Quantised products on GPUs: which kernel a shape gets; see `quantised_shape` for the functions.
 
-Few tokens go to `quantised_gpu_rows`. Invariant: what a Target can run is decided by its facts
-alone, and the Plan by the shape.
+Up to FEW tokens go to `quantised_gpu_rows`, more of them to `quantised_gpu_matrix`, and so does a
+number of tokens that only the step knows. Invariant: what a Target can run is decided by its
+facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
 from ..ir.symbol import high
 from ..tile.callee import KernelCallee
-from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
-from .quantised_gpu_rows import RowsPlan, few_tokens
-from .quantised_shape import QuantisedShape
+from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, pack, parts
+from .quantised_gpu_matrix import MatrixPlan, many_tokens
+from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
+from .quantised_gpu_take import take
+from .quantised_shape import QuantisedShape, padded
 
-FEW = 8  # tokens that one pass over the weights takes
+FEW = 4  # tokens that byte products take faster than matrix units
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -25,26 +28,47 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
         return "there is nothing to multiply"
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
-    if high(shape.tokens) > FEW:
-        return f"at most {FEW} tokens"
     return ""
 
 
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
-    groups = 128
-    while groups_of(shape) % groups:
-        groups //= 2
-    tokens, x = high(shape.tokens), layout_of(shape)
-    wide = x.codes == "bytes" or x.more == "pairs"
-    rows = 16 if tokens == 1 and not wide else 8
-    return RowsPlan(rows, groups // 32, groups)
+    groups = groups_of(shape)
+    if groups <= 32:
+        return RowsPlan(16, 2, 32)
+    if groups <= 64:
+        return RowsPlan(16, 4, 64)
+    if groups <= 128:
+        return RowsPlan(16, 8, 128)
+    return RowsPlan(8, 8, 256, stages=2)
+
+
+def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
+    """The Plan for many tokens: tiles as large as there are tokens for."""
+    rows = next(r for r in (128, 64, 32, 16) if padded(shape.rows, ROWS) % r == 0)
+    most = high(shape.tokens)
+    if not isinstance(shape.tokens, int):
+        most = min(most, 64)  # steps are of all sizes
+    tokens = next((t for t in (16, 32, 64) if most <= t), 128)
+    return MatrixPlan(tokens, rows, 2, max(1, rows // 16))
 
 
 def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """The product: x (tokens, columns) and the parts to (tokens, rows)."""
     roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
-    return KernelCallee("quantised_matmul", ((few_tokens(shape, rows_plan(shape)), roles),))
+    plan = rows_plan(shape)
+    room = target.memories["shared"].bytes
+    if high(shape.tokens) <= FEW and shared_bytes(shape, plan) <= room:
+        body = few_tokens(shape, plan)
+    else:
+        body = many_tokens(shape, matrix_plan(shape))
+    return KernelCallee("quantised_matmul", ((body, roles),))
 
 
-__all__ = ["ROWS", "callee", "pack", "parts", "why_not"]
+def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
+    """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
+    roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
+    return KernelCallee("quantised_take", ((take(shape), roles),))
+
+
+__all__ = ["ROWS", "callee", "pack", "parts", "take_callee", "why_not"]

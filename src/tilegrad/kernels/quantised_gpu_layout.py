@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, float16, float32, int32, uint8, uint16
+from ..core.dtype import DType, float16, float32, int32, int64, uint8, uint16
 from ..core.format import NUMPY
 from ..ir.node import Node
 from ..ir.symbol import Size, floor_divide
@@ -217,22 +217,38 @@ class Groups:
         self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
         self.planes = 2 if self.x.codes == "bytes" else 1
 
-    def load(self, row: Size, group: Size, rows: int, groups: int) -> list[Node]:
-        """All there is of rows and groups from a row and a group on, as it lies."""
+    def load(
+        self, row: Size, group: Size, rows: int, groups: int, limit: int | None = None
+    ) -> list[Node]:
+        """All there is of rows and groups from a row and a group on, as it lies; 0 for groups
+        from `limit` on."""
         b, made = self.b, []
         for name, memory in self.memories.items():
             if name == "codes":
-                shape = (rows, groups, self.x.words)
-                made += [b.load(memory, (row, p, group, 0), shape, (0, 2, 3))
+                shape: tuple[int, ...] = (rows, groups, self.x.words)
+                inside = self.inside(group, shape, limit)
+                made += [b.load(memory, (row, p, group, 0), shape, (0, 2, 3), inside)
                          for p in range(self.planes)]  # fmt: skip
             elif name == "pairs":
-                made.append(b.load(memory, (row, group, 0), (rows, groups, 2), (0, 1, 2)))
-            elif name == "scales" and self.x.small:
-                count = max(1, groups // BLOCK)
-                made.append(b.load(memory, (row, floor_divide(group, BLOCK)), (rows, count), (0, 1)))
+                shape = (rows, groups, 2)
+                inside = self.inside(group, shape, limit)
+                made.append(b.load(memory, (row, group, 0), shape, (0, 1, 2), inside))
             else:
-                made.append(b.load(memory, (row, group), (rows, groups), (0, 1)))
+                each = BLOCK if name == "scales" and self.x.small else 1
+                shape, first = (rows, max(1, groups // each)), floor_divide(group, each)
+                inside = self.inside(first, shape, limit and limit // each)
+                made.append(b.load(memory, (row, first), shape, (0, 1), inside))
         return made
+
+    def inside(self, first: Size, shape: tuple[int, ...], limit: int | None) -> Node | None:
+        """Which groups (the second axis) are below a limit; None for all."""
+        b = self.b
+        if limit is None:
+            return None
+        line = b.apply("add", b.add(ops.iota(size=shape[1], dtype=int64)), b.index(first))
+        line = b.apply("less", line, b.constant(limit, int64))
+        only = (1, shape[1], *(1 for _ in shape[2:]))
+        return b.broadcast(b.add(ops.reshape(line, shape=only)), shape)
 
     def named(self, loaded: Sequence[Node]) -> dict[str, Node]:
         """What `load` gave, by name; the second plane of codes as 'codes1'."""

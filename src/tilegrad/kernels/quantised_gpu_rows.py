@@ -1,16 +1,17 @@
 """Few tokens times quantised rows on a GPU: byte products, one pass over the packed weights.
 
 A thread owns a group of 32 columns and some rows. It asks for the codes of all of its rows at
-once (16 bytes a group of 4 bits, neighbouring lanes neighbouring groups), waits for the launch
-before only then, and turns its 32 values of x into 16-bit integers with one scale: two signed
-bytes each, so that a product with four codes is two byte products (dp4a). Sums within a group are
-exact integers; scale, minimum and the offset of the codes are applied once a group, in float32.
-Error of x: 2 ** -16 of the largest of its group, below that of bfloat16 itself.
+once (16 bytes a group of 4 bits, neighbouring lanes neighbouring groups) and only then waits for
+the launch before. The threads of a program turn x into 16-bit integers, one scale a group, two
+signed bytes each, in shared memory; a product of four codes is then two byte products (dp4a).
+Sums within a group are exact integers; scale, minimum and the offset of the codes are applied
+once a group, in float32. Error of x: 2 ** -16 of the largest of its group, below that of bfloat16.
 
 Cost for a weight of Q4_1, in lane instructions: 3/8 to take nibbles apart, 1/2 of byte products,
-8/32 for scales and sums: 1.2, and 150/rows/32 to round x. At 4.47 TB/s an H200 brings 31 weights
-of 5 bits a clock and core, so that is 37 of 128 lanes (28 of the 64 that do integers). Bytes:
-those of the parts; x comes from L2. Each further token adds 1/2 of byte products.
+9/32 for scales and sums: 1.2, and 5/rows to round x, where a program has so many rows. At 4.47
+TB/s an H200 brings 31 weights of 5 bits a clock and core, so that is 37 of 128 lanes (28 of the
+64 that do integers). Bytes: those of the parts; x comes from L2. Each further token adds 1/2 of
+byte products and 1/4 for scales.
 
 Invariant: the order of every sum depends on the shape and the Plan alone.
 """
@@ -49,13 +50,21 @@ class RowsPlan:
     rows: int = 16  # of a program
     warps: int = 4
     groups: int = 128  # of a row that the threads take at once
-    together: int = 4  # tokens whose rounded values are held at once
-    ahead: bool = True  # groups of the next turn are asked for before these are multiplied
+    together: int = 4  # tokens that are multiplied at once
+    stages: int = 1  # turns whose groups are asked for ahead
+    resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
 
 
 def few_tokens(shape: QuantisedShape, plan: RowsPlan, name: str = "quantised_rows") -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
     return _Rows(shape, plan, name).build()
+
+
+def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
+    """Shared memory that a program needs."""
+    groups = -(-groups_of(shape) // plan.groups) * plan.groups
+    each = groups * (68 + 4 * layout_of(shape).halves) + 4 * plan.rows * plan.groups
+    return high(shape.tokens) * each
 
 
 class _Rows:
@@ -71,7 +80,9 @@ class _Rows:
         self.weights = Groups(b, shape, b.parameters[1:-1])
         self.groups = groups_of(shape)
         self.rows = padded(shape.rows, ROWS)
-        if self.groups % plan.groups or self.rows % plan.rows or plan.groups % 32:
+        self.turns = -(-self.groups // plan.groups)
+        self.limit = self.groups if self.groups % plan.groups else None
+        if self.rows % plan.rows or plan.groups % 32:
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
 
     def build(self) -> Body:
@@ -79,32 +90,99 @@ class _Rows:
         b, plan = self.b, self.plan
         b.add(placed.grid_launch_dependents())
         self.row = b.program(0, self.rows // plan.rows) * plan.rows
-        loaded = self.load(0)
+        tokens, step = high(self.shape.tokens), plan.groups
+        stages = min(plan.stages, self.turns)
+        loaded = [x for i in range(stages) for x in self.load(i * step)]
         b.add(placed.grid_dependency_wait())
-        tokens = high(self.shape.tokens)
-        sums = [b.constant(0.0, float32, (plan.rows, plan.groups, 1)) for _ in range(tokens)]
-        last = self.groups - plan.groups
+        self.round_inputs()
+        sums = [b.constant(0.0, float32, (plan.rows, step, 1)) for _ in range(tokens)]
+        each = len(loaded) // stages
 
         def turn(group: Size, carried: list[Node]) -> Sequence[Node]:
-            own = carried[tokens:] if plan.ahead else self.load(group)
-            following = self.load(group + plan.groups) if plan.ahead else []
-            return [*self.multiply(group, own, carried[:tokens]), *following]
+            following = self.load(group + stages * step)
+            own = carried[tokens : tokens + each]
+            return [*self.multiply(group, own, carried[:tokens]), *carried[tokens + each :],
+                    *following]  # fmt: skip
 
-        carried = [*sums, *loaded]
-        if plan.ahead:
-            carried = b.loop("group", 0, last, plan.groups, turn, carried)
-            sums = self.multiply(last, carried[tokens:], carried[:tokens])
-        elif last:
-            sums = self.multiply(0, loaded, sums)
-            sums = b.loop("group", plan.groups, self.groups, plan.groups, turn, sums)
-        else:
-            sums = self.multiply(0, loaded, sums)
+        rest = (self.turns - stages) * step
+        carried = b.loop("group", 0, rest, step, turn, [*sums, *loaded])
+        sums = carried[:tokens]
+        for i in range(stages):
+            own = carried[tokens + i * each : tokens + (i + 1) * each]
+            sums = self.multiply(rest + i * step, own, sums)
         self.finish(sums)
-        return b.finish((self.rows // plan.rows,), warps=plan.warps, level="placed")
+        notes = {"resident": plan.resident} if plan.resident else {}
+        return b.finish((self.rows // plan.rows,), warps=plan.warps, level="placed", **notes)
 
     def load(self, group: Size) -> list[Node]:
         """The weights of a turn."""
-        return self.weights.load(self.row, group, self.plan.rows, self.plan.groups)
+        return self.weights.load(self.row, group, self.plan.rows, self.plan.groups, self.limit)
+
+    # ---- x --------------------------------------------------------------------------------------
+
+    def round_inputs(self) -> None:
+        """x as integers, 256 * high + low, into shared memory: words of bytes in the order of
+        the codes, sums of each half of a group (or of all of it), scales."""
+        b, halves = self.b, self.layout.halves
+        tokens, groups = high(self.shape.tokens), self.turns * self.plan.groups
+        # a place for everything that is written at once: threads need not meet in between
+        each = 1 if self.layout.codes == "nibbles" else 2  # planes that are written at once
+        self.words = [[b.allocate((each, groups, 4), int32, "shared") for _ in range(4 // each)]
+                      for _ in range(tokens)]  # fmt: skip
+        self.sums = [b.allocate((halves, groups), int32, "shared") for _ in range(tokens)]
+        self.scales = [b.allocate((groups,), float32, "shared") for _ in range(tokens)]
+        for token in range(tokens):
+            values = b.cast(self.load_inputs(token, groups * GROUP), float32)
+            values = b.add(ops.reshape(values, shape=(groups, GROUP)))
+            size = b.add(ops.reduce(b.apply("absolute", values), axis=1, kind="max"))
+            size = b.apply("maximum", size, b.constant(LEAST, float32))
+            inverse = b.apply("multiply", b.apply("quick_reciprocal", size),
+                              b.constant(MOST, float32))  # fmt: skip
+            inverse = b.add(ops.reshape(inverse, shape=(groups, 1)))
+            moved = b.apply("multiply_add", values, b.broadcast(inverse, values.shape),
+                            b.constant(MAGIC, float32, values.shape))  # fmt: skip
+            scale = b.apply("multiply", size, b.constant(1 / MOST, float32))
+            b.store(self.scales[token], scale, (0,), (0,))
+            self.store_words(token, b.add(ops.bitcast(moved, dtype=int32)))
+        b.load(self.scales[0], (0,))  # threads meet here, and not in each turn
+
+    def load_inputs(self, token: int, wide: int) -> Node:
+        """All of a token, 0 past its end."""
+        b, mask = self.b, None
+        if wide != self.shape.columns:
+            line = b.add(ops.iota(size=wide, dtype=int64))
+            mask = b.apply("less", line, b.constant(self.shape.columns, int64))
+        if not isinstance(self.shape.tokens, int):
+            there = b.broadcast(b.less(token, self.shape.tokens), (wide,))
+            mask = b.logical_and(mask, there)
+        return b.load(self.input, (token, 0), (wide,), (1,), mask)
+
+    def store_words(self, token: int, bits: Node) -> None:
+        """Words of bytes of integers (groups, 32), and their sums."""
+        b, integer, ones = self.b, self.weights.integer, self.weights.integer(0x01010101)
+        groups, halves = bits.shape[0], self.layout.halves
+        nibbles = self.layout.codes == "nibbles"
+        wide, sums = (8 if nibbles else 4), []
+        split = b.add(ops.reshape(bits, shape=(groups, GROUP // wide, wide)))
+        chosen = ((0, 2, 4, 6), (1, 3, 5, 7)) if nibbles else ((0, 1, 2, 3),)
+        for plane, elements in enumerate(chosen):
+            one = [b.add(ops.part(split, start=(0, 0, e), shape=(groups, GROUP // wide, 1)))
+                   for e in elements]  # fmt: skip
+            left, right = (b.apply("byte_permute", *pair, integer(0x5140))
+                           for pair in (one[:2], one[2:]))  # fmt: skip
+            low = b.apply("byte_permute", left, right, integer(0x5410))
+            low = b.apply("bit_xor", low, integer(0x80808080))
+            top = b.apply("byte_permute", left, right, integer(0x7632))
+            sum_ = b.apply("shift_left", b.apply("byte_dot", ones, top, integer(0)), integer(8))
+            sums.append(b.apply("byte_dot", ones, low, sum_))
+            for number, word in enumerate((top, low)):
+                word = b.add(ops.reshape(word, shape=(groups, GROUP // wide // 4, 4)))
+                place = self.words[token][number * len(chosen) + plane]
+                b.store(place, word, (0, 0, 0), (1, 0, 2))
+        total = sums[0] if len(sums) == 1 else b.apply("add", *sums)
+        total = b.add(ops.reshape(total, shape=(groups, halves, GROUP // wide // halves)))
+        total = b.add(ops.transpose(b.add(ops.reduce(total, axis=2, kind="sum")), order=(1, 0)))
+        b.store(self.sums[token], total, (0, 0), (0, 1))
 
     # ---- a turn -------------------------------------------------------------------------------
 
@@ -114,7 +192,7 @@ class _Rows:
         made = list(sums)
         for first in range(0, len(sums), self.plan.together):
             tokens = range(first, min(first + self.plan.together, len(sums)))
-            rounded = [self.rounded(token, group) for token in tokens]
+            rounded = [_Rounded(self, token, group) for token in tokens]
             scales = self.weights.scales(found)
             halves = self.layout.halves
             totals = self.byte_products(found, rounded)
@@ -136,8 +214,8 @@ class _Rows:
             word = self.weights.word(found, number)
             half = number * halves // 8
             for x, own in zip(rounded, totals):
-                own[half] = tuple(b.apply("byte_dot", word, w[number], total)
-                                  for w, total in zip((x.high, x.low), own[half]))  # type: ignore[call-overload]  # fmt: skip
+                own[half] = tuple(b.apply("byte_dot", word, w, total)
+                                  for w, total in zip(x.words(number), own[half]))  # type: ignore[call-overload]  # fmt: skip
         return totals
 
     def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Node:
@@ -160,35 +238,10 @@ class _Rows:
         return b.apply("multiply_add", b.apply("multiply_add", value, scale, less),
                        b.broadcast(x.scale, value.shape), total)  # fmt: skip
 
-    # ---- x --------------------------------------------------------------------------------------
-
-    def rounded(self, token: int, group: Size) -> _Rounded:
-        """A token's values of the groups as integers."""
-        b, plan, columns = self.b, self.plan, self.shape.columns
-        wide = plan.groups * GROUP
-        mask = None
-        if self.groups * GROUP != columns:
-            at = b.apply("add", b.add(ops.iota(size=wide, dtype=int64)), b.index(group * GROUP))
-            mask = b.apply("less", at, b.constant(columns, int64))
-        if not isinstance(self.shape.tokens, int):
-            there = b.broadcast(b.less(token, self.shape.tokens), (wide,))
-            mask = b.logical_and(mask, there)
-        values = b.load(self.input, (token, group * GROUP), (wide,), (1,), mask)
-        values = b.add(ops.reshape(b.cast(values, float32), shape=(1, plan.groups, GROUP)))
-        size = b.add(ops.reduce(b.apply("absolute", values), axis=2, kind="max"))
-        size = b.apply("maximum", size, b.constant(LEAST, float32))
-        size = b.add(ops.reshape(size, shape=(1, plan.groups, 1)))
-        inverse = b.apply("multiply", b.apply("quick_reciprocal", size), b.constant(MOST, float32))
-        moved = b.apply("multiply_add", values, b.broadcast(inverse, values.shape),
-                        b.constant(MAGIC, float32, values.shape))  # fmt: skip
-        bits = b.add(ops.bitcast(moved, dtype=int32))
-        scale = b.apply("multiply", size, b.constant(1 / MOST, float32))
-        return _Rounded(self, bits, scale)
-
     def finish(self, sums: Sequence[Node]) -> None:
         """Sum over the threads of a row and write."""
         b, plan = self.b, self.plan
-        whole = [b.add(ops.reduce(s, axis=1, kind="sum")) for s in sums]
+        whole = [b.add(ops.reduce(s, axis=1, kind="sum")) for s in self.met(sums)]
         mask = None
         if self.rows != self.shape.rows:
             line = b.apply("add", b.add(ops.iota(size=plan.rows, dtype=int64)), b.index(self.row))
@@ -202,31 +255,37 @@ class _Rows:
             b.store(self.out, value, (token, self.row), (1,), there)
 
 
-class _Rounded:
-    """x of some groups as integers, 256 * high + low: words of bytes in the order of codes, the
-    sums of each half of a group (or all of it), and the scale."""
+    def met(self, sums: Sequence[Node]) -> list[Node]:
+        """Sums as a warp holds whole rows of them, which costs far fewer shuffles."""
+        b, plan = self.b, self.plan
+        shape = (plan.rows, plan.groups)
+        places = [b.allocate(shape, float32, "shared") for _ in sums]
+        for place, value in zip(places, sums):
+            b.store(place, b.add(ops.reshape(value, shape=shape)), (0, 0), (0, 1))
+        return [b.load(place, (0, 0), shape, (0, 1)) for place in places]
 
-    def __init__(self, kernel: _Rows, bits: Node, scale: Node) -> None:
-        b, layout = kernel.b, kernel.layout
-        self.scale, self.high, self.low = scale, [], []
-        integer = kernel.weights.integer
-        for number in range(8):
-            first, second, third, fourth = (kernel.weights.one(bits, e)
-                                            for e in layout.order(number))  # fmt: skip
-            left, right = (b.apply("byte_permute", *pair, integer(0x5140))
-                           for pair in ((first, second), (third, fourth)))  # fmt: skip
-            low = b.apply("byte_permute", left, right, integer(0x5410))
-            self.low.append(b.apply("bit_xor", low, integer(0x80808080)))
-            self.high.append(b.apply("byte_permute", left, right, integer(0x7632)))
-        self.sums = []
-        ones, halves = integer(0x01010101), layout.halves
-        for half in range(halves):
-            chosen = range(half * 8 // halves, (half + 1) * 8 // halves)
-            totals = []
-            for words in (self.high, self.low):
-                total = integer(0)
-                for number in chosen:
-                    total = b.apply("byte_dot", ones, words[number], total)
-                totals.append(total)
-            high = b.apply("shift_left", totals[0], integer(8))
-            self.sums.append(b.apply("add", high, totals[1]))
+
+class _Rounded:
+    """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
+
+    def __init__(self, kernel: _Rows, token: int, group: Size) -> None:
+        b, count = kernel.b, kernel.plan.groups
+        self.kernel = kernel
+        self.planes = [b.add(ops.reshape(
+            b.load(place, (plane, group, 0), (count, 4), (1, 2)), shape=(1, count, 4)))
+            for place in kernel.words[token] for plane in range(place.shape[0])]  # fmt: skip
+        self.scale = self.line(b.load(kernel.scales[token], (group,), (count,), (0,)))
+        self.sums = [self.line(b.load(kernel.sums[token], (half, group), (count,), (1,)))
+                     for half in range(kernel.layout.halves)]  # fmt: skip
+
+    def line(self, x: Node) -> Node:
+        """(groups,) as (1, groups, 1)."""
+        return self.kernel.b.add(ops.reshape(x, shape=(1, *x.shape, 1)))
+
+    def words(self, number: int) -> tuple[Node, Node]:
+        """The (high, low) bytes that meet a word of codes."""
+        plane, at = divmod(number, 4)
+        if self.kernel.layout.codes == "nibbles":
+            at, plane = divmod(number, 2)
+        one = self.kernel.weights.one
+        return one(self.planes[plane], at), one(self.planes[2 + plane], at)
