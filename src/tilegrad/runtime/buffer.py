@@ -26,6 +26,10 @@ ALIGNMENT = 64
 BIG_BYTES = 1 << 20
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
+HINTS = {
+    "donated": "use the result that took its memory",
+    "overwritten": "read it before a run that changes it, or build it anew after",
+}
 
 
 class Buffer:
@@ -45,8 +49,8 @@ class Buffer:
         self.label = label
         self.writable = writable
         self.adapts = False  # may be copied to whatever device it is needed on
-        self.state = "alive"  # or 'freed', 'donated'
-        self.ended: Location | None = None  # where it was freed or donated
+        self.state = "alive"  # or 'freed', 'donated', 'overwritten'
+        self.ended: Location | None = None  # where it ceased to be
 
     @staticmethod
     def allocate(bytes: int, label: str = "") -> Buffer:
@@ -104,10 +108,10 @@ class Buffer:
             writable=self.writable,
         )  # fmt: skip
 
-    def donate(self, location: Location | None = None) -> Buffer:
+    def donate(self, location: Location | None = None, state: str = "donated") -> Buffer:
         """End this Buffer and return a new one that has its memory."""
         heir = self.part(0, self.bytes)
-        self._end("donated", location)
+        self._end(state, location)
         return heir
 
     def free(self, location: Location | None = None) -> None:
@@ -123,7 +127,7 @@ class Buffer:
         name = f"Buffer {self.label!r}" if self.label else "a Buffer"
         raise StateError(
             f"{name} of {self.bytes} bytes was {self.state} at {self.ended} and cannot be read",
-            hint="use the result that took its memory" if self.state == "donated" else None,
+            hint=HINTS.get(self.state),
         )
 
     def __repr__(self) -> str:

@@ -175,7 +175,7 @@ def is_held(tensor: Tensor) -> bool:
 
 def renew(tensor: Tensor) -> None:
     """A new Node over the same memory; who holds the old one cannot read it any more."""
-    rebind(tensor, tensor.buffer().donate(user_location()))
+    rebind(tensor, tensor.buffer().donate(user_location(), "overwritten"))
 
 
 def rebind(tensor: Tensor, buffer: Buffer) -> None:
