@@ -109,8 +109,9 @@ def build(vocabulary: Vocabulary) -> tuple[Any, bool]:
             expected=", ".join(sorted(KINDS)), got=vocabulary.pre,
         )  # fmt: skip
     patterns, whole_words = KINDS[vocabulary.pre]
-    hidden = set(vocabulary.of_kind(CONTROL, UNKNOWN))
-    ids = {text: i for i, text in enumerate(vocabulary.texts) if i not in hidden}
+    ids = {text: i for i, text in enumerate(vocabulary.texts)}
+    for hidden in vocabulary.of_kind(CONTROL, UNKNOWN):
+        del ids[vocabulary.texts[hidden]]
     missing = [letter for letter in BYTES if letter not in ids]
     ids |= {letter: len(vocabulary.texts) + i for i, letter in enumerate(missing)}
     merges = [

@@ -8,6 +8,7 @@ after the other, so that decoding as tokens arrive gives the same text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,7 +43,7 @@ class Tokenizer:
     def __init__(
         self,
         texts: list[str],
-        pieces: list[bytes],
+        pieces: Sequence[bytes],
         special: Iterable[SpecialToken],
         encoder: Encoder,
         *,
@@ -56,9 +57,10 @@ class Tokenizer:
         ends: Iterable[int] = (),
         strips_first_space: bool = False,
         chat_template: str | None = None,
+        ids: dict[str, int] | None = None,
     ) -> None:
         self.texts, self.pieces = texts, pieces
-        self.ids = {text: i for i, text in enumerate(texts)}
+        self.ids = {text: i for i, text in enumerate(texts)} if ids is None else ids
         self.special = by_length(special)
         self.control = frozenset(token.id for token in self.special if token.control)
         self.hidden = self.control | frozenset(hidden)
@@ -226,7 +228,7 @@ def from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
     ]  # fmt: skip
     return Tokenizer(
         vocabulary.texts,
-        [piece_of(vocabulary, i, pieces) for i in range(len(vocabulary.texts))],
+        Pieces(vocabulary, pieces),
         special,
         PieceEncoder(vocabulary) if pieces else PairEncoder(vocabulary),
         prefix=[vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else [],
@@ -234,7 +236,7 @@ def from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
         bos=vocabulary.bos, eos=vocabulary.eos, padding=vocabulary.padding,
         unknown=vocabulary.unknown, ends=vocabulary.ends,
         strips_first_space=pieces and vocabulary.add_space_prefix,
-        chat_template=vocabulary.chat_template,
+        chat_template=vocabulary.chat_template, ids=vocabulary.ids,
     )  # fmt: skip
 
 
@@ -243,6 +245,22 @@ def strips_right(vocabulary: Vocabulary, text: str) -> bool:
     name = vocabulary.name.lower()
     is_phi = "phi-3" in name or "phi3" in name
     return is_phi and text not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+class Pieces(Sequence[bytes]):
+    """The bytes of each token, worked out when they are asked for: few of many ever are."""
+
+    def __init__(self, vocabulary: Vocabulary, pieces: bool) -> None:
+        self.vocabulary = replace(vocabulary, merges=[], scores=[])  # which take much memory
+        self.pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self.vocabulary.texts)
+
+    def __getitem__(self, token: Any) -> Any:
+        if isinstance(token, slice):
+            return [self[i] for i in range(*token.indices(len(self)))]
+        return piece_of(self.vocabulary, range(len(self))[token], self.pieces)
 
 
 def piece_of(vocabulary: Vocabulary, token: int, pieces: bool) -> bytes:

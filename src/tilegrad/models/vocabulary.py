@@ -77,6 +77,8 @@ def values_of(metadata: Mapping[str, Any], key: str, kind: type, count: int | No
         raise wrong(key, "an array", found)
     if count is not None and len(found) < count:
         raise wrong(key, f"{count} items, one for each token", f"{len(found)} items")
+    if kind is str and set(map(type, found)) == {str}:
+        return list(found[:count])
     items = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in found[:count]]
     accepted = (int, float) if kind is float else kind
     for item in items:
@@ -115,8 +117,9 @@ def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     return found
 
 
-def merges_of(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges, each once, in the order of their rank."""
+def merges_of(metadata: Mapping[str, Any], texts: list[str],
+              ids: Mapping[str, int]) -> list[tuple[str, str]]:  # fmt: skip
+    """The merges, each once, in the order of their rank; their strings are those of `texts`."""
     key = "tokenizer.ggml.merges"
     lines = values_of(metadata, key, str, None)
     if lines is None:
@@ -125,9 +128,10 @@ def merges_of(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple
     for line in lines:
         gap = line.find(" ", 1)
         left, right = line[:gap], line[gap + 1 :]
-        if gap < 0 or left not in ids or right not in ids or left + right not in ids:
+        first, second = ids.get(left), ids.get(right)
+        if gap < 0 or first is None or second is None or left + right not in ids:
             raise wrong(key, "two tokens that join to a third", line)
-        merges[left, right] = None
+        merges[texts[first], texts[second]] = None
     return list(merges)
 
 
@@ -185,7 +189,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     pre = word(metadata, "tokenizer.ggml.pre", "default") or "default"
     found = Vocabulary(
         model, pre, texts, kinds or [NORMAL] * count, scores or [0.0] * count,
-        [] if pieces else merges_of(metadata, ids), **named,
+        [] if pieces else merges_of(metadata, texts, ids), **named,
         add_bos=flag(metadata, "tokenizer.ggml.add_bos_token",
                      (pieces or pre in STARTS) and named["bos"] is not None),
         add_eos=flag(metadata, "tokenizer.ggml.add_eos_token", False),

@@ -8,6 +8,9 @@ nothing, and `manual_seed` makes it the same bits again.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,19 @@ from ..tensor.tensor import Tensor, from_array, no_grad, own_node, wrap
 GAINS = {"tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75}
 PLAIN = ("linear", "sigmoid", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
          "conv_transpose2d", "conv_transpose3d")  # fmt: skip
+
+
+_skips: ContextVar[bool] = ContextVar("skips", default=False)
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Within the block nothing is drawn: for a model that gets all its weights right after."""
+    token = _skips.set(True)
+    try:
+        yield
+    finally:
+        _skips.reset(token)
 
 
 def _set(tensor: Tensor, value: Tensor) -> Tensor:
@@ -59,18 +75,24 @@ def _fan(tensor: Tensor, mode: str) -> int:
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0,
              generator: Generator | None = None) -> Tensor:  # fmt: skip
     """Uniform in [a, b)."""
+    if _skips.get():
+        return tensor
     return _set(tensor, uniform(a, b, tensor.shape, tensor.dtype, generator))
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0,
             generator: Generator | None = None) -> Tensor:  # fmt: skip
     """Normal."""
+    if _skips.get():
+        return tensor
     return _set(tensor, normal(mean, std, tensor.shape, tensor.dtype, generator))
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0,
                   b: float = 2.0, generator: Generator | None = None) -> Tensor:  # fmt: skip
     """Normal, cut to [a, b]."""
+    if _skips.get():
+        return tensor
     drawn = truncated_normal(mean, std, a, b, tensor.shape, tensor.dtype, generator)
     return _set(tensor, drawn)
 

@@ -22,6 +22,7 @@ from ...exchange.fetch import Progress, open_model
 from ...exchange.folder import ModelFolder
 from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
+from ...nn import init
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..tokenizer import Tokenizer
@@ -53,7 +54,8 @@ def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell
     if not wanted.is_float:
         raise UserError("a model computes in floats", op="LLM", got=wanted,
                         expected="float32, bfloat16 or float16")  # fmt: skip
-    model = Decoder(config, wanted).requires_grad_(False).eval()
+    with init.skipped():
+        model = Decoder(config, wanted).requires_grad_(False).eval()
     model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device, progress=tell)
     if device != "cpu":
         model.to(device=device)
