@@ -212,6 +212,36 @@ def test_values_of_the_host_come_along(cuda) -> None:
     assert made.run().numpy()[0] == 4.0 and scale.item() == 3.0
 
 
+def test_state_of_the_host_moves_once(cuda) -> None:
+    class Scale:
+        def __init__(self) -> None:
+            self.scale = tg.tensor(3.0)
+
+        def tensors(self):
+            return {"scale": self.scale}
+
+    def grow(state, x):
+        state.scale.assign(state.scale + 1)
+        return x * state.scale
+
+    state, x = Scale(), fresh(np.ones(WIDTH, np.float32))
+    made = tg.jit(grow).bind(state, x)
+    place = state.scale.buffer().pointer
+    assert state.scale.buffer().device == "cuda:0"
+    for turn in range(3):
+        assert made.run().numpy()[0] == 4.0 + turn
+    assert state.scale.item() == 6.0 and state.scale.buffer().pointer == place
+
+
+def test_an_odd_address_is_copied(cuda) -> None:
+    device = driver.open_device(0)
+    memory = device.upload(np.arange(12, dtype=np.float32))
+    x = tg.tensor(np.zeros(8, np.float32), device="cuda")
+    placement.values[x.node] = memory.part(4, 32)
+    made = tg.jit(lambda x: x + 1).bind(x)
+    assert made.run().numpy().tolist() == list(range(2, 10))
+
+
 def test_what_the_gpu_decides_cannot_be_bound(cuda) -> None:
     @tg.jit
     def halve(x):

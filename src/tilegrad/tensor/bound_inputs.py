@@ -87,13 +87,14 @@ class Inputs:
         for at in self.changing:
             tensor = self.tensors[at]
             same = at < len(before) and (found[at].pointer, found[at].device) == before[at]
-            if tensor is not None and not same and not is_exclusive(tensor, found, at):
+            if tensor is not None and not same and (
+                self._is_misplaced(found[at]) or not is_exclusive(tensor, found, at)
+            ):
                 found[at] = self._apart(at, tensor, found[at])
         self._origins = [(b.pointer, b.device) for b in found]
         for at, buffer in enumerate(found):
-            if buffer.device != self.device or (buffer.pointer & 15 and self.device != "cpu"):
-                there = moved(buffer, self.device)  # small values adapt: a copy stays here
-                found[at] = self.own[at] = there if not there.pointer & 15 else copy_of(there)
+            if self._is_misplaced(buffer):  # small values adapt: a copy stays here
+                found[at] = self.own[at] = self._copied(buffer)
         self.pointers = [b.pointer for b in found]
         return found
 
@@ -101,9 +102,16 @@ class Inputs:
         """A copy of shared memory, which the Tensor has from now on."""
         if is_kept(self.leaves, self.sources[at]):
             raise would_copy(self.name, self.labels[at], "something else holds it")
-        fresh = moved(buffer, self.device) if buffer.device != self.device else copy_of(buffer)
+        fresh = self._copied(buffer)
         rebind(tensor, fresh)
         return fresh
+
+    def _is_misplaced(self, buffer: Buffer) -> bool:
+        """Whether kernels cannot use it: on another device, or at an odd address of a GPU."""
+        return buffer.device != self.device or (self.device != "cpu" and bool(buffer.pointer & 15))
+
+    def _copied(self, buffer: Buffer) -> Buffer:
+        return copy_of(buffer) if buffer.device == self.device else moved(buffer, self.device)
 
     def snapshot(self, most: int) -> Callable[[], None]:
         """Keep the values that runs change and that have at most so many bytes; call what it gives
