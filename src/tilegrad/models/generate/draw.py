@@ -27,7 +27,7 @@ from ...tensor.kernel import kernel
 from .sampling_state import FLOATS
 
 ONE = 0x3F800000  # the key of probability 1
-GOLDEN = 0x9E3779B9
+GOLDEN, SILVER = 0x9E3779B9, 0xB5297A4D
 FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
 WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
 TOP_P, MIN_P = FLOATS.index("top_p"), FLOATS.index("min_p")
@@ -238,6 +238,16 @@ def cut(
 
 
 @tile.function
+def words_of(seeds: Any, slot: Any, position: Any) -> Any:
+    """The two words that tell the draws of a seed and a position from all others."""
+    low, high = tile.load(seeds, (slot, 0), ()), tile.load(seeds, (slot, 1), ())
+    number = tile.cast(position, uint32)
+    first = mixed(mixed(low + number * word(GOLDEN)) + high)
+    second = mixed(mixed(high + number * word(SILVER) + word(GOLDEN)) ^ (low + word(SILVER)))
+    return first, second
+
+
+@tile.function
 def arrivals(x: Any, token: Any, first: Any, second: Any) -> Any:
     """How early each token arrives: probabilities over exponential times."""
     drawn = mixed(mixed(tile.cast(token, uint32) * word(GOLDEN) + first) ^ second)
@@ -267,9 +277,7 @@ def draw(
     row = tile.grid(rows)
     out = tile.result((rows,), int32)
     slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
-    number = tile.cast(tile.load(positions, (row,), ()), uint32) * word(GOLDEN)
-    first = mixed(tile.load(seeds, (slot, 0), ()) + number)
-    second = mixed(tile.load(seeds, (slot, 1), ()) ^ first)
+    words = words_of(seeds, slot, tile.load(positions, (row,), ()))
     best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
     share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
     listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
@@ -277,11 +285,11 @@ def draw(
     key, place = cut(p, tokens, row, listed, k, share, total, floor, block)
     for start in tile.range(0, listed, block):
         x, token = walked(p, tokens, row, start, listed, block)
-        best, winner = raced(x, token, key, place, best, winner, (first, second))
+        best, winner = raced(x, token, key, place, best, winner, words)
     for start in tile.range(0, every, block):
         x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
         token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-        best, winner = raced(x, token, floor, whole(columns), best, winner, (first, second))
+        best, winner = raced(x, token, floor, whole(columns), best, winner, words)
     top = tile.max(best)
     tile.store(out, (row,), tile.min(tile.where(best == top, winner, whole(columns))))
 
