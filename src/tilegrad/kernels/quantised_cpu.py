@@ -19,7 +19,7 @@ from .quantised_cpu_prefill import prefill
 from .quantised_cpu_take import take
 from .quantised_shape import QuantisedShape
 
-FEW = 8  # tokens; from about here on unpacking for a matrix unit costs less
+FEW = 16  # tokens; from about here on unpacking for a matrix unit costs less
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:

@@ -238,24 +238,22 @@ class Decode:
     # ---- rows -----------------------------------------------------------------------------
 
     def rows(self, block: Size) -> None:
-        """The products of a block of 16 rows with all tokens."""
-        b = self.b
-        if isinstance(self.tokens, int):
-            for t in range(0, self.tokens, TOKENS):
-                self.tile(block, t, min(TOKENS, self.tokens - t))
-            return
+        """The products of a block of 16 rows with all tokens, some at a time."""
         whole = multiply(floor_divide(self.tokens, TOKENS), TOKENS)
 
-        def some(count: int) -> object:
+        def some(count: int, first: Size, stop: Size) -> None:
             def one(t: Size, _: list[Node]) -> Sequence[Node]:
                 self.tile(block, t, count)
                 return ()
 
-            return one
+            self.b.loop("tokens", first, stop, count, one, bounds=(0, max(0, self.most - count)))
 
-        last = self.most - 1
-        b.loop("tokens", 0, whole, TOKENS, some(TOKENS), bounds=(0, last))  # type: ignore[arg-type]
-        b.loop("rest", whole, self.tokens, 1, some(1), bounds=(0, last))  # type: ignore[arg-type]
+        if self.most >= TOKENS:
+            some(TOKENS, 0, whole)
+        if not isinstance(self.tokens, int):
+            some(1, whole, self.tokens)
+        elif self.tokens % TOKENS:
+            some(self.tokens % TOKENS, whole, self.tokens)
 
     def tile(self, block: Size, first: Size, count: int) -> None:
         """The products of a block with some tokens."""

@@ -228,9 +228,10 @@ class Matrix(Builder):
             upper = tokens(0)
             if self.depth == 1:
                 return add(upper, rows(0), sums)
-            sums = add(upper, rows(1), sums)
+            sums = add(upper, rows(1), sums)  # four sums and four operands at a time: all there are
             above = rows(0)
-            return add(tokens(1), above, add(upper, above, sums))
+            sums = add(upper, above, sums)
+            return add(tokens(1), above, sums)
 
         found = b.loop("depth", 0, self.steps, 1, step, [b.add(zero)] * 4)
         for n, total in enumerate(found):
