@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -161,6 +162,18 @@ def kept() -> bool:
     """Whether smollm2 was fetched by somebody before: tests do not download it."""
     folder = config().cache_folder
     return bool(folder) and (Path(folder).expanduser() / "models" / "smollm2.gguf").is_file()
+
+
+@pytest.mark.skipif(not kept(), reason="smollm2 was not fetched")
+def test_the_programs_of_the_page(capsys: pytest.CaptureFixture) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "llm.md"
+    programs = re.findall(r"^```py\n(.*?)^```\n```text\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert len(programs) == 3
+    space: dict[str, Any] = {}
+    for program, said in programs:
+        exec(program, space)
+        shown = capsys.readouterr().out
+        assert shown.split()[:4] == said.split()[:4], "later words may differ by rounding"
 
 
 @pytest.mark.skipif(not kept(), reason="smollm2 was not fetched")
