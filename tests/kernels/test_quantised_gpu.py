@@ -1,0 +1,325 @@
+"""kernels/quantised_gpu*.py: every Format against Format.to_float32 and float64 products, on the
+Tile interpreter and as PTX on the simulator; work counted in the PTX of an 8B model's shapes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from quantised_rows import decode_bound, random_rows
+
+from tilegrad.core import format as formats
+from tilegrad.core.dtype import bfloat16, float16, float32, int32
+from tilegrad.core.errors import InternalError
+from tilegrad.core.format import QUANTISED, Format
+from tilegrad.core.target import H200
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels import quantised_gpu as kernels
+from tilegrad.kernels.quantised_gpu_layout import bytes_of
+from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
+from tilegrad.kernels.quantised_gpu_take import take
+from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile.build import Body
+from tilegrad.tile.callee import parse_callee
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.interpret import run
+from tilegrad.tile.prove import check_body
+
+BY_NAME = {form.name: form for form in QUANTISED}
+SMALL = RowsPlan(8, 1, 32)
+
+
+def packed(shape: QuantisedShape, raw: np.ndarray) -> list[np.ndarray]:
+    """The parts in order."""
+    found = kernels.pack(shape, raw)
+    for name, sizes, dtype in kernels.parts(shape):
+        assert found[name].shape == sizes and found[name].dtype == dtype.numpy, name
+    return [found[name] for name, _, _ in kernels.parts(shape)]
+
+
+def checked(body: Body) -> Body:
+    """A Body that is well formed, proved, and as the Schedule would launch it."""
+    verify_body(body, body.notes.get("level", "portable"), H200)
+    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    return fitted(body, H200)
+
+
+def tokens_of(count: int, columns: int, dtype: Any = ml_dtypes.bfloat16, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).standard_normal((count, columns)).astype(dtype)
+
+
+class Product:
+    """A product with random weights: by the interpreter, by the simulator, in float64."""
+
+    def __init__(self, form: Format, rows: int, columns: int, tokens: int, dtype: Any = bfloat16,
+                 size: Any = None) -> None:  # fmt: skip
+        self.shape = QuantisedShape(form, rows, columns, size or tokens, dtype)
+        self.symbols = {"tokens": tokens} if size is not None else {}
+        raw = random_rows(form, rows, columns)
+        self.weights = form.to_float32(raw).astype(np.float64)
+        self.x = tokens_of(tokens, columns, dtype.numpy)
+        self.parts = packed(self.shape, raw)
+        self.out = np.full((tokens, rows), np.nan, dtype.numpy)
+
+    def interpret(self, body: Body) -> np.ndarray:
+        out = self.out.copy()
+        run(checked(body), [self.x, *self.parts, out], self.symbols)
+        return out
+
+    def simulate(self, body: Body) -> np.ndarray:
+        out = self.out.copy()
+        simulate(*emit(checked(body), "entry", H200), [self.x, *self.parts, out], self.symbols)
+        return out
+
+    def few(self, found: np.ndarray) -> None:
+        """Within what rounding x to 16 bits may do, and the result to its dtype."""
+        x = self.x.astype(np.float64)
+        want = x @ self.weights.T
+        wide = np.zeros((len(x), -(-x.shape[1] // 32) * 32))
+        wide[:, : x.shape[1]] = x
+        weights = np.zeros((len(self.weights), wide.shape[1]))
+        weights[:, : x.shape[1]] = self.weights
+        # products may be wider than the weights by what their offset takes off again
+        allowed = 2 * decode_bound(wide, weights) + 2.0**-16 * np.abs(wide).max() * np.abs(
+            weights).max() * np.sqrt(wide.shape[1])  # fmt: skip
+        self.close(found, want, allowed)
+
+    def many(self, found: np.ndarray) -> None:
+        """Within what rounding weights to the dtype of x may do."""
+        x = np.abs(self.x.astype(np.float64))
+        each = 2.0**-22 if self.shape.dtype is float32 else 2.0**-8
+        self.close(found, self.x.astype(np.float64) @ self.weights.T,
+                   each * np.sqrt(x.shape[1]) * x.max() * np.abs(self.weights).max())  # fmt: skip
+
+    def close(self, found: np.ndarray, want: np.ndarray, allowed: Any) -> None:
+        last = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}[self.shape.dtype]
+        error = np.abs(found.astype(np.float64) - want)
+        assert (error <= allowed + last * np.abs(want)).all(), error.max()
+
+
+# ---- parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
+def test_rows_by_number(form: Format) -> None:
+    """Bit for bit the Format's own values, whatever the bytes: so the parts hold all of them."""
+    rows, columns = 21, 2 * form.block + (0 if form.block > 32 else 32)
+    shape = QuantisedShape(form, rows, columns, 3, float32)
+    raw = np.random.default_rng(0).integers(0, 256, (rows, shape.row_bytes), dtype=np.uint8)
+    raw[0] = 0
+    ids, out = np.array([20, 0, 7], np.int32), np.zeros((3, columns), np.float32)
+    body = checked(take(shape))
+    with np.errstate(all="ignore"):
+        run(body, [ids, *packed(shape, raw), out])
+        simulated = np.zeros_like(out)
+        simulate(*emit(body, "entry", H200), [ids, *packed(shape, raw), simulated])
+    wanted = form.to_float32(raw)[ids]
+    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(simulated, wanted)
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
+def test_parts_of_chunks(form: Format) -> None:
+    shape = QuantisedShape(form, 40, 2 * form.block)
+    raw = random_rows(form, 40, shape.columns)
+    whole = kernels.pack(shape, raw)
+    for start in range(0, 40, kernels.ROWS):
+        chunk = raw[start : start + kernels.ROWS]
+        for name, array in kernels.pack(shape.with_rows(len(chunk)), chunk).items():
+            np.testing.assert_array_equal(array, whole[name][start : start + len(array)])
+
+
+def test_bytes() -> None:
+    """As many as the file has, but for scales of six bits."""
+    for name, more in (("Q4_0", 0), ("Q4_1", 0), ("Q8_0", 0), ("Q6_K", 0), ("Q2_K", 0),
+                       ("MXFP4", 0), ("Q5_1", 0), ("Q4_K", 0.125), ("Q5_K", 0.125),
+                       ("Q3_K", 0.125)):  # fmt: skip
+        shape = QuantisedShape(BY_NAME[name], 4096, 4096)
+        assert 8 * bytes_of(shape) / 4096**2 == shape.format.bits + more, name
+
+
+# ---- few tokens ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
+def test_few_tokens(form: Format) -> None:
+    case = Product(form, 20, 3 * form.block if form.block > 32 else 288, 2)
+    body = few_tokens(case.shape, SMALL)
+    found = case.interpret(body)
+    case.few(found)
+    np.testing.assert_array_equal(case.simulate(body), found)
+
+
+PLANS = {
+    "turns": (1024 * 3, RowsPlan(8, 2, 32, stages=2)),
+    "all asked for at once": (1024 * 2, RowsPlan(4, 1, 32, stages=2)),
+    "last turn cut": (1024 * 3, RowsPlan(8, 4, 64, stages=1)),
+    "rows of several warps": (1024, RowsPlan(16, 4, 32)),
+    "resident": (1024, RowsPlan(8, 2, 32, resident=4)),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "Q4_K"])
+def test_plans(name: str, form: str) -> None:
+    columns, plan = PLANS[name]
+    case = Product(BY_NAME[form], 16, columns, 1)
+    body = few_tokens(case.shape, plan)
+    found = case.interpret(body)
+    case.few(found)
+    np.testing.assert_array_equal(case.simulate(body), found)
+    assert emit(body, "entry", H200)[1].shared_bytes <= shared_bytes(case.shape, plan) + 1024
+
+
+@pytest.mark.parametrize("dtype", [float32, float16], ids=str)
+def test_other_tokens(dtype: Any) -> None:
+    case = Product(formats.Q4_1, 16, 1024, 1, dtype)
+    body = few_tokens(case.shape, SMALL)
+    case.few(case.interpret(body))
+    case.few(case.simulate(body))
+
+
+def test_few_of_a_symbol() -> None:
+    case = Product(formats.Q4_1, 16, 1024, 3, size=symbol("tokens", 1, 4))
+    body = few_tokens(case.shape, SMALL)
+    case.few(case.interpret(body))
+    case.few(case.simulate(body))
+
+
+def test_hostile_tokens() -> None:
+    """Zeros, the least and the largest numbers; what is not finite leaves other tokens alone."""
+    case = Product(formats.Q4_1, 16, 1024, 4)
+    case.x[0] = 0
+    case.x[1] = np.where(np.arange(1024) % 2, 3e38, -3e38).astype(ml_dtypes.bfloat16)
+    case.x[2, 5] = np.inf
+    with np.errstate(all="ignore"):
+        found = case.interpret(few_tokens(case.shape, SMALL)).astype(np.float64)
+    assert (found[0] == 0).all()
+    wanted = case.x[1].astype(np.float64) @ case.weights.T
+    near = np.isfinite(found[1])
+    np.testing.assert_allclose(found[1][near], wanted[near], rtol=0.02, atol=3e38 * 0.02)
+    assert not np.isfinite(found[2]).any() and np.isfinite(found[3]).all()
+
+
+def test_a_plan_that_does_not_fit() -> None:
+    with pytest.raises(InternalError, match="does not fit"):
+        few_tokens(QuantisedShape(formats.Q4_1, 16, 1024), RowsPlan(32, 1, 32))
+
+
+# ---- many tokens --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
+def test_many_tokens(form: Format) -> None:
+    case = Product(form, 20, form.block + (0 if form.block > 32 else 64), 19)
+    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    case.many(case.interpret(body))
+    case.many(case.simulate(body))
+
+
+def test_many_of_a_symbol() -> None:
+    case = Product(formats.Q8_0, 32, 96, 37, size=symbol("tokens", 1, 512))
+    body = many_tokens(case.shape, MatrixPlan(32, 32, 2, 2))
+    case.many(case.interpret(body))
+    case.many(case.simulate(body))
+
+
+def test_many_float32() -> None:
+    case = Product(formats.Q4_1, 16, 128, 16, float32)
+    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    case.many(case.interpret(body))
+    case.many(case.simulate(body))
+
+
+# ---- callees ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+def test_callee(tokens: int) -> None:
+    case = Product(formats.Q4_1, 40, 576, tokens)
+    assert kernels.why_not(case.shape, H200) == ""
+    callee = kernels.callee(case.shape, H200)
+    assert parse_callee(callee.to_text()).content == callee.content
+    (found,) = callee.interpret(case.x, *case.parts)
+    (case.few if tokens <= kernels.FEW else case.many)(found)
+
+
+def test_take_callee() -> None:
+    shape = QuantisedShape(formats.Q8_0, 20, 64, 2, float32)
+    raw = random_rows(formats.Q8_0, 20, 64)
+    ids = np.array([3, 19], np.int32)
+    callee = kernels.take_callee(shape, H200)
+    assert callee.types("read")[0].dtype is int32
+    (found,) = callee.interpret(ids, *packed(shape, raw))
+    np.testing.assert_array_equal(found, formats.Q8_0.to_float32(raw)[ids])
+
+
+def test_what_is_refused() -> None:
+    plain = QuantisedShape(formats.F16, 16, 64)
+    assert "not quantised" in kernels.why_not(plain, H200)
+    assert "tokens are" in kernels.why_not(QuantisedShape(formats.Q4_1, 16, 64, 1, int32), H200)
+    assert kernels.why_not(QuantisedShape(formats.Q4_1, 0, 64), H200)
+
+
+# ---- an 8B model --------------------------------------------------------------------------------
+
+# lane instructions of PTX for a further weight, and for one with all that a program does (ptxas
+# joins some: on the machine they are fewer)
+WORK = {"Q4_0": (1.45, 2.4), "Q4_1": (1.55, 2.5), "Q8_0": (1.1, 2.0), "Q4_K": (1.8, 2.9),
+        "Q6_K": (2.6, 3.7)}  # fmt: skip
+
+
+def lines_of(shape: QuantisedShape, plan: RowsPlan) -> list[str]:
+    text = emit(few_tokens(shape, plan), "entry", H200)[0]
+    lines = (re.sub(r"^@!?%p\d+ ", "", line.strip()) for line in text.splitlines())
+    return [line for line in lines if line.endswith(";") and not line.startswith(".")]
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_instructions(name: str) -> None:
+    """The products of a weight fit beside its bytes; weights are asked for before the wait, 16
+    bytes at a time."""
+    shape = QuantisedShape(BY_NAME[name], 4096, 4096, 1, bfloat16)
+    plan = kernels.rows_plan(shape)
+    lines, more = (lines_of(shape, p) for p in (plan, replace(plan, rows=2 * plan.rows)))
+    weights = plan.rows * plan.groups // (32 * plan.warps) * 32  # of a thread
+    further, whole = WORK[name]
+    assert (len(more) - len(lines)) / weights <= further
+    assert len(lines) / weights <= whole
+    counts = [Counter(line.split()[0] for line in found) for found in (lines, more)]
+    assert counts[1]["dp4a.u32.s32"] - counts[0]["dp4a.u32.s32"] == weights // 2
+    asked = [i for i, line in enumerate(lines) if "L1::no_allocate.v4" in line]
+    assert 16 * len(asked) == weights * (8 if name == "Q8_0" else 4) // 8
+    assert max(asked) < lines.index("griddepcontrol.wait;")
+
+
+def test_assembled() -> None:
+    """The Plans of an 8B model's shapes: no spills, no local memory."""
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE")
+    texts = {}
+    for name in ("Q4_1", "Q8_0"):
+        for columns in (4096, 14336):
+            shape = QuantisedShape(BY_NAME[name], 4096, columns, 1, bfloat16)
+            body = kernels.callee(shape, H200).launches[0][0]
+            texts[f"{name} {columns}"] = emit(body, "entry", H200)[0]
+    for tokens in (16, symbol("tokens", 1, 512)):
+        shape = QuantisedShape(formats.Q4_K, 4096, 4096, tokens, bfloat16)
+        body = kernels.callee(shape, H200).launches[0][0]
+        texts[f"many {tokens}"] = emit(body, "entry", H200)[0]
+    shape = QuantisedShape(formats.Q8_0, 128256, 4096, 1, bfloat16)
+    texts["take"] = emit(take(shape), "entry", H200)[0]
+    for name, made in assemble_all(texts, H200.cpu).items():
+        for report in made.reports.values():
+            spilled = (report.spill_stores, report.spill_loads, report.stack_bytes)
+            assert spilled == (0, 0, 0), name
