@@ -397,11 +397,12 @@ def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
         attend(x, plan)
 
 
-@pytest.mark.parametrize("requests, joined", ((1, False), (15, False), (16, True), (128, True)))
-def test_pairs_that_are_all_cut(requests: int, joined: bool) -> None:
-    """Another launch combines them; else who has the last part does."""
+@pytest.mark.parametrize("requests, queries, joined", (
+    (1, 1, True), (15, 1, True), (1, 2, False), (7, 2, False), (16, 1, True), (128, 1, True)))
+def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> None:
+    """Another launch combines them; else, and where each has one token, who has the last part."""
     x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
-    plan = choose(x, H200)
+    plan = choose(x, H200, queries)
     assert walkers(x, plan) == 16 and plan.joined is joined
 
 

@@ -24,6 +24,7 @@ from ..ir.rewrite import Log, rewrite
 from ..ir.verify import verify
 from .expand import expand_attention
 from .level import level_sums
+from .norms import norms_behind_products
 from .split import split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
@@ -78,6 +79,9 @@ def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
     if target is not None and target.kind == "gpu":
         own["thin dots"] = thin_short_dots
     found = [(name, own.get(name, run)) for name, run in PIPELINE]
+    if target is not None and any(unit.name.startswith("wgmma") for unit in target.matrix):
+        at = [name for name, _ in found].index("thin dots")
+        found.insert(at, ("norms", norms_behind_products))  # dots of one row are dots still
     if target is not None and target.kind == "gpu":
         found.append(("level sums", level_sums))  # last: no algebra puts the factors back
     return found

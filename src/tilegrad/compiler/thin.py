@@ -53,10 +53,22 @@ def _thin_short(m: Match) -> Node | None:
     node = m.root
     inner = product(tuple(node.inputs[0].shape[i] for i in node.attrs["contract"][0]))
     lead = product(tuple(node.inputs[0].shape[i] for i in node.attrs["batch"][0]))
-    streamed = node.inputs[0].dtype in (bfloat16, float16) and high(inner) > LONGEST
+    a, b = node.inputs
+    low_bits = a.dtype in (bfloat16, float16) and a.dtype is b.dtype
+    streamed = low_bits and (high(inner) > LONGEST or _in_lines(a, b, node))
     return None if streamed and product(node.shape) != lead else _thin(m)
 
 
+def _in_lines(a: Node, b: Node, node: Node) -> bool:
+    """Whether the library's matvec takes it: a row, and a matrix dense along the sum."""
+    batch, contract = node.attrs["batch"], node.attrs["contract"]
+    plain = batch == ((), ()) and contract == ((len(a.shape) - 1,), (1,)) and len(b.shape) == 2
+    if not plain or product(a.shape[:-1]) != 1 or not all(isinstance(s, int) for s in b.shape):
+        return False
+    return high(b.shape[1]) % 256 == 0 and high(b.shape[0]) % 16 == 0 and high(b.shape[0]) >= MANY
+
+
+MANY = 256  # rows of a matrix that the library streams
 LONGEST = 6144  # elements of a row that a program of a GPU holds well
 THIN = RuleSet("thin", [Rule("dot_of_a_row", ops.dot, _thin)])
 THIN_SHORT = RuleSet("thin short", [Rule("dot_of_a_short_row", ops.dot, _thin_short)])

@@ -83,6 +83,8 @@ class Operands:
 Where = tuple[Size, Size, Size]  # batch, row, column
 # (piece of 64 rows of each product, of each matrix beside, where they begin) -> what is stored
 Epilogue = Callable[..., Node]
+# (consumer, where its tokens begin, how many) -> before the first product: what epilogues share
+Prologue = Callable[[int, Size, int], None]
 
 
 def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
@@ -167,8 +169,12 @@ class WideMatmul:
     def __init__(
         self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
         epilogue: Epilogue | None = None, costly: bool = False, beside: Sequence[Node] = (),
+        prologue: Prologue | None = None,
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
+        self.prologue = prologue
+        self.own = 0  # the consumer that is being built
+        self.piece = 0  # the column of its tile that the epilogue's piece begins at
         self.beside = list(beside)  # matrices like the result that come through the ring
         self.costly = costly and not x.gated  # the epilogue needs many registers
         self.a, self.weight, self.c = memories
@@ -436,6 +442,7 @@ class WideMatmul:
             b.do(placed.grid_dependency_wait)
             if plan.early:
                 b.do(placed.grid_launch_dependents)
+        self.begin(own)
         totals = [b.register_tile((64, self.span[1]), float32) for _ in range(self.products)]
 
         def tile(count: Size, number: Size) -> None:
@@ -462,6 +469,16 @@ class WideMatmul:
         if plan.dependent and not plan.early:
             b.do(placed.grid_launch_dependents)
         b.do(placed.wait_copies, pending=0)
+
+    def begin(self, own: int) -> None:
+        """What the epilogues of a consumer share, where all tokens are in one tile."""
+        if self.prologue is None:
+            return
+        each = self.span[1] // self.plan.split
+        if self.x.turned:
+            self.prologue(own, multiply(self.share, each) if self.plan.split > 1 else 0, each)
+        else:
+            self.prologue(own, 64 * own, 64)
 
     def one_product(self, total: Node, number: int, own: int, stage: Size, more: Node) -> None:
         """One product of a stage."""
@@ -503,6 +520,7 @@ class WideMatmul:
                 piece = [cut(b, s, start, wide) for s in sums]
                 piece += [cut(b, r, start - first * wide, wide) for r in near]
                 at = (batch, row, combine(column, start, 1))
+                self.own, self.piece = own, start
                 ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
             for some in range(0, len(ready), plan.together):
                 self.write_pieces(own, ready[some : some + plan.together])

@@ -22,7 +22,7 @@ from ..ir.symbol import Size, combine, high
 from ..ir.types import Memory, Tile
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
-from .matmul import Epilogue, Operands, Where, WideMatmul, WidePlan
+from .matmul import Epilogue, Operands, Prologue, Where, WideMatmul, WidePlan
 
 
 def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Body:
@@ -55,7 +55,7 @@ class JointMatmul(WideMatmul):
     def __init__(
         self, x: Operands, plan: WidePlan, b: PlacedBuilder, tokens: Node,
         weights: Sequence[Node], results: Sequence[Node],
-        epilogues: Sequence[Epilogue] | None = None,
+        epilogues: Sequence[Epilogue] | None = None, prologue: Prologue | None = None,
     ) -> None:  # fmt: skip
         self.weights, self.results = list(weights), list(results)
         self.products = len(self.weights) if x.gated else 1
@@ -63,7 +63,8 @@ class JointMatmul(WideMatmul):
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
-        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0])
+        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0],
+                         prologue=prologue)
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
         for n in x.weights:

@@ -149,13 +149,14 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     """A Plan for requests with so many new tokens each."""
     wide = padded(x.width) + padded(x.value_width)
     plan = _filled(x, target, queries, 128 if wide <= 256 else 64)
-    # Where every pair is cut, all combine at the end: many small programs do that sooner.
     if high(row_blocks(x, plan)) >= walkers(x, plan):
         return plan
     keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
     if keys <= SHORT * walkers(x, plan):
         plan = _filled(x, target, queries, 64)
-    return replace(plan, joined=False)
+    # Where every pair is cut, all combine at the end: many small programs do that sooner. With
+    # one token a request that is no sooner than a launch more takes.
+    return replace(plan, joined=queries == 1)
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:

@@ -21,6 +21,7 @@ from ..kernels.matmul import Operands, WidePlan
 from ..kernels.matmul_joint import JointMatmul
 from ..kernels.matmul_plan import ranked
 from ..kernels.matmul_table import PLAIN
+from ..kernels.matvec import MatvecPlan
 from ..tile.build import Body
 from .access import MOVEMENT
 from .dot_wide import WideDot, accepts
@@ -66,7 +67,8 @@ class _Joiner:
                 inputs.setdefault(self.input_of(group.values[0]), []).append(group)
         joined = False
         for groups in inputs.values():
-            takes = [g for g in groups if len(groups) > 1 and self.wide(g).operands is not None]
+            takes = [g for g in groups if len(groups) > 1 and self.wide(g).operands is not None
+                     and not self.wide(g).handed]  # fmt: skip
             pairs = self.pairs(takes)
             rest = [g for g in takes if not any(g in pair for pair in pairs)]
             for kind, parts in [*(("gated", p) for p in pairs),
@@ -241,6 +243,9 @@ class JointDot(WideDot):
         """The joint kernel over this group's parameters."""
         assert self.choice is not None
         plan = self.choice.plan
+        if isinstance(plan, MatvecPlan):
+            parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
+            return self.build_matvec(self.parts, parts or [(self.stored[0], self)])
         assert isinstance(plan, WidePlan)
         _, m, k, n = self.problem.sizes
         tokens = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
@@ -252,8 +257,11 @@ class JointDot(WideDot):
             stored = [(p.stored[0], p.problem.sizes[3]) for p in self.parts]
             epilogues = [self.shared(p).epilogue for p in self.parts]
         results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
-        return JointMatmul(x, plan, self.b, tokens, weights, results,
-                           epilogues).build()  # fmt: skip
+        self.kernel = JointMatmul(x, plan, self.b, tokens, weights, results, epilogues,
+                                  self.prologue if self.wholes else None)  # fmt: skip
+        for part in self.parts:
+            part.kernel, part.totals = self.kernel, self.totals
+        return self.kernel.build()
 
     def shared(self, part: WideDot) -> WideDot:
         """A part that builds into this Body."""

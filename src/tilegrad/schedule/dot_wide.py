@@ -14,25 +14,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.config import config
-from ..core.dtype import bfloat16, float16, float32
+from ..core.dtype import bfloat16, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
 from ..ir.node import Node, topological
-from ..ir.symbol import Size, coefficient, combine, high, loop_index, multiply
+from ..ir.symbol import (
+    Size,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    loop_index,
+    multiply,
+)  # fmt: skip
 from ..ir.types import Memory, product, row_major
-from ..kernels.matmul import Operands, WideMatmul, in_ring
+from ..kernels.matmul import Operands, WideMatmul, cut, in_ring, tile_counts
 from ..kernels.matmul_plan import Choice, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
+from ..kernels.matvec import LINE, UNIT, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matvec import choose as choose_matvec
+from ..kernels.matvec import why_not as matvec_why_not
+from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
 from .evaluate import ravel_strides, wide
-from .fuse import Group, cost
+from .fuse import Fuser, Group, cost, leaves_of
+from .handed import is_part, is_whole
 from .problem import Problem
-from .threads.tiles import TileEvaluator, Viewed
+from .threads.tiles import TileEvaluator, Viewed, power_of_two
 
 ALIGNMENT = 16  # bytes
 COSTLY = 14  # operations of an epilogue that may not have all of a tile in registers at once
@@ -115,18 +128,28 @@ class WideDot:
         choose: bool = True,
     ) -> None:  # fmt: skip
         self.group, self.reads, self.target = group, list(reads), target
-        self.dot, self.stored = group.values[0], group.stored
+        self.dot = group.values[0]
+        self.stored = [v for v in group.stored if not is_part(v)]
+        self.handed = [v for v in group.stored if is_part(v)]  # sums of blocks of columns
+        below = topological(group.stored, set(self.reads).__contains__)
+        self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
+        self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
+        self.kernel: WideMatmul | Matvec | None = None
         self.constants = constants
         self.problem = Problem(self.dot)
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.beside else None
-        self.choice: Choice | ThreadChoice | None = None
+        self.choice: Choice | ThreadChoice | MatvecChoice | None = None
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
-        if self.beside:
+        if self.beside and not matvec_why_not(self.operands, target) and self.in_units():
+            self.choice = choose_matvec(self.operands, target)
+        elif self.beside:
             known = tuned(self.operands, target, self._epilogue_class())
-            self.choice = known or next(iter(ranked(self.operands, target)), None)
+            found = [known] if known is not None and self.suits(known) else \
+                filter(self.suits, ranked(self.operands, target))  # fmt: skip
+            self.choice = next(iter(found), None)
         else:
             self.choice = next(iter(ranked_threads(self.operands, target)), None)
 
@@ -134,6 +157,28 @@ class WideDot:
     def beside(self) -> bool:
         """Whether the Target has matrix units that run beside the threads."""
         return any(unit.name.startswith("wgmma") for unit in self.target.matrix)
+
+    def in_units(self) -> bool:
+        """Whether blocks of columns that are handed on are the units of a matvec."""
+        return all(block_of(v) == UNIT for v in self.handed)
+
+    def suits(self, choice: Choice) -> bool:
+        """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
+        where what is handed on asks for them."""
+        assert self.operands is not None
+        x, plan = (turn(self.operands) if choice.turned else self.operands), choice.plan
+        if len(self.group.stored) > 1 and high(self.operands.m) == 1 and plan.split > 1:
+            return False  # all columns would be the one token's
+        if not self.handed and not self.wholes:
+            return True
+        if tile_counts(x, plan)[1 if choice.turned else 0] != 1 or plan.cluster > 1:
+            return False
+        if self.wholes and x.span(plan.tile)[0] > 128 and x.span(plan.tile)[1] > 64:
+            return False  # registers of many consumers do not hold what all tokens are scaled by
+        pieces = 64 if choice.turned else plan.staged
+        fits = [pieces % block_of(v) == 0 if not choice.turned else pieces == block_of(v)
+                for v in self.handed]  # fmt: skip
+        return all(fits)
 
     def _operands(self) -> Operands | None:
         p = self.problem
@@ -180,15 +225,15 @@ class WideDot:
             for i, r in enumerate(self.reads)
         ]  # fmt: skip
         parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-                       for i, v in enumerate(self.stored)]  # fmt: skip
+                       for i, v in enumerate(self.group.stored)]  # fmt: skip
         self.b = PlacedViews(name, parameters)
         self.e = DirectEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
         self.e.rounded = self.group.rounded
-        self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
+        self.outputs = dict(zip(self.group.stored, self.b.parameters[len(self.reads) :]))
         x = turn(self.operands) if self.choice.turned else self.operands
         body = self.build(x)
         roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
-        roles += [("store", i) for i in range(len(self.stored))]
+        roles += [("store", i) for i in range(len(self.group.stored))]
         return [(body, [roles[number] for number in self.b.numbers])]
 
     def build(self, x: Operands) -> Body:
@@ -197,11 +242,35 @@ class WideDot:
         plan, given = self.choice.plan, (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
             return ThreadMatmul(x, plan, *given).build()
+        if isinstance(plan, MatvecPlan):
+            return self.build_matvec([self], [(self.stored[0], self)])
         known = {*self.reads, *self.group.values[:1]}
         costly = any(cost(v, known) > COSTLY for v in self.stored)
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
         beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
-        return WideMatmul(x, plan, *given, costly=costly, beside=beside).build()
+        self.kernel = WideMatmul(x, plan, *given, costly=costly, beside=beside,
+                                 prologue=self.prologue if self.wholes else None)  # fmt: skip
+        return self.kernel.build()
+
+    def build_matvec(
+        self, weights: Sequence[WideDot], results: Sequence[tuple[Node, WideDot]]
+    ) -> Body:
+        """One token: the weights of some products, and who computes each result of them."""
+        assert self.choice is not None and self.operands is not None
+        b, k, plan = self.b, high(self.operands.k), self.choice.plan
+        assert isinstance(plan, MatvecPlan)
+        memories = [b.parameters[self.reads.index(w.right.node)] for w in weights]
+        sizes = [high(w.problem.sizes[3]) for w in weights]
+        self.kernel = Matvec(
+            self.operands, plan, b,
+            b.matrix(b.parameters[self.reads.index(self.left.node)], (k // LINE, LINE), (LINE, 1)),
+            [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
+            [self.outputs[v] for v, _ in results], [w.epilogue for _, w in results],
+            self.prologue if self.wholes else None,
+        )  # fmt: skip
+        for w in weights:
+            w.kernel, w.totals = self.kernel, self.totals
+        return self.kernel.build()
 
     def read_beside(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
@@ -249,6 +318,67 @@ class WideDot:
         """The products that the epilogue gets pieces of."""
         return [self.dot]
 
+    # ---- what other kernels hand on ---------------------------------------------------------
+
+    def prologue(self, own: int, start: Size, count: int) -> None:
+        """Add up the blocks of every whole sum for some tokens."""
+        b, m = self.b, self.problem.sizes[1]
+        for whole in self.wholes:
+            parts = whole.inputs[0]
+            size = high(parts.shape[-1])
+            shape = (power_of_two(count), power_of_two(size))
+            rows = b.apply("less", self.counted(shape[0], start), b.index(m))
+            inside = b.add(tile_ops.reshape(rows, shape=(shape[0], 1)))
+            if shape[1] != size:
+                columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
+                inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
+            memory = b.view(self.b.parameters[self.reads.index(parts)], (size, 1))
+            found = b.load(memory, (start, 0), shape, (0, 1), b.broadcast(inside, shape))
+            total = b.add(tile_ops.reduce(found, axis=1, kind="sum"))
+            if shape[0] != count:
+                total = b.add(tile_ops.part(total, start=(0,), shape=(count,)))
+            self.totals[(whole, own)] = total
+
+    def counted(self, size: int, start: Size) -> Node:
+        """start, start + 1, ..."""
+        b = self.b
+        return b.apply("add", b.add(tile_ops.iota(size=size, dtype=int64)), b.index(start))
+
+    def bind_wholes(self, own: int, at: Size, columns: int) -> None:
+        """Say what whole sums are for the tokens of a piece."""
+        assert self.kernel is not None and self.choice is not None
+        for whole in self.wholes:
+            total = self.totals[(whole, own)]
+            if columns == 1:
+                total = self.b.add(tile_ops.extract(total, index=0))
+            elif not self.choice.turned:
+                total = self.e.column(total)
+            elif total.shape != (columns,):
+                total = self.b.add(tile_ops.part(total, start=(self.kernel.piece,),
+                                                 shape=(columns,)))  # fmt: skip
+            self.e.bind(whole, unravel(at, whole.shape), total)
+
+    def hand_on(self, own: Index, at_m: Size, row: Size, column: Size,
+                shape: tuple[int, int]) -> None:  # fmt: skip
+        """Store the sums of a piece's blocks of columns."""
+        b, e = self.b, self.e
+        assert self.choice is not None
+        turned, n = self.choice.turned, self.problem.sizes[3]
+        for v in self.handed:
+            block, blocks = block_of(v), v.shape[-1]
+            x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
+            for start in range(0, shape[0 if turned else 1], block):
+                first = combine(row if turned else column, start, 1)
+                piece = x if turned else cut(b, x, start, block)
+                total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
+                offset = combine(multiply(at_m, blocks), floor_divide(first, block), 1)
+                if shape[1] == 1:  # one token: units are whole
+                    e.store(self.outputs[v], b.add(tile_ops.extract(total, index=0)), offset)
+                    continue
+                e.only = b.less(first, n)
+                e.store(self.outputs[v], total if turned else e.column(total), offset)
+                e.only = None
+
     def epilogue(self, *given: Any) -> Node:
         """What the group stores, computed on a piece of each accumulator and of each matrix that
         the ring brought; last: where."""
@@ -265,6 +395,8 @@ class WideDot:
             rounded = [self.b.cast(p, wide(self.dot.dtype)) for p in pieces[: len(self.dots)]]
             linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
             own = self.index_of(batch, at_m, at_n)
+            if self.wholes and self.kernel is not None:
+                self.bind_wholes(self.kernel.own, at_m, columns)
             for dot, sums in zip(self.dots, rounded):
                 self.e.bind(dot, own, sums)
             for read, brought in near.items():
@@ -277,12 +409,36 @@ class WideDot:
                 values.append((v, at, self.e.value(v, at)))
             for v, at, value in values[1:]:
                 self.e.store(self.outputs[v], value, ravel_strides(at, row_major(v.shape)))
+            self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
 
     def index_of(self, batch: Size, m: Size, n: Size) -> Index:
         """The dot's own index of an element."""
         p = self.problem
         return (*unravel(batch, p.batch_shape), *unravel(m, p.m_shape), *unravel(n, p.n_shape))
+
+
+def block_of(part: Node) -> int:
+    """Columns of a block that a sum of blocks adds up."""
+    return high(part.inputs[0].shape[-1])
+
+
+def takes_parts(part: Node, group: Group, fuser: Fuser, target: Target) -> bool:
+    """Whether the library's kernel of a product can leave the sums of its blocks behind."""
+    if not is_part(part):
+        return False
+    source, values = part.inputs[0].inputs[0], fuser.values
+    if source.shape != group.values[0].shape:
+        return False
+    if not fuser.aligned(source, group, leaves_of(source, values)):
+        return False
+    stored = [v for v in group.values if not is_part(v)]
+    inside = set(group.values)
+    order = topological(stored, lambda n: n in values and n not in inside)
+    reads = [n for n in order if n in values and n not in inside]
+    like = Group("dot", group.values, group.total, stored=[*stored, part])
+    found = WideDot(like, reads, target, set())
+    return found.beside and found.choice is not None
 
 
 def accepts(stored: Node, dot: Node) -> bool:

@@ -12,7 +12,7 @@ Invariant: groups form no cycle, and every read of a group's own value is at the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..graph import ops
@@ -218,6 +218,7 @@ class Fuser:
         self.groups: list[Group] = []
         self.readers_of: dict[Node, list[Group]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
+        self.takes_parts: Callable[[Node, Group], bool] | None = None  # what products hand on
 
     def run(self) -> list[Group]:
         """The groups, in an order in which they can run."""
@@ -308,14 +309,19 @@ class Fuser:
             if other is not None and other is not group and group.number in other.needs:
                 return False
         if group.kind == "dot":
-            return node.op not in REDUCE and product(node.shape) == group.total and \
-                self.aligned(node, group, leaves)  # fmt: skip
+            return self.follows(node, group, leaves)
         if group.kind != "loops":
             return False
         if len(group.values) >= 32:
             return False
         shape = self.adapted(node, group)
         return shape is not None and self.aligned(node, shape, leaves)
+
+    def follows(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+        """Whether a value can be computed of a product on its way out."""
+        if node.op in REDUCE:  # over blocks of columns that the product's kernel has whole
+            return self.takes_parts is not None and self.takes_parts(node, group)
+        return product(node.shape) == group.total and self.aligned(node, group, leaves)
 
     def adapted(self, node: Node, group: Group) -> Group | None:
         """The group with rows set so that the value has a place in it, or None."""

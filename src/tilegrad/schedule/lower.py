@@ -24,7 +24,9 @@ from .control import Frame, lower_control, overwritten
 from .cost import bytes_moved, work_of
 from .dot import lower_dot
 from .dot_joint import join_dots
+from .dot_wide import takes_parts
 from .fuse import DOTS, Fuser, Group
+from .handed import hand_over, keep_sums
 from .in_place import take_over
 from .loops import LoopLowering
 from .reuse import plan_memory, set_lives
@@ -78,8 +80,12 @@ class Lowering:
         self.fuser = Fuser(self.arguments, self.results)
         if self.target.kind == "gpu":
             compute_again(self.fuser.values, self.arguments, self.results)
+            keep_sums(self.fuser.values, self.arguments, self.results)
+            hand_over(self.fuser.values, self.arguments, self.results)
             self.fuser.look_ahead()
             self.rounded = rounded_nodes(self.results)
+            self.fuser.takes_parts = lambda node, group: takes_parts(
+                node, group, self.fuser, self.target)  # fmt: skip
         groups = self.fuser.run()
         if self.target.kind == "gpu":
             groups = join_dots(self.fuser, self.target)

@@ -1,0 +1,148 @@
+"""Take the factor that a norm has for each row behind the products that read the norm.
+
+rms_norm(x) @ W is r * ((x * w) @ W) with r = 1 / root(mean(x^2) + epsilon), one number a row: the
+product need not wait for the sum over the row, and what makes x can write x * w at once. The sum
+is cut into sums over blocks of columns, which the kernel that makes x leaves behind, and the one
+that multiplies adds them up: "a Region may end in a partial reduction that the next one's prologue
+finishes". For few rows alone, on machines whose products run beside the threads, in bfloat16,
+whose range is that of float32 (see docs/decisions/0020). Invariant: every product that reads a
+changed norm is changed alike, and a norm that anything else reads stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.dtype import bfloat16, float32
+from ..core.errors import InternalError
+from ..graph import build, ops
+from ..ir.node import Node, topological, users
+from ..ir.rewrite import Log, rebuild
+from ..ir.symbol import high
+from ..ir.types import product
+
+MOST_ROWS = 128  # all in one tile of the library's products
+# columns of a block: of one token; rows of the weights, few tokens; columns of rows of tokens
+ONE, WIDE, NARROW = 16, 64, 32
+LEAST = 256  # columns of a row
+RULE = "norm_behind_product"
+MOVES = {ops.reshape, ops.expand}
+
+
+@dataclass
+class Norm:
+    """A norm as core * factor a row: `total` is the sum of squares that the factor rests on."""
+
+    core: Node  # (..., columns), in float32
+    factor: Node  # (..., 1)
+    total: Node  # (...)
+
+
+def _factors(node: Node) -> list[Node]:
+    """The factors of a product."""
+    if node.op is not ops.multiply:
+        return [node]
+    return [f for i in node.inputs for f in _factors(i)]
+
+
+def _is_row(node: Node) -> bool:
+    """Whether a value is one number a row, repeated."""
+    return node.op is ops.expand and node.inputs[0].shape == (*node.shape[:-1], 1)
+
+
+def _total(factor: Node) -> Node | None:
+    """The one sum that a factor rests on, through elementwise ops."""
+    found: set[Node] = set()
+    stack = [factor]
+    while stack:
+        node = stack.pop()
+        if node.op is ops.sum_:
+            found.add(node)
+        elif node.op in MOVES or node.op.group in ("unary", "binary"):
+            stack.extend(node.inputs)
+        elif node.op is not ops.constant:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def norm_of(node: Node) -> Norm | None:
+    """The norm that a value is, or None."""
+    if node.op is not ops.cast or node.dtype is not bfloat16 or node.inputs[0].dtype is not float32:
+        return None
+    factors = _factors(node.inputs[0])
+    rows = [f for f in factors if _is_row(f)]
+    if len(rows) != 1 or len(factors) < 2 or len(node.shape) < 2:
+        return None
+    factor = rows[0].inputs[0]
+    total, columns = _total(factor), node.shape[-1]
+    if total is None or total.attrs["axes"] != (len(node.shape) - 1,):
+        return None
+    square = total.inputs[0]
+    if square.op is not ops.multiply or square.inputs[0] is not square.inputs[1]:
+        return None
+    if square.inputs[0] not in factors or not isinstance(columns, int):
+        return None
+    if columns % WIDE or columns < LEAST or high(product(node.shape[:-1])) > MOST_ROWS:
+        return None
+    rest = [f for f in factors if f is not rows[0]]
+    core = rest[0]
+    for f in rest[1:]:
+        core = ops.multiply(core, f)
+    return Norm(core, factor, total)
+
+
+def in_blocks(norm: Norm) -> Node:
+    """The factor, its sum cut into sums over blocks."""
+    square = norm.total.inputs[0]
+    *lead, columns = square.shape
+    rows = high(product(tuple(lead)))
+    block = ONE if rows == 1 else WIDE if rows <= WIDE else NARROW
+    folded = build.reshape(square, (*lead, columns // block, block))  # type: ignore[operator]
+    parts = ops.sum_(folded, axes=(len(lead) + 1,))
+    whole = ops.sum_(parts, axes=(len(lead),))
+    return _with(norm.factor, {norm.total: whole})
+
+
+def _with(node: Node, known: dict[Node, Node]) -> Node:
+    if node not in known:
+        inputs = tuple(_with(i, known) for i in node.inputs)
+        known[node] = node if inputs == node.inputs else node.with_inputs(inputs)
+    return known[node]
+
+
+def _reads_rows(reader: Node, node: Node) -> bool:
+    """Whether a reader is a product that takes a value's rows, as its first operand."""
+    if reader.op is not ops.dot or reader.inputs[0] is not node or reader.inputs[1] is node:
+        return False
+    batch, contract = reader.attrs["batch"], reader.attrs["contract"]
+    weight = reader.inputs[1]
+    plain = batch == ((), ()) and contract[0] == (len(node.shape) - 1,)
+    return plain and weight.dtype is bfloat16 and len(weight.shape) == 2
+
+
+def _behind(dot: Node) -> Node:
+    """The product of a norm's core, times the norm's factor."""
+    norm = norm_of(dot.inputs[0])
+    if norm is None:
+        raise InternalError("compiler.norms", f"{dot.inputs[0]!r} is a norm no longer")
+    attrs = {**dot.attrs, "dtype": float32}
+    made = ops.dot(build.cast(norm.core, bfloat16), dot.inputs[1], **attrs)
+    factor = build.expand(in_blocks(norm), made.shape)
+    return build.cast(ops.multiply(made, factor), dot.dtype)
+
+
+def norms_behind_products(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+    """The pass."""
+    order = topological(results)
+    readers = users(order)
+    done: dict[Node, Node] = {}
+    for node in order:
+        done[node] = rebuild(node, done)
+        if node.op is not ops.dot or norm_of(node.inputs[0]) is None:
+            continue
+        norm = node.inputs[0]
+        if norm not in results and all(_reads_rows(r, norm) for r in readers[norm]):
+            done[node] = _behind(done[node])
+            log.fired[RULE] = log.fired.get(RULE, 0) + 1
+    return [done[r] for r in results]

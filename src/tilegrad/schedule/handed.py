@@ -1,0 +1,120 @@
+"""What one product's kernel hands to the next: sums over blocks of columns, and each sum once.
+
+A sum over rows that was cut into blocks (see compiler/norms.py) needs no launch of its own where
+the kernel of the product that makes the row can leave the sums of its blocks behind (`is_part`),
+and those that multiply by what follows from the whole sum can add the blocks up before they begin
+(`is_whole`). A value that is computed of a product and read more than once is stored by that
+product's kernel, not computed again from more than it weighs itself.
+
+Invariant: values taken out of the set are read by the epilogues of products alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import ops
+from ..ir.node import Node, topological, users
+from ..ir.symbol import high
+from ..ir.types import Array, product
+from .access import MOVEMENT
+
+MOST_PARTS = 256  # blocks of a row
+ELEMENTWISE = ("unary", "binary", "ternary", "compare")
+
+
+def is_part(node: Node) -> bool:
+    """Whether a sum is one over blocks of columns: (..., blocks, block) -> (..., blocks)."""
+    if node.op is not ops.sum_ or node.inputs[0].op is not ops.reshape:
+        return False
+    folded, source = node.inputs[0].shape, node.inputs[0].inputs[0].shape
+    last = node.attrs["axes"] == (len(folded) - 1,)
+    return last and len(folded) == len(source) + 1 and folded[:-2] == source[:-1]
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a sum adds up the sums of all blocks of a row."""
+    if node.op is not ops.sum_ or not is_part(node.inputs[0]):
+        return False
+    parts = node.inputs[0].shape
+    return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
+
+
+def hand_over(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
+    """Take whole sums that products finish out of the values, and what lies between."""
+    given = set(arguments) | set(results)
+    order = topological(results, stop=set(arguments).__contains__)
+    readers = users(order)
+    for node in order:
+        if node not in given and is_whole(node):
+            found = _until_products(node, readers, given)
+            if found is not None:
+                values -= found[0]
+                values |= {_rounded(scaled, readers) for scaled in found[1]}
+
+
+def _until_products(node: Node, readers: dict[Node, list[Node]],
+                    given: set[Node]) -> tuple[set[Node], set[Node]] | None:  # fmt: skip
+    """What follows from a whole sum before products are multiplied by it, and those; None where
+    anything else reads it."""
+    found, stack = {node}, [node]
+    scaled: set[Node] = set()
+    while stack:
+        current = stack.pop()
+        if current in given:
+            return None
+        for reader in readers.get(current, ()):
+            if reader.op is ops.multiply and any(_of_product(i) for i in reader.inputs):
+                scaled.add(reader)
+                continue
+            if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:
+                return None
+            if reader not in found:
+                found.add(reader)
+                stack.append(reader)
+    return found, scaled
+
+
+def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
+    """The value that a scaled product is stored as: rounded, where all want it so."""
+    found = readers.get(node, [])
+    return found[0] if len(found) == 1 and found[0].op is ops.cast else node
+
+
+def _of_product(node: Node) -> bool:
+    while node.op in MOVEMENT or node.op is ops.cast:
+        node = node.inputs[0]
+    return node.op is ops.dot
+
+
+def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
+    """Make values of what is read more than once and follows from a product (a residual sum), or
+    from a gather: who made it stores it, and no later kernel computes it again."""
+    order = topological(results, stop=set(arguments).__contains__)
+    readers = users(order)
+    for node in order:
+        if node in values or not isinstance(node.type, Array):
+            continue
+        sums = node.op.group == "binary" and any(_is_made(i, values) for i in node.inputs)
+        if (sums or node.op is ops.gather) and _many(node, readers):
+            values.add(node)
+
+
+def _is_made(node: Node, values: set[Node]) -> bool:
+    """Whether a value is a product's, as wide as it, that only this sum reads in its kernel."""
+    while node.op is ops.cast:
+        node = node.inputs[0]
+    return node.op is ops.dot and node in values
+
+
+def _many(node: Node, readers: dict[Node, list[Node]]) -> bool:
+    """Whether values of full size are read more than once, casts aside."""
+    size, found = high(product(node.shape)), 0
+    stack = list(readers.get(node, ()))
+    while stack:
+        reader = stack.pop()
+        if reader.op in MOVEMENT or reader.op is ops.cast:
+            stack.extend(readers.get(reader, ()))
+        else:
+            found += not isinstance(reader.type, Array) or high(product(reader.shape)) <= size
+    return found > 1

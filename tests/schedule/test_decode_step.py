@@ -1,0 +1,177 @@
+"""The kernels of a decode step: how many, which, and that they compute what the model says.
+
+Two layers without their attention run on the Tile interpreter (one of them on the PTX simulator)
+and are held to float64; the launches of a Llama-3-8B-shaped step are counted for an H200.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreted import run_interpreted
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
+
+from simulated import run_graph
+
+import tilegrad as tg
+from tilegrad import nn
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.core import dtype as dtypes
+from tilegrad.core.target import H200
+from tilegrad.graph import build, ops
+from tilegrad.ir.node import Node
+from tilegrad.models.decoder import Decoder, paged
+from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.schedule.schedule import Launch, Schedule
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.tensor import paged as paged_functions
+
+BF16 = ml_dtypes.bfloat16
+EPSILON = 1e-5
+
+
+def dot(x: Node, w: Node) -> Node:
+    """x @ w^T."""
+    return build.dot(x, w, batch=((), ()), contract=((1,), (1,)))
+
+
+def norm(x: Node, w: Node) -> Node:
+    """RMS norm, as the model writes it."""
+    wide = build.cast(x, dtypes.float32)
+    mean = build.multiply(build.sum_(build.multiply(wide, wide), 1, keep=True), 1.0 / x.shape[-1])
+    root = build.unary(ops.square_root, build.add(mean, EPSILON))
+    found = build.multiply(build.multiply(wide, build.unary(ops.reciprocal, root)),
+                           build.cast(w, dtypes.float32))  # fmt: skip
+    return build.cast(found, x.dtype)
+
+
+def silu(x: Node) -> Node:
+    """x * sigmoid(x)."""
+    below = build.add(build.unary(ops.exp, build.multiply(x, -1.0)), 1.0)
+    return build.multiply(x, build.unary(ops.reciprocal, below))
+
+
+def layer(x: Node, weights: list[Node]) -> Node:
+    """A layer whose attention is q * k * v, each of them stored as if a kernel read it."""
+    first, q, k, v, o, second, gate, up, down = weights
+    y = norm(x, first)
+    mixed = build.multiply(build.multiply(dot(y, q), dot(y, k)), dot(y, v))
+    x = build.add(x, dot(mixed, o))
+    y = norm(x, second)
+    return build.add(x, dot(build.multiply(silu(dot(y, gate)), dot(y, up)), down))
+
+
+def reference(x: np.ndarray, weights: list[np.ndarray]) -> np.ndarray:
+    """The layer in float64."""
+    first, q, k, v, o, second, gate, up, down = (w.astype(np.float64) for w in weights)
+
+    def normed(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * w
+
+    y = normed(x, first)
+    x = x + ((y @ q.T) * (y @ k.T) * (y @ v.T)) @ o.T
+    y = normed(x, second)
+    g = y @ gate.T
+    return x + (g / (1 + np.exp(-g)) * (y @ up.T)) @ down.T
+
+
+def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray:
+    """Random numbers in bfloat16."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(BF16)
+
+
+def drawn_layer(width: int, hidden: int, seed: int) -> list[np.ndarray]:
+    """Weights of a layer."""
+    shapes = [(width,), *[(width, width)] * 4, (width,), (hidden, width), (hidden, width),
+              (width, hidden)]  # fmt: skip
+    return [draw(seed + i, *s, scale=s[-1] ** -0.5 if len(s) == 2 else 1.0)
+            for i, s in enumerate(shapes)]  # fmt: skip
+
+
+def error_of(m: int, run: object, width: int = 256, hidden: int = 384, layers: int = 2) -> float:
+    """The largest error of some layers for m tokens, over the largest value."""
+    values = [draw(m, m, width)]
+    for i in range(layers):
+        values += drawn_layer(width, hidden, 10 * i + 1)
+    nodes = [build.input_(v.shape, dtypes.bfloat16) for v in values]
+    x, expected = nodes[0], values[0].astype(np.float64)
+    for i in range(layers):
+        part = slice(9 * i + 1, 9 * i + 10)
+        x, expected = layer(x, nodes[part]), reference(expected, values[part])
+    (got,) = run(nodes, [x], values)  # type: ignore[operator]
+    return float(np.abs(got.astype(np.float64) - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("m", [1, 3, 8, 40, 72, 128])
+def test_layers_are_right(m: int) -> None:
+    assert error_of(m, lambda *given: run_interpreted(H200, *given)) < 1.5e-2
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_simulated(m: int) -> None:
+    assert error_of(m, run_graph, hidden=256, layers=1) < 1.5e-2
+
+
+# ---- a step of a model ------------------------------------------------------------------------
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def step_schedule(batch: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> Schedule:
+    """The Schedule of a decode step, for an H200."""
+    monkeypatch.setattr(paged_functions, "target_of", lambda *given: H200)
+    config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers})
+    model = Decoder(config, tg.bfloat16)
+    cache = nn.PagedCache(config.layers, 4, 64, config.key_heads, config.head_width,
+                          requests=batch, most_pages=4, dtype=tg.bfloat16)  # fmt: skip
+
+    def step(model, cache, tokens, positions, table, lengths, starts):
+        attend = paged(config, cache, table, lengths, starts, queries=1)
+        return model.step(tokens, positions, attend, turned=False).argmax(-1)
+
+    def zeros(*shape: int) -> tg.Tensor:
+        return tg.tensor(np.zeros(shape, np.int32))
+
+    given = (zeros(batch), zeros(batch), zeros(batch, 4), zeros(batch), zeros(batch + 1))
+    with tg.no_grad():
+        lowered = tg.jit(step).lower(model, cache, *given)
+    return schedule_for(lowered.inputs, lowered.outputs, H200, lowered.donate)
+
+
+def launches(schedule: Schedule) -> list[str]:
+    """The names of the Bodies that a Schedule launches, in order."""
+    return [step.body.name for k in schedule.kernels for step in k.steps
+            if isinstance(step, Launch)]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
+def test_launches_of_a_layer(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    some, more = (launches(step_schedule(batch, n, monkeypatch)) for n in (3, 5))
+    assert len(more) - len(some) <= 2 * 6
+    assert len(set(more)) == len(set(some)), "equal layers share their Programs"
+    assert len(some) + 29 * 6 <= 200  # of 32 layers
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
+@pytest.mark.parametrize("batch", [1, 8, 32, 128])
+def test_programs_fit_their_registers(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {}
+    for kernel in step_schedule(batch, 2, monkeypatch).kernels:
+        for step in kernel.steps:
+            if isinstance(step, Launch) and step.body.name not in texts:
+                texts[step.body.name], _ = emit(step.body, "entry", H200)
+    for name, made in assemble_all(texts, H200.cpu).items():
+        assert made.warnings == [], name
+        for report in made.reports.values():
+            assert report.spill_stores == report.spill_loads == report.stack_bytes == 0, name
