@@ -154,7 +154,8 @@ def call() -> dict[str, Any]:
 
 def phases(lowered: Any) -> dict[str, Any]:
     """Seconds of scheduling, emission and assembling of a traced Graph for an H200."""
-    from tilegrad.compiler.compile import recipe_of, schedule_for
+    from tilegrad.compiler.compile import schedule_for
+    from tilegrad.compiler.flatten import recipe_of
     from tilegrad.core.target import H200
     from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tilegrad.compiler.compile import compile_for, recipe_of, schedule_for
+from tilegrad.compiler.compile import compile_for, schedule_for
+from tilegrad.compiler.flatten import recipe_of
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import AVX2, AVX512, NEON, SSE2, Target
 from tilegrad.graph import build, ops

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from random_graphs import CONTROL, random_graph
 
-from tilegrad.compiler.compile import host, recipe_of, schedule_for
+from tilegrad.compiler.compile import host, schedule_for
+from tilegrad.compiler.flatten import recipe_of
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.errors import InternalError, UserError
 from tilegrad.graph import build, ops

@@ -2,24 +2,24 @@
 
 The key is taken from the Graph as it was traced, before any pass, together with the Target, the
 compiler's version and (where kernels of the library may be chosen) the PlanTable's content, so a
-warm start runs no pass at all. Invariant: two Graphs of equal structure share one Executable per
-Target and PlanTable.
+warm start runs no pass at all, and imports none. Invariant: two Graphs of equal structure share
+one Executable per Target and PlanTable.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
+from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.fingerprint import digest, structure
@@ -28,11 +28,10 @@ from ..ir.rewrite import replace
 from ..kernels.plan_table import plans
 from ..runtime.executable import Recipe
 from ..runtime.store import default_store
-from ..schedule.lower import lower_graph
-from ..schedule.schedule import Schedule
 from .dispatch import offer, target_for
-from .flatten import program_text, recipe_of
-from .pipeline import run_pipeline
+
+if TYPE_CHECKING:
+    from ..schedule.schedule import Schedule
 
 LOG = logging.getLogger("tilegrad.compile")
 
@@ -46,9 +45,11 @@ counters = {"compiled": 0, "loaded": 0, "programs": 0}
 @functools.cache
 def version() -> str:
     """A hash of the package's own source: a changed compiler misses the cache."""
+    from ..targets.llvm.driver import llvm_version
+
     try:
-        llvm = importlib.metadata.version("llvmlite")
-    except importlib.metadata.PackageNotFoundError:
+        llvm = llvm_version()
+    except InternalError:
         llvm = "none"  # a GPU can be compiled for without it
     state = hashlib.sha256(llvm.encode())
     for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
@@ -94,6 +95,8 @@ def compile_for(
     device: str = "cpu",
 ) -> Any:  # fmt: skip
     """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
+    from .flatten import recipe_of
+
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
     _compile(texts, target, device)
@@ -112,6 +115,8 @@ def _make(
         if bound is not None:
             counters["loaded"] += 1
             return bound
+    from .flatten import recipe_of
+
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target)
@@ -128,6 +133,9 @@ def schedule_for(
     inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
 ) -> Schedule:
     """The Schedule of a Graph: all passes, then lowering."""
+    from ..schedule.lower import lower_graph
+    from .pipeline import run_pipeline
+
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs, target)
@@ -177,4 +185,4 @@ def _bind(recipe: Recipe, target: Target, device: str) -> Any:
     return serving.bind(recipe, modules, device)
 
 
-__all__ = ["executable_for", "program_text", "recipe_of", "schedule_for"]
+__all__ = ["executable_for", "schedule_for"]

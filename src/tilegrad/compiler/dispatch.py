@@ -85,13 +85,16 @@ def target_for(name: str) -> Target:
 
 def _llvm() -> Offer:
     from ..targets.llvm.driver import compile_text, load
-    from ..targets.llvm.emit import body_symbols, emit
     from ..targets.llvm.step import Executable
 
     def emitted(body: Body, name: str, target: Target) -> Program:
+        from ..targets.llvm.emit import emit  # not needed where object code is in the Store
+
         return Program(*emit(body, name, target))
 
     def symbols(body: Body) -> list[str]:
+        from ..targets.llvm.emit import body_symbols
+
         return [s.name for s in body_symbols(body)]
 
     def compiled(text: str, target: Target, machine: str) -> bytes:

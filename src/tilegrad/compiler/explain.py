@@ -25,7 +25,8 @@ from ..schedule.lower import lower_graph
 from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
-from .compile import cut, host, program_text
+from .compile import cut, host
+from .flatten import program_text
 from .pipeline import Stage, run_pipeline
 
 # What each level shows; `all` is every section in this order.
