@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +82,28 @@ class Screen:
         os.close(slave)
         self.text = ""
 
-    def until(self, words: str, seconds: float = SECONDS) -> str:
-        """What was shown, once it has these words; they are then gone from what is waited for."""
-        end = time.monotonic() + seconds
-        while words not in self.text:
-            left = end - time.monotonic()
-            assert left > 0, f"{words!r} did not come:\n{self.text}"
-            if select.select([self.master], [], [], min(left, 1.0))[0]:
+    def wait(self, come: Callable[[], bool], what: str) -> None:
+        """Take what is shown until something has come."""
+        end = time.monotonic() + SECONDS
+        while not come():
+            assert time.monotonic() < end, f"{what} did not come:\n{self.text}"
+            if select.select([self.master], [], [], 1.0)[0]:
                 try:
                     data = os.read(self.master, 65536)
                 except OSError:
                     data = b""
-                assert data, f"{words!r} did not come before the end:\n{self.text}"
+                assert data, f"{what} did not come before the end:\n{self.text}"
                 self.text += data.decode("utf-8", "replace")
+
+    def until(self, words: str) -> str:
+        """What was shown, once it has these words; they are then gone from what is waited for."""
+        self.wait(lambda: words in self.text, repr(words))
         shown, _, self.text = self.text.partition(words)
         return shown + words
 
     def more(self, count: int) -> None:
         """Wait for some more characters."""
-        while len(self.text) < count:
-            self.text += os.read(self.master, 65536).decode("utf-8", "replace")
+        self.wait(lambda: len(self.text) >= count, f"{count} characters")
 
     def type(self, text: str) -> None:
         """Type some keys."""
@@ -123,19 +126,25 @@ class Screen:
         os.close(self.master)
 
 
-def test_a_chat_at_a_terminal(tiny: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    screen = Screen(["chat", str(tiny), "--max-tokens", "4", "--seed", "1"], environment)
+def test_a_chat_at_a_terminal(
+    tiny_long: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    screen = Screen(["chat", str(tiny_long), "--max-tokens", "4000"], environment)
     try:
-        screen.until("128 tokens of context")
+        screen.until("16384 tokens of context")
         screen.until(">>> ")
-        screen.type("hello\n")
-        screen.until("[ended at 4 tokens")
-        screen.until(">>> ")
+        for _ in range(2):  # Ctrl-C ends an answer, and the next message is answered again
+            screen.type("hello\n")
+            screen.until("hello")
+            screen.more(30)
+            os.killpg(screen.process.pid, signal.SIGINT)
+            screen.until("[stopped]")
+            screen.until(">>> ")
         os.killpg(screen.process.pid, signal.SIGINT)
         screen.until("(Ctrl-D leaves)")
         screen.until(">>> ")
         screen.type(f"/save {tmp_path / 'talk.json'}\n")
-        screen.until("[2 messages are in")
+        screen.until("[4 messages are in")
         screen.until(">>> ")
         screen.type("\x04")
         assert screen.end() == 0, screen.text
@@ -143,7 +152,7 @@ def test_a_chat_at_a_terminal(tiny: Path, environment: dict[str, str], tmp_path:
     finally:
         screen.close()
     roles = [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())]
-    assert roles == ["user", "assistant"]
+    assert roles == ["user", "assistant"] * 2
 
 
 def test_control_c_ends_run_with_130(tiny_long: Path, environment: dict[str, str]) -> None:
