@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from simulated import assembled, check_body, launch  # noqa: F401
 
+from tilegrad import kernel, tile
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import BY_NUMPY, DType, bool_, float32, int32, int64
 from tilegrad.core.errors import InternalError
@@ -406,6 +407,28 @@ def test_shared_places_are_met_in_order() -> None:
 
     put(b, 1, b.loop("i", 0, 3, 1, outer, [whole_tile(b, 0)])[0])
     check_body(b.finish((1,), warps=4), x, y, policies=ALL)
+
+
+@kernel
+def halved_until_small(x, *, turns: int):
+    """What is left of a row's sum after some turns, and its last elements' sum."""
+    tile.grid(1)
+    out = tile.result((2,))
+    busy, left = tile.full((), 1, int32), tile.zeros((64,), float32) + x[0:64]
+    for _ in tile.range(0, turns):
+        if busy > 0:
+            busy = tile.cast(tile.sum(left) > 40.0, int32)
+            left = left * 0.5
+    tile.store(out, (0,), tile.sum(left))
+    tile.store(out, (1,), tile.max(x[64:128] * 2.0))
+
+
+def test_scratch_that_only_some_turns_use() -> None:
+    """A turn without an exchange leaves what an earlier one read for slow warps to read."""
+    x = np.arange(128, dtype=np.float32) / 16
+    for turns in range(1, 8):
+        (body,) = halved_until_small.warps(2).lower(x, turns=turns)
+        check_body(body, x, np.zeros(2, np.float32), rounding=1e-6)
 
 
 def test_global_memory_that_is_written_and_read_again() -> None:

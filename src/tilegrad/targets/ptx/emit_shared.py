@@ -148,10 +148,11 @@ class SharedEmitter(Moves):
 
     def swap_scratch(self, head: Head) -> bool:
         """At the end of a loop's turn: let the two buffers change places where the next turn need
-        not wait then. Only in an outermost loop: no other keeps what was touched by name."""
+        not wait then. Only in an outermost loop: no other keeps what was touched by name. And only
+        where threads meet in every turn: else what a turn read has either name some turns later."""
         first, second = self.scratch_keys()
         names = {first: second, second: first}
-        if self.in_role or len(self.hazards.heads) != 1:
+        if self.in_role or len(self.hazards.heads) != 1 or not head.met:
             return False
         self.hazards.rename(names)
         if self.hazards.turns(head):
