@@ -310,6 +310,8 @@ def test_functions_leave_their_arguments() -> None:
     for was, now, old, new in zip((keys, values), after, before, (k, v)):
         assert np.array_equal(was.numpy(), old)
         old[3, :, 12:], old[1, :, :2] = new[:4].swapaxes(0, 1), new[4:].swapaxes(0, 1)
+        if was is values:  # the page is new, and what lay in it may not be finite
+            old[1, :, 2:] = 0
         assert np.array_equal(now.numpy(), old)
     assert tg.paged_work(q, *after, *places) is None  # nothing to be made for a CPU
     out = tg.paged_attention(turned, *after, *places, scale=0.1)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ..core.dtype import bfloat16, float16
 from ..core.errors import InternalError
@@ -124,6 +125,9 @@ def wide_attention(
 class WideAttention(Walk):
     """Builds one Body of `wide_attention`."""
 
+    registers = REGISTERS
+    notes: ClassVar[dict[str, Any]] = {}  # of the Body
+
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
         why = why_not(x, plan)
         if why:
@@ -159,11 +163,11 @@ class WideAttention(Walk):
         self.empty = [b.barrier(f"{of}_empty", self.halves, plan.stages)
                       for of in ("key", "value")]  # fmt: skip
         self.program = b.program(0, plan.programs)
-        few, registers = REGISTERS[self.halves]
+        few, registers = self.registers[self.halves]
         b.role("producer", 4, few, self.producer)
         for own in range(self.halves):
             b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
-        return b.finish((plan.programs,), plan=plan)
+        return b.finish((plan.programs,), plan=plan, **self.notes)
 
     # ---- the producer -----------------------------------------------------------------------
 

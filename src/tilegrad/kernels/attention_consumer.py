@@ -300,7 +300,7 @@ class Consumer:
         shape = (64, columns)
         key = k.held("key", k.key_of(work, step))
         apart = combine(combine(work.first, 64 * self.own, 1), key, -1)
-        limits = [None if side is None else combine(side, apart, 1) for side in self.x.band]
+        limits = [None if side is None else combine(side, apart, 1) for side in (k.low, k.high)]
         end = combine(work.limit, key, -1) if k.ends else None
         seen = parts.within(b, shape, limits[0], limits[1], end)
         if "mask" in self.x.extras:

@@ -26,6 +26,7 @@ from ..ir.symbol import (
     modulo,
     multiply,
 )  # fmt: skip
+from ..ir.types import Memory
 from ..tile.placed import PlacedBuilder
 from . import attention_parts as parts
 from .attention_shape import AttentionShape
@@ -53,6 +54,7 @@ class Work:
     left: Size
     query_start: Size = 0  # token of query 0
     key_start: Size = 0
+    sequence: Size = 0  # of those that lie one after another
 
 
 Step = Callable[[Size, bool], None]  # (number of the step, whether a mask cuts it)
@@ -70,7 +72,9 @@ class Walk:
         self.lanes = multiply(x.batch, x.heads)
         self.packed = "query_starts" in x.extras
         if self.packed:  # a sequence may begin within a tile
-            self.sequences = int(self.memory["query_starts"].type.shape[0]) - 1  # type: ignore[union-attr, arg-type]
+            starts = self.memory["query_starts"].type
+            assert isinstance(starts, Memory)
+            self.sequences = combine(starts.shape[0], 1, -1)
             self.blocks = combine(floor_divide(x.queries, self.rows), self.sequences, 1)
         self.tiles = multiply(self.lanes, self.blocks)
         self.low, self.high = x.band
@@ -240,13 +244,10 @@ class Walk:
         x, b, held = self.x, self.b, self.held
         place = held("place", floor_divide(number, self.lanes))
         head = held("head", modulo(number, self.lanes))
-
-        def start_of(name: str, sequence: Size, most: Size) -> Size:
-            loaded = b.cast(b.load(self.memory[name], (sequence,)), int64)
-            return b.atom("start", loaded, 0, high(most))
+        many, start_of = high(self.sequences), self.start_of
 
         def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
-            least, most = (b.atom("side", c, 0, self.sequences - 1) for c in carried)
+            least, most = (b.atom("side", c, 0, many - 1) for c in carried)
             middle = floor_divide(combine(combine(least, most, 1), 1, 1), 2)
             first = floor_divide(start_of("query_starts", middle, x.queries), self.rows)
             here = b.less_equal(combine(first, middle, 1), place)
@@ -254,16 +255,13 @@ class Walk:
             return [b.apply("where", here, b.index(middle), carried[0]),
                     b.apply("where", here, carried[1], below)]  # fmt: skip
 
-        ends = [b.constant(0, int64), b.constant(self.sequences - 1, int64)]
-        found = b.loop("half", 0, (self.sequences - 1).bit_length(), 1, halve, ends)
-        sequence = b.atom("sequence", found[0], 0, self.sequences - 1)
-        after = combine(sequence, 1, 1)
+        ends = [b.constant(0, int64), b.index(combine(self.sequences, 1, -1))]
+        found = b.loop("half", 0, (many - 1).bit_length(), 1, halve, ends)
+        sequence = b.atom("sequence", found[0], 0, many - 1)
         query_start = start_of("query_starts", sequence, x.queries)
-        key_start = start_of("key_starts", sequence, x.keys)
-        queries = held("queries", maximum(combine(
-            start_of("query_starts", after, x.queries), query_start, -1), 0))  # fmt: skip
-        limit = held("limit", maximum(combine(
-            start_of("key_starts", after, x.keys), key_start, -1), 0))  # fmt: skip
+        queries = held("queries", maximum(combine(start_of(
+            "query_starts", combine(sequence, 1, 1), x.queries), query_start, -1), 0))  # fmt: skip
+        key_start, limit = self.keys_of(sequence, queries)
         block = combine(place, combine(floor_divide(query_start, self.rows), sequence, 1), -1)
         if self.high is not None:  # the last queries see most
             last = combine(ceil_divide(queries, self.rows), 1, -1)
@@ -273,7 +271,18 @@ class Walk:
         outside = b.apply("where", b.less(first, 0), b.index(queries), b.index(first))
         first = b.atom("first", outside, 0, high(x.queries) + self.rows)
         seen = self.blocks_seen(0, head, first, queries, limit)
-        return replace(seen, query_start=query_start, key_start=key_start)
+        return replace(seen, query_start=query_start, key_start=key_start, sequence=sequence)
+
+    def start_of(self, name: str, sequence: Size, most: Size) -> Size:
+        """An entry of the starts of sequences."""
+        loaded = self.b.cast(self.b.load(self.memory[name], (sequence,)), int64)
+        return self.b.atom("start", loaded, 0, high(most))
+
+    def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
+        """The first key of a sequence with so many queries, and how many it has."""
+        start = self.start_of("key_starts", sequence, self.x.keys)
+        stop = self.start_of("key_starts", combine(sequence, 1, 1), self.x.keys)
+        return start, self.held("limit", maximum(combine(stop, start, -1), 0))
 
     def blocks_seen(
         self, batch: Size, head: Size, first: Size, queries: Size, limit: Size

@@ -7,7 +7,9 @@ and value to the page that the table names. Costs one read and one write of ever
 Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
 i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
 the models that are run. Tokens of no request (past the last query start) are left alone.
-Invariant: of the cache, what belongs to the new tokens is written, and nothing else.
+A request's last token, in a page that began in this step, leaves zeros for values in the rest of
+the page: whatever was there before may not be finite.
+Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from .paged_shape import PagedShape, cache_parameters
+
+CLEARED = 8  # rows that are written at once
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,30 @@ class _Append:
         value = b.load(memory["v"], (self.token, self.head, 0), (x.value_width,), (2,))
         value = self.kept(b.cast(value, float32), x.cache, scales[1] if scales else None)
         b.store(memory["values"], value, (*slot, 0), (3,))
+        count = b.apply("subtract", end, b.cast(b.load(memory["query_starts"], (request,)), int64))
+        last = b.apply("equal", after, b.index(1))
+        self.clear(slot, at, b.apply("subtract", length, count), last)
+
+    def clear(self, slot: tuple[Size, Size, Size], at: Size, before: Node, last: Node) -> None:
+        """Zeros in the rest of a page, by the last token of a request if the page is new."""
+        b, x, (page, head, row) = self.b, self.x, slot
+        new = b.apply("less_equal", before, b.index(at - row))
+        step = min(x.page, CLEARED)
+
+        def rows(first: Size, _: list[Node]) -> Sequence[Node]:
+            shape = (step, x.value_width)
+            line = b.apply("add", b.add(ops.iota(size=step, dtype=int64)), b.index(first))
+            after = b.apply("less", b.index(row), line)
+            after = b.broadcast(b.add(ops.reshape(after, shape=(step, 1))), shape)
+            b.store(self.memory["values"], b.constant(0.0, x.cache, shape), (page, head, first, 0),
+                    (2, 3), after)  # fmt: skip
+            return ()
+
+        def zeros() -> Sequence[Node]:
+            b.loop("row", 0, x.page, step, rows, [])
+            return ()
+
+        b.branch(b.apply("bit_and", new, last), zeros)
 
     def angles(self, place: Node) -> tuple[Node, Node] | None:
         """Cosines and sines of the token's place."""

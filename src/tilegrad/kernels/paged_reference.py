@@ -131,7 +131,8 @@ def append(
     lengths: Array, query_starts: Array, keys: Array, values: Array,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Array:  # fmt: skip
-    """Turned queries in float64; keys and values (float64 arrays) get the new tokens' rows."""
+    """Turned queries in float64; keys and values (float64 arrays) get the new tokens' rows, and
+    the rest of a page that is new zeros for values."""
     turned = np.zeros(q.shape)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
@@ -141,6 +142,8 @@ def append(
             turned[token] = _turned(q[token], rotary, place, frequencies)
             keys[page, :, within] = _turned(k[token], rotary, place, frequencies) / scales[0]
             values[page, :, within] = v[token].astype(np.float64) / scales[1]
+        if last > first and (length - 1) // x.page * x.page >= length - (last - first):
+            values[table[request, (length - 1) // x.page], :, (length - 1) % x.page + 1 :] = 0
     return turned
 
 

@@ -6,8 +6,8 @@ new tokens included. Key j of request r lies in page `table[r, j // page]` at pl
 keys (pages, key_heads, page, width) and values (pages, key_heads, page, value_width). Sizes of
 tokens and requests may be Symbols, so that one compiled step serves any batch.
 
-On a GPU the tokens' work is first shared out evenly: a list, made once for a step, since layers
-that ask for the same list share one Node. On a CPU nothing is needed.
+On a GPU the work of few tokens a request is first shared out evenly: a list, made once for a step,
+since layers that ask for the same list share one Node. Many tokens, or a CPU, need none.
 Invariant: what a kernel cannot take is an error here with its reason; nothing is copied where
 keys and values are state of a jitted function.
 """
@@ -30,6 +30,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, combine, high
 from ..ir.types import Tuple
 from ..kernels import paged_attention_cpu as cpu
+from ..kernels import paged_prefill as prefill
 from ..kernels.paged_append import Rotary
 from ..kernels.paged_call import append_callee, attention_callee, list_callee
 from ..kernels.paged_shape import (
@@ -77,6 +78,10 @@ def paged_attention(
         _refuse("paged_attention", cpu.why_not(x, target), x)
         callee = _cpu_callee(x, target)
         return wrap(ops.call(*nodes[:3], *more, *nodes[3:], callee=callee), *given)
+    if work is None and _has_many(x, queries) and not prefill.why_not(x, target):
+        made = ops.call(build.reshape(nodes[0], (1, *nodes[0].shape)), *nodes[1:],
+                        callee=_prefill_callee(x, target))  # fmt: skip
+        return wrap(build.reshape(build.items(made)[0], (x.tokens, x.heads, x.value_width)), *given)
     if work is None:
         work = _listed(x, _plan(x, target, queries), given[4], given[5])
     elif work.shape != _listed_shape(x):
@@ -92,13 +97,15 @@ def paged_work(
     q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
     window: int = 0, queries: int | None = None,
 ) -> PagedWork | None:  # fmt: skip
-    """The work list of a step for `paged_attention` with arguments like these; None on CPUs.
+    """The work list of a step for `paged_attention` with arguments like these; None where it needs
+    none.
 
     It depends on lengths and query_starts, and on the sizes of the others.
     """
     given = [lift(x) for x in (q, keys, values, table, lengths, query_starts)]
     x, target = _shape("paged_work", given, 1.0, window, 0.0), _target(given)
-    if target.kind != "gpu":
+    many = _has_many(x, queries) and not prefill.why_not(x, target)
+    if target.kind != "gpu" or many:
         return None
     return _listed(x, _plan(x, target, queries), given[4], given[5])
 
@@ -190,12 +197,22 @@ def _target(given: list[Tensor]) -> Target:
     return target_of(given[0].device, config().threads)
 
 
+def _queries(x: PagedShape, queries: int | None) -> int:
+    """New tokens of a request, as a rule."""
+    if queries is not None:
+        return queries
+    one = x.tokens is x.requests or x.tokens == x.requests
+    return 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
+
+
+def _has_many(x: PagedShape, queries: int | None) -> bool:
+    """Whether requests have so many new tokens that the matrix units bound a step."""
+    return _queries(x, queries) >= prefill.LEAST
+
+
 def _plan(x: PagedShape, target: Target, queries: int | None) -> PagedPlan:
     """The Plan for requests with so many new tokens each."""
-    if queries is None:
-        one = x.tokens is x.requests or x.tokens == x.requests
-        queries = 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
-    plan = choose(x, target, queries)
+    plan = choose(x, target, _queries(x, queries))
     _refuse("paged_attention", gpu_why_not(x, plan), x)
     return plan
 
@@ -227,6 +244,13 @@ def _list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 @functools.lru_cache(maxsize=64)
 def _attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     return attention_callee(x, plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
+    plan = prefill.choose(x, target)
+    assert plan is not None
+    return prefill.prefill_callee(x, plan)
 
 
 @functools.lru_cache(maxsize=64)

@@ -99,8 +99,6 @@ class ThreadsEmitter(PlacedEmitter):
         index, lead = node.inputs[5 : 5 + rank], node.inputs[5 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
-        if self.threads != WARP:
-            raise InternalError("ptx.emit", f"copy_pages by {self.threads} threads, not a warp")
         whole, spans, _ = self.boxes(type_, node.attrs["shape"])
         box = page_box(whole)
         pieces, count = whole[0] // box[0], int(pages.shape[0])  # type: ignore[arg-type]
@@ -124,7 +122,8 @@ class ThreadsEmitter(PlacedEmitter):
             for part, size in ((page, whole[0] * bytes_), (piece, box[0] * bytes_),
                                (span, span_bytes)):  # fmt: skip
                 address = w.value("b32", "mad.lo.s32", part, str(size), address)
-            mine = w.value("pred", "setp.lt.s32", lane, str(spans * count * pieces))
+            last = min(WARP, spans * count * pieces - first)
+            mine = w.value("pred", "setp.lt.s32", self.thread, str(last))
             where = "{" + ", ".join(reversed(at)) + "}"
             w.put(form, f"[{address}]", f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
                   *hint, guard=mine)  # fmt: skip

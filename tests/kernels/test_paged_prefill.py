@@ -1,0 +1,150 @@
+"""kernels/paged_prefill.py against NumPy: interpreted, checked, simulated, assembled.
+
+Pages that belong to nobody hold nan; keys past a request's end hold nan too, values zeros, as
+`paged_append` leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_paged_attention import ROUNDING, Step, make_step, shape
+
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
+from tilegrad.core.target import H200
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels.paged_prefill import choose, prefill, prefill_callee, why_not
+from tilegrad.kernels.paged_shape import PagedShape
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import interpret
+from tilegrad.tile.callee import parse_callee
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.prove import check_body
+
+LENGTHS, QUERIES = (0, 1, 130, 64, 300), (0, 1, 130, 3, 140)
+CASES: dict[str, tuple[PagedShape, Sequence[int], Sequence[int]]] = {}
+
+
+def case(label: str, heads: int, key_heads: int, page: int, lengths: Sequence[int] = LENGTHS,
+         queries: Sequence[int] = QUERIES, **more: Any) -> None:  # fmt: skip
+    """Add a case."""
+    CASES[label] = (shape(heads, key_heads, page, lengths, queries, **more), lengths, queries)
+
+
+case("page 16", 2, 1, 16)
+case("page 64", 2, 2, 64)
+case("page 256", 2, 1, 256)
+case("page 8", 1, 1, 8)
+case("whole prompts", 2, 1, 32, (150, 128, 20), (150, 128, 20))
+case("one long chunk", 1, 1, 16, (700,), (129,))
+case("wide", 2, 1, 16, (200, 90), (150, 90), width=128, value_width=128)
+case("widest", 1, 1, 16, (150,), (100,), width=256, value_width=256)
+case("narrow", 2, 1, 16, (100, 70), (90, 70), width=40, value_width=32)
+case("window", 2, 1, 16, window=70)
+case("short window", 2, 1, 32, window=7)
+case("softcap", 2, 1, 16, (100, 70), (90, 70), softcap=3.0)
+case("float16", 2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16)
+
+
+def cleaned(step: Step) -> Step:
+    """Zeros for values past the end of a request within its last page."""
+    for request, length in enumerate(step.lengths.tolist()):
+        rest = length % step.x.page
+        if rest:
+            step.values[step.table[request, length // step.x.page], :, rest:] = 0
+    return step
+
+
+def run(step: Step, x: PagedShape, launch: Any) -> Any:
+    """The result of one kernel; launch(body, memories) runs it."""
+    plan = choose(x, H200)
+    assert plan is not None
+    out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
+    lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
+    launch(prefill(x, replace(plan, programs=3)),
+           [step.q[None], step.keys, step.values, step.table, step.lengths, step.starts, out, lse])
+    return out[0]
+
+
+def agree(step: Step, out: Any) -> None:
+    """Up to the rounding of the weights and of the result."""
+    count, near = step.starts[-1], 2 * ROUNDING[step.x.dtype]
+    np.testing.assert_allclose(out[:count].astype(np.float64), step.wanted()[:count], rtol=near,
+                               atol=near)  # fmt: skip
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_interpreted(label: str) -> None:
+    """The numbers are right in a random order of events, and the check finds no fault."""
+    x, lengths, queries = CASES[label]
+    assert not why_not(x, H200)
+    body = prefill(x, choose(x, H200))
+    verify_body(body, "placed", H200)
+    assert not [f for f in check_body(body, H200) if f.rule != "bank_conflict"]
+    step = cleaned(make_step(x, lengths, queries))
+    agree(step, run(step, x, lambda b, m: interpret.run(b, m, seed=len(label))))
+
+
+@pytest.mark.parametrize("label", ("page 16", "page 256", "wide", "window"))
+def test_simulated(label: str) -> None:
+    """The emitted PTX on the simulator, which checks races and fences of its own."""
+    x, lengths, queries = CASES[label]
+    step = cleaned(make_step(x, lengths, queries))
+    agree(step, run(step, x, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random",
+                                                   seed=1)))  # fmt: skip
+
+
+def test_symbols() -> None:
+    """Tokens, requests and pages may be Symbols; rows and tokens that only pad do no harm."""
+    names = {n: symbol(n, 1, most) for n, most in (("tokens", 512), ("requests", 8),
+                                                   ("pages", 64))}  # fmt: skip
+    lengths, queries = (90, 0, 70, 0), (80, 0, 70, 0)
+    real = shape(2, 1, 16, lengths, queries)
+    x = replace(real, **names)
+    step = cleaned(make_step(real, lengths, queries))
+    step.q = np.concatenate([step.q, np.full_like(step.q[:10], np.nan)])
+    step.x = replace(real, tokens=len(step.q))
+    values = {"tokens": len(step.q), "requests": 4, "pages": real.pages}
+    for launch in (lambda b, m: interpret.run(b, m, values),
+                   lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+        agree(step, run(step, x, launch))
+
+
+def test_called_by_a_graph() -> None:
+    """As a Graph calls it, read back from its text too."""
+    x, lengths, queries = CASES["whole prompts"]
+    step = cleaned(make_step(x, lengths, queries))
+    given = (step.q[None], step.keys, step.values, step.table, step.lengths, step.starts)
+    callee = prefill_callee(x, choose(x, H200))
+    assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
+    agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
+    for body, _ in callee.launches:
+        verify_body(fitted(body, H200), "placed", H200)
+
+
+def test_what_is_refused() -> None:
+    """Caches of 8 bits and odd pages go to the other kernel."""
+    x = CASES["page 16"][0]
+    assert "dtype" in why_not(replace(x, cache=float8_e4m3), H200)
+    assert "power of two" in why_not(replace(x, page=24), H200)
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
+def test_assembled() -> None:
+    """No spills and no serialised products at the sizes of models."""
+    texts = {}
+    for width, page, window in ((64, 64, 0), (128, 16, 0), (128, 64, 1024), (256, 64, 0)):
+        x = PagedShape(32, 8, width, width, page, symbol("tokens", 1, 8192),
+                       symbol("requests", 1, 64), 4096, 512, width**-0.5, bfloat16,
+                       bfloat16, window)  # fmt: skip
+        name = f"width {width}, pages of {page}, window {window}"
+        texts[name] = emit(prefill(x, choose(x, H200)), "prefill", H200)[0]
+    for name, made in assemble_all(texts).items():
+        made.check_library(name)
