@@ -3,6 +3,7 @@
     python bench/quantised.py                          Q4_1, Q8_0, Q4_K, Q6_K for 1, 2, 4 tokens
     python bench/quantised.py --formats Q4_1 --tokens 1
     python bench/quantised.py --variants [--limit 12]  several Plans for each shape, best first
+    python bench/quantised.py --around --tokens 1      with norms, gates and residuals of a decoder
     python bench/quantised.py --many --tokens 8,16,64,512   by the matrix units
 
 Graphs of launches, each of which may start before the one before has ended, over sets of weights
@@ -30,7 +31,7 @@ from tilegrad.core.format import BY_NAME, Format
 from tilegrad.kernels.quantised_gpu import matrix_plan, rows_plan
 from tilegrad.kernels.quantised_gpu_layout import groups_of, pack, parts
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens
+from tilegrad.kernels.quantised_gpu_rows import Around, RowsPlan, few_tokens
 from tilegrad.kernels.quantised_shape import QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -40,6 +41,10 @@ LIMIT = 4.47e12  # bytes/s of a pure read
 SHAPES = (("q+k+v", 6144, 4096), ("o", 4096, 4096), ("gate+up", 28672, 4096),
           ("down", 4096, 14336), ("head", 128256, 4096))  # fmt: skip
 DISTINCT = 512
+# what a decoder computes with each product
+AROUND = {"q+k+v": Around(norm=1e-5), "o": Around(residual=True),
+          "gate+up": Around(norm=1e-5, gated="silu"), "down": Around(residual=True),
+          "head": Around(norm=1e-5)}  # fmt: skip
 Case = tuple[str, QuantisedShape, RowsPlan | MatrixPlan]
 
 
@@ -76,14 +81,17 @@ def view(part: torch.Tensor) -> torch.Tensor:
     return part.view(torch.int16) if part.dtype == torch.uint16 else part
 
 
-def made_ready(bench: Bench, cases: Sequence[Case]) -> list[Prepared | None]:
+def made_ready(bench: Bench, cases: Sequence[Case], around: bool) -> list[Prepared | None]:
     """Kernels of cases, assembled side by side; one that spills is left out, and said."""
 
     def one(number: int) -> tuple[Any, Any, str]:
         name = f"quantised_{number}"
         label, shape, plan = cases[number]
-        made = few_tokens if isinstance(plan, RowsPlan) else many_tokens
-        text, entry = emit(made(shape, plan, name), name, bench.target)
+        if isinstance(plan, RowsPlan):
+            body = few_tokens(shape, plan, name, AROUND[label] if around else Around())
+        else:
+            body = many_tokens(shape, plan, name)
+        text, entry = emit(body, name, bench.target)
         if find_ptxas() is None:
             return text, entry, name
         assembled = assemble(text)
@@ -106,18 +114,25 @@ def made_ready(bench: Bench, cases: Sequence[Case]) -> list[Prepared | None]:
 class Run:
     """A kernel over all sets of weights."""
 
-    def __init__(self, bench: Bench, case: Case, kernel: Prepared, weights: Weights) -> None:
-        self.bench, self.kernel, self.weights = bench, kernel, weights
+    def __init__(
+        self, bench: Bench, case: Case, kernel: Prepared, weights: Weights, around: Around
+    ) -> None:
+        self.bench, self.kernel, self.weights, self.around = bench, kernel, weights, around
         shape = case[1]
+        results = shape.rows // (2 if around.gated else 1)
+        self.norm = torch.rand(shape.columns, device="cuda", dtype=torch.bfloat16)
+        self.residual = torch.randn(shape.tokens, results, device="cuda", dtype=torch.bfloat16)
         count = len(weights.sets)
         self.x = [torch.randn(shape.tokens, shape.columns, device="cuda", dtype=torch.bfloat16)
                   for _ in range(count)]  # fmt: skip
-        self.out = [torch.full((shape.tokens, shape.rows), float("nan"), device="cuda",
+        self.out = [torch.full((shape.tokens, results), float("nan"), device="cuda",
                                dtype=torch.bfloat16) for _ in range(count)]  # fmt: skip
 
     def launch(self, i: int) -> None:
         """One launch on a set."""
-        given = (self.x[i], *self.weights.sets[i], self.out[i])
+        norm = [] if self.around.norm is None else [self.norm]
+        residual = [self.residual] if self.around.residual else []
+        given = (self.x[i], *norm, *self.weights.sets[i], *residual, self.out[i])
         self.kernel.point([t.data_ptr() for t in given])
         self.kernel.start(dependent=True)
 
@@ -127,9 +142,15 @@ class Run:
         with torch.cuda.stream(self.bench.stream):
             self.launch(0)
         self.bench.stream.synchronize()
-        wanted = self.x[0].double() @ self.weights.exact.T
-        rows = self.out[0].shape[1]
+        x, around = self.x[0].double(), self.around
+        if around.norm is not None:
+            x = x / (x.square().mean(-1, keepdim=True) + around.norm).sqrt() * self.norm.double()
+        wanted = x @ self.weights.exact.T
+        rows = self.out[0].shape[1] * (2 if around.gated else 1)
         wanted = wanted.repeat(1, -(-rows // DISTINCT))[:, :rows]
+        if around.gated:
+            wanted = torch.nn.functional.silu(wanted[:, : rows // 2]) * wanted[:, rows // 2 :]
+        wanted = wanted + self.residual.double() if around.residual else wanted
         return float(((self.out[0].double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
     def seconds(self, rounds: int) -> float:
@@ -192,10 +213,12 @@ def text_of(plan: RowsPlan | MatrixPlan) -> str:
             f" resident {plan.resident}")  # fmt: skip
 
 
-def timed(bench: Bench, cases: Sequence[Case], rounds: int) -> list[dict[str, Any]]:
+def timed(
+    bench: Bench, cases: Sequence[Case], rounds: int, around: bool = False
+) -> list[dict[str, Any]]:
     """A row for every case; weights are made once for cases that follow one another."""
     rows, weights, last = [], None, None
-    for case, kernel in zip(cases, made_ready(bench, cases)):
+    for case, kernel in zip(cases, made_ready(bench, cases, around)):
         label, shape, plan = case
         if kernel is None:
             continue
@@ -205,7 +228,7 @@ def timed(bench: Bench, cases: Sequence[Case], rounds: int) -> list[dict[str, An
             torch.cuda.empty_cache()
             weights = Weights(shape)
         assert weights is not None
-        run = Run(bench, case, kernel, weights)
+        run = Run(bench, case, kernel, weights, AROUND[label] if around else Around())
         error, seconds = run.error(), run.seconds(rounds)
         rate = weights.bytes / seconds
         rows.append({"format": shape.format.name, "case": label, "rows": shape.rows,
@@ -242,6 +265,7 @@ def main() -> None:
     parser.add_argument("--formats", default="Q4_1,Q8_0,Q4_K,Q6_K")
     parser.add_argument("--tokens", default="1,2,4")
     parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--around", action="store_true")
     parser.add_argument("--many", action="store_true")
     parser.add_argument("--limit", type=int, default=24, help="Plans of a shape at most")
     parser.add_argument("--out", default="", help="where the JSON goes")
@@ -262,7 +286,7 @@ def main() -> None:
     elif given.many:
         rows = timed(bench, list(many_cases(formats, tokens)), 5)
     else:
-        rows = timed(bench, list(plain_cases(formats, tokens)), 5)
+        rows = timed(bench, list(plain_cases(formats, tokens)), 5, given.around)
         report(rows)
     print(f"{time.perf_counter() - began:.0f} s in all")
     if given.out:

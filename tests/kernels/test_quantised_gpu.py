@@ -22,7 +22,13 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import quantised_gpu as kernels
 from tilegrad.kernels.quantised_gpu_layout import bytes_of
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
+from tilegrad.kernels.quantised_gpu_rows import (
+    Around,
+    RowsPlan,
+    few_tokens,
+    parameters,
+    shared_bytes,
+)
 from tilegrad.kernels.quantised_gpu_take import take
 from tilegrad.kernels.quantised_shape import QuantisedShape
 from tilegrad.schedule.call import fitted
@@ -212,8 +218,58 @@ def test_hostile_tokens() -> None:
 
 
 def test_a_plan_that_does_not_fit() -> None:
-    with pytest.raises(InternalError, match="does not fit"):
+    with pytest.raises(InternalError, match="do not fit"):
         few_tokens(QuantisedShape(formats.Q4_1, 16, 1024), RowsPlan(32, 1, 32))
+
+
+AROUND = {
+    "norm": Around(norm=1e-5),
+    "norm with an offset, bias": Around(norm=1e-5, offset=1.0, bias=True),
+    "gated": Around(gated="silu"),
+    "residual": Around(residual=True),
+    "all of a feed-forward": Around(norm=1e-6, gated="silu", residual=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
+@pytest.mark.parametrize("name", AROUND)
+def test_around(name: str, dtype: Any) -> None:
+    """A norm before, a bias, gates and a residual after, against float64."""
+    around = AROUND[name]
+    case = Product(formats.Q4_1, 32, 1024, 2, dtype)
+    assert kernels.why_not_around(case.shape, H200, around) == ""
+    rng = np.random.default_rng(3)
+    results = 16 if around.gated else 32
+    norm, bias, residual = (rng.standard_normal(size).astype(dtype.numpy)
+                            for size in (1024, 32, (2, results)))  # fmt: skip
+    given: dict[str, Any] = {"x": case.x, "norm": norm, "bias": bias, "residual": residual}
+    given |= dict(zip((n for n, _, _ in kernels.parts(case.shape)), case.parts))
+    x = case.x.astype(np.float64)
+    if around.norm is not None:
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + around.norm)
+        x = x * (norm.astype(np.float64) + around.offset)
+    want = x @ case.weights.T + (bias.astype(np.float64) if around.bias else 0)
+    if around.gated:
+        want = want[:, :16] / (1 + np.exp(-want[:, :16])) * want[:, 16:]
+    want = want + (residual.astype(np.float64) if around.residual else 0)
+    body = few_tokens(case.shape, SMALL, around=around)
+    order = [name for name, _ in parameters(case.shape, around)][:-1]
+    (found,) = kernels.around_callee(case.shape, H200, around).interpret(*map(given.get, order))
+    simulated = np.zeros((2, results), dtype.numpy)
+    simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), simulated])
+    for out in (found, simulated):
+        last = 2.0**-8 if dtype is bfloat16 else 2.0**-15
+        np.testing.assert_allclose(out.astype(np.float64), want, rtol=last,
+                                   atol=2.0**-13 * np.abs(want).max())  # fmt: skip
+
+
+def test_what_is_not_around() -> None:
+    shape = QuantisedShape(formats.Q4_1, 48, 64, 1, bfloat16)
+    assert kernels.why_not_around(shape, H200, Around(gated="silu"))
+    assert kernels.why_not_around(shape, H200, Around(gated="gelu"))
+    assert kernels.why_not_around(replace(shape, tokens=8), H200, Around())
+    with pytest.raises(InternalError, match="do not fit"):
+        few_tokens(shape, SMALL, around=Around(gated="silu"))
 
 
 # ---- many tokens --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ..ir.symbol import high
 from ..tile.callee import KernelCallee
 from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, pack, parts
 from .quantised_gpu_matrix import MatrixPlan, many_tokens
-from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
+from .quantised_gpu_rows import Around, RowsPlan, few_tokens, shared_bytes
 from .quantised_gpu_take import take
 from .quantised_shape import QuantisedShape, padded
 
@@ -53,16 +53,38 @@ def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
     return MatrixPlan(tokens, rows, 2, max(1, rows // 16))
 
 
+def are_few(shape: QuantisedShape, target: Target) -> bool:
+    """Whether byte products take this."""
+    room = target.memories["shared"].bytes
+    return high(shape.tokens) <= FEW and shared_bytes(shape, rows_plan(shape)) <= room
+
+
 def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """The product: x (tokens, columns) and the parts to (tokens, rows)."""
     roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
-    plan = rows_plan(shape)
-    room = target.memories["shared"].bytes
-    if high(shape.tokens) <= FEW and shared_bytes(shape, plan) <= room:
-        body = few_tokens(shape, plan)
+    if are_few(shape, target):
+        body = few_tokens(shape, rows_plan(shape))
     else:
         body = many_tokens(shape, matrix_plan(shape))
     return KernelCallee("quantised_matmul", ((body, roles),))
+
+
+def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
+    """Why a product is not computed with what is around it; '' where it is."""
+    if not are_few(shape, target):
+        return f"more than {FEW} tokens, or too many columns"
+    if around.gated not in ("", "silu"):
+        return f"the activation {around.gated}"
+    if around.gated and (around.bias or shape.rows % (2 * ROWS)):
+        return f"gates with a bias, or of rows that are no multiple of {2 * ROWS}"
+    return why_not(shape, target)
+
+
+def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
+    """A product with what is around it; arguments in the order of `Around`."""
+    body = few_tokens(shape, rows_plan(shape), "quantised_around", around)
+    roles = (*(("read", i) for i in range(len(body.parameters) - 1)), ("store", 0))
+    return KernelCallee("quantised_around", ((body, roles),))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
@@ -71,4 +93,7 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return KernelCallee("quantised_take", ((take(shape), roles),))
 
 
-__all__ = ["ROWS", "callee", "pack", "parts", "take_callee", "why_not"]
+__all__ = [
+    "ROWS", "Around", "around_callee", "callee", "pack", "parts", "take_callee", "why_not",
+    "why_not_around",
+]  # fmt: skip

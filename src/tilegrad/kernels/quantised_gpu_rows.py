@@ -13,6 +13,10 @@ TB/s an H200 brings 31 weights of 5 bits a clock and core, so that is 37 of 128 
 64 that do integers). Bytes: those of the parts; x comes from L2. Each further token adds 1/2 of
 byte products and 1/4 for scales.
 
+What lies around a product in a decoder may be `Around` it: a root-mean-square norm of x (its
+factor is applied to the sums, so nothing waits for it), a bias, the activation of one half of the
+rows times the other half, a value that is added.
+
 Invariant: the order of every sum depends on the shape and the Plan alone.
 """
 
@@ -55,47 +59,85 @@ class RowsPlan:
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
 
 
-def few_tokens(shape: QuantisedShape, plan: RowsPlan, name: str = "quantised_rows") -> Body:
-    """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    return _Rows(shape, plan, name).build()
+@dataclass(frozen=True)
+class Around:
+    """What is computed with a product. Parameters: x, `norm` (columns,), the parts, `bias`
+    (rows,), `residual` like the result; the last three where they are there."""
+
+    norm: float | None = None  # x is divided by the root of its mean square plus this, times norm
+    offset: float = 0.0  # that is added to norm
+    bias: bool = False
+    gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
+    residual: bool = False
+
+
+NOTHING = Around()
+
+
+def few_tokens(
+    shape: QuantisedShape, plan: RowsPlan, name: str = "quantised_rows", around: Around = NOTHING
+) -> Body:
+    """The kernel: x (tokens, columns), the parts, out (tokens, rows); see Around."""
+    return _Rows(shape, plan, name, around).build()
+
+
+def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
+    """The parameters in order."""
+    dtype, results = shape.dtype, shape.rows // (2 if around.gated else 1)
+    made = [("x", Memory((shape.tokens, shape.columns), dtype))]
+    if around.norm is not None:
+        made.append(("norm", Memory((shape.columns,), dtype, use="constant")))
+    made += part_parameters(shape)
+    if around.bias:
+        made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
+    if around.residual:
+        made.append(("residual", Memory((shape.tokens, results), dtype)))
+    return [*made, ("out", Memory((shape.tokens, results), dtype, use="result"))]
 
 
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Shared memory that a program needs."""
     groups = -(-groups_of(shape) // plan.groups) * plan.groups
-    each = groups * (68 + 4 * layout_of(shape).halves) + 4 * plan.rows * plan.groups
+    each = groups * (72 + 4 * layout_of(shape).halves) + 4 * plan.rows * plan.groups
     return high(shape.tokens) * each
 
 
 class _Rows:
     """Builds the Body of `few_tokens`."""
 
-    def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str) -> None:
-        tokens = shape.tokens
-        self.shape, self.plan, self.layout = shape, plan, layout_of(shape)
-        self.b = b = BodyBuilder(name, [
-            ("x", Memory((tokens, shape.columns), shape.dtype)), *part_parameters(shape),
-            ("out", Memory((tokens, shape.rows), shape.dtype, use="result"))])  # fmt: skip
-        self.input, self.out = b.parameters[0], b.parameters[-1]
-        self.weights = Groups(b, shape, b.parameters[1:-1])
-        self.groups = groups_of(shape)
-        self.rows = padded(shape.rows, ROWS)
+    def __init__(
+        self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around
+    ) -> None:
+        self.shape, self.plan, self.around = shape, plan, around
+        self.layout, self.groups = layout_of(shape), groups_of(shape)
+        self.sides = 2 if around.gated else 1
+        self.each = plan.rows // self.sides  # rows of a side in a program
+        self.results = shape.rows // self.sides
+        self.rows = padded(self.results, ROWS)
         self.turns = -(-self.groups // plan.groups)
         self.limit = self.groups if self.groups % plan.groups else None
-        if self.rows % plan.rows or plan.groups % 32:
-            raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
+        if self.rows % self.each or plan.groups % 32 or around.gated not in ("", "silu") or (
+            around.gated and (self.results % ROWS or around.bias)):  # fmt: skip
+            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
+        given = parameters(shape, around)
+        self.b = b = BodyBuilder(name, given)
+        self.memory = dict(zip((n for n, _ in given), b.parameters))
+        own = [self.memory[n] for n, _ in part_parameters(shape)]
+        self.weights = Groups(b, shape, own)
 
     def build(self) -> Body:
         """Ask for weights, wait, multiply turn by turn, sum up."""
         b, plan = self.b, self.plan
         b.add(placed.grid_launch_dependents())
-        self.row = b.program(0, self.rows // plan.rows) * plan.rows
+        programs = self.rows // self.each
+        self.row = b.program(0, programs) * self.each
         tokens, step = high(self.shape.tokens), plan.groups
         stages = min(plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
         b.add(placed.grid_dependency_wait())
         self.round_inputs()
-        sums = [b.constant(0.0, float32, (plan.rows, step, 1)) for _ in range(tokens)]
+        tokens *= self.sides  # sums of a token for each side, one after the other
+        sums = [b.constant(0.0, float32, (self.each, step, 1)) for _ in range(tokens)]
         each = len(loaded) // stages
 
         def turn(group: Size, carried: list[Node]) -> Sequence[Node]:
@@ -112,11 +154,13 @@ class _Rows:
             sums = self.multiply(rest + i * step, own, sums)
         self.finish(sums)
         notes = {"resident": plan.resident} if plan.resident else {}
-        return b.finish((self.rows // plan.rows,), warps=plan.warps, level="placed", **notes)
+        return b.finish((programs,), warps=plan.warps, level="placed", **notes)
 
     def load(self, group: Size) -> list[Node]:
-        """The weights of a turn."""
-        return self.weights.load(self.row, group, self.plan.rows, self.plan.groups, self.limit)
+        """The weights of a turn, side by side."""
+        return [x for side in range(self.sides)
+                for x in self.weights.load(self.row + side * self.rows, group, self.each,
+                                           self.plan.groups, self.limit)]  # fmt: skip
 
     # ---- x --------------------------------------------------------------------------------------
 
@@ -131,9 +175,10 @@ class _Rows:
                       for _ in range(tokens)]  # fmt: skip
         self.sums = [b.allocate((halves, groups), int32, "shared") for _ in range(tokens)]
         self.scales = [b.allocate((groups,), float32, "shared") for _ in range(tokens)]
+        self.squares = [b.allocate((groups,), float32, "shared")
+                        for _ in range(0 if self.around.norm is None else tokens)]  # fmt: skip
         for token in range(tokens):
-            values = b.cast(self.load_inputs(token, groups * GROUP), float32)
-            values = b.add(ops.reshape(values, shape=(groups, GROUP)))
+            values = self.load_inputs(token, groups)
             size = b.add(ops.reduce(b.apply("absolute", values), axis=1, kind="max"))
             size = b.apply("maximum", size, b.constant(LEAST, float32))
             inverse = b.apply("multiply", b.apply("quick_reciprocal", size),
@@ -146,16 +191,27 @@ class _Rows:
             self.store_words(token, b.add(ops.bitcast(moved, dtype=int32)))
         b.load(self.scales[0], (0,))  # threads meet here, and not in each turn
 
-    def load_inputs(self, token: int, wide: int) -> Node:
-        """All of a token, 0 past its end."""
-        b, mask = self.b, None
+    def load_inputs(self, token: int, groups: int) -> Node:
+        """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
+        b, wide, mask = self.b, groups * GROUP, None
         if wide != self.shape.columns:
             line = b.add(ops.iota(size=wide, dtype=int64))
             mask = b.apply("less", line, b.constant(self.shape.columns, int64))
+        there = mask
         if not isinstance(self.shape.tokens, int):
-            there = b.broadcast(b.less(token, self.shape.tokens), (wide,))
-            mask = b.logical_and(mask, there)
-        return b.load(self.input, (token, 0), (wide,), (1,), mask)
+            inside = b.broadcast(b.less(token, self.shape.tokens), (wide,))
+            there = b.logical_and(mask, inside)
+        values = b.cast(b.load(self.memory["x"], (token, 0), (wide,), (1,), there), float32)
+        shape = (groups, GROUP)
+        if self.around.norm is None:
+            return b.add(ops.reshape(values, shape=shape))
+        square = b.add(ops.reshape(b.apply("multiply", values, values), shape=shape))
+        square = b.add(ops.reduce(square, axis=1, kind="sum"))
+        b.store(self.squares[token], square, (0,), (0,))
+        factor = b.cast(b.load(self.memory["norm"], (0,), (wide,), (0,), mask), float32)
+        if self.around.offset:
+            factor = b.apply("add", factor, b.constant(self.around.offset, float32))
+        return b.add(ops.reshape(b.apply("multiply", values, factor), shape=shape))
 
     def store_words(self, token: int, bits: Node) -> None:
         """Words of bytes of integers (groups, 32), and their sums."""
@@ -187,27 +243,29 @@ class _Rows:
     # ---- a turn -------------------------------------------------------------------------------
 
     def multiply(self, group: Size, loaded: Sequence[Node], sums: Sequence[Node]) -> list[Node]:
-        """Add what some groups give, for all tokens."""
-        found = self.weights.named(loaded)
+        """Add what some groups give, for all tokens and sides."""
+        count = len(sums) // self.sides
         made = list(sums)
-        for first in range(0, len(sums), self.plan.together):
-            tokens = range(first, min(first + self.plan.together, len(sums)))
+        each = len(loaded) // self.sides
+        for first in range(0, count, self.plan.together):
+            tokens = range(first, min(first + self.plan.together, count))
             rounded = [_Rounded(self, token, group) for token in tokens]
-            scales = self.weights.scales(found)
-            halves = self.layout.halves
-            totals = self.byte_products(found, rounded)
-            for i, token in enumerate(tokens):
-                for half in range(halves):
-                    made[token] = self.scaled(totals[i][half], scales[half], rounded[i], half,
-                                              made[token])  # fmt: skip
+            for side in range(self.sides):
+                found = self.weights.named(loaded[side * each : (side + 1) * each])
+                scales = self.weights.scales(found)
+                totals = self.byte_products(found, rounded)
+                for i, token in enumerate(tokens):
+                    at = token * self.sides + side
+                    for half, scale in enumerate(scales):
+                        made[at] = self.scaled(totals[i][half], scale, rounded[i], half, made[at])
         return made
 
     def byte_products(
         self, found: dict[str, Node], rounded: Sequence[_Rounded]
     ) -> list[list[tuple[Node, Node]]]:
         """For tokens and halves of groups the (high, low) sums of integers."""
-        b, plan, halves = self.b, self.plan, self.layout.halves
-        shape = (plan.rows, plan.groups, 1)
+        b, halves = self.b, self.layout.halves
+        shape = (self.each, self.plan.groups, 1)
         zero = b.constant(0, int32, shape)
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
         for number in range(8):
@@ -238,27 +296,63 @@ class _Rows:
         return b.apply("multiply_add", b.apply("multiply_add", value, scale, less),
                        b.broadcast(x.scale, value.shape), total)  # fmt: skip
 
+    # ---- results --------------------------------------------------------------------------------
+
     def finish(self, sums: Sequence[Node]) -> None:
-        """Sum over the threads of a row and write."""
-        b, plan = self.b, self.plan
+        """Sum over the threads of a row, do what is around and write."""
+        b, size = self.b, self.each
         whole = [b.add(ops.reduce(s, axis=1, kind="sum")) for s in self.met(sums)]
+        line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(self.row))
         mask = None
-        if self.rows != self.shape.rows:
-            line = b.apply("add", b.add(ops.iota(size=plan.rows, dtype=int64)), b.index(self.row))
-            mask = b.apply("less", line, b.constant(self.shape.rows, int64))
-        for token, value in enumerate(whole):
-            value = b.cast(b.add(ops.reshape(value, shape=(plan.rows,))), self.shape.dtype)
+        if self.rows != self.results:
+            mask = b.apply("less", line, b.constant(self.results, int64))
+        for token in range(len(sums) // self.sides):
             there = mask
             if not isinstance(self.shape.tokens, int):
-                inside = b.broadcast(b.less(token, self.shape.tokens), (plan.rows,))
+                inside = b.broadcast(b.less(token, self.shape.tokens), (size,))
                 there = b.logical_and(mask, inside)
-            b.store(self.out, value, (token, self.row), (1,), there)
+            own = [self.normed(token, whole[token * self.sides + side])
+                   for side in range(self.sides)]  # fmt: skip
+            value = self.surrounded(token, own, there, mask)
+            b.store(self.memory["out"], b.cast(value, self.shape.dtype), (token, self.row), (1,),
+                    there)  # fmt: skip
 
+    def surrounded(
+        self, token: int, sides: Sequence[Node], there: Node | None, mask: Node | None
+    ) -> Node:
+        """A token's results with what is around them."""
+        b, size, around = self.b, (self.each,), self.around
+        value = sides[0]
+        if around.bias:
+            more = b.load(self.memory["bias"], (self.row,), size, (0,), mask)
+            value = b.apply("add", value, b.cast(more, float32))
+        if around.gated:
+            one, quick = b.constant(1.0, float32), "quick_" * (self.shape.dtype.bits < 32)
+            share = b.apply("add", b.apply(quick + "exp", b.apply("negative", value)), one)
+            value = b.apply("multiply", b.apply(quick + "divide", value, share), sides[1])
+        if around.residual:
+            more = b.load(self.memory["residual"], (token, self.row), size, (1,), there)
+            value = b.apply("add", value, b.cast(more, float32))
+        return value
+
+    def normed(self, token: int, value: Node) -> Node:
+        """A token's results, divided by the root of its mean square where asked."""
+        b = self.b
+        if self.around.norm is None:
+            return value
+        # each warp sums for the rows it holds: threads need not meet for it
+        shape = (self.each, self.turns * self.plan.groups)
+        found = b.load(self.squares[token], (0,), shape[1:], (0,))
+        found = b.broadcast(b.add(ops.reshape(found, shape=(1, shape[1]))), shape)
+        total = b.add(ops.reduce(found, axis=1, kind="sum"))
+        mean = b.apply("multiply", total, b.constant(1 / self.shape.columns, float32))
+        mean = b.apply("add", mean, b.constant(self.around.norm, float32))
+        quick = "quick_" * (self.shape.dtype.bits < 32)
+        return b.apply(quick + "divide", value, b.apply("square_root", mean))
 
     def met(self, sums: Sequence[Node]) -> list[Node]:
         """Sums as a warp holds whole rows of them, which costs far fewer shuffles."""
-        b, plan = self.b, self.plan
-        shape = (plan.rows, plan.groups)
+        b, shape = self.b, (self.each, self.plan.groups)
         places = [b.allocate(shape, float32, "shared") for _ in sums]
         for place, value in zip(places, sums):
             b.store(place, b.add(ops.reshape(value, shape=shape)), (0, 0), (0, 1))

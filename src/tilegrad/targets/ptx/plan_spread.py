@@ -329,7 +329,7 @@ class SpreadPlan:
         late = {self._find(n) for n in self.late}
         missing = sorted((r for r in roots if r not in self.anchors and self._holds(r)),
                          key=lambda n: (n in late, -math.prod(n.type.shape), not self._moved(n),  # type: ignore[union-attr]
-                                        n.serial))  # fmt: skip
+                                        not self._lies(n), n.serial))  # fmt: skip
         while True:
             waiting = self._derive(waiting)
             missing = [m for m in missing if m not in self.anchors]
@@ -343,6 +343,11 @@ class SpreadPlan:
         """Whether a class goes to or comes from memory that is far: it comes before others."""
         wish = self.wishes.get(root)
         return wish is not None and bool(wish.moved)
+
+    def _lies(self, root: Node) -> bool:
+        """Whether a class goes to or comes from any memory."""
+        wish = self.wishes.get(root)
+        return wish is not None and bool(wish.inner)
 
     def _derive(self, relations: list[Relation]) -> list[Relation]:
         """Apply relations as long as they say something new; gives those that have not."""
