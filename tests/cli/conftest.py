@@ -32,6 +32,7 @@ class FakeLLM:
 
     script: list[Any] = field(default_factory=lambda: ["Hel", "lo", "."])
     context: int = 64
+    most: int = 1 << 20
     template: str | None = "a template"
     opened: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
@@ -40,7 +41,7 @@ class FakeLLM:
     def __call__(self, path: Any, *, progress: Any = None, **choices: Any) -> FakeLLM:
         self.opened.append({"path": str(path), **choices})
         if "context" in choices:
-            self.context = choices["context"]
+            self.context = min(choices["context"], self.most)
         for stage in ("load", "compile"):
             progress(stage, 0, 1)
             progress(stage, 1, 1)

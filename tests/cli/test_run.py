@@ -79,6 +79,17 @@ def test_stdin_that_is_no_text(fake: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert result.exit_code == 1 and "too long" in result.stderr
 
 
+def test_arguments_are_utf8_whatever_the_locale(fake: Any) -> None:
+    assert invoke("m", "a\udcc3\udca9", "--system", "\udcff").exit_code == 0
+    assert [m["content"] for m in fake.asked[0][1]] == ["\ufffd", "aé"]
+
+
+def test_a_context_beyond_the_model_is_told(fake: Any) -> None:
+    fake.most = 50
+    result = invoke("m", "Hi", "--context", "99")
+    assert result.exit_code == 0 and "the context is 50 tokens" in result.stderr
+
+
 def test_raw(fake: Any) -> None:
     assert invoke("m", "Once upon", "--raw").stdout == "Hello.\n"
     assert fake.asked == [("stream", "Once upon", {})]

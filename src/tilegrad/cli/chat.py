@@ -63,7 +63,7 @@ def chat(
     if not has_template(llm):
         raise UserError("this model has no chat template", op="chat",
                         hint="tilegrad run --raw goes on from a prompt")  # fmt: skip
-    talk = Chat(llm, sampling, system, Answers())
+    talk = Chat(llm, sampling, system and options.words(system), Answers())
     if is_terminal(sys.stdin):
         status(f"{model}, {context_of(llm)} tokens of context; /help, Ctrl-D leaves")
     loop(talk, reader())

@@ -16,7 +16,10 @@ def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
     from ..exchange.fetch import find_model
 
     path = find_model(model, bars.report)
-    return llm_class()(path, progress=bars.stage, **choices)
+    llm = llm_class()(path, progress=bars.stage, **choices)
+    if llm.context < choices.get("context", 0):
+        bars.line(f"the context is {llm.context} tokens: the model has no more")
+    return llm
 
 
 def llm_class() -> Any:

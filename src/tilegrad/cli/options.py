@@ -6,12 +6,13 @@ where it is used.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
 Model = Annotated[str, typer.Argument(
-    metavar="MODEL", show_default=False,
+    show_default=False,
     help="smollm2, a .gguf file, a folder, or a Hugging Face id (owner/name).")]  # fmt: skip
 
 # ---- how it runs
@@ -48,6 +49,11 @@ RepetitionPenalty = Annotated[float | None, typer.Option(
 Stop = Annotated[list[str] | None, typer.Option(
     help="End the answer before this text; may be repeated.", show_default=False)]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+def words(text: str) -> str:
+    """An argument as UTF-8, whatever the locale took it for."""
+    return os.fsencode(text).decode("utf-8", "replace")
 
 
 def given(**values: Any) -> dict[str, Any]:

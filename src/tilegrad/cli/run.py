@@ -24,7 +24,7 @@ from .terminal import Answers, is_terminal, status
 MOST_BYTES = 64 << 20  # of a prompt; far above any context
 INTERRUPTED = 130
 Prompt = Annotated[str | None, typer.Argument(
-    metavar="[PROMPT]", show_default=False,
+    show_default=False,
     help="The prompt; text on stdin is put after it. Without one, or with -, stdin is the prompt.",
 )]  # fmt: skip
 Raw = Annotated[bool, typer.Option("--raw", help="Go on from the prompt: no chat template.")]
@@ -62,7 +62,7 @@ def run(
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         llm = open_llm(model, bars, requests=1, **chosen)
-        pieces = pieces_of(llm, text, system, raw, sampling)
+        pieces = pieces_of(llm, text, system and options.words(system), raw, sampling)
         answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
         answer.take(bars)
     answer.finish(stats)
@@ -71,8 +71,9 @@ def run(
 def whole_prompt(prompt: str | None) -> str:
     """The prompt with what stdin has: it is read where it is asked for, or is no terminal."""
     asked = prompt is None or prompt == "-"
+    prompt = options.words(prompt or "")
     if not asked and is_terminal(sys.stdin):
-        return str(prompt)
+        return prompt
     if asked and is_terminal(sys.stdin):
         status("the prompt, ended by Ctrl-D:")
     given = read_stdin()
@@ -80,7 +81,7 @@ def whole_prompt(prompt: str | None) -> str:
         if not given.strip():
             raise typer.BadParameter("there is no prompt: give one, or text on stdin")
         return given
-    return f"{prompt}\n\n{given}" if given.strip() else str(prompt)
+    return f"{prompt}\n\n{given}" if given.strip() else prompt
 
 
 def read_stdin() -> str:
