@@ -7,6 +7,7 @@ Invariant: `Recipe.from_text(recipe.to_text())` runs the same Programs on the sa
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -119,4 +120,10 @@ def size_text(size: Size) -> Any:
 
 def read_size(value: Any) -> Size:
     """The size that `size_text` wrote."""
-    return value if isinstance(value, int) else read_symbolic(value, "size").value()  # type: ignore[no-any-return]
+    return value if isinstance(value, int) else _read(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> Size:
+    """An expression; a Recipe has the same ones hundreds of times."""
+    return read_symbolic(text, "size").value()  # type: ignore[no-any-return]
