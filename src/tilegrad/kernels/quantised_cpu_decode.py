@@ -30,6 +30,7 @@ MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count wh
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 TOKENS = 4  # whose sums are kept in registers at a time
+AHEAD = 4096  # bytes of codes that are asked for before they are read
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 
@@ -51,6 +52,13 @@ class Weights:
         """16 elements of a part."""
         axes = (len(index),)
         return self.b.load(self.memory[name], (*index, 0), (ROWS,), axes)
+
+    def near(self, block: Size, step: Size, ahead: int) -> None:
+        """Ask for the codes of a later step; rows of blocks follow one another in memory."""
+        b = self.b
+        for v in range(self.layout.vectors):
+            index = (block, combine(step, ahead, 1), v, 0)
+            b.add(ops.prefetch(self.memory["codes"], *(b.index(i) for i in index)))
 
     def quads(self, block: Size, step: Size) -> list[Node]:
         """The codes of a step, without sign: eight tiles of 16 words."""
@@ -277,6 +285,8 @@ class Decode:
     def step(self, block: Size, s: Size, tokens: list[Size], sums: list[Node]) -> list[Node]:
         """Sums after one more step."""
         b, weights = self.b, self.weights
+        if AHEAD:
+            weights.near(block, s, -(-AHEAD // (64 * self.layout.vectors)))
         quads = weights.quads(block, s)
         groups = weights.groups(s)
         each = QUADS // len(groups)
