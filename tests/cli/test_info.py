@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from tilegrad.cli import info, main, models, roofline, terminal
@@ -50,6 +52,25 @@ def test_text(tiny: Path, rate: None) -> None:
                   "2 layers, width 64, 2 heads (1 for keys), 259 tokens", "context     128 tokens",
                   "cpu reads 10.0 MB/s (of this test)", "tokens/s"):  # fmt: skip
         assert words in result.stdout, words
+
+
+def test_a_folder(tmp_path: Path, rate: None) -> None:
+    config = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48,
+              "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+              "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    table = np.zeros((100, 32), np.float16)
+    save_file({"model.embed_tokens.weight": table, "lm_head.weight": table},
+              tmp_path / "model.safetensors")  # fmt: skip
+    result = RUNNER.invoke(main.app, ["info", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["formats"] == {"F16": {"tensors": 2, "bytes": 12800}}
+    assert record["needs"]["weights"] == 12800 and record["needs"]["read_first"] == 6400 + 64
+    assert record["needs"]["cache_a_token"] == 2 * 16 * 2, "as the weights are"
+    wide = RUNNER.invoke(main.app, ["info", str(tmp_path), "--json", "--dtype", "float32"])
+    assert json.loads(wide.stdout)["needs"]["weights"] == 25600
 
 
 def test_the_dtype_of_the_cache_counts(tiny: Path, rate: None) -> None:

@@ -53,7 +53,7 @@ class Bars:
             self.drawn.console.print(harmless(text), markup=False, highlight=False)
 
     def stage(self, name: str, done: float, total: float) -> None:
-        """How far a stage is; a total of 0 is not known."""
+        """How far a stage is; a total of 0 is not known, one of 1 has no parts to show."""
         if self.drawn is None:
             if self.over or not is_terminal(sys.stderr):
                 return
@@ -61,8 +61,8 @@ class Bars:
             self.drawn.start()
         if name not in self.tasks:
             words = harmless(WORDS.get(name, name)).replace("[", "\\[")
-            self.tasks[name] = self.drawn.add_task(words, total=total or None)
-        self.drawn.update(self.tasks[name], completed=done, total=total or None)
+            self.tasks[name] = self.drawn.add_task(words, total=None)
+        self.drawn.update(self.tasks[name], completed=done, total=total if total > 1 else None)
         if total and done >= total:  # done: its line makes room for the next
             self.drawn.remove_task(self.tasks.pop(name))
 
