@@ -27,6 +27,7 @@ from ...tensor.kernel import kernel
 from .sampling_state import FLOATS
 
 ONE = 0x3F800000  # the key of probability 1
+LAST = 0x7FFFFFFF
 GOLDEN, SILVER = 0x9E3779B9, 0xB5297A4D
 FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
 WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
@@ -264,34 +265,44 @@ def raced(x: Any, token: Any, key: Any, place: Any, best: Any, winner: Any, word
     return tile.maximum(early, best), tile.where(early > best, token, winner)
 
 
+@tile.function
+def first_of(best: Any, winner: Any) -> Any:
+    """(how early, which token) the first of all lanes is."""
+    top = tile.max(best)
+    return top, tile.min(tile.where(best == top, winner, whole(LAST)))
+
+
 @kernel
 def draw(
     p: Any, tokens: Any, sizes: Any, limits: Any, sums: Any, floats: Any, seeds: Any, slots: Any,
-    positions: Any, *, block: int,
+    positions: Any, *, block: int, near: int,
 ) -> None:  # fmt: skip
     """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
-    Tokens, sizes, limits and sums are what `pick` gave; the seed is that of the row's slot.
+    Tokens, sizes, limits and sums are what `pick` gave; the seed is that of the row's slot. A list
+    is walked by `near` tokens, a row without one by `block`.
     """
     rows, columns = p.shape
     row = tile.grid(rows)
     out = tile.result((rows,), int32)
     slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
     words = words_of(seeds, slot, tile.load(positions, (row,), ()))
-    best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
     share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
     listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
     floor, total = least(floats, slot), tile.load(sums, (row,), ())
-    key, place = cut(p, tokens, row, listed, k, share, total, floor, block)
-    for start in tile.range(0, listed, block):
-        x, token = walked(p, tokens, row, start, listed, block)
+    key, place = cut(p, tokens, row, listed, k, share, total, floor, near)
+    best, winner = tile.full((near,), -1.0, float32), tile.full((near,), 0, int32)
+    for start in tile.range(0, listed, near):
+        x, token = walked(p, tokens, row, start, listed, near)
         best, winner = raced(x, token, key, place, best, winner, words)
+    top, found = first_of(best, winner)
+    best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
     for start in tile.range(0, every, block):
         x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
         token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
         best, winner = raced(x, token, floor, whole(columns), best, winner, words)
-    top = tile.max(best)
-    tile.store(out, (row,), tile.min(tile.where(best == top, winner, whole(columns))))
+    other, token = first_of(best, winner)
+    tile.store(out, (row,), tile.where(other > top, token, found))
 
 
 @kernel

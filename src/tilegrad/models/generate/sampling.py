@@ -26,6 +26,7 @@ from .draw import draw, largest, pick
 from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
+NEAR = 2048  # tokens of a list that a program takes at a time
 LOWEST = -3e38  # the largest of a row that is all -inf is taken for this
 
 
@@ -66,7 +67,8 @@ def sample(
     p = ((x - highest) * _column(rows, "sharpness")).exp()
     lists, draws = (_kernel(k, target, state.vocabulary) for k in (pick, draw))
     listed = lists(p, state.floats, state.top_k, slots, skip=target.kind == "cpu")
-    ids = draws(p, *listed, state.floats, state.seeds, slots, positions)
+    near = min(NEAR, _block(target, state.vocabulary))
+    ids = draws(p, *listed, state.floats, state.seeds, slots, positions, near=near)
     if variant.penalties:
         _count(state, slots, ids)
     return _with_logprobs(ids, raw, variant, target)
