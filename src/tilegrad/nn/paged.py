@@ -3,12 +3,16 @@
 A jitted step takes the cache as an argument; `append` writes the new tokens of a layer into their
 pages, `attend` reads them. Both name requests by `table`, `lengths` and `query_starts`, as
 `tensor.paged` explains them: rows of the cache's own `table` and `lengths`, or others.
-Invariant: each layer's keys and values are one Buffer, from the first step to the last; what
-would copy one is an error.
+On a CPU pages that no token was written to cost no memory, so a cache may be made for more than
+is used. Invariant: each layer's keys and values are one Buffer, from the first step to the last;
+what would copy one is an error.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -17,7 +21,7 @@ import numpy as np
 
 from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
-from ..core.errors import StateError
+from ..core.errors import MemoryLimitError, StateError
 from ..kernels.paged_shape import PagedShape, cache_parameters
 from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
@@ -115,13 +119,30 @@ def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own, though equal constants share one."""
     size = prod(shape) * dtype.size
     if device == "cpu":
-        buffer = Buffer.allocate(size, "paged cache")
-        buffer.array((size,), np.uint8)[...] = 0
+        buffer = _untouched(size)
     else:
         gpu = opened(device)
         buffer = gpu.allocate(size, "paged cache")
         gpu.fill(buffer)
     return wrap(from_buffer(buffer, tuple(shape), dtype))
+
+
+def _untouched(size: int) -> Buffer:
+    """Zeros that cost memory only where they are written: a page of the system at a time."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        buffer = Buffer.allocate(size, "paged cache")
+        buffer.array((size,), np.uint8)[...] = 0
+        return buffer
+    try:
+        mapping = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryLimitError("the system has no memory for a layer's keys", op="PagedCache",
+                               got=f"{size} bytes", hint="a shorter context") from None  # fmt: skip
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # advice that a system may not know
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    return Buffer(address, size, mapping, label="paged cache")
 
 
 __all__ = ["PagedCache"]
