@@ -25,7 +25,7 @@ from ..ir.verify import verify
 from .expand import expand_attention
 from .level import level_sums
 from .norms import norms_behind_products
-from .split import split_reductions
+from .split import split_places, split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
 
@@ -83,6 +83,7 @@ def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
         at = [name for name, _ in found].index("thin dots")
         found.insert(at, ("norms", norms_behind_products))  # dots of one row are dots still
     if target is not None and target.kind == "gpu":
+        found.append(("split places", split_places))
         found.append(("level sums", level_sums))  # last: no algebra puts the factors back
     return found
 

@@ -1,7 +1,8 @@
 """Split long reductions with few results into parts that can run side by side.
 
 sum over n becomes a sum over `parts` of sums over n / parts. The number of parts depends on the
-shape alone, so the order of additions does not depend on the number of workers.
+shape alone, so the order of additions does not depend on the number of workers. On a GPU the place
+of the largest of few long rows (the next token of an answer) is found in parts too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
+from ..ir.symbol import high
 from ..ir.types import product
 
 PARTS = 32
@@ -43,6 +45,36 @@ SPLIT = RuleSet(
     "split",
     [Rule(f"split_{op.name}", op, _split) for op in (ops.sum_, ops.max_, ops.min_, ops.prod)],
 )
+
+
+def _split_argmax(m: Match) -> Node | None:
+    """The first of the parts with the largest value, and the first place of it there."""
+    node = m.root
+    x, axis = node.inputs[0], node.attrs["axis"]
+    *lead, count = x.shape
+    if axis != len(lead) or not isinstance(count, int) or count < LONG:
+        return None
+    if high(product(tuple(lead))) > FEW:
+        return None
+    parts = next((p for p in range(MOST_PARTS, 1, -1) if count % p == 0), None)
+    if parts is None:
+        return None
+    folded = build.reshape(x, (*lead, parts, count // parts))
+    best = ops.max_(folded, axes=(axis + 1,))
+    place, which = ops.argmax(folded, axis=axis + 1), ops.argmax(best, axis=axis)
+    numbers = build.iota_along((*lead, parts), axis)
+    mine = build.equal(numbers, build.unsqueeze(which, axis))
+    found = ops.sum_(build.where(mine, place, build.like(place, 0)), axes=(axis,))
+    return build.add(build.multiply(which, count // parts), found)
+
+
+FEW, LONG, MOST_PARTS = 64, 1 << 14, 64  # rows, elements of one, parts of one
+PLACES = RuleSet("places", [Rule("split_argmax", ops.argmax, _split_argmax)])
+
+
+def split_places(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+    """The pass for a GPU."""
+    return rewrite(results, PLACES, log)
 
 
 def split_reductions(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:

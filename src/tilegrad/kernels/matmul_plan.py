@@ -48,6 +48,8 @@ FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
 FEW_EXCHANGE = 4e10  # bytes/s of exchanging parts of a split k
+SHARES_CORE = False  # whether a launch of few tokens leaves room for the next one's ring
+HALF_BYTES = 112 << 10  # of shared memory: two programs of two launches on a core
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -72,6 +74,19 @@ def ranked(x: Operands, target: Target) -> list[Choice]:
     return sorted(found, key=lambda c: c.seconds)
 
 
+def beside_next(x: Operands, choice: Choice) -> Choice:
+    """The choice with a ring that leaves the next launch room for its own, where tokens are few:
+    it then asks for its weights while this one still runs, and memory does not idle between."""
+    plan = choice.plan
+    if not SHARES_CORE or high(x.m) > 64 or not plan.dependent or not plan.early:
+        return choice
+    own = turn(x) if choice.turned else x
+    tm, tn, tk = plan.tile
+    room = HALF_BYTES - shared_bytes(own, replace(plan, stages=0))
+    stages = min(plan.stages, room // ((tm + tn) * tk * x.dtype.size))
+    return replace(choice, plan=replace(plan, stages=stages)) if stages >= 3 else choice
+
+
 def turn(x: Operands) -> Operands:
     """The same product with b's columns as rows: (a b)^T = b^T a^T."""
     return Operands(x.n, x.m, x.k, x.dtype, x.result, x.b_along_k, x.a_along_k, x.batch, True,
@@ -83,7 +98,7 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     found: list[Iterator[tuple[WidePlan, bool]]] = []
     if high(x.m) <= 128:
         found.append(few_tokens(x, target))
-    if 16 < high(x.m) <= 128:  # fewer wait for memory alone
+    if (16 if not x.gated else 1) < high(x.m) <= 128:  # fewer wait for memory alone
         found.append(fitted_widths(x, target))
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
@@ -120,6 +135,18 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         stages = most_stages(turn(x), plan, target, 24)
         if stages >= 3:
             yield replace(plan, stages=stages), True
+        if SHARES_CORE and cores < tiles <= 2 * cores and split == 1 and m <= 64:
+            yield from two_a_core(x, replace(plan, tile=(rows, wide, 128 // size)), tiles)
+
+
+def two_a_core(x: Operands, plan: WidePlan, tiles: int) -> Iterator[tuple[WidePlan, bool]]:
+    """A program for each tile, all of them at once."""
+    plan = replace(plan, stages=0, programs=tiles, early=True)
+    tm, tn, tk = plan.tile
+    room = HALF_BYTES - shared_bytes(turn(x), plan)
+    stages = min(24, room // ((tm + tn) * tk * x.dtype.size))
+    if stages >= 3 and turn(x).span(plan.tile)[0] <= 64:
+        yield replace(plan, stages=stages), True
 
 
 def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
@@ -222,7 +249,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
     into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
-    busy = groups / waves(own, plan) * together
+    busy = min(groups / waves(own, plan) * together, target.cores)
     once = batch * (m * k + n * max(1, len(x.weights) if x.gated else 1) * k + m * n) * size
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = groups * together * steps * (weights + tokens) * tk * size

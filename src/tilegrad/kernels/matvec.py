@@ -108,7 +108,8 @@ class Matvec:
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
         sizes = x.weights or (high(x.n),)
         self.starts = [sum(n // UNIT for n in sizes[:i]) for i in range(len(sizes))]
-        if len(self.weights) != len(sizes) or UNIT % plan.each or plan.stages < 2:
+        idle = plan.programs > self.units  # such a program would begin what nobody ends
+        if len(self.weights) != len(sizes) or UNIT % plan.each or plan.stages < 2 or idle:
             raise InternalError("kernels.matvec", f"no Body with {plan} for {x}")
 
     def build(self) -> Body:

@@ -154,6 +154,8 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
     if keys <= SHORT * walkers(x, plan):
         plan = _filled(x, target, queries, 64)
+        most = -(-keys // (walkers(x, plan) * plan.block)) + 1  # blocks of a program, about
+        plan = replace(plan, stages=max(2, min(plan.stages, most)))  # the next launch has room
     # Where every pair is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
     return replace(plan, joined=queries == 1)
