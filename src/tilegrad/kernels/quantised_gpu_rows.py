@@ -40,7 +40,7 @@ from .quantised_gpu_layout import (
     layout_of,
     part_parameters,
 )
-from .quantised_shape import QuantisedShape, padded
+from .quantised_shape import NOTHING, Around, QuantisedShape, padded
 
 MOST = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -57,21 +57,6 @@ class RowsPlan:
     together: int = 4  # tokens that are multiplied at once
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
-
-
-@dataclass(frozen=True)
-class Around:
-    """What is computed with a product. Parameters: x, `norm` (columns,), the parts, `bias`
-    (rows,), `residual` like the result; the last three where they are there."""
-
-    norm: float | None = None  # x is divided by the root of its mean square plus this, times norm
-    offset: float = 0.0  # that is added to norm
-    bias: bool = False
-    gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
-    residual: bool = False
-
-
-NOTHING = Around()
 
 
 def few_tokens(

@@ -17,6 +17,8 @@ Target, `quantised_cpu` and `quantised_gpu`, with the same functions:
   `shape.dtype`, then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
 - `take_callee(shape, target) -> KernelCallee`: rows by number. Arguments: ids (tokens,) int32,
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
+- `why_not_around(shape, target, around) -> str` and `around_callee(shape, target, around)`: the same
+  for a product with what is `Around` it in a decoder, in one launch; arguments in the order there.
 
 Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may
 be a Symbol and nothing else may.
@@ -51,9 +53,24 @@ class QuantisedShape:
         return replace(self, rows=rows)
 
 
+@dataclass(frozen=True)
+class Around:
+    """What is computed with a product. Parameters: x, `norm` (columns,), the parts, `bias`
+    (rows,), `residual` like the result; the last three where they are there."""
+
+    norm: float | None = None  # x is divided by the root of its mean square plus this, times norm
+    offset: float = 0.0  # that is added to norm
+    bias: bool = False
+    gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
+    residual: bool = False
+
+
+NOTHING = Around()
+
+
 def padded(rows: int, step: int) -> int:
     """Rows up to a whole number of steps."""
     return -(-rows // step) * step
 
 
-__all__ = ["QuantisedShape", "padded"]
+__all__ = ["NOTHING", "Around", "QuantisedShape", "padded"]
