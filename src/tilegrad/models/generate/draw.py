@@ -24,6 +24,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32, int32, uint32
 from ...tensor.kernel import kernel
+from ...tile.value import tracer
 from .sampling_state import FLOATS
 
 ONE = 0x3F800000  # the key of probability 1
@@ -101,6 +102,7 @@ def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool)
                 if some > 0:
                     place = tile.cumsum(tile.cast(wanted, int32))
                     at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
+                    tracer("pick").hints["distinct"] = True  # of those that are written
                     tile.store(tokens, at, here, mask=wanted)
                     size = size + tile.sum(tile.cast(wanted, int32))
     tile.store(sizes, (row,), size)
@@ -305,6 +307,24 @@ def draw(
     tile.store(out, (row,), tile.where(other > top, token, found))
 
 
+# ---- around it -------------------------------------------------------------------------------
+
+
+@kernel
+def biased(x: Any, biases: Any, ids: Any, values: Any, slots: Any, *, block: int) -> None:
+    """Logits x (rows, columns) with the biases of each row's slot: biases[slot] of ids, values."""
+    rows, columns = x.shape
+    row, start = tile.grid(rows, tile.ceil_divide(columns, block))
+    out = tile.result(x.shape, float32)
+    slot = tile.load(slots, (row,), ())
+    here = tile.cast(tile.arange(block), int32) + tile.cast(start * block, int32)
+    y = tile.load(x, (row, start * block), (block,))
+    for number in tile.range(0, tile.load(biases, (slot,), ())):
+        token, value = (tile.load(of, (slot, number), ()) for of in (ids, values))
+        y = y + tile.where(here == token, value, 0.0)
+    tile.store(out, (row, start * block), y)
+
+
 @kernel
 def largest(x: Any, *, count: int, block: int) -> None:
     """Places (rows, count) of the largest of each row, in order; of equals the first one first."""
@@ -328,4 +348,4 @@ def largest(x: Any, *, count: int, block: int) -> None:
         tile.store(out, (row, number), at)
 
 
-__all__ = ["draw", "largest", "pick"]
+__all__ = ["biased", "draw", "largest", "pick"]

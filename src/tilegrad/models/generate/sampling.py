@@ -20,9 +20,9 @@ from ...tensor.elementwise import maximum, where
 from ...tensor.kernel import target_of
 from ...tensor.maths import cast
 from ...tensor.reduce import logsumexp
-from ...tensor.select import gather, scatter_add
+from ...tensor.select import gather
 from ...tensor.tensor import Tensor, lift, node_of, wrap
-from .draw import draw, largest, pick
+from .draw import biased, draw, largest, pick
 from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
@@ -59,7 +59,10 @@ def sample(
     target = target_of(raw.device, config().threads) if target is None else target
     if not variant.draws:
         return _with_logprobs(greedy(logits).ids, raw, variant, target)
-    x = _biased(raw, state, slots) if variant.bias else raw
+    x = raw
+    if variant.bias:
+        x = _kernel(biased, target, state.vocabulary)(raw, state.biases, state.bias_ids,
+                                                      state.bias, slots)  # fmt: skip
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
@@ -102,10 +105,6 @@ def _column(rows: Tensor, name: str) -> Tensor:
     """One setting (R, 1) of each row."""
     at = FLOATS.index(name)
     return rows[:, at : at + 1]
-
-
-def _biased(x: Tensor, state: SamplingState, slots: Tensor) -> Tensor:
-    return scatter_add(x, 1, _of(state.bias_ids, slots), _of(state.bias, slots))
 
 
 def _penalised(x: Tensor, counts: Tensor, rows: Tensor) -> Tensor:

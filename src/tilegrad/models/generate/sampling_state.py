@@ -43,6 +43,7 @@ class SamplingState:
         self.top_k = _zeros((requests,), int32, where)  # 0: all
         self.seeds = _zeros((requests, 2), uint32, where)
         self.counts = _zeros((requests, vocabulary), int32, where)
+        self.biases = _zeros((requests,), int32, where)  # how many tokens are biased
         self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
         self.bias = _zeros((requests, MOST_BIASED), float32, where)
         for slot in range(requests):
@@ -53,7 +54,7 @@ class SamplingState:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of its state by name, for `jit`."""
-        names = ("floats", "top_k", "seeds", "counts", "bias_ids", "bias")
+        names = ("floats", "top_k", "seeds", "counts", "biases", "bias_ids", "bias")
         return {name: getattr(self, name) for name in names}
 
     def set_row(
@@ -72,18 +73,20 @@ class SamplingState:
         write(self.seeds, slot, _words(sampling.seed)[None])
         if sampling.penalised:
             write(self.counts, slot, self._counted(prompt_tokens, output_tokens)[None])
-        ids, values = np.zeros((1, MOST_BIASED), np.int32), np.zeros((1, MOST_BIASED), np.float32)
         bias = sampling.logit_bias or {}
-        ids[0, : len(bias)], values[0, : len(bias)] = list(bias), list(bias.values())
-        write(self.bias_ids, slot, ids)
-        write(self.bias, slot, values)
+        write(self.biases, slot, np.array([len(bias)]))
+        if bias:
+            ids, values = np.zeros((2, 1, MOST_BIASED))
+            ids[0, : len(bias)], values[0, : len(bias)] = list(bias), list(bias.values())
+            write(self.bias_ids, slot, ids)
+            write(self.bias, slot, values)
 
     def clear_row(self, slot: int) -> None:
         """Take a slot from its request: it becomes greedy."""
         self._check(slot, None)
         write(self.floats, slot, np.array([[GREEDY, 1.0, 0.0, 1.0, 0.0, 0.0]]))
         write(self.top_k, slot, np.array([1]))
-        write(self.bias, slot, np.zeros((1, MOST_BIASED)))
+        write(self.biases, slot, np.array([0]))
 
     def _check(self, slot: int, sampling: Sampling | None) -> None:
         if not 0 <= slot < self.requests:
