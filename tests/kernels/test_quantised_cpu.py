@@ -18,7 +18,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels import quantised_cpu as kernels
 from tilegrad.kernels.quantised_cpu_decode import decode, programs
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.llvm.emit import emit
@@ -206,3 +206,48 @@ def test_the_reason_for_no_kernel() -> None:
     assert "quantised" in kernels.why_not(QuantisedShape(formats.F16, 16, 32), host())
     assert "columns" in kernels.why_not(QuantisedShape(formats.Q4_1, 16, 0), host())
     assert "tokens" in kernels.why_not(QuantisedShape(formats.Q4_1, 16, 32, 1, int32), host())
+
+
+AROUND = [
+    Around(norm=1e-5), Around(norm=1e-6, offset=1.0, residual=True), Around(bias=True),
+    Around(norm=1e-5, gated="silu"), Around(bias=True, residual=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("around", AROUND, ids=str)
+def test_what_lies_around(around: Around, tokens: int) -> None:
+    """Norm, bias, gates and residual in the same launch, against float64."""
+    form, rows, columns = formats.Q4_1, 96, 288
+    shape = QuantisedShape(form, rows, columns, tokens)
+    assert kernels.why_not_around(shape, host(), around) == ""
+    raw, draw = random_rows(form, rows, columns), np.random.default_rng(8)
+    results = rows // 2 if around.gated else rows
+    x = 3 * tokens_of(tokens, columns)
+    norm, bias, residual = (draw.standard_normal(size).astype(np.float32)
+                            for size in (columns, rows, (tokens, results)))  # fmt: skip
+    given = [x, *([norm] if around.norm is not None else []), *packed(shape, raw)]
+    given += [bias] if around.bias else []
+    given += [residual] if around.residual else []
+    callee = kernels.around_callee(shape, host(), around)
+    assert len(callee.launches) == 1
+    got = compiled(callee, given, (tokens, results), float32)
+    want = x.astype(np.float64)
+    if around.norm is not None:
+        want = want / np.sqrt((want**2).mean(-1, keepdims=True) + around.norm)
+        want = want * (norm.astype(np.float64) + around.offset)
+    want = want @ form.to_float32(raw).astype(np.float64).T
+    want = want + bias if around.bias else want
+    if around.gated:
+        gate, other = want[:, :results], want[:, results:]
+        want = gate / (1 + np.exp(-gate)) * other
+    want = want + residual if around.residual else want
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_what_cannot_be_around() -> None:
+    shape = QuantisedShape(formats.Q4_1, 96, 64)
+    assert "gelu" in kernels.why_not_around(shape, host(), Around(gated="gelu"))
+    assert "bias" in kernels.why_not_around(shape, host(), Around(gated="silu", bias=True))
+    many = QuantisedShape(formats.Q4_1, 96, 64, 1000)
+    assert "tokens" in kernels.why_not_around(many, host(), Around(norm=1e-5))

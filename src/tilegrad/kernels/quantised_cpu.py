@@ -17,7 +17,7 @@ from .quantised_cpu_decode import decode
 from .quantised_cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .quantised_cpu_prefill import prefill
 from .quantised_cpu_take import take
-from .quantised_shape import QuantisedShape
+from .quantised_shape import Around, QuantisedShape
 
 FEW = 16  # tokens; from about here on unpacking for a matrix unit costs less
 
@@ -72,10 +72,29 @@ def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str]) -> Kern
     return KernelCallee(name, tuple(launches))
 
 
+def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
+    """Why a product is not computed with what is around it; '' where it is."""
+    if high(shape.tokens) > few(target):
+        return f"more than {few(target)} tokens"
+    if around.gated not in ("", "silu"):
+        return f"the activation {around.gated}"
+    if around.gated and (around.bias or shape.rows % (2 * ROWS)):
+        return f"gates with a bias, or of rows that are no multiple of {2 * ROWS}"
+    return why_not(shape, target)
+
+
+def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
+    """A product with what is around it; arguments in the order of `Around`."""
+    body = decode(shape, target, name="quantised_around", around=around)
+    names = [p.attrs["name"] for p in body.parameters][:-1]
+    return _callee("quantised_around", [body], names)
+
+
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
     names = ["ids", *(n for n, _, _ in parts(shape))]
     return _callee("quantised_take", [take(shape, target)], names)
 
 
-__all__ = ["ROWS", "callee", "few", "pack", "parts", "take_callee", "why_not"]
+__all__ = ["ROWS", "around_callee", "callee", "few", "pack", "parts", "take_callee", "why_not",
+           "why_not_around"]  # fmt: skip

@@ -7,6 +7,10 @@ read once from memory and multiplied by both with `byte_dot`, sums of a group ar
 (`centre`) is taken off as a whole number too. So weights count exactly and a token's element is
 rounded to 1/65278 of the largest one of its step.
 
+What lies around a product in a decoder may be `Around` it. The factor of a norm is applied to the
+sums, so the squares of a token are added up while it is written as whole numbers, times the norm's
+weight. Gates and what they gate are rows half of all rows apart, in one program.
+
 Invariant: rows past the last are computed (their codes are zeros) but not stored; a sum is the
 same for any number of tokens beside it.
 """
@@ -23,7 +27,7 @@ from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from .quantised_cpu_parts import QUADS, ROWS, STEP, layout_of, parts
-from .quantised_shape import QuantisedShape, padded
+from .quantised_shape import NOTHING, Around, QuantisedShape, padded
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
@@ -127,15 +131,27 @@ class Weights:
         return found if name == "scale" else b.apply("negative", found)
 
 
+def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]]:
+    """The parameters in order; see `Around`."""
+    dtype, results = shape.dtype, shape.rows // (2 if around.gated else 1)
+    made = [("x", Memory((shape.tokens, shape.columns), dtype))]
+    if around.norm is not None:
+        made.append(("norm", Memory((shape.columns,), dtype)))
+    made += [(n, Memory(s, d)) for n, s, d in parts(shape)]
+    if around.bias:
+        made.append(("bias", Memory((shape.rows,), dtype)))
+    if around.residual:
+        made.append(("residual", Memory((shape.tokens, results), dtype)))
+    return [*made, ("out", Memory((shape.tokens, results), dtype, use="result"))]
+
+
 class Decode:
     """Builds the Body."""
 
-    def __init__(self, shape: QuantisedShape, target: Target, most: int, name: str) -> None:
-        self.shape, self.target, self.most = shape, target, most
-        given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-                 *((n, Memory(s, d)) for n, s, d in parts(shape)),
-                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
-                 ]  # fmt: skip
+    def __init__(self, shape: QuantisedShape, target: Target, most: int, name: str,
+                 around: Around = NOTHING) -> None:  # fmt: skip
+        self.shape, self.target, self.most, self.around = shape, target, most, around
+        given = parameters(shape, around)
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
         self.weights = Weights(self.b, shape, self.memory)
@@ -144,21 +160,26 @@ class Decode:
     def build(self, share: Size = 1) -> Body:
         """The Body; `share` is 1 where it has work to do and 0 where another one has."""
         b, shape = self.b, self.shape
-        count = programs(shape, self.target)
-        blocks = padded(shape.rows, ROWS) // ROWS
-        grid = multiply(count, share)
+        self.blocks = padded(shape.rows, ROWS) // ROWS // self.sides
+        count = min(programs(shape, self.target), self.blocks)
         p = b.program(0, count)
         self.places()
         self.tokens = minimum(shape.tokens, self.most)
         b.loop("token", 0, self.tokens, 1, self.take, bounds=(0, self.most - 1))
-        first, stop = (floor_divide(multiply(combine(p, i, 1), blocks), count) for i in range(2))
+        first, stop = (floor_divide(multiply(combine(p, i, 1), self.blocks), count)
+                       for i in range(2))  # fmt: skip
 
         def block(r: Size, _: list[Node]) -> Sequence[Node]:
             self.rows(r)
             return ()
 
-        b.loop("block", first, stop, 1, block, bounds=(0, blocks - 1))
-        return b.finish((grid,))
+        b.loop("block", first, stop, 1, block, bounds=(0, self.blocks - 1))
+        return b.finish((multiply(count, share),))
+
+    @property
+    def sides(self) -> int:
+        """Blocks of rows that a block of results is made of."""
+        return 2 if self.around.gated else 1
 
     def scratch(self, *shape: int, dtype: DType = float32) -> Node:
         """A place of the program's own."""
@@ -175,24 +196,40 @@ class Decode:
             self.above = self.scratch(n, groups, dtype=int32)  # to take off
         if self.layout.minimum:
             self.sums = self.scratch(n, groups)
+        if self.around.norm is not None:
+            self.factors = self.scratch(n)
 
     # ---- tokens ---------------------------------------------------------------------------
 
     def take(self, t: Size, _: list[Node]) -> Sequence[Node]:
         """A token, step by step."""
+        b, columns, norm = self.b, self.shape.columns, self.around.norm
 
-        def step(s: Size, _: list[Node]) -> Sequence[Node]:
-            self.take_step(t, s)
-            return ()
+        def step(s: Size, carried: list[Node]) -> Sequence[Node]:
+            x = b.load(self.memory["x"], (t, multiply(s, STEP)), (STEP,), (1,))
+            x = b.cast(x, float32)
+            if norm is None:
+                self.take_step(t, s, x)
+                return ()
+            weight = b.load(self.memory["norm"], (multiply(s, STEP),), (STEP,), (0,))
+            weight = b.cast(weight, float32)
+            if self.around.offset:
+                weight = b.apply("add", weight, b.constant(self.around.offset, float32))
+            self.take_step(t, s, b.apply("multiply", x, weight))
+            return [b.apply("multiply_add", x, x, carried[0])]
 
-        self.b.loop("step", 0, self.shape.columns // STEP, 1, step)
+        squares = [] if norm is None else [b.constant(0.0, float32, (STEP,))]
+        found = b.loop("step", 0, columns // STEP, 1, step, squares)
+        if norm is not None:
+            mean = b.add(ops.reduce(found[0], axis=0, kind="sum"))
+            mean = b.apply("multiply", mean, b.constant(1 / columns, float32))
+            root = b.apply("square_root", b.apply("add", mean, b.constant(norm, float32)))
+            b.store(self.factors, b.apply("reciprocal", root), (t,))
         return ()
 
-    def take_step(self, t: Size, s: Size) -> None:
+    def take_step(self, t: Size, s: Size, x: Node) -> None:
         """32 elements as bytes; each quad a word."""
         b = self.b
-        x = b.load(self.memory["x"], (t, multiply(s, STEP)), (STEP,), (1,))
-        x = b.cast(x, float32)
         bits = b.apply("bit_and", b.add(ops.bitcast(x, dtype=int32)), b.constant(MAGNITUDE, int32))
         most = b.add(ops.reduce(bits, axis=0, kind="max"))  # in the order of sizes; nan is largest
         most = b.add(ops.bitcast(most, dtype=float32))
@@ -264,23 +301,48 @@ class Decode:
             some(self.tokens % TOKENS, whole, self.tokens)
 
     def tile(self, block: Size, first: Size, count: int) -> None:
-        """The products of a block with some tokens."""
-        b, shape = self.b, self.shape
+        """The results of a block for some tokens."""
+        b, shape, around = self.b, self.shape, self.around
         tokens = [combine(first, i, 1) for i in range(count)]
+        sides = [self.product(combine(block, side * self.blocks, 1), tokens)
+                 for side in range(self.sides)]  # fmt: skip
+        row = multiply(block, ROWS)
+        mask = self.inside(row) if shape.rows % ROWS else None
+        for n, t in enumerate(tokens):
+            own = [side[n] for side in sides]
+            if around.norm is not None:
+                factor = b.load(self.factors, (t,))
+                own = [b.apply("multiply", x, factor) for x in own]
+            if around.bias:
+                bias = b.load(self.memory["bias"], (row,), (ROWS,), (0,), mask)
+                own = [b.apply("add", own[0], b.cast(bias, float32))]
+            value = self.gate(*own) if around.gated else own[0]
+            if around.residual:
+                before = b.load(self.memory["residual"], (t, row), (ROWS,), (1,), mask)
+                value = b.apply("add", value, b.cast(before, float32))
+            b.store(self.memory["out"], b.cast(value, shape.dtype), (t, row), (1,), mask)
+
+    def inside(self, row: Size) -> Node:
+        """Which rows from `row` on there are."""
+        b = self.b
+        counted = b.add(ops.iota(size=ROWS, dtype=b.index(0).dtype))
+        return b.apply("less", b.apply("add", counted, b.index(row)), b.index(self.shape.rows))
+
+    def gate(self, gate: Node, other: Node) -> Node:
+        """silu(gate) * other."""
+        b, one = self.b, self.b.constant(1.0, float32)
+        below = b.apply("add", b.apply("exp", b.apply("negative", gate)), one)
+        return b.apply("multiply", b.apply("divide", gate, below), other)
+
+    def product(self, block: Size, tokens: list[Size]) -> list[Node]:
+        """The products of a block of rows with some tokens."""
+        b, shape = self.b, self.shape
 
         def step(s: Size, sums: list[Node]) -> Sequence[Node]:
             return self.step(block, s, tokens, sums)
 
         zero = b.constant(0.0, float32, (ROWS,))
-        sums = b.loop("step", 0, shape.columns // STEP, 1, step, [zero] * count, unroll=2)
-        row = multiply(block, ROWS)
-        mask = None
-        if shape.rows % ROWS:
-            places = b.apply("add", b.add(ops.iota(size=ROWS, dtype=b.index(0).dtype)),
-                             b.index(row))  # fmt: skip
-            mask = b.apply("less", places, b.index(shape.rows))
-        for t, total in zip(tokens, sums):
-            b.store(self.memory["out"], b.cast(total, shape.dtype), (t, row), (1,), mask)
+        return b.loop("step", 0, shape.columns // STEP, 1, step, [zero] * len(tokens), unroll=2)
 
     def step(self, block: Size, s: Size, tokens: list[Size], sums: list[Node]) -> list[Node]:
         """Sums after one more step."""
@@ -317,10 +379,11 @@ class Decode:
 
 
 def decode(shape: QuantisedShape, target: Target, most: int | None = None, share: Size = 1,
-           name: str = "quantised_decode") -> Body:  # fmt: skip
-    """The kernel for at most so many tokens; parameters are x, the parts and the result."""
+           name: str = "quantised_decode", around: Around = NOTHING) -> Body:  # fmt: skip
+    """The kernel for at most so many tokens."""
     limit = high(shape.tokens) if most is None else most
-    return Decode(shape, target, max(1, min(limit, max(1, high(shape.tokens)))), name).build(share)
+    most = max(1, min(limit, max(1, high(shape.tokens))))
+    return Decode(shape, target, most, name, around).build(share)
 
 
-__all__ = ["Decode", "Weights", "decode", "programs"]
+__all__ = ["Weights", "decode", "programs"]

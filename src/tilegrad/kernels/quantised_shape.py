@@ -17,8 +17,8 @@ Target, `quantised_cpu` and `quantised_gpu`, with the same functions:
   `shape.dtype`, then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
 - `take_callee(shape, target) -> KernelCallee`: rows by number. Arguments: ids (tokens,) int32,
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
-- `why_not_around(shape, target, around) -> str` and `around_callee(shape, target, around)`: the same
-  for a product with what is `Around` it in a decoder, in one launch; arguments in the order there.
+- `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
+  product with what is `Around` it in a decoder, in one launch; arguments in the order there.
 
 Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may
 be a Symbol and nothing else may.
