@@ -58,7 +58,7 @@ from .paged_shape import (
 LOG2_E = 1.4426950408889634
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 BARRIER = 0  # at which the warps that multiply meet
-PRODUCER_FIELDS = (REQUEST, HEAD, FIRST, BLOCKS)
+PRODUCER_FIELDS = (REQUEST, HEAD, TOKENS, SEES, FIRST, BLOCKS)
 CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
 
 
@@ -198,7 +198,7 @@ class _Attend:
 
         def item(sizes: dict[int, Size], before: Size) -> None:
             def pages(s: Size) -> list[Node]:
-                return [self.pages(sizes[REQUEST], sizes[FIRST] + s + i) for i in range(together)]
+                return [self.pages(sizes, sizes[FIRST] + s + i) for i in range(together)]
 
             def some(s: Size, carried: list[Node]) -> Sequence[Node]:
                 following = pages(s + together)
@@ -212,15 +212,17 @@ class _Attend:
 
         self.walk(PRODUCER_FIELDS, item)
 
-    def pages(self, request: Size, block: Size) -> Node:
-        """The pages of a block of keys; 0 past the end of the table's row."""
+    def pages(self, sizes: dict[int, Size], block: Size) -> Node:
+        """The pages of a block of keys; -1, which reads as zeros, past the last key that is seen:
+        the page 0 of all tables' ends would be read from one place by every program."""
         b, plan, x = self.b, self.plan, self.x
         count = max(1, plan.block // x.page)
         at = block * plan.block // x.page
         line = b.apply("add", b.add(ops.iota(size=count, dtype=int64)), b.index(at))
-        inside = b.apply("less", line, b.index(x.most_pages))
-        found = b.load(self.table, (request, at), (count,), (1,), inside)
-        return b.cast(found, int64)
+        seen = ceil_divide(maximum(sizes[SEES] + sizes[TOKENS] - 1, 0), x.page)
+        inside = b.apply("less", line, b.index(minimum(seen, x.most_pages)))
+        found = b.load(self.table, (sizes[REQUEST], at), (count,), (1,), inside)
+        return b.apply("where", inside, b.cast(found, int64), b.constant(-1, int64))
 
     # ---- multiplying ------------------------------------------------------------------------
 
