@@ -349,6 +349,18 @@ def decode(bench: Bench, model: Decoder, shared: dict[str, torch.Tensor], reques
     return row
 
 
+def ragged_operations(steps: Any, parts: Sequence[Part]) -> list[Operation]:
+    """The launches of a step of prompts."""
+    count, tokens = len(parts), [t for p in parts for t in p.tokens or ()]
+    given = (np.arange(count), CONTEXT * np.arange(count + 1), np.arange(count),
+             np.repeat(np.arange(count), CONTEXT), np.array(tokens))  # fmt: skip
+    with tg.no_grad():
+        bound = steps._ragged.bind(steps.model, steps.cache, steps.rows, None, Variant(),
+                                   *(tg.tensor(a.astype(np.int32), device="cuda:0")
+                                     for a in given))  # fmt: skip
+    return list(bound.replay.operations)
+
+
 def prefill(bench: Bench, model: Decoder, options: argparse.Namespace) -> dict[str, Any]:
     """8 prompts of 1024 tokens in one ragged step, as the engine runs them."""
     ours = Ours(model, 8, options.page)
@@ -367,7 +379,10 @@ def prefill(bench: Bench, model: Decoder, options: argparse.Namespace) -> dict[s
         run()
         times.append(time.perf_counter() - began)
     seconds = statistics.median(times)
-    return {"tokens_per_second": 8 * CONTEXT / seconds, "ms": 1e3 * seconds}
+    row: dict[str, Any] = {"tokens_per_second": 8 * CONTEXT / seconds, "ms": 1e3 * seconds}
+    if options.profile:
+        row["kernels"] = by_kernel(bench, ragged_operations(ours.steps, parts))
+    return row
 
 
 def show(row: dict[str, Any]) -> None:
@@ -382,6 +397,11 @@ def show(row: dict[str, Any]) -> None:
     if "logit_gap" in row:
         print(f"    same tokens as torch {100 * row['same_argmax']:.0f}%, others at most "
               f"{row['logit_gap']:.3f} deviations below its best", flush=True)  # fmt: skip
+    show_kernels(row)
+
+
+def show_kernels(row: dict[str, Any]) -> None:
+    """A line for each kind of kernel."""
     for one in row.get("kernels", ()):
         print(f"    {one['launches']:4} x {one['us']:8.2f} us = {one['share_ms']:7.3f} ms  "
               f"{one['kernel']}", flush=True)  # fmt: skip
@@ -445,6 +465,7 @@ def main() -> None:
         result["prefill"] = found = prefill(bench, model, options)
         print(f"prefill 8x{CONTEXT}: {found['tokens_per_second']:.0f} tok/s "
               f"(bar {PREFILL_BAR})", flush=True)  # fmt: skip
+        show_kernels(found)
     report(result["batches"], result.get("prefill"), bool(options.format))
     if options.out:
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
