@@ -218,10 +218,12 @@ class Pool:
                 self._lock.release()
 
     def trim(self) -> None:
-        """Give all kept memory back to the system."""
+        """Give all kept memory back to the system, and what C code has freed but holds."""
         with self._lock:
             self._settle()
             self._trim()
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
     def settle(self) -> None:
         """Bring the account up to date."""
@@ -287,6 +289,7 @@ _memalign.restype = ctypes.c_int
 _free = _libc.free
 _free.argtypes = (ctypes.c_void_p,)
 _free.restype = None
+_malloc_trim = getattr(_libc, "malloc_trim", None)  # of glibc
 _madvise = getattr(_libc, "madvise", None)
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -12,6 +12,7 @@ from tilegrad.core.errors import UserError
 from tilegrad.models.decoder import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Produced, Request
+from tilegrad.models.generate.sampling import Sampling
 from tilegrad.models.generate.steps import bucket_of
 
 COUNT = 8
@@ -150,6 +151,7 @@ def test_what_can_never_be_served_is_refused() -> None:
     refused = [
         (Request(0, prompt(37), max_tokens=28), r"at most 64 tokens"),
         (Request(0, (1, 96), max_tokens=1), "not in the vocabulary"),
+        (Request(0, (1,), Sampling(logit_bias={96: 1.0})), "logit_bias has tokens"),
     ]
     for request, why in refused:
         with pytest.raises(UserError, match=why):

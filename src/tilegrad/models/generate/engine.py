@@ -45,6 +45,22 @@ class Running:
         return len(self.request.tokens) - self.fed
 
 
+@dataclass(slots=True)
+class Group:
+    """The requests of one step after the other, while they stay the same."""
+
+    runs: list[Running]
+    slots: list[int]
+    variant: Variant
+    decodes: bool  # all prompts are in
+
+    @staticmethod
+    def of(runs: list[Running]) -> Group:
+        """The Group of some requests."""
+        return Group(runs, [run.slot for run in runs], needs(run.request.sampling for run in runs),
+                     not any(run.left for run in runs))  # fmt: skip
+
+
 class Engine:
     """A decoder with a paged cache; `add` requests, then `step` while `busy`."""
 
@@ -74,6 +90,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
+        self._group: Group | None = None  # None: requests came or went
 
     def __repr__(self) -> str:
         return (f"<engine: {len(self.running)} of {self.requests} requests run, "
@@ -91,6 +108,8 @@ class Engine:
         if request.id in self.running or any(w.id == request.id for w in self.waiting):
             raise UserError("two requests have one id", op="Engine.add", got=request.id)
         self._check(request.tokens, "a prompt")
+        if request.sampling is not None and request.sampling.logit_bias:
+            self._check(list(request.sampling.logit_bias), "logit_bias")
         if request.most > self.context:
             raise UserError(
                 "the prompt and its answer are longer than the context", op="Engine.add",
@@ -131,6 +150,7 @@ class Engine:
             if request.sampling is not None and needs([request.sampling]) != Variant():
                 self.steps.sampling().set_row(slot, request.sampling, request.tokens)
             self.running[request.id] = Running(request, slot)
+            self._group = None
 
     def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
         """Pages for a slot that begins anew."""
@@ -142,6 +162,7 @@ class Engine:
 
     def _end(self, run: Running) -> None:
         del self.running[run.request.id]
+        self._group = None
         self.pool.give_back(run.request.id)
         if run.request.sampling is not None and needs([run.request.sampling]) != Variant():
             self.steps.sampling().clear_row(run.slot)
@@ -152,15 +173,16 @@ class Engine:
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them."""
         self._admit()
-        runs = list(self.running.values())
-        if not runs:
+        if not self.running:
             return []
-        variant = needs(run.request.sampling for run in runs)
-        if not any(run.left for run in runs):
-            found = self.steps.decode([run.slot for run in runs], variant)
+        group = self._group = self._group or Group.of(list(self.running.values()))
+        runs = group.runs
+        if group.decodes:
+            found = self.steps.decode(group.slots, group.variant)
         else:
+            self._group = None
             runs, parts = self._share(runs)
-            found = self.steps.ragged(parts, variant)
+            found = self.steps.ragged(parts, group.variant)
         return [self._made(run, found, row) for row, run in enumerate(runs) if not run.left]
 
     def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ... import nn
 from ...ir.symbol import symbol
+from ...runtime.buffer import POOL
 from ...tensor.bound import Bound
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
@@ -145,6 +146,7 @@ class Steps:
             self.tell("compile", 0, 1)
             found = work()
         self._compiled.add(key)
+        POOL.trim()  # compiling leaves much behind
         self.tell("compile", 1, 1)
         return found
 
