@@ -46,3 +46,19 @@ def test_two_results_share_a_dying_input() -> None:
     count, _ = aliased([x], outputs)
     assert count == 1  # one of the two, and it is written last
     check([x], outputs)
+
+
+def test_another_shape_of_what_dies_is_no_launch() -> None:
+    """A reshape between two things that are stored costs nothing, but not where both are read."""
+    x = build.input_((32, 48), dtypes.float32)
+    s = sorted_rows(x)
+    flat = build.reshape(s, (48, 32))
+    outputs = [sorted_rows(flat)]
+    kernels = schedule_for([x], outputs, host()).kernels
+    assert [len(k.steps) for k in kernels if k.kind == "loops"] == [0]
+    check([x], outputs)
+    both = [sorted_rows(flat), sorted_rows(build.multiply(s, 2.0))]
+    check([x], both)
+    wanted = [flat]  # a result has a place of its own
+    assert all(k.steps for k in schedule_for([x], wanted, host()).kernels)
+    check([x], wanted)

@@ -1,8 +1,9 @@
 """In place: an elementwise result takes over the storage of an input that dies there.
 
 Only flat Kernels do this, where each element of the input is read exactly where its element of
-the result is written, and the result is the last the Kernel stores. Invariant: nobody reads the
-input after it was overwritten.
+the result is written, and the result is the last the Kernel stores. A Kernel that only gives
+elements another shape has no launch left then. Invariant: nobody reads the input after it was
+overwritten.
 """
 
 from __future__ import annotations
@@ -43,8 +44,19 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
         if _may_take(result, owner, number) and at_own_element(group, read, values):
             result.alias = owner.number
             owner.last = max(owner.last, result.last)
+            if len(stored) == 1 and only_moves(stored[0], read):
+                kernel.steps.clear()  # every element is where it was: another shape, no work
             return 1
     return 0
+
+
+def only_moves(node: Node, read: Node) -> bool:
+    """Whether a value is another one's elements, moved and nothing else."""
+    while node is not read:
+        if node.op not in MOVEMENT:
+            return False
+        node = node.inputs[0]
+    return True
 
 
 def _may_take(result: Slot, owner: Slot, number: int) -> bool:
