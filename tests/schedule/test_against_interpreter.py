@@ -386,6 +386,12 @@ SYMBOLIC = {
     "update": (lambda x, v: build.update(x, v, [build.iota(M)], [0], "set"), (64, 5), (M, 5)),
     "mean": (lambda x: build.divide(build.sum_(x, 1), build.cast(build.size_value(M),
                                                                  dtypes.float32)), (N, M)),
+    "beside sums of rows": (lambda x, y: [build.add(build.sum_(x, 1), y), build.multiply(y, y)],
+                            (N, M), (N,)),
+    "beside sums of long rows": (lambda x, y: [build.add(build.sum_(x, 1), y),
+                                               build.multiply(y, y)], (M, 9000), (M,)),
+    "beside sums of columns": (lambda x, y: [build.add(build.sum_(x, 0), y),
+                                             build.multiply(y, y)], (N, M), (M,)),
     "windows": (lambda x: build.sum_(build.windows(build.pad(x, (1,), (1,)), 0, 3), 1), (M,)),
 }  # fmt: skip
 

@@ -8,7 +8,8 @@ scratch Slots on the same bytes, and no jump without its Label.
 from __future__ import annotations
 
 from ..core.errors import InternalError
-from ..ir.types import product
+from ..ir.types import Memory, product
+from ..tile.check import walk
 from .schedule import Control, Copy, Label, Launch, Schedule, Slot, slots_of
 
 
@@ -18,6 +19,7 @@ def check_schedule(schedule: Schedule) -> None:
     _check_lives(schedule)
     _check_arena(schedule)
     _check_jumps(schedule)
+    _check_results(schedule)
 
 
 def _fail(message: str) -> InternalError:
@@ -64,6 +66,18 @@ def _check_order(schedule: Schedule) -> None:
 
 def _empty(slot: Slot) -> bool:
     return product(slot.type.shape) == 0
+
+
+def _check_results(schedule: Schedule) -> None:
+    """Every Body uses the results it says it writes."""
+    for body in {id(s.body): s.body for k in schedule.kernels for s in k.steps
+                 if isinstance(s, Launch)}.values():  # fmt: skip
+        used = {x for node, _ in walk(body.block) for x in node.inputs}
+        for number, parameter in enumerate(body.parameters):
+            memory = parameter.type
+            if isinstance(memory, Memory) and memory.use == "result" and parameter not in used:
+                if product(memory.shape) != 0:
+                    raise _fail(f"{body.name} never writes its parameter {number}, a result")
 
 
 def _check_lives(schedule: Schedule) -> None:

@@ -47,6 +47,7 @@ class RowLoops(LoopSpace):
         stages = max(self.levels[v] for v in self.reduces)
         element = [v for v in self.group.stored if not self.is_row_level(v)]
         self.plan_stash(row, stages, element)
+        self.row_results(row, 0)  # what needs no reduction
         for stage in range(1, stages + 1):
             reduces = [v for v in self.reduces if self.levels[v] == stage]
             writes = [v for v in element if self.levels[v] == stage - 1]

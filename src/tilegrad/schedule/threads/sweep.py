@@ -88,6 +88,7 @@ class ThreadSweep(ThreadOnline):
         walks = self.walks(row)
         kept = self.plan_kept(walks)
         self.ask_row(walks)
+        self.row_results(row, 0)  # what needs no reduction
         for stage, walk in walks:
             if walk.reduces or walk.writes:
                 values = self.start_walk(walk)
