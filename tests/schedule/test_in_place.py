@@ -4,8 +4,12 @@ import numpy as np
 
 from tilegrad.compiler.compile import compile_for, host, schedule_for
 from tilegrad.core import dtype as dtypes
+from tilegrad.core.format import Q8_0
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
+from tilegrad.ir.types import Tuple
+from tilegrad.kernels import quantised_cpu as kernels
+from tilegrad.kernels.quantised_shape import QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 
 
@@ -49,16 +53,27 @@ def test_two_results_share_a_dying_input() -> None:
 
 
 def test_another_shape_of_what_dies_is_no_launch() -> None:
-    """A reshape between two things that are stored costs nothing, but not where both are read."""
-    x = build.input_((32, 48), dtypes.float32)
-    s = sorted_rows(x)
-    flat = build.reshape(s, (48, 32))
-    outputs = [sorted_rows(flat)]
-    kernels = schedule_for([x], outputs, host()).kernels
-    assert [len(k.steps) for k in kernels if k.kind == "loops"] == [0]
-    check([x], outputs)
-    both = [sorted_rows(flat), sorted_rows(build.multiply(s, 2.0))]
-    check([x], both)
-    wanted = [flat]  # a result has a place of its own
-    assert all(k.steps for k in schedule_for([x], wanted, host()).kernels)
-    check([x], wanted)
+    """A reshape between two kernels that are called costs nothing, but a result has its place."""
+    first, second = (QuantisedShape(Q8_0, 16, c, t) for c, t in ((64, 9), (32, 18)))
+    ids = build.input_((9,), dtypes.int32)
+    parts = [[build.input_(s, d) for _, s, d in kernels.parts(shape)] for shape in (first, second)]
+    rows = ops.call(ids, *parts[0], callee=kernels.take_callee(first, host()))
+    flat = build.reshape(rows, (18, 32))
+    out = ops.call(flat, *parts[1], callee=kernels.callee(second, host()))
+    out = build.items(out)[0] if isinstance(out.type, Tuple) else out
+    inputs = [ids, *parts[0], *parts[1]]
+    steps = [len(k.steps) for k in schedule_for(inputs, [out], host()).kernels
+             if k.kind == "loops"]  # fmt: skip
+    assert steps == [0]
+    values = np.random.default_rng(0).standard_normal((2, 16, 64)).astype(np.float32)
+    raw = [Q8_0.pack(values[0]), Q8_0.pack(values[1][:, :32])]
+    data = [np.arange(9, dtype=np.int32)]
+    for shape, one in zip((first, second), raw):
+        found = kernels.pack(shape, one)
+        data += [found[n] for n, _, _ in kernels.parts(shape)]
+    (got,) = compile_for(inputs, [out], host()).run([Buffer.wrap(d) for d in data])
+    a, b = (Q8_0.to_float32(r) for r in raw)
+    want = a[:9].reshape(18, 32) @ b.T
+    np.testing.assert_allclose(got.array((18, 16), np.float32), want, atol=1e-3)
+    kept = schedule_for(inputs[: 1 + len(parts[0])], [flat], host()).kernels
+    assert all(k.steps for k in kept)
