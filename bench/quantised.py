@@ -31,8 +31,8 @@ from tilegrad.core.format import BY_NAME, Format
 from tilegrad.kernels.quantised_gpu import matrix_plan, rows_plan
 from tilegrad.kernels.quantised_gpu_layout import groups_of, pack, parts
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import Around, RowsPlan, few_tokens
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens
+from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.prepare import Prepared

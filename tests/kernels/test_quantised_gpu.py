@@ -23,14 +23,13 @@ from tilegrad.kernels import quantised_gpu as kernels
 from tilegrad.kernels.quantised_gpu_layout import bytes_of
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised_gpu_rows import (
-    Around,
     RowsPlan,
     few_tokens,
     parameters,
     shared_bytes,
 )
 from tilegrad.kernels.quantised_gpu_take import take
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -228,6 +227,7 @@ AROUND = {
     "gated": Around(gated="silu"),
     "residual": Around(residual=True),
     "all of a feed-forward": Around(norm=1e-6, gated="silu", residual=True),
+    "several results": Around(norm=1e-5, bias=True, splits=(16, 16)),
 }
 
 
@@ -253,11 +253,12 @@ def test_around(name: str, dtype: Any) -> None:
         want = want[:, :16] / (1 + np.exp(-want[:, :16])) * want[:, 16:]
     want = want + (residual.astype(np.float64) if around.residual else 0)
     body = few_tokens(case.shape, SMALL, around=around)
-    order = [name for name, _ in parameters(case.shape, around)][:-1]
-    (found,) = kernels.around_callee(case.shape, H200, around).interpret(*map(given.get, order))
-    simulated = np.zeros((2, results), dtype.numpy)
-    simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), simulated])
-    for out in (found, simulated):
+    sizes = around.results(case.shape)
+    order = [name for name, _ in parameters(case.shape, around)][: -len(sizes)]
+    found = kernels.around_callee(case.shape, H200, around).interpret(*map(given.get, order))
+    simulated = [np.zeros((2, size), dtype.numpy) for size in sizes]
+    simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), *simulated])
+    for out in (np.concatenate(found, 1), np.concatenate(simulated, 1)):
         last = 2.0**-8 if dtype is bfloat16 else 2.0**-15
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=last,
                                    atol=2.0**-13 * np.abs(want).max())  # fmt: skip
@@ -267,7 +268,8 @@ def test_what_is_not_around() -> None:
     shape = QuantisedShape(formats.Q4_1, 48, 64, 1, bfloat16)
     assert kernels.why_not_around(shape, H200, Around(gated="silu"))
     assert kernels.why_not_around(shape, H200, Around(gated="gelu"))
-    assert kernels.why_not_around(replace(shape, tokens=8), H200, Around())
+    assert kernels.why_not_around(replace(shape, tokens=64), H200, Around())
+    assert kernels.why_not_around(shape, H200, Around(splits=(24, 24)))
     with pytest.raises(InternalError, match="do not fit"):
         few_tokens(shape, SMALL, around=Around(gated="silu"))
 
@@ -348,7 +350,7 @@ def test_instructions(name: str) -> None:
     shape = QuantisedShape(BY_NAME[name], 4096, 4096, 1, bfloat16)
     plan = kernels.rows_plan(shape)
     lines, more = (lines_of(shape, p) for p in (plan, replace(plan, rows=2 * plan.rows)))
-    weights = plan.rows * plan.groups // (32 * plan.warps) * 32  # of a thread
+    weights = plan.rows * 4096 // (32 * plan.warps)  # of a thread
     further, whole = WORK[name]
     assert (len(more) - len(lines)) / weights <= further
     assert len(lines) / weights <= whole

@@ -11,12 +11,14 @@ from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
 from ..ir.symbol import high
 from ..tile.callee import KernelCallee
+from . import quantised_gpu_rows
 from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, pack, parts
 from .quantised_gpu_matrix import MatrixPlan, many_tokens
-from .quantised_gpu_rows import Around, RowsPlan, few_tokens, shared_bytes
+from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .quantised_gpu_take import take
-from .quantised_shape import QuantisedShape, padded
+from .quantised_shape import Around, QuantisedShape, padded
 
+SPLITS = True
 FEW = 4  # tokens that byte products take faster than matrix units
 
 
@@ -36,11 +38,9 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     groups = groups_of(shape)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
-    if groups <= 64:
-        return RowsPlan(16, 4, 64)
     if groups <= 128:
-        return RowsPlan(16, 8, 128)
-    return RowsPlan(8, 8, 256, stages=2)
+        return RowsPlan(16, 8, 64, stages=2)
+    return RowsPlan(8, 8, 256)
 
 
 def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
@@ -73,17 +73,15 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     """Why a product is not computed with what is around it; '' where it is."""
     if not are_few(shape, target):
         return f"more than {FEW} tokens, or too many columns"
-    if around.gated not in ("", "silu"):
-        return f"the activation {around.gated}"
-    if around.gated and (around.bias or shape.rows % (2 * ROWS)):
-        return f"gates with a bias, or of rows that are no multiple of {2 * ROWS}"
-    return why_not(shape, target)
+    return quantised_gpu_rows.why_not_around(shape, around) or why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     """A product with what is around it; arguments in the order of `Around`."""
     body = few_tokens(shape, rows_plan(shape), "quantised_around", around)
-    roles = (*(("read", i) for i in range(len(body.parameters) - 1)), ("store", 0))
+    results = len(around.results(shape))
+    roles = (*(("read", i) for i in range(len(body.parameters) - results)),
+             *(("store", i) for i in range(results)))  # fmt: skip
     return KernelCallee("quantised_around", ((body, roles),))
 
 
@@ -94,6 +92,6 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 __all__ = [
-    "ROWS", "Around", "around_callee", "callee", "pack", "parts", "take_callee", "why_not",
+    "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee", "why_not",
     "why_not_around",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
 from ..ir.node import Node
-from ..ir.symbol import Size, high
+from ..ir.symbol import Size, high, maximum
 from ..ir.types import Memory
 from ..tile import ops, placed
 from ..tile.build import Body, BodyBuilder
@@ -66,9 +66,21 @@ def few_tokens(
     return _Rows(shape, plan, name, around).build()
 
 
+def why_not_around(shape: QuantisedShape, around: Around) -> str:
+    """Why something does not go around a product; '' where it does."""
+    if around.gated not in ("", "silu"):
+        return f"the activation {around.gated}"
+    if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
+        return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
+    if around.splits and (around.residual or sum(around.splits) != shape.rows
+                          or any(s % ROWS for s in around.splits)):  # fmt: skip
+        return f"results of rows that are no multiple of {ROWS}"
+    return ""
+
+
 def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
     """The parameters in order."""
-    dtype, results = shape.dtype, shape.rows // (2 if around.gated else 1)
+    dtype, results = shape.dtype, around.results(shape)
     made = [("x", Memory((shape.tokens, shape.columns), dtype))]
     if around.norm is not None:
         made.append(("norm", Memory((shape.columns,), dtype, use="constant")))
@@ -76,8 +88,9 @@ def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[st
     if around.bias:
         made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
     if around.residual:
-        made.append(("residual", Memory((shape.tokens, results), dtype)))
-    return [*made, ("out", Memory((shape.tokens, results), dtype, use="result"))]
+        made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
+    return [*made, *((f"out{i}", Memory((shape.tokens, size), dtype, use="result"))
+                     for i, size in enumerate(results))]  # fmt: skip
 
 
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
@@ -97,12 +110,12 @@ class _Rows:
         self.layout, self.groups = layout_of(shape), groups_of(shape)
         self.sides = 2 if around.gated else 1
         self.each = plan.rows // self.sides  # rows of a side in a program
-        self.results = shape.rows // self.sides
+        self.results = sum(around.results(shape))
         self.rows = padded(self.results, ROWS)
         self.turns = -(-self.groups // plan.groups)
         self.limit = self.groups if self.groups % plan.groups else None
-        if self.rows % self.each or plan.groups % 32 or around.gated not in ("", "silu") or (
-            around.gated and (self.results % ROWS or around.bias)):  # fmt: skip
+        uneven = any(s % self.each for s in around.splits) or why_not_around(shape, around)
+        if self.rows % self.each or plan.groups % 32 or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         given = parameters(shape, around)
         self.b = b = BodyBuilder(name, given)
@@ -298,9 +311,27 @@ class _Rows:
                 there = b.logical_and(mask, inside)
             own = [self.normed(token, whole[token * self.sides + side])
                    for side in range(self.sides)]  # fmt: skip
-            value = self.surrounded(token, own, there, mask)
-            b.store(self.memory["out"], b.cast(value, self.shape.dtype), (token, self.row), (1,),
-                    there)  # fmt: skip
+            value = b.cast(self.surrounded(token, own, there, mask), self.shape.dtype)
+            self.write(token, value, there)
+
+    def write(self, token: int, value: Node, there: Node | None, number: int = 0) -> None:
+        """Rows of a token into the result that has them, from a result on."""
+        b, sizes = self.b, self.around.results(self.shape)
+        first = sum(sizes[:number])
+        row = self.row if not number else maximum(self.row - first, 0)
+
+        def here() -> Sequence[Node]:
+            b.store(self.memory[f"out{number}"], value, (token, row), (1,), there)
+            return ()
+
+        def further() -> Sequence[Node]:
+            self.write(token, value, there, number + 1)
+            return ()
+
+        if number + 1 == len(sizes):
+            here()
+        else:
+            b.branch(b.less(self.row, first + sizes[number]), here, further)
 
     def surrounded(
         self, token: int, sides: Sequence[Node], there: Node | None, mask: Node | None

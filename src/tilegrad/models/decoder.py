@@ -80,15 +80,16 @@ class Attention(nn.Module):
             self.key_norm = norm_of(config, config.head_width, dtype)
         self.layer, self.head_width, self.head_norms = layer, config.head_width, config.head_norms
 
-    def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
-        """(..., C) -> (..., C)."""
-        found = nn.joint(x, self.query, self.key, self.value)
+    def forward(self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module,
+                residual: Tensor | None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
+        found = nn.joint(x, self.query, self.key, self.value, norm=norm)
         q, k, v = (self._heads(y) for y in found)  # (..., H, D), (..., K, D), (..., K, D)
         if self.head_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = turn(q, angles), turn(k, angles)
-        return self.output(attend(self.layer, q, k, v).flatten(-2))  # type: ignore[no-any-return]
+        return nn.added(attend(self.layer, q, k, v).flatten(-2), self.output, residual)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (x.shape[-1] // self.head_width, self.head_width))
@@ -105,15 +106,15 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, config.width, config.feed_bias, dtype)
         self.gated, self.activation = config.gated, config.activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+    def forward(self, x: Tensor, norm: nn.Module | None = None,
+                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
         act = ACTIVATIONS[self.activation]
         if self.gated:
-            gate, up = nn.joint(x, self.gate, self.up)
-            inner = act(gate) * up  # (..., F)
+            inner = nn.gated(x, self.gate, self.up, self.activation, act, norm)  # (..., F)
         else:
-            inner = act(self.up(x))  # (..., F)
-        return self.down(inner)  # type: ignore[no-any-return]
+            inner = act(nn.joint(x, self.up, norm=norm)[0])  # (..., F)
+        return nn.added(inner, self.down, residual)
 
 
 class Experts(nn.Module):
@@ -136,9 +137,11 @@ class Experts(nn.Module):
         self.used, self.normalize = config.experts_used, config.normalize_experts
         self.activation, self.has_shared = config.activation, bool(config.shared_hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
-        y = x.reshape(-1, x.shape[-1])  # (N, C)
+    def forward(self, x: Tensor, norm: nn.Module | None = None,
+                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
+        normed = x if norm is None else norm(x)
+        y = normed.reshape(-1, x.shape[-1])  # (N, C)
         shares = cast(self._shares(y), y.dtype)  # (N, E)
         act = ACTIVATIONS[self.activation]
         gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
@@ -147,7 +150,8 @@ class Experts(nn.Module):
         result = (found * shares.transpose(0, 1)[..., None]).sum(0)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
-        return result.reshape(x.shape)
+        found = result.reshape(x.shape)
+        return found if residual is None else residual + found
 
     def _shares(self, y: Tensor) -> Tensor:
         """How much each expert counts for each token, (N, E): zero but for the picked."""
@@ -183,10 +187,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
-        y = self.attention(self.attention_norm(x), attend, angles)
-        x = x + (self.attention_post_norm(y) if self.post_norms else y)
-        y = self.feed(self.feed_norm(x))
-        return x + (self.feed_post_norm(y) if self.post_norms else y)
+        if not self.post_norms:
+            x = self.attention(x, attend, angles, self.attention_norm, x)
+            return self.feed(x, self.feed_norm, x)  # type: ignore[no-any-return]
+        y = self.attention(x, attend, angles, self.attention_norm, None)
+        x = x + self.attention_post_norm(y)
+        return x + self.feed_post_norm(self.feed(x, self.feed_norm))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -243,7 +249,7 @@ class Decoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        found = self.head(self.norm(x))
+        (found,) = nn.joint(x, self.head, norm=self.norm)
         cap = self.config.logit_softcap
         return cap * tanh(found / cap) if cap else found  # type: ignore[no-any-return]
 

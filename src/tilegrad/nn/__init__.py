@@ -80,7 +80,7 @@ from .normalization import (
     LocalResponseNorm,
     RMSNorm,
 )
-from .packed import PackedEmbedding, PackedLinear, joint
+from .packed import PackedEmbedding, PackedLinear, added, gated, joint
 from .paged import PagedCache
 from .pooling import (
     AdaptiveAvgPool1d,
