@@ -333,8 +333,8 @@ def test_what_is_refused() -> None:
 
 # lane instructions of PTX for a further weight, and for one with all that a program does (ptxas
 # joins some: on the machine they are fewer)
-WORK = {"Q4_0": (1.45, 2.4), "Q4_1": (1.55, 2.5), "Q8_0": (1.1, 2.0), "Q4_K": (1.8, 2.9),
-        "Q6_K": (2.6, 3.7)}  # fmt: skip
+WORK = {"Q4_0": (1.45, 2.6), "Q4_1": (1.6, 2.8), "Q8_0": (1.1, 2.2), "Q4_K": (1.9, 3.2),
+        "Q6_K": (2.7, 4.0)}  # fmt: skip
 
 
 def lines_of(shape: QuantisedShape, plan: RowsPlan) -> list[str]:
