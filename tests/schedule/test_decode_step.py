@@ -113,9 +113,8 @@ def test_layers_are_right(m: int) -> None:
     assert error_of(m, lambda *given: run_interpreted(H200, *given)) < 1.5e-2
 
 
-@pytest.mark.parametrize("m", [1, 3])
-def test_simulated(m: int) -> None:
-    assert error_of(m, run_graph, hidden=256, layers=1) < 1.5e-2
+def test_simulated() -> None:
+    assert error_of(3, run_graph, hidden=256, layers=1) < 1.5e-2
 
 
 # ---- a step of a model ------------------------------------------------------------------------

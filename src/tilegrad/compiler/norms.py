@@ -23,8 +23,7 @@ from ..ir.symbol import high
 from ..ir.types import product
 
 MOST_ROWS = 128  # all in one tile of the library's products
-# columns of a block: of one token; rows of the weights, few tokens; columns of rows of tokens
-ONE, WIDE, NARROW = 16, 64, 32
+WIDE, NARROW = 64, 32  # columns of a block: rows of the weights, or columns of rows of tokens
 LEAST = 256  # columns of a row
 RULE = "norm_behind_product"
 MOVES = {ops.reshape, ops.expand}
@@ -97,7 +96,9 @@ def in_blocks(norm: Norm) -> Node:
     square = norm.total.inputs[0]
     *lead, columns = square.shape
     rows = high(product(tuple(lead)))
-    block = ONE if rows == 1 else WIDE if rows <= WIDE else NARROW
+    if rows == 1:
+        return norm.factor  # every program has the whole row
+    block = WIDE if rows <= WIDE else NARROW
     folded = build.reshape(square, (*lead, columns // block, block))  # type: ignore[operator]
     parts = ops.sum_(folded, axes=(len(lead) + 1,))
     whole = ops.sum_(parts, axes=(len(lead),))

@@ -22,6 +22,8 @@ from ..kernels.matmul_joint import JointMatmul
 from ..kernels.matmul_plan import ranked
 from ..kernels.matmul_table import PLAIN
 from ..kernels.matvec import MatvecPlan
+from ..kernels.matvec import choose as choose_matvec
+from ..kernels.matvec import why_not as matvec_why_not
 from ..tile.build import Body
 from .access import MOVEMENT
 from .dot_wide import WideDot, accepts
@@ -164,7 +166,9 @@ class _Joiner:
 
     def seconds(self, x: Operands) -> float:
         """What the model expects of a launch."""
-        if x not in self.expected:
+        if x not in self.expected and not matvec_why_not(x, self.target):
+            self.expected[x] = choose_matvec(x, self.target).seconds
+        elif x not in self.expected:
             found = ranked(x, self.target)
             self.expected[x] = found[0].seconds if found else float("inf")
         return self.expected[x]

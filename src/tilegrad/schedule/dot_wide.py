@@ -34,14 +34,14 @@ from ..kernels.matmul_plan import Choice, beside_next, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
-from ..kernels.matvec import LINE, UNIT, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matvec import LINE, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matvec import choose as choose_matvec
 from ..kernels.matvec import why_not as matvec_why_not
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
-from .evaluate import ravel_strides, wide
+from .evaluate import ravel_strides, stored_reads, wide
 from .fuse import Fuser, Group, cost, leaves_of
 from .handed import is_part, is_whole
 from .problem import Problem
@@ -135,6 +135,7 @@ class WideDot:
         self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
         self.kernel: WideMatmul | Matvec | None = None
+        self.brought: list[tuple[Node, Index, Node]] = []  # what was read before it was wanted
         self.constants = constants
         self.problem = Problem(self.dot)
         # several products in one launch (choose=False) are made beside the threads alone
@@ -143,7 +144,7 @@ class WideDot:
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
-        if self.beside and not matvec_why_not(self.operands, target) and self.in_units():
+        if self.beside and not matvec_why_not(self.operands, target) and not self.handed:
             self.choice = choose_matvec(self.operands, target)
         elif self.beside:
             known = tuned(self.operands, target, self._epilogue_class())
@@ -158,10 +159,6 @@ class WideDot:
     def beside(self) -> bool:
         """Whether the Target has matrix units that run beside the threads."""
         return any(unit.name.startswith("wgmma") for unit in self.target.matrix)
-
-    def in_units(self) -> bool:
-        """Whether blocks of columns that are handed on are the units of a matvec."""
-        return all(block_of(v) == UNIT for v in self.handed)
 
     def suits(self, choice: Choice) -> bool:
         """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
@@ -198,8 +195,14 @@ class WideDot:
         b = matrix_of(p, p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
-        if a is None or b is None or not fits:
+        if b is None or not fits:
             return None
+        if a is None:  # computed by every program that reads it, if at all
+            found = Operands(m, n, k, dtype, result.dtype, True, b.rows == 1, batch)
+            if p.a in self.reads or matvec_why_not(found, self.target):
+                return None
+            self.left, self.right = Matrix(p.a, 0, 0, 1), b
+            return found
         if not all(accepts(v, self.dot) for v in self.stored):
             return None
         if batch != 1 and 0 in (a.batch, b.batch):
@@ -240,11 +243,12 @@ class WideDot:
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""
         assert self.choice is not None
-        plan, given = self.choice.plan, (self.b, self.memories(), self.epilogue)
-        if isinstance(plan, ThreadPlan):
-            return ThreadMatmul(x, plan, *given).build()
+        plan = self.choice.plan
         if isinstance(plan, MatvecPlan):
             return self.build_matvec([self], [(self.stored[0], self)])
+        given = (self.b, self.memories(), self.epilogue)
+        if isinstance(plan, ThreadPlan):
+            return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
         costly = any(cost(v, known) > COSTLY for v in self.stored)
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
@@ -263,15 +267,37 @@ class WideDot:
         memories = [b.parameters[self.reads.index(w.right.node)] for w in weights]
         sizes = [high(w.problem.sizes[3]) for w in weights]
         self.kernel = Matvec(
-            self.operands, plan, b,
-            b.matrix(b.parameters[self.reads.index(self.left.node)], (k // LINE, LINE), (LINE, 1)),
+            self.operands, plan, b, self.token,
             [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
             [self.outputs[v] for v, _ in results], [w.epilogue for _, w in results],
-            self.prologue if self.wholes else None,
+            [w.ask for _, w in results],
         )  # fmt: skip
         for w in weights:
             w.kernel, w.totals = self.kernel, self.totals
         return self.kernel.build()
+
+    def ask(self, row: Size, rows: int) -> None:
+        """Read what the epilogue of some rows of a matvec will want, so that it need not wait."""
+        m, n = self.problem.sizes[1], self.problem.sizes[3]
+        with self.e.tile(row, rows, n, 0, 1, m) as (i, _):
+            starts = [(v, self.index_of(0, 0, i)) for v in self.stored
+                      if v.shape == self.dot.shape]  # fmt: skip
+            found = stored_reads(starts, {r: None for r in self.reads})
+            self.brought = [(read, at, self.e.value(read, at)) for read, at in found]
+
+    def token(self) -> Node:
+        """The one token in lines, and the whole sums that follow from it."""
+        b, p, k = self.b, self.problem, high(self.problem.sizes[2])
+        shape = (k // LINE, LINE)
+        with self.e.tile(0, shape[0], shape[0], 0, LINE, LINE) as (line, at):
+            place = combine(multiply(line, LINE), at, 1)
+            found = b.cast(self.e.value(p.a, p.index_a(0, 0, place)), float32)
+            for whole in self.wholes:
+                source = whole.inputs[0]
+                x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
+                total = b.add(tile_ops.reduce(x, axis=1, kind="sum"))
+                self.totals[(whole, 0)] = b.add(tile_ops.reduce(total, axis=0, kind="sum"))
+            return b.broadcast(found, shape)
 
     def read_beside(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
@@ -350,8 +376,8 @@ class WideDot:
         assert self.kernel is not None and self.choice is not None
         for whole in self.wholes:
             total = self.totals[(whole, own)]
-            if columns == 1:
-                total = self.b.add(tile_ops.extract(total, index=0))
+            if isinstance(self.kernel, Matvec):
+                pass  # one number
             elif not self.choice.turned:
                 total = self.e.column(total)
             elif total.shape != (columns,):
@@ -373,9 +399,6 @@ class WideDot:
                 piece = x if turned else cut(b, x, start, block)
                 total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
                 offset = combine(multiply(at_m, blocks), floor_divide(first, block), 1)
-                if shape[1] == 1:  # one token: units are whole
-                    e.store(self.outputs[v], b.add(tile_ops.extract(total, index=0)), offset)
-                    continue
                 e.only = b.less(first, n)
                 e.store(self.outputs[v], total if turned else e.column(total), offset)
                 e.only = None
@@ -400,6 +423,8 @@ class WideDot:
                 self.bind_wholes(self.kernel.own, at_m, columns)
             for dot, sums in zip(self.dots, rounded):
                 self.e.bind(dot, own, sums)
+            for known in self.brought:
+                self.e.bind(*known)
             for read, brought in near.items():
                 self.e.bind(read, own, self.b.cast(brought, wide(read.dtype)))
             values = []

@@ -17,6 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
+from ..kernels.matvec import LINE, LONGEST
 from .access import MOVEMENT
 
 MOST_PARTS = 256  # blocks of a row
@@ -33,8 +34,12 @@ def is_part(node: Node) -> bool:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a sum adds up the sums of all blocks of a row."""
-    if node.op is not ops.sum_ or not is_part(node.inputs[0]):
+    """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
+    if node.op is not ops.sum_:
+        return False
+    if product(node.shape) == 1 and node.inputs[0].op.group in ELEMENTWISE:
+        return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
+    if not is_part(node.inputs[0]):
         return False
     parts = node.inputs[0].shape
     return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
@@ -46,11 +51,19 @@ def hand_over(values: set[Node], arguments: Sequence[Node], results: Sequence[No
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     for node in order:
-        if node not in given and is_whole(node):
-            found = _until_products(node, readers, given)
-            if found is not None:
-                values -= found[0]
-                values |= {_rounded(scaled, readers) for scaled in found[1]}
+        if node in given or not is_whole(node):
+            continue
+        found = _until_products(node, readers, given)
+        if found is None:
+            continue
+        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
+        if product(node.shape) == 1:  # each program reads the whole row
+            if not all(streams(dot) for dot in dots if dot is not None):
+                continue
+            values -= {dot.inputs[0] for dot in dots if dot is not None
+                       and _again(dot.inputs[0], readers, given)}  # fmt: skip
+        values -= found[0]
+        values |= {_rounded(scaled, readers) for scaled in found[1]}
 
 
 def _until_products(node: Node, readers: dict[Node, list[Node]],
@@ -64,7 +77,7 @@ def _until_products(node: Node, readers: dict[Node, list[Node]],
         if current in given:
             return None
         for reader in readers.get(current, ()):
-            if reader.op is ops.multiply and any(_of_product(i) for i in reader.inputs):
+            if reader.op is ops.multiply and any(map(_product, reader.inputs)):
                 scaled.add(reader)
                 continue
             if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:
@@ -81,10 +94,30 @@ def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
     return found[0] if len(found) == 1 and found[0].op is ops.cast else node
 
 
-def _of_product(node: Node) -> bool:
+def _product(node: Node) -> Node | None:
+    """The product that a value is, rounded or reshaped."""
     while node.op in MOVEMENT or node.op is ops.cast:
         node = node.inputs[0]
-    return node.op is ops.dot
+    return node if node.op is ops.dot else None
+
+
+def streams(dot: Node) -> bool:
+    """Whether the library's matvec takes a product: one row, weights in lines along the sum."""
+    a, b = dot.inputs
+    batch, contract = dot.attrs["batch"], dot.attrs["contract"]
+    if batch != ((), ()) or contract != ((len(a.shape) - 1,), (1,)) or len(b.shape) != 2:
+        return False
+    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype.size != 2:
+        return False
+    n, k = b.shape
+    whole = isinstance(n, int) and isinstance(k, int)
+    return whole and high(n) % 8 == 0 and high(k) % LINE == 0 and high(k) <= LONGEST
+
+
+def _again(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:
+    """Whether a row is better computed by every program than stored: products alone read it."""
+    made = node.op is ops.cast and node.inputs[0].op is ops.multiply and node not in given
+    return made and all(r.op is ops.dot for r in readers.get(node, ()))
 
 
 def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
@@ -98,6 +131,13 @@ def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[No
         sums = node.op.group == "binary" and any(_is_made(i, values) for i in node.inputs)
         if (sums or node.op is ops.gather) and _many(node, readers):
             values.add(node)
+            values -= {r for r in readers[node] if r.op is ops.cast and r not in results
+                       and all(_inlines(u) for u in readers.get(r, ()))}  # fmt: skip
+
+
+def _inlines(reader: Node) -> bool:
+    """Whether a reader takes values that are computed where they are read."""
+    return reader.op in MOVEMENT or reader.op.group in (*ELEMENTWISE, "reduce")
 
 
 def _is_made(node: Node, values: set[Node]) -> bool:
