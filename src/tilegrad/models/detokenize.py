@@ -68,7 +68,9 @@ def checked_stops(stops: Sequence[str]) -> list[str]:
     """Stop strings within limits."""
     if isinstance(stops, str):
         stops = [stops]
-    stops = list(dict.fromkeys(stops))
+    stops = list(stops)
+    if all(isinstance(stop, str) for stop in stops):
+        stops = list(dict.fromkeys(stops))
     if len(stops) > MOST_STOPS:
         raise UserError("too many stop strings", op="stop", expected=f"at most {MOST_STOPS}",
                         got=len(stops))  # fmt: skip

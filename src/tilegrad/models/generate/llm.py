@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,11 +118,15 @@ class LLM:
         return self.tokenizer.encode_chat(chat)
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence | np.ndarray) or not all(map(is_whole, prompt)):
+            raise _wrong_prompt(prompt)
+        return [int(token) for token in prompt]
 
     def _task(
         self, tokens: Sequence[int], *, max_tokens: int | None = None,
-        stop: str | Sequence[str] = (), stop_tokens: Sequence[int] = (),
+        stop: str | Sequence[str] | None = None, stop_tokens: Sequence[int] | None = None,
         ignore_end: bool = False, **sampling: Any,
     ) -> Task:  # fmt: skip
         """A Task for a prompt that fits; it waits for its first step."""
@@ -133,12 +137,16 @@ class LLM:
                 got=len(tokens), hint="shorten the prompt, or ask for a longer context",
             )  # fmt: skip
         left = self.context - len(tokens)
-        ends = set(stop_tokens) | (set() if ignore_end else self.tokenizer.ends)
+        more = () if stop_tokens is None else stop_tokens
+        if not isinstance(more, Collection | np.ndarray) or not all(map(is_whole, more)):
+            raise UserError("stop_tokens are ids", op="LLM", expected="a list of ids",
+                            got=repr(more)[:80])  # fmt: skip
+        ends = set(more) | (set() if ignore_end else self.tokenizer.ends)
         request = Request(
             next(self._numbers), tuple(tokens), Sampling(**{**self.defaults, **sampling}),
-            frozenset(ends), left if max_tokens is None else min(max_tokens, left),
+            frozenset(ends), _fewer(max_tokens, left),
         )  # fmt: skip
-        return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop)
+        return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -195,9 +203,25 @@ def is_one(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return True
     if not isinstance(prompt, Sequence | np.ndarray):
-        raise UserError("a prompt is text or ids", op="LLM", got=type(prompt).__name__,
-                        expected="a string, ids, or a list of those")  # fmt: skip
-    return len(prompt) > 0 and all(isinstance(p, int | np.integer) for p in prompt)
+        raise _wrong_prompt(prompt)
+    return len(prompt) > 0 and all(map(is_whole, prompt))
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value may be an id."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _wrong_prompt(prompt: Any) -> UserError:
+    return UserError("a prompt is text or ids", op="LLM", got=type(prompt).__name__,
+                     expected="a string, ids, or a list of those")  # fmt: skip
+
+
+def _fewer(asked: Any, left: int) -> Any:
+    """How many tokens an answer may have; what is no number is refused later, by its name."""
+    if asked is None:
+        return left
+    return min(asked, left) if isinstance(asked, int) else asked
 
 
 __all__ = ["LLM"]
