@@ -113,6 +113,16 @@ def test_nothing_possible_gives_the_first_token() -> None:
     assert step(rows, state, [0, 1], [0, 0], ALL)[0].tolist() == [0, 0]
 
 
+def test_logits_that_are_no_numbers_give_some_token() -> None:
+    rows = np.zeros((3, 70), np.float32)
+    rows[0, 4] = np.inf
+    rows[1, 5] = np.nan
+    rows[2] = np.nan
+    for s in (Sampling(temperature=0.5), Sampling(temperature=1.0, top_k=3, top_p=0.5), Sampling()):
+        found = step(rows, state_of(70, s), [0] * 3, range(3), ALL)[0]
+        assert found[0] == 4 and ((found >= 0) & (found < 70)).all()
+
+
 # ---- sets --------------------------------------------------------------------------------------
 
 

@@ -304,7 +304,8 @@ def draw(
         token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
         best, winner = raced(x, token, floor, whole(columns), best, winner, words)
     other, token = first_of(best, winner)
-    tile.store(out, (row,), tile.where(other > top, token, found))
+    token = tile.where(other > top, token, found)
+    tile.store(out, (row,), tile.where(token < columns, token, whole(0)))  # p was not a number
 
 
 # ---- around it -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ...core.dtype import float32, int32
 from ...core.errors import ShapeError
 from ...core.target import Target
 from ...graph import build
-from ...tensor.elementwise import maximum, where
+from ...tensor.elementwise import maximum, minimum, where
 from ...tensor.kernel import target_of
 from ...tensor.maths import cast
 from ...tensor.reduce import logsumexp
@@ -27,7 +27,7 @@ from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
 NEAR = 2048  # tokens of a list that a program takes at a time
-LOWEST = -3e38  # the largest of a row that is all -inf is taken for this
+LOWEST = -3e38  # the largest of a row that is all -inf is taken for this, and inf for -LOWEST
 
 
 class Sampled(NamedTuple):
@@ -66,6 +66,7 @@ def sample(
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
+    x = minimum(x, -LOWEST)
     highest = maximum(x.amax(-1, keepdim=True), LOWEST)
     p = ((x - highest) * _column(rows, "sharpness")).exp()
     lists, draws = (_kernel(k, target, state.vocabulary) for k in (pick, draw))
