@@ -245,9 +245,32 @@ def test_what_lies_around(around: Around, tokens: int) -> None:
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("splits", [(48, 16, 32), (16, 80)])
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_several_results(splits: tuple[int, ...], tokens: int) -> None:
+    form, columns = formats.Q4_1, 96
+    shape, around = QuantisedShape(form, 96, columns, tokens), Around(norm=1e-5, splits=splits)
+    assert kernels.why_not_around(shape, host(), around) == ""
+    raw, x = random_rows(form, 96, columns), tokens_of(tokens, columns)
+    given = [x, np.ones(columns, np.float32), *packed(shape, raw)]
+    callee = kernels.around_callee(shape, host(), around)
+    nodes = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
+    made = build.items(ops.call(*nodes, callee=callee))
+    buffers = compile_for(nodes, made, host()).run([Buffer.wrap(a) for a in given])
+    wide = x.astype(np.float64)
+    wide = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+    want, first = wide @ form.to_float32(raw).astype(np.float64).T, 0
+    for buffer, size in zip(buffers, splits):
+        got = buffer.array((tokens, size), np.float32)
+        assert np.abs(got - want[:, first : first + size]).max() < 1e-4 * np.abs(want).max()
+        first += size
+    for wrong in ((48, 40), (90, 6)):
+        assert "multiple" in kernels.why_not_around(shape, host(), Around(splits=wrong))
+
+
 def test_what_cannot_be_around() -> None:
     shape = QuantisedShape(formats.Q4_1, 96, 64)
     assert "gelu" in kernels.why_not_around(shape, host(), Around(gated="gelu"))
-    assert "bias" in kernels.why_not_around(shape, host(), Around(gated="silu", bias=True))
+    assert "gates" in kernels.why_not_around(shape, host(), Around(gated="silu", bias=True))
     many = QuantisedShape(formats.Q4_1, 96, 64, 1000)
     assert "tokens" in kernels.why_not_around(many, host(), Around(norm=1e-5))

@@ -13,12 +13,13 @@ from ..core.target import Target
 from ..ir.symbol import Size, combine, high, low, maximum, minimum
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
-from .quantised_cpu_decode import decode
+from .quantised_cpu_decode import decode, result_names
 from .quantised_cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .quantised_cpu_prefill import prefill
 from .quantised_cpu_take import take
 from .quantised_shape import Around, QuantisedShape
 
+SPLITS = True  # `around_callee` writes several results
 FEW = 16  # tokens; from about here on unpacking for a matrix unit costs less
 
 
@@ -60,9 +61,9 @@ def _between(value: Size) -> Size:
     return minimum(1, maximum(0, value))
 
 
-def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str]) -> KernelCallee:
+def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str],
+            results: Sequence[str] = ("out", "split")) -> KernelCallee:  # fmt: skip
     """Parameters by name: arguments, else results."""
-    results = ["out", "split"]
     launches = []
     for body in bodies:
         names = [p.attrs["name"] for p in body.parameters]
@@ -78,16 +79,19 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
         return f"more than {few(target)} tokens"
     if around.gated not in ("", "silu"):
         return f"the activation {around.gated}"
-    if around.gated and (around.bias or shape.rows % (2 * ROWS)):
-        return f"gates with a bias, or of rows that are no multiple of {2 * ROWS}"
+    if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
+        return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
+    if around.splits and (around.residual or sum(around.splits) != shape.rows
+                          or any(s % ROWS for s in around.splits)):  # fmt: skip
+        return f"results of rows that are no multiple of {ROWS}"
     return why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     """A product with what is around it; arguments in the order of `Around`."""
     body = decode(shape, target, name="quantised_around", around=around)
-    names = [p.attrs["name"] for p in body.parameters][:-1]
-    return _callee("quantised_around", [body], names)
+    names, results = [p.attrs["name"] for p in body.parameters], result_names(shape, around)
+    return _callee("quantised_around", [body], names[: -len(results)], results)
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
@@ -96,5 +100,5 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return _callee("quantised_take", [take(shape, target)], names)
 
 
-__all__ = ["ROWS", "around_callee", "callee", "few", "pack", "parts", "take_callee", "why_not",
-           "why_not_around"]  # fmt: skip
+__all__ = ["ROWS", "SPLITS", "around_callee", "callee", "few", "pack", "parts", "take_callee",
+           "why_not", "why_not_around"]  # fmt: skip

@@ -133,7 +133,7 @@ class Weights:
 
 def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]]:
     """The parameters in order; see `Around`."""
-    dtype, results = shape.dtype, shape.rows // (2 if around.gated else 1)
+    dtype, results = shape.dtype, around.results(shape)
     made = [("x", Memory((shape.tokens, shape.columns), dtype))]
     if around.norm is not None:
         made.append(("norm", Memory((shape.columns,), dtype)))
@@ -141,8 +141,14 @@ def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]
     if around.bias:
         made.append(("bias", Memory((shape.rows,), dtype)))
     if around.residual:
-        made.append(("residual", Memory((shape.tokens, results), dtype)))
-    return [*made, ("out", Memory((shape.tokens, results), dtype, use="result"))]
+        made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
+    return [*made, *((n, Memory((shape.tokens, size), dtype, use="result"))
+                     for n, size in zip(result_names(shape, around), results))]  # fmt: skip
+
+
+def result_names(shape: QuantisedShape, around: Around) -> list[str]:
+    """The names of the results."""
+    return [f"out{i or ''}" for i in range(len(around.results(shape)))]
 
 
 class Decode:
@@ -320,7 +326,24 @@ class Decode:
             if around.residual:
                 before = b.load(self.memory["residual"], (t, row), (ROWS,), (1,), mask)
                 value = b.apply("add", value, b.cast(before, float32))
-            b.store(self.memory["out"], b.cast(value, shape.dtype), (t, row), (1,), mask)
+            self.put(b.cast(value, shape.dtype), t, block, mask)
+
+    def put(self, value: Node, t: Size, block: Size, mask: Node | None) -> None:
+        """Write a token's results of a block where they belong."""
+        b, first = self.b, 0
+        sizes = self.around.results(self.shape)
+        for name, size in zip(result_names(self.shape, self.around), sizes):
+            def write(name: str = name, first: int = first) -> Sequence[Node]:
+                row = multiply(combine(block, first, -1), ROWS)
+                b.store(self.memory[name], value, (t, row), (1,), mask)
+                return ()
+
+            if len(sizes) == 1:
+                write()
+                return
+            after = b.less_equal(first, block)
+            first += size // ROWS
+            b.branch(b.apply("bit_and", after, b.less(block, first)), write)
 
     def inside(self, row: Size) -> Node:
         """Which rows from `row` on there are."""
