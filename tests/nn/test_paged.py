@@ -185,26 +185,32 @@ def test_prefill_and_decode_on_a_gpu(small_gpu, request, options: dict[str, Any]
     assert launched == (2 * layers + 2) * (len(steps) - 1)
 
 
-def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request) -> None:
-    """Every request's keys are cut: another launch combines the parts, and nothing counts."""
+@pytest.mark.parametrize("new", (1, 2))
+def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: int) -> None:
+    """Every request's keys are cut. With one new token a request the program with the last part
+    combines them; with more another launch of each layer does, and nothing counts."""
     if "Simulated" in request.node.name:
         pytest.skip("too many programs")
     monkeypatch.setattr(driver.Device, "target", replace(H200, cores=64))
     target_of.cache_clear()
     run = Run("cuda", tg.bfloat16, layers=2, width=64)
-    sizes = {**{n: {0: REQUESTS} for n in ("q", "k", "v")},
+    tokens = REQUESTS if new == 1 else symbol("tokens", 1, 12)
+    sizes = {**{n: {0: tokens} for n in ("q", "k", "v")},
              **{n: DYNAMIC[n] for n in ("table", "lengths", "starts")}}  # fmt: skip
     run.step = tg.jit(run.body, dynamic=sizes)
-    run.agree([(0, 1), (1, 1)])
+    run.agree([(0, new), (1, new)])
     launches = small_gpu.count("cuLaunchKernelEx")
-    for batch in ([(0, 1), (1, 1), (2, 1)], [(2, 1), (0, 1), (3, 1), (1, 1)], [(3, 1)]):
-        run.agree(batch)
+    batches = [[0, 1, 2], [2, 0, 3, 1], [3]] if new == 1 else [[2, 0, 1]]
+    for batch in batches:
+        run.agree([(r, new) for r in batch])
     assert run.step.traces == 1
-    assert small_gpu.count("cuLaunchKernelEx") - launches == 3 * (3 * 2 + 1)
-    graphs = small_gpu.count("cuGraphLaunch")
-    for _ in range(4):  # a batch that comes again is replayed
-        run.agree([(3, 1), (0, 1)])
-    assert small_gpu.count("cuGraphLaunch") > graphs
+    each = 2 * run.layers + 2 if new == 1 else 3 * run.layers + 1
+    assert small_gpu.count("cuLaunchKernelEx") - launches == len(batches) * each
+    if new == 1:
+        graphs = small_gpu.count("cuGraphLaunch")
+        for _ in range(4):  # a batch that comes again is replayed
+            run.agree([(3, 1), (0, 1)])
+        assert small_gpu.count("cuGraphLaunch") > graphs
 
 
 def test_a_cache_of_8_bits() -> None:
