@@ -128,6 +128,40 @@ def test_requests_wait_for_pages() -> None:
     assert is_idle(engine)
 
 
+def test_a_step_may_begin_before_the_last_is_read() -> None:
+    """As on a GPU: what stops or is cancelled meanwhile harms nobody, and its slot is used anew."""
+    engine = shared("llama")
+    engine.overlaps = True
+    begun: list[int] = []
+    launch = engine.steps.launch
+
+    def counted(*given: Any) -> Any:
+        begun.append(len(given[0]))
+        return launch(*given)
+
+    engine.steps.launch = counted  # type: ignore[method-assign]
+    try:
+        wanted = greedy("llama", prompt(3), 20)
+        stop = next(t for t in wanted[4:] if t not in wanted[:4])
+        engine.add(Request("stops", prompt(3), stop_tokens=frozenset({stop}), max_tokens=20))
+        engine.add(Request("a", prompt(20), max_tokens=20))
+        engine.add(Request("gone", prompt(12), max_tokens=20))
+        engine.add(Request("late", prompt(5), max_tokens=COUNT))
+        found: dict[Any, list[Produced]] = {}
+        for _ in range(6):
+            for produced in engine.step():
+                found.setdefault(produced.id, []).append(produced)
+        engine.cancel("gone")
+        finish(engine, found)
+    finally:
+        engine.overlaps, engine.steps.launch = False, launch  # type: ignore[method-assign]
+    assert ids(found["stops"]) == wanted[: wanted.index(stop) + 1]
+    assert ids(found["a"]) == greedy("llama", prompt(20), 20)
+    assert ids(found["late"]) == greedy("llama", prompt(5))
+    assert ids(found["gone"]) == greedy("llama", prompt(12), 20)[: len(found["gone"])]
+    assert len(begun) > 10 and is_idle(engine) and engine._ahead is None
+
+
 def test_a_stop_token_ends_a_request() -> None:
     engine, wanted = shared("llama"), greedy("llama", prompt(3))
     stop = next(t for t in wanted[1:] if t != wanted[0])

@@ -2,8 +2,10 @@
 
 Requests wait in the order they came until a slot is free and pages for all they can ever need
 are; then their prompts go through the model in chunks, together with the next tokens of those
-that decode already. Invariant: a request's tokens do not depend on its neighbours; its slot and
-its pages are free again as soon as it is finished or cancelled.
+that decode already. On a GPU a decode step is begun before the ids of the one before are read, as
+long as the requests stay the same: what it needs is on the device.
+Invariant: a request's tokens do not depend on its neighbours; its slot and its pages are free
+again as soon as it is finished or cancelled.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from .pages import PagePool
 from .request import Produced, Request
 from .sampling import Variant, needs
 from .sampling_state import write
-from .steps import Found, Part, Steps, Tell
+from .steps import Found, Launched, Part, Steps, Tell
 
-CHUNKS = {"cpu": 512, "gpu": 2048}  # tokens of a step that has prompts in it
+CHUNKS = {"cpu": 256, "gpu": 2048}  # tokens of a step that has prompts in it; more are no quicker
 SCORING = object()  # owns the pages of tokens that are scored
 
 
@@ -91,6 +93,8 @@ class Engine:
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
         self._group: Group | None = None  # None: requests came or went
+        self.overlaps = device != "cpu"  # the next step begins before the ids of one are read
+        self._ahead: tuple[Group, Launched] | None = None  # what was begun
 
     def __repr__(self) -> str:
         return (f"<engine: {len(self.running)} of {self.requests} requests run, "
@@ -163,6 +167,8 @@ class Engine:
     def _end(self, run: Running) -> None:
         del self.running[run.request.id]
         self._group = None
+        if not self.running:
+            self._ahead = None
         self.pool.give_back(run.request.id)
         if run.request.sampling is not None and needs([run.request.sampling]) != Variant():
             self.steps.sampling().clear_row(run.slot)
@@ -172,18 +178,33 @@ class Engine:
 
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them."""
-        self._admit()
-        if not self.running:
-            return []
-        group = self._group = self._group or Group.of(list(self.running.values()))
-        runs = group.runs
-        if group.decodes:
-            found = self.steps.decode(group.slots, group.variant)
+        if self._ahead is None:
+            self._admit()
+            if not self.running:
+                return []
+            group = self._group = self._group or Group.of(list(self.running.values()))
+            if not group.decodes:
+                self._group = None
+                runs, parts = self._share(group.runs)
+                found = self.steps.ragged(parts, group.variant)
+                return [self._made(run, found, row) for row, run in enumerate(runs) if not run.left]
+            launched = self.steps.launch(group.slots, group.variant)
         else:
-            self._group = None
-            runs, parts = self._share(runs)
-            found = self.steps.ragged(parts, group.variant)
-        return [self._made(run, found, row) for row, run in enumerate(runs) if not run.left]
+            group, launched = self._ahead
+        steady = self.overlaps and self._is_steady(group)
+        self._ahead = (group, self.steps.launch(group.slots, group.variant)) if steady else None
+        found = launched.wait()
+        return [self._made(run, found, row) for row, run in enumerate(group.runs)
+                if self.running.get(run.request.id) is run]  # fmt: skip
+
+    def _is_steady(self, group: Group) -> bool:
+        """Whether the step after the one under way has the same requests, as far as is known.
+
+        One that stops meanwhile leaves a token in its own pages, which nobody reads.
+        """
+        comes = self.waiting and self.slots and self.pool.fits(self.waiting[0].most)
+        return self._group is group and not comes and all(
+            run.made + 2 <= run.request.max_tokens for run in group.runs)  # fmt: skip
 
     def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
         """Who has what in a ragged step: the next token of those that decode, then prompts."""

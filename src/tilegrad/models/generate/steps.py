@@ -18,7 +18,7 @@ import numpy as np
 from ... import nn
 from ...ir.symbol import symbol
 from ...runtime.buffer import POOL
-from ...tensor.bound import Bound
+from ...tensor.bound import Bound, Pending
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
 from ...tensor.tensor import Tensor, no_grad
@@ -47,6 +47,18 @@ class Found(NamedTuple):
     logprob: Array | None = None
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was begun."""
+
+    results: list[Pending]
+    rows: int
+
+    def wait(self) -> Found:
+        """What it gave."""
+        return Found(*(result.wait()[: self.rows] for result in self.results))
 
 
 @dataclass
@@ -84,6 +96,10 @@ class Steps:
 
     def decode(self, slots: Sequence[int], variant: Variant) -> Found:
         """The next id of each slot, from its last one."""
+        return self.launch(slots, variant).wait()
+
+    def launch(self, slots: Sequence[int], variant: Variant) -> Launched:
+        """Begin what `decode` does; on a GPU nobody waits."""
         size = bucket_of(len(slots))
         bucket = self._buckets.get((size, variant))
         if bucket is None:
@@ -94,7 +110,7 @@ class Steps:
             bound.write("slots", np.array([*slots, *[self.nobody] * (size - len(slots))], np.int32))
             bound.write("starts", np.minimum(np.arange(size + 1, dtype=np.int32), len(slots)))
         bound.run()
-        return Found(*(bound.read(i)[: len(slots)] for i in range(_results(variant))))
+        return Launched([bound.read_later(i) for i in range(_results(variant))], len(slots))
 
     def bound(self, size: int) -> Bound | None:
         """The decode step of so many rows that take the likeliest token, once one has run."""
@@ -163,4 +179,4 @@ def _results(variant: Variant) -> int:
     return 4 if variant.logprobs else 1
 
 
-__all__ = ["Found", "Part", "Steps", "bucket_of"]
+__all__ = ["Found", "Launched", "Part", "Steps", "bucket_of"]
