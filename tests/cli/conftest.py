@@ -22,7 +22,14 @@ class FakeTokenizer:
     template_text: str | None = "a template"
     ends: frozenset[int] = frozenset({99})
 
+    asked: list[Any] = field(default_factory=list)
+
+    def encode(self, text: str) -> list[int]:
+        self.asked.append(text)
+        return [0] * len(text.split())
+
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        self.asked.append([dict(m) for m in messages])
         return [0] * sum(3 + len(m["content"].split()) for m in messages)
 
 
@@ -36,6 +43,7 @@ class FakeLLM:
     template: str | None = "a template"
     opened: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
+    encoded: list[Any] = field(default_factory=list)
     closed: int = 0
 
     def __call__(self, path: Any, *, progress: Any = None, **choices: Any) -> FakeLLM:
@@ -49,10 +57,11 @@ class FakeLLM:
 
     @property
     def tokenizer(self) -> FakeTokenizer:
-        return FakeTokenizer(self.template)
+        return FakeTokenizer(self.template, asked=self.encoded)
 
-    def stream(self, prompt: str, **sampling: Any) -> Any:
-        self.asked.append(("stream", prompt, sampling))
+    def stream(self, prompt: list[int], **sampling: Any) -> Any:
+        words = self.encoded[-1]
+        self.asked.append(("stream" if isinstance(words, str) else "chat", words, sampling))
         return self.pieces()
 
     def chat_stream(self, messages: list[dict[str, str]], **sampling: Any) -> Any:

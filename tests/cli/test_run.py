@@ -114,6 +114,7 @@ def test_json(fake: Any) -> None:
     result = invoke("m", "Hi", "--json")
     record = json.loads(result.stdout)
     assert result.stdout.count("\n") == 1
+    assert record["prompt_tokens"] == 4
     assert record["text"] == "AB" and record["finish"] == "length" and record["tokens"] == [0, 1]
     fake.script = ["A", ("", "stop")]
     assert json.loads(invoke("m", "Hi", "--json").stdout)["tokens"] == [0], "the end is no word"
@@ -155,7 +156,8 @@ def test_control_c_while_loading(fake: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_stats_go_to_stderr(fake: Any) -> None:
     result = invoke("m", "Hi", "--stats")
-    assert result.stdout == "Hello.\n" and result.stderr.startswith("[3 tokens, the first after")
+    assert result.stdout == "Hello.\n"
+    assert result.stderr.startswith("[a prompt of 4 tokens]\n[3 tokens, the first after")
 
 
 class Terminal(io.StringIO):
@@ -207,5 +209,5 @@ def test_a_length_is_told_at_a_terminal(fake: Any, monkeypatch: pytest.MonkeyPat
     piece = type("P", (), {"text": "a", "token": 1, "finish": "length"})
     answer = run.Answer("m", iter([piece]), run.Answers(io.StringIO()))
     answer.take(run.Bars())
-    answer.finish(False)
+    answer.finish(False, 4)
     assert "--max-tokens" in screen.getvalue()

@@ -62,10 +62,11 @@ def run(
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         llm = open_llm(model, bars, requests=1, **chosen)
-        pieces = pieces_of(llm, text, system and options.words(system), raw, sampling)
+        ids = prompt_ids(llm, text, system and options.words(system), raw)
+        pieces = llm.stream(ids, **sampling)
         answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
         answer.take(bars)
-    answer.finish(stats)
+    answer.finish(stats, len(ids))
 
 
 def whole_prompt(prompt: str | None) -> str:
@@ -99,15 +100,14 @@ def read_stdin() -> str:
                         got=f"byte {error.start}: {error.reason}") from None  # fmt: skip
 
 
-def pieces_of(llm: Any, text: str, system: str | None, raw: bool,
-              sampling: dict[str, Any]) -> Iterator[Any]:  # fmt: skip
-    """The answer, piece by piece: by the chat template if the model has one."""
-    if raw:
-        return llm.stream(text, **sampling)  # type: ignore[no-any-return]
-    if not has_template(llm) and not system:
+def prompt_ids(llm: Any, text: str, system: str | None, raw: bool) -> list[int]:
+    """The tokens of a prompt: by the chat template if the model has one."""
+    if not raw and not has_template(llm) and not system:
         status("this model has no chat template: it goes on from the prompt, as with --raw")
-        return llm.stream(text, **sampling)  # type: ignore[no-any-return]
-    return llm.chat_stream(chat_messages(text, system), **sampling)  # type: ignore[no-any-return]
+        raw = True
+    if raw:
+        return llm.tokenizer.encode(text)  # type: ignore[no-any-return]
+    return llm.tokenizer.encode_chat(chat_messages(text, system))  # type: ignore[no-any-return]
 
 
 class Answer:
@@ -150,18 +150,20 @@ class Answer:
         seconds = self.last - self.first
         return (len(self.tokens) - 1) / seconds if len(self.tokens) > 1 and seconds > 0 else 0.0
 
-    def finish(self, stats: bool) -> None:
+    def finish(self, stats: bool, prompt: int) -> None:
         """Say what is left to say; Ctrl-C gives the command its status."""
         if self.shown is None:
             record = {
                 "model": self.model, "text": "".join(self.words), "finish": self.finish_word,
-                "tokens": self.tokens, "first_token_seconds": round(self.first - self.start, 4),
+                "prompt_tokens": prompt, "tokens": self.tokens,
+                "first_token_seconds": round(self.first - self.start, 4),
                 "tokens_per_second": round(self.rate, 2),
             }  # fmt: skip
             print(json.dumps(record), flush=True)
         elif self.finish_word == "length" and is_terminal(sys.stderr):
             status(f"[ended at {len(self.tokens)} tokens; --max-tokens and --context allow more]")
         if stats:
+            status(f"[a prompt of {prompt} tokens]")
             status(stats_line(len(self.tokens), self.first - self.start, self.rate))
         if self.finish_word == "cancelled":
             raise typer.Exit(INTERRUPTED)
