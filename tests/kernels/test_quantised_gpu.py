@@ -194,9 +194,20 @@ def test_other_tokens(dtype: Any) -> None:
     case.few(case.simulate(body))
 
 
-def test_few_of_a_symbol() -> None:
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_tokens_of_several_programs(tokens: int) -> None:
+    case = Product(formats.Q4_1, 16, 1024, tokens)
+    body = few_tokens(case.shape, RowsPlan(8, 1, 32, tokens=2, together=1))
+    assert body.grid == (2, 2)
+    found = case.interpret(body)
+    case.few(found)
+    np.testing.assert_array_equal(case.simulate(body), found)
+
+
+@pytest.mark.parametrize("each", [2, 4])
+def test_few_of_a_symbol(each: int) -> None:
     case = Product(formats.Q4_1, 16, 1024, 3, size=symbol("tokens", 1, 4))
-    body = few_tokens(case.shape, SMALL)
+    body = few_tokens(case.shape, RowsPlan(8, 1, 32, tokens=each))
     case.few(case.interpret(body))
     case.few(case.simulate(body))
 
@@ -302,7 +313,7 @@ def test_many_float32() -> None:
 # ---- callees ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 12])
 def test_callee(tokens: int) -> None:
     case = Product(formats.Q4_1, 40, 576, tokens)
     assert kernels.why_not(case.shape, H200) == ""

@@ -19,7 +19,8 @@ from .quantised_gpu_take import take
 from .quantised_shape import Around, QuantisedShape, padded
 
 SPLITS = True
-FEW = 4  # tokens that byte products take faster than matrix units
+CORES = 128  # that tiles are to suffice for
+FEW = 8  # tokens that byte products take faster than matrix units
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -35,22 +36,25 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
 
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
-    groups = groups_of(shape)
+    groups, tokens = groups_of(shape), high(shape.tokens)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
-    if groups <= 128:
-        return RowsPlan(16, 8, 64, stages=2)
-    return RowsPlan(8, 8, 256)
+    if tokens == 1:
+        return RowsPlan(16, 8, 64, stages=2) if groups <= 128 else RowsPlan(8, 8, 256)
+    return RowsPlan(8, 4, 64) if groups <= 64 else RowsPlan(8, 8, 128)
 
 
 def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
-    """The Plan for many tokens: tiles as large as there are tokens for."""
-    rows = next(r for r in (128, 64, 32, 16) if padded(shape.rows, ROWS) % r == 0)
+    """The Plan for many tokens: tiles as large as there are tokens for, and one for each core."""
     most = high(shape.tokens)
     if not isinstance(shape.tokens, int):
         most = min(most, 64)  # steps are of all sizes
     tokens = next((t for t in (16, 32, 64) if most <= t), 128)
-    return MatrixPlan(tokens, rows, 2, max(1, rows // 16))
+    rows = padded(shape.rows, ROWS)
+    sizes = [r for r in (128, 64, 32, 16) if rows % r == 0]
+    programs = -(-most // tokens)
+    tall = next((r for r in sizes if rows // r * programs >= CORES), min(32, sizes[0]))
+    return MatrixPlan(tokens, tall, 2, max(1, tall // 16))
 
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
 from ..ir.node import Node
-from ..ir.symbol import Size, high, maximum
+from ..ir.symbol import Size, ceil_divide, high, maximum
 from ..ir.types import Memory
 from ..tile import ops, placed
 from ..tile.build import Body, BodyBuilder
@@ -55,6 +55,7 @@ class RowsPlan:
     warps: int = 4
     groups: int = 128  # of a row that the threads take at once
     together: int = 4  # tokens that are multiplied at once
+    tokens: int = 4  # of a program at most: more go to further programs, which read weights again
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
 
@@ -93,11 +94,16 @@ def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[st
                      for i, size in enumerate(results))]  # fmt: skip
 
 
+def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
+    """Groups of x that are rounded: whole turns, and eight elements for every thread."""
+    return padded(padded(groups_of(shape), plan.groups), 8 * plan.warps)
+
+
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Shared memory that a program needs."""
-    groups = -(-groups_of(shape) // plan.groups) * plan.groups
+    groups = rounded_groups(shape, plan)
     each = groups * (72 + 4 * layout_of(shape).halves) + 4 * plan.rows * plan.groups
-    return high(shape.tokens) * each
+    return min(plan.tokens, high(shape.tokens)) * each
 
 
 class _Rows:
@@ -113,6 +119,7 @@ class _Rows:
         self.results = sum(around.results(shape))
         self.rows = padded(self.results, ROWS)
         self.turns = -(-self.groups // plan.groups)
+        self.tokens = min(plan.tokens, high(shape.tokens))
         self.limit = self.groups if self.groups % plan.groups else None
         uneven = any(s % self.each for s in around.splits) or why_not_around(shape, around)
         if self.rows % self.each or plan.groups % 32 or uneven:
@@ -127,9 +134,14 @@ class _Rows:
         """Ask for weights, wait, multiply turn by turn, sum up."""
         b, plan = self.b, self.plan
         b.add(placed.grid_launch_dependents())
-        programs = self.rows // self.each
-        self.row = b.program(0, programs) * self.each
-        tokens, step = high(self.shape.tokens), plan.groups
+        grid: tuple[Size, ...] = (self.rows // self.each,)
+        self.token: Size = 0
+        if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
+            blocks = ceil_divide(self.shape.tokens, self.tokens)
+            self.token = b.program(0, blocks) * self.tokens
+            grid = (blocks, *grid)
+        self.row = b.program(len(grid) - 1, self.rows // self.each) * self.each
+        tokens, step = self.tokens, plan.groups
         stages = min(plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
         b.add(placed.grid_dependency_wait())
@@ -152,7 +164,7 @@ class _Rows:
             sums = self.multiply(rest + i * step, own, sums)
         self.finish(sums)
         notes = {"resident": plan.resident} if plan.resident else {}
-        return b.finish((programs,), warps=plan.warps, level="placed", **notes)
+        return b.finish(grid, warps=plan.warps, level="placed", **notes)
 
     def load(self, group: Size) -> list[Node]:
         """The weights of a turn, side by side."""
@@ -166,7 +178,7 @@ class _Rows:
         """x as integers, 256 * high + low, into shared memory: words of bytes in the order of
         the codes, sums of each half of a group (or of all of it), scales."""
         b, halves = self.b, self.layout.halves
-        tokens, groups = high(self.shape.tokens), self.turns * self.plan.groups
+        tokens, groups = self.tokens, rounded_groups(self.shape, self.plan)
         # a place for everything that is written at once: threads need not meet in between
         each = 1 if self.layout.codes == "nibbles" else 2  # planes that are written at once
         self.words = [[b.allocate((each, groups, 4), int32, "shared") for _ in range(4 // each)]
@@ -195,11 +207,9 @@ class _Rows:
         if wide != self.shape.columns:
             line = b.add(ops.iota(size=wide, dtype=int64))
             mask = b.apply("less", line, b.constant(self.shape.columns, int64))
-        there = mask
-        if not isinstance(self.shape.tokens, int):
-            inside = b.broadcast(b.less(token, self.shape.tokens), (wide,))
-            there = b.logical_and(mask, inside)
-        values = b.cast(b.load(self.memory["x"], (token, 0), (wide,), (1,), there), float32)
+        there = self.token_there(token, (wide,), mask)
+        at = (self.token + token, 0)
+        values = b.cast(b.load(self.memory["x"], at, (wide,), (1,), there), float32)
         shape = (groups, GROUP)
         if self.around.norm is None:
             return b.add(ops.reshape(values, shape=shape))
@@ -210,6 +220,14 @@ class _Rows:
         if self.around.offset:
             factor = b.apply("add", factor, b.constant(self.around.offset, float32))
         return b.add(ops.reshape(b.apply("multiply", values, factor), shape=shape))
+
+    def token_there(self, token: int, shape: tuple[int, ...], mask: Node | None) -> Node | None:
+        """A mask, where a token of the program is there."""
+        b, tokens = self.b, self.shape.tokens
+        if isinstance(tokens, int) and tokens % self.tokens == 0:
+            return mask
+        inside = b.broadcast(b.less(self.token + token, tokens), shape)
+        return b.logical_and(mask, inside)
 
     def store_words(self, token: int, bits: Node) -> None:
         """Words of bytes of integers (groups, 32), and their sums."""
@@ -305,10 +323,7 @@ class _Rows:
         if self.rows != self.results:
             mask = b.apply("less", line, b.constant(self.results, int64))
         for token in range(len(sums) // self.sides):
-            there = mask
-            if not isinstance(self.shape.tokens, int):
-                inside = b.broadcast(b.less(token, self.shape.tokens), (size,))
-                there = b.logical_and(mask, inside)
+            there = self.token_there(token, (size,), mask)
             own = [self.normed(token, whole[token * self.sides + side])
                    for side in range(self.sides)]  # fmt: skip
             value = b.cast(self.surrounded(token, own, there, mask), self.shape.dtype)
@@ -321,7 +336,8 @@ class _Rows:
         row = self.row if not number else maximum(self.row - first, 0)
 
         def here() -> Sequence[Node]:
-            b.store(self.memory[f"out{number}"], value, (token, row), (1,), there)
+            at = (self.token + token, row)
+            b.store(self.memory[f"out{number}"], value, at, (1,), there)
             return ()
 
         def further() -> Sequence[Node]:
@@ -347,7 +363,8 @@ class _Rows:
             share = b.apply("add", b.apply(quick + "exp", b.apply("negative", value)), one)
             value = b.apply("multiply", b.apply(quick + "divide", value, share), sides[1])
         if around.residual:
-            more = b.load(self.memory["residual"], (token, self.row), size, (1,), there)
+            at = (self.token + token, self.row)
+            more = b.load(self.memory["residual"], at, size, (1,), there)
             value = b.apply("add", value, b.cast(more, float32))
         return value
 
@@ -357,7 +374,7 @@ class _Rows:
         if self.around.norm is None:
             return value
         # each warp sums for the rows it holds: threads need not meet for it
-        shape = (self.each, self.turns * self.plan.groups)
+        shape = (self.each, rounded_groups(self.shape, self.plan))
         found = b.load(self.squares[token], (0,), shape[1:], (0,))
         found = b.broadcast(b.add(ops.reshape(found, shape=(1, shape[1]))), shape)
         total = b.add(ops.reduce(found, axis=1, kind="sum"))
