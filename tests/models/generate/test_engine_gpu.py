@@ -1,0 +1,76 @@
+"""The engine on a GPU that is interpreted: state, pages and ids as on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cuda import cuda  # noqa: F401  (a fixture)
+
+import tilegrad as tg
+from tilegrad.core.target import H200
+from tilegrad.models.decoder import Decoder
+from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.generate.engine import Engine
+from tilegrad.models.generate.request import Request
+from tilegrad.models.rotary import Rotary
+from tilegrad.targets.ptx import driver
+from tilegrad.tensor.kernel import target_of
+
+CONFIG = DecoderConfig("llama", vocabulary=64, width=32, layers=1, heads=2, key_heads=1,
+                       head_width=64, hidden=32, context=48,
+                       rotary=Rotary(10000.0, 64))  # fmt: skip
+PROMPTS = {"a": (5, 9, 33, 2, 17, 40, 21), "b": (7, 11), "c": (50, 3, 3)}
+
+
+@pytest.fixture
+def small_gpu(cuda, monkeypatch, request) -> Iterator[Any]:  # noqa: F811
+    """The fake device with few cores: a program each is interpreted."""
+    if "Simulated" in request.node.name:
+        pytest.skip("what a step launches is simulated elsewhere")
+    monkeypatch.setattr(driver.Device, "target", replace(H200, cores=4))
+    target_of.cache_clear()
+    yield cuda
+    target_of.cache_clear()
+
+
+def made(device: str) -> Decoder:
+    """A random model, the same on every device; its weights are wide, so tokens are apart."""
+    model = Decoder(CONFIG, "bfloat16").requires_grad_(False).eval()
+    random = np.random.default_rng(4)
+    for name, tensor in model.named_parameters():
+        if "norm" not in name:
+            tensor.assign(tg.tensor(random.standard_normal(tensor.shape).astype(np.float32) * 0.3))
+    return model.to(device=device)
+
+
+def produced(engine: Engine) -> dict[str, list[int]]:
+    """Three requests on two slots, prompts in chunks of four tokens."""
+    for name, tokens in PROMPTS.items():
+        engine.add(Request(name, tokens, max_tokens=4))
+    found: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    while engine.busy:
+        for one in engine.step():
+            found[one.id].append(one.token)  # type: ignore[index]
+    return found
+
+
+def test_an_engine_on_a_gpu(small_gpu) -> None:
+    sizes = {"requests": 2, "context": 48, "page": 16, "chunk": 4}
+    wanted = produced(Engine(made("cpu"), device="cpu", **sizes))
+    engine = Engine(made("cuda"), device="cuda", **sizes)
+    assert engine.overlaps and engine.cache.device == "cuda:0"
+    assert produced(engine) == wanted
+    uploads = small_gpu.count("cuMemcpyHtoDAsync")
+    engine.add(Request("long", PROMPTS["b"], max_tokens=12))
+    engine.step(), engine.step()
+    settled = small_gpu.count("cuMemcpyHtoDAsync")
+    assert settled > uploads
+    for _ in range(6):
+        engine.step()
+    assert small_gpu.count("cuMemcpyHtoDAsync") == settled  # a decode step uploads nothing
+    engine.cancel("long")
+    assert not engine.busy and len(engine.pool.free) == engine.pool.pages
