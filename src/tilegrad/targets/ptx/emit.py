@@ -205,7 +205,7 @@ class Emitter(ControlEmitter):
             assert isinstance(place.type, Memory)
             box, _, _ = self.boxes(place.type, node.attrs["shape"])
             if node.op.name == "copy_pages":
-                box = page_box(box)
+                box = page_box(box, node.attrs["hint"])
             self.map_of(memory, place.type, box, node.attrs["axes"])
 
     # ---- Blocks ---------------------------------------------------------------------------

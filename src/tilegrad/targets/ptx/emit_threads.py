@@ -51,9 +51,11 @@ class Register:
     words: list[list[str]]
 
 
-def page_box(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The box of one copy of copy_pages, for a page of which each row is one span."""
-    return (PAGE_ROWS, *shape[1:]) if shape[0] % PAGE_ROWS == 0 else shape
+def page_box(shape: tuple[int, ...], hint: str) -> tuple[int, ...]:
+    """The box of one copy of copy_pages, for a page of which each row is one span.
+
+    What is read once comes from memory, in pieces; else caches have it, and a page is one box."""
+    return (PAGE_ROWS, *shape[1:]) if hint == "first" and shape[0] % PAGE_ROWS == 0 else shape
 
 
 class ThreadsEmitter(PlacedEmitter):
@@ -90,7 +92,7 @@ class ThreadsEmitter(PlacedEmitter):
                        guard=walk.guard)  # fmt: skip
 
     def emit_copy_pages(self, node: Node) -> None:
-        """A copy for each piece of 8 rows and one span of each page, issued by a lane of its own.
+        """A copy for each piece of rows and one span of each page, issued by a lane of its own.
 
         The pieces of one span of all pages come before those of the next: neighbouring lines of
         memory asked for one right after the other take 3% longer than lines further apart."""
@@ -100,7 +102,7 @@ class ThreadsEmitter(PlacedEmitter):
         type_ = place.type
         assert isinstance(type_, Memory)
         whole, spans, _ = self.boxes(type_, node.attrs["shape"])
-        box = page_box(whole)
+        box = page_box(whole, node.attrs["hint"])
         pieces, count = whole[0] // box[0], int(pages.shape[0])  # type: ignore[arg-type]
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         bytes_ = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size  # of a row of a span
