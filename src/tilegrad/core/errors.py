@@ -25,12 +25,19 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
+_ours: dict[str, bool] = {}  # by file: whether it is tilegrad's own
+
+
 def user_location() -> Location | None:
     """The innermost frame outside of tilegrad: the user's line."""
     frame = sys._getframe(1)
+    ours = _ours
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(PACKAGE) and not file.startswith("<"):
+        inside = ours.get(file)
+        if inside is None:
+            inside = ours[file] = file.startswith((PACKAGE, "<"))
+        if not inside:
             return Location(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
