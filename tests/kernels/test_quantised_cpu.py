@@ -18,6 +18,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels import quantised_cpu as kernels
 from tilegrad.kernels.quantised_cpu_decode import decode, programs
+from tilegrad.kernels.quantised_cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule.call import fitted
@@ -192,7 +193,7 @@ def test_the_work_of_a_step() -> None:
     body = kernels.callee(many, AVX512_AMX).launches[1][0]
     dots = [n for n, _ in walk(body.block) if n.op.name == "matrix_dot"]
     loads = [n for n, _ in walk(body.block) if n.op.name == "matrix_load"]
-    assert (len(dots), len(loads)) == (12, 8)
+    assert (len(dots), len(loads)) == (12, 8 + 4)  # and the zeros that four sums begin with
 
 
 @pytest.mark.parametrize("rows, cores", [(16, 2), (576, 2), (49152, 2), (4096, 64), (100, 8)])
@@ -200,6 +201,16 @@ def test_programs_are_a_few_for_each_worker(rows: int, cores: int) -> None:
     count = programs(QuantisedShape(formats.Q4_1, rows, 576), AVX512.with_cores(cores))
     assert 1 <= count <= -(-rows // 16)
     assert count % cores == 0 or count == -(-rows // 16)
+
+
+@pytest.mark.parametrize("rows, columns, cores, blocks", [
+    (576, 576, 2, 6), (960, 576, 2, 10), (3072, 576, 2, 16), (576, 1536, 2, 6), (576, 4096, 2, 2),
+    (64, 64, 8, 2), (4096, 4096, 64, 2),
+])  # fmt: skip
+def test_panels(rows: int, columns: int, cores: int, blocks: int) -> None:
+    """They fit a cache, and workers have the same to do."""
+    shape = QuantisedShape(formats.Q4_1, rows, columns, 512)
+    assert panel_blocks(shape, AVX512_AMX.with_cores(cores), 4) == blocks
 
 
 def test_the_reason_for_no_kernel() -> None:

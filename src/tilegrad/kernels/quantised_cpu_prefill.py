@@ -27,7 +27,7 @@ from .quantised_shape import QuantisedShape, padded
 
 TILE = 16
 PAIR = 2 * TILE  # columns of a tile of bfloat16
-PANEL_BYTES = 384 << 10  # of unpacked weights
+PANEL_BYTES = 768 << 10  # of unpacked weights
 
 
 def unit_of(target: Target) -> str:
@@ -50,11 +50,17 @@ def split_memory(shape: QuantisedShape, use: str) -> Memory:
 
 
 def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
-    """Blocks of 16 rows of a program: an even number, with work for all; `each` bytes a weight."""
-    blocks = padded(shape.rows, 2 * ROWS) // ROWS
+    """Blocks of 16 rows of a program: pairs that fit (`each` bytes a weight), where the worker
+    with the most programs has least to do; tokens are read again for every panel."""
+    pairs, workers = padded(shape.rows, 2 * ROWS) // (2 * ROWS), max(1, target.cores)
     fitting = max(1, PANEL_BYTES // (2 * ROWS * shape.columns * each))
-    wanted = max(1, blocks // (2 * 4 * max(1, target.cores)))
-    return 2 * min(fitting, wanted)
+    most = max(1, min(fitting, pairs // (3 * workers)))
+
+    def longest(size: int) -> float:
+        panels = -(-pairs // size)
+        return -(-panels // workers) * (size + 0.125)
+
+    return 2 * min(range(1, most + 1), key=longest)
 
 
 class Builder:
@@ -166,7 +172,8 @@ class Matrix(Builder):
         number = b.program(0, panels)
         self.first = multiply(number, self.count)
         self.panel = self.scratch(self.depth, self.count, self.steps, TILE, PAIR, dtype=bfloat16)
-        self.sums = self.scratch(PAIR, PAIR)
+        self.sums, self.zeros = self.scratch(PAIR, PAIR), self.scratch(TILE, TILE)
+        b.loop("zero", 0, TILE, 1, self.clear)
         here = minimum(combine(blocks, self.first, -1), self.count)  # blocks that there are
 
         def unpack(r: Size, _: list[Node]) -> Sequence[Node]:
@@ -187,6 +194,11 @@ class Matrix(Builder):
         b.loop("tokens", 0, multiply(tiles, 2), 2, tokens, bounds=(0, 2 * high(tiles) - 2))
         return b.finish((multiply(panels, share),))
 
+    def clear(self, i: Size, _: list[Node]) -> Sequence[Node]:
+        """A row of the zeros that sums begin with: the unit loads them, one for each sum."""
+        self.b.store(self.zeros, self.b.constant(0.0, float32, (TILE,)), (i, 0), (1,))
+        return ()
+
     def unpack(self, r: Size) -> None:
         """A block of rows, in tiles: pairs of columns side by side."""
         b, block = self.b, combine(self.first, r, 1)
@@ -204,14 +216,13 @@ class Matrix(Builder):
 
     def tile(self, memory: Node, *index: Size) -> Node:
         """A tile in the unit's registers."""
-        b = self.b
+        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
         scalars = [b.index(i) for i in index]
-        return b.add(ops.matrix_load(memory, *scalars, shape=(TILE, PAIR), unit=self.unit))
+        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.unit))
 
     def product(self, t: Size, r: Size) -> None:
         """32 tokens by 32 rows, from tile t of the tokens and block r of the panel on."""
         b, unit = self.b, self.unit
-        zero = ops.matrix_zero(shape=(TILE, TILE), dtype=float32, unit=unit)
 
         def step(s: Size, sums: list[Node]) -> Sequence[Node]:
             def tokens(part: int) -> list[Node]:
@@ -233,16 +244,33 @@ class Matrix(Builder):
             sums = add(upper, above, sums)
             return add(tokens(1), above, sums)
 
-        found = b.loop("depth", 0, self.steps, 1, step, [b.add(zero)] * 4)
-        for n, total in enumerate(found):
-            at = (TILE * (n // 2), TILE * (n % 2))
-            b.add(ops.matrix_store(self.sums, total, *(b.index(i) for i in at), unit=unit))
-        self.put(t, r)
+        zeros = [self.tile(self.zeros, 0, 0) for _ in range(4)]
+        found = b.loop("depth", 0, self.steps, 1, step, zeros)
+        token, row = multiply(t, TILE), multiply(combine(self.first, r, 1), ROWS)
 
-    def put(self, t: Size, r: Size) -> None:
+        def store(place: Node, down: Size, across: Size) -> Sequence[Node]:
+            for n, total in enumerate(found):
+                at = (combine(down, TILE * (n // 2), 1), combine(across, TILE * (n % 2), 1))
+                b.add(ops.matrix_store(place, total, *(b.index(i) for i in at), unit=unit))
+            return ()
+
+        def by_lines() -> Sequence[Node]:
+            store(self.sums, 0, 0)
+            self.put(token, row)
+            return ()
+
+        end = combine(token, PAIR, 1)
+        if self.shape.dtype is not float32 or self.shape.rows % PAIR:
+            by_lines()
+        elif high(combine(end, self.shape.tokens, -1)) <= 0:
+            store(self.memory["out"], token, row)
+        else:
+            whole = b.less_equal(end, self.shape.tokens)
+            b.branch(whole, lambda: store(self.memory["out"], token, row), by_lines)
+
+    def put(self, token: Size, row: Size) -> None:
         """Store what there is of 32 tokens by 32 rows."""
         b, shape = self.b, self.shape
-        token, row = multiply(t, TILE), multiply(combine(self.first, r, 1), ROWS)
         mask = None if shape.rows % PAIR == 0 else self.below(row, PAIR, shape.rows)
 
         def line(i: Size, _: list[Node]) -> Sequence[Node]:
