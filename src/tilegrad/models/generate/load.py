@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...compiler.dispatch import device as opened
 from ...core import dtype as dtypes
 from ...core.dtype import DType, dtype_of
@@ -28,6 +30,7 @@ from ..decoder_config import DecoderConfig
 from ..tokenizer import Tokenizer
 from .steps import Tell
 
+SMALL = 1 << 20  # so few bytes are copied: their page of the file would hold its neighbours too
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of all memory, of what is free: for keys and values
 
 
@@ -59,7 +62,8 @@ def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell
     model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device, progress=tell)
     if device != "cpu":
         model.to(device=device)
-        for stored in files.tensors.values():
+    for stored in files.tensors.values():
+        if device != "cpu" or stored.format.quantised or stored.bytes <= SMALL:
             stored.drop()
     size = sum(stored.bytes for stored in files.tensors.values())
     return Loaded(files.path, model, tokenizer_of(files), defaults_of(files), size)
@@ -111,6 +115,8 @@ class Weights(Mapping[str, Any]):
         self.done += stored.bytes
         self.tell("load", min(self.done, self.total), self.total)
         array = stored.array()
+        if stored.bytes <= SMALL:
+            return np.array(array, self.dtype.numpy)
         return array if stored.format.dtype is self.dtype else array.astype(self.dtype.numpy)
 
     def __iter__(self) -> Iterator[str]:
