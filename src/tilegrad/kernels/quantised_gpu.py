@@ -18,7 +18,7 @@ from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .quantised_gpu_take import take
 from .quantised_shape import Around, QuantisedShape, padded
 
-SPLITS = True
+SPLITS = FOLLOWING = True
 CORES = 128  # that tiles are to suffice for
 FEW = 8  # tokens that byte products take faster than matrix units
 
@@ -39,8 +39,10 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     groups, tokens = groups_of(shape), high(shape.tokens)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
+    if tokens == 1 and groups <= 128:
+        return RowsPlan(16, 8, 64, stages=2, near=132 if shape.rows <= 6400 else 396)
     if tokens == 1:
-        return RowsPlan(16, 8, 64, stages=2) if groups <= 128 else RowsPlan(8, 8, 256)
+        return RowsPlan(8, 8, 256, near=264)
     return RowsPlan(8, 4, 64) if groups <= 64 else RowsPlan(8, 8, 128)
 
 
@@ -96,6 +98,6 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 __all__ = [
-    "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee", "why_not",
-    "why_not_around",
+    "FOLLOWING", "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
+    "why_not", "why_not_around",
 ]  # fmt: skip
