@@ -9,7 +9,8 @@ Every side runs in a process of its own (bench/llm_worker.py) and rests while an
 rounds alternate who goes first. llama.cpp runs with and without its flash attention and the faster
 of the two counts, case by case; its AMX buffers are off, with which it dies on such CPUs. The time
 to the first token is that of a new process, from its start, with a fresh cache of programs (cold)
-and with one that has them (warm); memory is that of a new process at 1,024 tokens.
+and with one that has them (warm); memory is that of a new process at 1,024 tokens, whose programs
+are in the cache.
 """
 
 from __future__ import annotations
@@ -138,11 +139,13 @@ def memory(sides: list[tuple[str, ...]], model: Path, tokens: list[int],
            made: int) -> dict[str, Any]:  # fmt: skip
     """What new processes hold once `tokens` and `made` more are in their caches."""
     found: dict[str, Any] = {"file": sum_of_sizes(model), "tokens": len(tokens) + made}
-    for name, python, *words in sides:
-        side = Side(name, python, *words)
-        side.ask("decode", tokens=tokens, count=made - 1)
-        found[name] = side.ask("memory")
-        side.close()
+    with tempfile.TemporaryDirectory() as folder:
+        compiling = ("ours, compiling", *sides[0][1:])  # the same process before there is a cache
+        for name, python, *words in (compiling, *sides):
+            side = Side(name, python, *words, folder=folder)
+            side.ask("decode", tokens=tokens, count=made - 1)
+            found[name] = side.ask("memory")
+            side.close()
     found["over_file"] = found["ours"]["resident"] - found["file"]
     found["peak_over_file"] = found["ours"]["peak"] - found["file"]
     return found
