@@ -167,6 +167,39 @@ def test_cancel_ends_what_is_on_its_way(llm: LLM) -> None:
     assert is_idle(llm)
 
 
+def test_a_step_that_fails_ends_what_it_ran(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = llm.generate("tiles", max_tokens=8).tokens
+    beside, late = llm.stream("a", max_tokens=60), llm.stream("Once upon", max_tokens=8)
+    next(beside), next(beside)
+
+    def fails(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.steps, "ragged", fails)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("tiles", max_tokens=8)
+    assert [p.finish for p in beside] == ["cancelled"]
+    assert is_idle(llm)
+    assert llm.generate("tiles", max_tokens=8).tokens == wanted
+    assert len(list(late)) == 8
+
+
+def test_a_stream_thrown_away_in_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = llm.generate("tiles", max_tokens=8).tokens
+    kept = [llm.stream("a", max_tokens=60)]
+    next(kept[0])
+    launch = llm.engine.steps.launch
+
+    def drops(*given: Any) -> Any:
+        kept.clear()
+        return launch(*given)
+
+    monkeypatch.setattr(llm.engine.steps, "launch", drops)
+    assert llm.generate("tiles", max_tokens=8).tokens == wanted
+    assert not kept and is_idle(llm)
+
+
 def test_a_chat_goes_through_the_template(llm: LLM) -> None:
     ids = llm.chat_ids("Hi", system="Be brief.")
     assert llm.tokenizer.decode(ids, show_special=True) == (

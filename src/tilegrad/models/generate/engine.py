@@ -177,25 +177,37 @@ class Engine:
     # ---- steps ------------------------------------------------------------------------------
 
     def step(self) -> list[Produced]:
-        """Run one step: a token for each request that decodes, a chunk of prompts beside them."""
+        """Run one step: a token for each request that decodes, a chunk of prompts beside them.
+
+        A step that fails, or is interrupted, ends the requests that run: nobody knows how far
+        it came.
+        """
+        try:
+            runs, found = self._step()
+        except BaseException:
+            for run in list(self.running.values()):
+                self._end(run)
+            raise
+        return [self._made(run, found, row) for row, run in enumerate(runs)
+                if not run.left and self.running.get(run.request.id) is run]  # fmt: skip
+
+    def _step(self) -> tuple[list[Running], Found]:
+        """The requests of a step and what it gave for each."""
         if self._ahead is None:
             self._admit()
             if not self.running:
-                return []
+                return [], Found(np.zeros(0, np.int32))
             group = self._group = self._group or Group.of(list(self.running.values()))
             if not group.decodes:
                 self._group = None
                 runs, parts = self._share(group.runs)
-                found = self.steps.ragged(parts, group.variant)
-                return [self._made(run, found, row) for row, run in enumerate(runs) if not run.left]
+                return runs, self.steps.ragged(parts, group.variant)
             launched = self.steps.launch(group.slots, group.variant)
         else:
             group, launched = self._ahead
         steady = self.overlaps and self._is_steady(group)
         self._ahead = (group, self.steps.launch(group.slots, group.variant)) if steady else None
-        found = launched.wait()
-        return [self._made(run, found, row) for row, run in enumerate(group.runs)
-                if self.running.get(run.request.id) is run]  # fmt: skip
+        return group.runs, launched.wait()
 
     def _is_steady(self, group: Group) -> bool:
         """Whether the step after the one under way has the same requests, as far as is known.

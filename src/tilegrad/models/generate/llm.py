@@ -59,7 +59,7 @@ class LLM:
                              page=PAGE, pages=pages, cache_dtype=cache, tell=tell)  # fmt: skip
         self._tasks: dict[int, Task] = {}
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream may be thrown away in the middle of a step
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.family}, {self.device}, context {self.context})"
@@ -103,9 +103,12 @@ class LLM:
     def cancel(self) -> None:
         """End all answers that are on their way."""
         with self._lock:
-            for number, task in list(self._tasks.items()):
-                self.engine.cancel(number)
-                task.cancel()
+            self._cancel(set(self._tasks))
+
+    def _cancel(self, numbers: set[Any]) -> None:
+        for number in numbers:
+            self.engine.cancel(number)
+            self._tasks[number].cancel()
 
     # ---- prompts ------------------------------------------------------------------------------
 
@@ -189,7 +192,12 @@ class LLM:
         with self._lock:
             if task is not None and task.pieces:
                 return
-            for produced in self.engine.step():
+            try:
+                made = self.engine.step()
+            except BaseException:
+                self._cancel(set(self._tasks) - {w.id for w in self.engine.waiting})
+                raise
+            for produced in made:
                 found = self._tasks.get(produced.id)  # type: ignore[arg-type]
                 if found is None:
                     continue
