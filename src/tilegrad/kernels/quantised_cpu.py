@@ -52,8 +52,11 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 def few(target: Target) -> int:
-    """Tokens up to which weights are multiplied as they are."""
-    return FEW if target.has("avx512vnni") else 1
+    """Tokens up to which weights are multiplied as they are: with instructions for products of
+    four bytes, of pairs, or without."""
+    if target.has("avx512vnni") or target.has("avxvnni"):
+        return FEW
+    return FEW // 4 if target.has("avx2") or target.has("avx512bw") else 1
 
 
 def _between(value: Size) -> Size:

@@ -45,6 +45,13 @@ def programs(shape: QuantisedShape, target: Target) -> int:
     return min(blocks, workers * max(1, min(each, 8)))
 
 
+def multiply_add(b: BodyBuilder, target: Target, x: Node, y: Node, z: Node) -> Node:
+    """x * y + z, in one step where the Target has an instruction for it."""
+    if any(target.has(f) for f in ("fma", "avx512f", "neon")):
+        return b.apply("multiply_add", x, y, z)
+    return b.apply("add", b.apply("multiply", x, y), z)
+
+
 class Weights:
     """Reads the parts of a block of rows; for kernels that work on 16 rows at a time."""
 
@@ -222,7 +229,7 @@ class Decode:
             if self.around.offset:
                 weight = b.apply("add", weight, b.constant(self.around.offset, float32))
             self.take_step(t, s, b.apply("multiply", x, weight))
-            return [b.apply("multiply_add", x, x, carried[0])]
+            return [multiply_add(b, self.target, x, x, carried[0])]
 
         squares = [] if norm is None else [b.constant(0.0, float32, (STEP,))]
         found = b.loop("step", 0, columns // STEP, 1, step, squares)
@@ -382,10 +389,10 @@ class Decode:
             for n, t in enumerate(tokens):
                 total = self.dot(t, s, [(j, quads[j]) for j in own], group)
                 by = b.apply("multiply", b.cast(total, float32), b.load(self.scales, (t, s)))
-                sums[n] = b.apply("multiply_add", by, scale, sums[n])
+                sums[n] = multiply_add(b, self.target, by, scale, sums[n])
                 if lowest is not None:
                     own_sum = b.load(self.sums, (t, group))
-                    sums[n] = b.apply("multiply_add", lowest, own_sum, sums[n])
+                    sums[n] = multiply_add(b, self.target, lowest, own_sum, sums[n])
         return sums
 
     def dot(self, t: Size, s: Size, quads: list[tuple[int, Node]], group: Size) -> Node:
@@ -409,4 +416,4 @@ def decode(shape: QuantisedShape, target: Target, most: int | None = None, share
     return Decode(shape, target, most, name, around).build(share)
 
 
-__all__ = ["Weights", "decode", "programs"]
+__all__ = ["Weights", "decode", "multiply_add", "programs", "result_names"]

@@ -21,7 +21,7 @@ from ..ir.symbol import Size, ceil_divide, combine, high, minimum, multiply
 from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder
-from .quantised_cpu_decode import Weights
+from .quantised_cpu_decode import Weights, multiply_add
 from .quantised_cpu_parts import ROWS, STEP, parts
 from .quantised_shape import QuantisedShape, padded
 
@@ -66,9 +66,9 @@ def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
 class Builder:
     """What the Bodies share."""
 
-    def __init__(self, shape: QuantisedShape, given: Sequence[tuple[str, Memory]],
-                 name: str) -> None:  # fmt: skip
-        self.shape = shape
+    def __init__(self, shape: QuantisedShape, target: Target,
+                 given: Sequence[tuple[str, Memory]], name: str) -> None:  # fmt: skip
+        self.shape, self.target = shape, target
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
         self.weights = Weights(self.b, shape, self.memory)
@@ -104,7 +104,7 @@ class Builder:
                     if lowest is None:
                         found.append(b.apply("multiply", one, scale))
                     else:
-                        found.append(b.apply("multiply_add", one, scale, lowest))
+                        found.append(multiply_add(b, self.target, one, scale, lowest))
         return found
 
 
@@ -114,10 +114,10 @@ class Builder:
 class Split(Builder):
     """Builds the Body that splits tokens: a program for each tile of 16."""
 
-    def __init__(self, shape: QuantisedShape, name: str) -> None:
+    def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
                  ("split", split_memory(shape, "result"))]  # fmt: skip
-        super().__init__(shape, given, name)
+        super().__init__(shape, target, given, name)
 
     def build(self, share: Size) -> Body:
         """The Body."""
@@ -159,7 +159,7 @@ class Matrix(Builder):
                  *((n, Memory(s, d)) for n, s, d in parts(shape)),
                  ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
                  ]  # fmt: skip
-        super().__init__(shape, given, name)
+        super().__init__(shape, target, given, name)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
         self.steps = shape.columns // STEP
@@ -299,7 +299,7 @@ class Vectors(Builder):
                  *((n, Memory(s, d)) for n, s, d in parts(shape)),
                  ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
                  ]  # fmt: skip
-        super().__init__(shape, given, name)
+        super().__init__(shape, target, given, name)
         lanes, many = target.lanes(float32), target.vector_registers >= 32
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
@@ -340,8 +340,8 @@ class Vectors(Builder):
 
         def column(k: Size, sums: list[Node]) -> Sequence[Node]:
             line = b.load(self.panel, (k, 0), (wide,), (1,))
-            return [b.apply("multiply_add", b.cast(b.load(self.memory["x"], (token, k)), float32),
-                            line, total) for token, total in zip(tokens, sums)]  # fmt: skip
+            xs = [b.cast(b.load(self.memory["x"], (token, k)), float32) for token in tokens]
+            return [multiply_add(b, self.target, x, line, total) for x, total in zip(xs, sums)]
 
         zero = b.constant(0.0, float32, (wide,))
         sums = b.loop("depth", 0, shape.columns, 1, column, [zero] * self.tokens, unroll=2)
@@ -356,7 +356,7 @@ def prefill(shape: QuantisedShape, target: Target, share: Size = 1,
     """The kernel: Bodies whose parameters are named x, split, the parts and out."""
     if not unit_of(target):
         return [Vectors(shape, target, name).build(share)]
-    first = Split(shape, f"{name}_split").build(share)
+    first = Split(shape, target, f"{name}_split").build(share)
     return [first, Matrix(shape, target, name).build(share)]
 
 

@@ -509,24 +509,66 @@ def _multiply_add(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 
 
 def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    """Four products of bytes: one instruction where the Target has it, else byte by byte."""
+    """Four products of bytes: one instruction where the Target has it, two of pairs of 16 bits
+    where it has those, else byte by byte."""
+    v, width = vector("i32", lanes), 32 * lanes
+    vnni = {512: "avx512vnni" in w.native,
+            256: bool(w.native & {"avx512vnni", "avxvnni"})}  # fmt: skip
+    pairs = {512: ("avx512bw", "avx512.pmaddw.d.512"), 256: ("avx2", "avx2.pmadd.wd"),
+             128: ("sse2", "sse2.pmadd.wd")}  # fmt: skip
+    if vnni.get(width):
+        a, b, total = inputs
+        return w.intrinsic(f"llvm.x86.avx512.vpdpbusd.{width}", v, (v, total), (v, a), (v, b))
+    feature, name = pairs.get(width, ("", ""))
+    if feature in w.native and not (width == 512 and vnni[256]):
+        return _byte_dot_pairs(w, lanes, inputs, f"llvm.x86.{name}")
+    if width > 128 and lanes % 2 == 0 and w.native & {"sse2", "avx2", "avxvnni"}:
+        return _byte_dot_halves(w, d, lanes, inputs)
+    return _byte_dot_plain(w, lanes, inputs)
+
+
+def _splat(value: int, lanes: int) -> str:
+    return str(value) if lanes == 1 else f"splat (i32 {value})"
+
+
+def _byte_dot_halves(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """Two vectors of half as many lanes."""
+    v, half, found = vector("i32", lanes), lanes // 2, []
+    for start in (0, half):
+        places = ", ".join(f"i32 {start + i}" for i in range(half))
+        parts = [w.value(f"shufflevector {v} {x}, {v} poison, <{half} x i32> <{places}>")
+                 for x in inputs]  # fmt: skip
+        found.append(_byte_dot(w, d, half, parts))
+    places, h = ", ".join(f"i32 {i}" for i in range(lanes)), vector("i32", half)
+    return w.value(f"shufflevector {h} {found[0]}, {h} {found[1]}, <{lanes} x i32> <{places}>")
+
+
+def _byte_dot_pairs(w: Writer, lanes: int, inputs: list[str], name: str) -> str:
+    """Even and odd bytes as numbers of 16 bits; an instruction multiplies and adds two of them."""
+    v, s = vector("i32", lanes), vector("i16", 2 * lanes)
+    a, b, total = inputs
+    short = w.value(f"bitcast {v} {b} to {s}")
+    eight = "splat (i16 8)"
+    for shift in (0, 8):
+        left = w.value(f"lshr {v} {a}, {_splat(8, lanes)}") if shift else a
+        left = w.value(f"and {v} {left}, {_splat(0x00FF00FF, lanes)}")
+        left = w.value(f"bitcast {v} {left} to {s}")
+        right = short if shift else w.value(f"shl {s} {short}, {eight}")
+        right = w.value(f"ashr {s} {right}, {eight}")
+        product = w.intrinsic(name, v, (s, left), (s, right))
+        total = w.value(f"add {v} {total}, {product}")
+    return total
+
+
+def _byte_dot_plain(w: Writer, lanes: int, inputs: list[str]) -> str:
     v = vector("i32", lanes)
     a, b, total = inputs
-    width = 32 * lanes
-    if "avx512vnni" in w.native and (width == 512 or (width in (128, 256) and
-                                                      "avx512vl" in w.native)):  # fmt: skip
-        name = f"llvm.x86.avx512.vpdpbusd.{width}"
-        return w.intrinsic(name, v, (v, total), (v, a), (v, b))
-
-    def c(value: int) -> str:
-        return str(value) if lanes == 1 else f"splat (i32 {value})"
-
     for shift in (0, 8, 16, 24):
-        left = a if not shift else w.value(f"lshr {v} {a}, {c(shift)}")
+        left = a if not shift else w.value(f"lshr {v} {a}, {_splat(shift, lanes)}")
         if shift < 24:
-            left = w.value(f"and {v} {left}, {c(255)}")
-        right = b if shift == 24 else w.value(f"shl {v} {b}, {c(24 - shift)}")
-        right = w.value(f"ashr {v} {right}, {c(24)}")
+            left = w.value(f"and {v} {left}, {_splat(255, lanes)}")
+        right = b if shift == 24 else w.value(f"shl {v} {b}, {_splat(24 - shift, lanes)}")
+        right = w.value(f"ashr {v} {right}, {_splat(24, lanes)}")
         product = w.value(f"mul {v} {left}, {right}")
         total = w.value(f"add {v} {total}, {product}")
     return total
