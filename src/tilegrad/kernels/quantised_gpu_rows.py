@@ -152,7 +152,9 @@ class _Rows:
         loaded = [x for i in range(stages) for x in self.load(i * step)]
         self.bring_near()
         self.bring_following()
+        self.constants()
         b.add(placed.grid_dependency_wait())
+        self.residuals = [self.load_residual(token) for token in range(tokens)]
         self.round_inputs()
         tokens *= self.sides  # sums of a token for each side, one after the other
         sums = [b.constant(0.0, float32, (self.each, step, 1)) for _ in range(tokens)]
@@ -180,20 +182,51 @@ class _Rows:
                 for x in self.weights.load(self.row + side * self.rows, group, self.each,
                                            self.plan.groups, self.limit)]  # fmt: skip
 
+    def constants(self) -> None:
+        """Norm and bias, which need not wait."""
+        b, around = self.b, self.around
+        wide = rounded_groups(self.shape, self.plan) * GROUP
+        self.norm = self.bias = None
+        if around.norm is not None:
+            self.norm = b.load(self.memory["norm"], (0,), (wide,), (0,), self.columns_there(wide))
+        if around.bias:
+            self.bias = b.load(self.memory["bias"], (self.row,), (self.each,), (0,),
+                               self.rows_there())  # fmt: skip
+
+    def load_residual(self, token: int) -> Node | None:
+        """What is added to a token's results: asked for before it is needed."""
+        if not self.around.residual:
+            return None
+        there = self.token_there(token, (self.each,), self.rows_there())
+        at = (self.token + token, self.row)
+        return self.b.load(self.memory["residual"], at, (self.each,), (1,), there)
+
+    def rows_there(self) -> Node | None:
+        """Which rows of a program there are; None for all."""
+        b, line = self.b, ops.iota(size=self.each, dtype=int64)
+        if self.rows == self.results:
+            return None
+        at = b.apply("add", b.add(line), b.index(self.row))
+        return b.apply("less", at, b.constant(self.results, int64))
+
+    def columns_there(self, wide: int) -> Node | None:
+        """Which columns there are; None for all."""
+        if wide == self.shape.columns:
+            return None
+        line = self.b.add(ops.iota(size=wide, dtype=int64))
+        return self.b.apply("less", line, self.b.constant(self.shape.columns, int64))
+
     def bring_near(self) -> None:
         """Ask for the weights of a program that runs later, while this one waits."""
         b, near = self.b, self.plan.near * self.each
         if not near or near >= self.rows:
             return
 
-        def ask() -> Sequence[Node]:
-            for side in range(self.sides):
-                row = self.row + near + side * self.rows
-                for memory in self.weights.memories.values():
-                    self.ask_for(memory, row, self.each)
-            return ()
-
-        b.branch(b.less(self.row + near, self.rows), ask)
+        there = b.less(self.row + near, self.rows)
+        row = minimum(self.row + near, self.rows - self.each)
+        for side in range(self.sides):
+            for memory in self.weights.memories.values():
+                self.ask_for(memory, row + side * self.rows, self.each, there)
 
     def bring_following(self) -> None:
         """Ask for weights that are wanted next, as many as L2 keeps: a share of each program."""
@@ -208,21 +241,19 @@ class _Rows:
         share = max(1, kept // programs) // 8 * 8 or 8
         number = floor_divide(self.row, self.each)
 
-        def ask() -> Sequence[Node]:
-            for side in range(sides):
-                for memory in memories:
-                    self.ask_for(memory, minimum(number * share, rows - share) + side * rows, share)
-            return ()
+        there = b.less(number * share, min(kept, rows - share + 1))
+        row = minimum(number * share, rows - share)
+        for side in range(sides):
+            for memory in memories:
+                self.ask_for(memory, row + side * rows, share, there)
 
-        b.branch(b.less(number * share, min(kept, rows - share + 1)), ask)
-
-    def ask_for(self, memory: Node, row: Size, rows: int) -> None:
+    def ask_for(self, memory: Node, row: Size, rows: int, there: Node) -> None:
         """Bring rows of a part near."""
         b, sizes = self.b, memory.type.shape  # type: ignore[union-attr]
         bytes_ = rows * prod(sizes[1:]) * memory.dtype.size
         if bytes_ % 16 == 0:
             index = [b.index(row), *(b.index(0) for _ in sizes[1:])]
-            b.add(placed.prefetch_run(memory, *index, bytes=bytes_))
+            b.add(placed.prefetch_run(memory, *index, there, bytes=bytes_, masked=True))
 
     # ---- x --------------------------------------------------------------------------------------
 
@@ -255,20 +286,17 @@ class _Rows:
 
     def load_inputs(self, token: int, groups: int) -> Node:
         """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
-        b, wide, mask = self.b, groups * GROUP, None
-        if wide != self.shape.columns:
-            line = b.add(ops.iota(size=wide, dtype=int64))
-            mask = b.apply("less", line, b.constant(self.shape.columns, int64))
-        there = self.token_there(token, (wide,), mask)
+        b, wide = self.b, groups * GROUP
+        there = self.token_there(token, (wide,), self.columns_there(wide))
         at = (self.token + token, 0)
         values = b.cast(b.load(self.memory["x"], at, (wide,), (1,), there), float32)
         shape = (groups, GROUP)
-        if self.around.norm is None:
+        if self.norm is None:
             return b.add(ops.reshape(values, shape=shape))
         square = b.add(ops.reshape(b.apply("multiply", values, values), shape=shape))
         square = b.add(ops.reduce(square, axis=1, kind="sum"))
         b.store(self.squares[token], square, (0,), (0,))
-        factor = b.cast(b.load(self.memory["norm"], (0,), (wide,), (0,), mask), float32)
+        factor = b.cast(self.norm, float32)
         if self.around.offset:
             factor = b.apply("add", factor, b.constant(self.around.offset, float32))
         return b.add(ops.reshape(b.apply("multiply", values, factor), shape=shape))
@@ -370,15 +398,12 @@ class _Rows:
         """Sum over the threads of a row, do what is around and write."""
         b, size = self.b, self.each
         whole = [b.add(ops.reduce(s, axis=1, kind="sum")) for s in self.met(sums)]
-        line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(self.row))
-        mask = None
-        if self.rows != self.results:
-            mask = b.apply("less", line, b.constant(self.results, int64))
+        mask = self.rows_there()
         for token in range(len(sums) // self.sides):
             there = self.token_there(token, (size,), mask)
             own = [self.normed(token, whole[token * self.sides + side])
                    for side in range(self.sides)]  # fmt: skip
-            value = b.cast(self.surrounded(token, own, there, mask), self.shape.dtype)
+            value = b.cast(self.surrounded(token, own), self.shape.dtype)
             self.write(token, value, there)
 
     def write(self, token: int, value: Node, there: Node | None, number: int = 0) -> None:
@@ -401,23 +426,17 @@ class _Rows:
         else:
             b.branch(b.less(self.row, first + sizes[number]), here, further)
 
-    def surrounded(
-        self, token: int, sides: Sequence[Node], there: Node | None, mask: Node | None
-    ) -> Node:
+    def surrounded(self, token: int, sides: Sequence[Node]) -> Node:
         """A token's results with what is around them."""
-        b, size, around = self.b, (self.each,), self.around
-        value = sides[0]
-        if around.bias:
-            more = b.load(self.memory["bias"], (self.row,), size, (0,), mask)
-            value = b.apply("add", value, b.cast(more, float32))
-        if around.gated:
+        b, value, residual = self.b, sides[0], self.residuals[token]
+        if self.bias is not None:
+            value = b.apply("add", value, b.cast(self.bias, float32))
+        if self.around.gated:
             one, quick = b.constant(1.0, float32), "quick_" * (self.shape.dtype.bits < 32)
             share = b.apply("add", b.apply(quick + "exp", b.apply("negative", value)), one)
             value = b.apply("multiply", b.apply(quick + "divide", value, share), sides[1])
-        if around.residual:
-            at = (self.token + token, self.row)
-            more = b.load(self.memory["residual"], at, size, (1,), there)
-            value = b.apply("add", value, b.cast(more, float32))
+        if residual is not None:
+            value = b.apply("add", value, b.cast(residual, float32))
         return value
 
     def normed(self, token: int, value: Node) -> Node:

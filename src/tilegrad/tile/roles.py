@@ -337,7 +337,8 @@ def prefetch_run(memory: Any, index: Any, bytes: int) -> None:
     """Bring a run of bytes of an array near, from an index on."""
     builder = _builder("prefetch_run")
     where = [builder.index(i) for i in _sizes(index)]
-    builder.add(placed.prefetch_run(_memory(memory, "prefetch_run"), *where, bytes=bytes))
+    node = _memory(memory, "prefetch_run")
+    builder.add(placed.prefetch_run(node, *where, bytes=bytes, masked=False))
 
 
 def grid_dependency_wait() -> None:
