@@ -25,8 +25,10 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
-from tilegrad.models.decoder import Decoder, paged
+from tilegrad.models.decoder import Decoder
 from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.generate.sampling import Variant
+from tilegrad.models.generate.step import Rows, step
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -128,30 +130,23 @@ LLAMA = {
 
 
 def step_schedule(batch: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> Schedule:
-    """The Schedule of a decode step, for an H200."""
+    """The Schedule of the engine's decode step, for an H200."""
     monkeypatch.setattr(paged_functions, "target_of", lambda *given: H200)
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers})
     model = Decoder(config, tg.bfloat16)
     cache = nn.PagedCache(config.layers, 4, 64, config.key_heads, config.head_width,
-                          requests=batch, most_pages=4, dtype=tg.bfloat16)  # fmt: skip
-
-    def step(model, cache, tokens, positions, table, lengths, starts):
-        attend = paged(config, cache, table, lengths, starts, queries=1)
-        return model.step(tokens, positions, attend, turned=False).argmax(-1)
-
-    def zeros(*shape: int) -> tg.Tensor:
-        return tg.tensor(np.zeros(shape, np.int32))
-
-    given = (zeros(batch), zeros(batch), zeros(batch, 4), zeros(batch), zeros(batch + 1))
+                          requests=batch + 1, most_pages=32, dtype=tg.bfloat16)  # fmt: skip
+    rows = Rows(batch + 1, cache.device)
+    slots, starts = (tg.tensor(np.zeros(n, np.int32)) for n in (batch, batch + 1))
     with tg.no_grad():
-        lowered = tg.jit(step).lower(model, cache, *given)
+        traced = tg.jit(step, static="variant")
+        lowered = traced.lower(model, cache, rows, None, Variant(), slots, starts)
     return schedule_for(lowered.inputs, lowered.outputs, H200, lowered.donate)
 
 
 def launches(schedule: Schedule) -> list[str]:
     """The names of the Bodies that a Schedule launches, in order."""
-    return [step.body.name for k in schedule.kernels for step in k.steps
-            if isinstance(step, Launch)]  # fmt: skip
+    return [s.body.name for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
@@ -167,9 +162,9 @@ def test_launches_of_a_layer(batch: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_programs_fit_their_registers(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {}
     for kernel in step_schedule(batch, 2, monkeypatch).kernels:
-        for step in kernel.steps:
-            if isinstance(step, Launch) and step.body.name not in texts:
-                texts[step.body.name], _ = emit(step.body, "entry", H200)
+        for one in kernel.steps:
+            if isinstance(one, Launch) and one.body.name not in texts:
+                texts[one.body.name], _ = emit(one.body, "entry", H200)
     for name, made in assemble_all(texts, H200.cpu).items():
         assert made.warnings == [], name
         for report in made.reports.values():

@@ -68,7 +68,7 @@ def _split_argmax(m: Match) -> Node | None:
     return build.add(build.multiply(which, count // parts), found)
 
 
-FEW, LONG, MOST_PARTS = 64, 1 << 14, 64  # rows, elements of one, parts of one
+FEW, LONG, MOST_PARTS = 128, 1 << 14, 64  # rows, elements of one, parts of one
 PLACES = RuleSet("places", [Rule("split_argmax", ops.argmax, _split_argmax)])
 
 

@@ -478,7 +478,7 @@ class _Attend:
         b.do(placed.fence, kind="global")
         assert self.counters is not None
         b.store(self.counters, b.constant(0, int32), (sizes[FROM], self.near))
-        room = max(1, min(32, 64 * self.threads // (rows * padded(wide))))
+        room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         together = 1 << (room.bit_length() - 1)
         result = mixed(b, (self.partial, self.sums), (sizes[FROM], self.near, 0), sizes[PARTS],
                        (together, rows, wide), self.per * x.group)  # fmt: skip

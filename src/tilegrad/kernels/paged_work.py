@@ -199,8 +199,16 @@ class _Work:
             self.write_part(b.index(k), first, start, stop, parts, slots, found)
             return []
 
-        most = b.atom("most", self.fold(parts, "max"), 0, self.walkers)
-        b.loop("part", 0, most, 1, part)
+        size = power(self.walkers)
+        if count * heads * size <= HELD // 2:  # all parts at once
+            wide = (1, count * heads)
+            given = [b.add(ops.reshape(v, shape=wide)) for v in (first, start, stop, parts, slots)]
+            numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))
+            self.write_part(numbers, *given, {
+                f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()})  # fmt: skip
+        else:
+            most = b.atom("most", self.fold(parts, "max"), 0, self.walkers)
+            b.loop("part", 0, most, 1, part)
         self.write_idle(total)
 
     def program_of(self, unit: Node) -> Node:
@@ -251,10 +259,12 @@ class _Work:
                   BLOCKS: self.do("subtract", high_, low),
                   SLOT: self.pick(alone, -1, slot), FROM: slots, PARTS: parts}  # fmt: skip
         for field, value in values.items():
-            b.scatter(self.items, b.cast(value, int32), self.do("add", row, field), there)
+            b.scatter(self.items, b.broadcast(b.cast(value, int32), there.shape),
+                      b.broadcast(self.do("add", row, field), there.shape), there)  # fmt: skip
         own = self.do("multiply", program, RECORD)
         for field, ours in ((START, leads), (STOP, closes)):
-            b.scatter(self.items, b.cast(slot, int32), self.do("add", own, field),
+            b.scatter(self.items, b.broadcast(b.cast(slot, int32), there.shape),
+                      b.broadcast(self.do("add", own, field), there.shape),
                       b.apply("bit_and", there, ours))  # fmt: skip
 
     def write_idle(self, total: Node) -> None:

@@ -18,6 +18,7 @@ from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
 from ..tile.build import Body, prune
 from .attention import lower_attention
+from .beside import put_side_by_side
 from .call import lower_call, state_behind, states_of, work_of_body
 from .check import check_schedule
 from .control import Frame, lower_control, overwritten
@@ -64,6 +65,8 @@ class Lowering:
         for a in self.arguments:
             self.slot_of[a] = self.new_slot(a.type, "input")
         self.lower_all()
+        if self.target.kind == "gpu" and not self.frame.loops:
+            put_side_by_side(self.kernels, self.slots)
         outputs = [self.output_slot(r) for r in self.results]
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)

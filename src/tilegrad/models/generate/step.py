@@ -50,14 +50,15 @@ def step(
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
     that is negative. Without these three every row has one token, the id it got last.
     """
-    lengths = cache.lengths[slots] + starts[1:] - starts[:-1]  # (R,)
+    # slots count from 0: index_select, unlike [], need not look for negative ones
+    lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
     if into is None or owner is None or given is None:
-        tokens, positions, ends, into = rows.last[slots], lengths - 1, None, slots
+        tokens, positions, ends, into = rows.last.index_select(0, slots), lengths - 1, None, slots
     else:
         tokens = where(given < 0, rows.last[slots[owner]], given)  # (T,)
         positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
         ends = maximum(starts[1:] - 1, 0)
-    attend = paged(model.config, cache, cache.table[slots], lengths, starts)
+    attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts)
     logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
     found = greedy(logits) if sampling is None else sample(
         logits, sampling, into, lengths, variant)  # fmt: skip

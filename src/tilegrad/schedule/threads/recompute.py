@@ -15,8 +15,9 @@ from ...ir.node import Node, topological, users
 from ...ir.symbol import high
 from ...ir.types import Array, product
 from ..access import MOVEMENT
-from ..fuse import INLINE, leaves_of
+from ..fuse import INLINE, cost, leaves_of
 
+SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
 
 
@@ -30,11 +31,25 @@ def compute_again(values: set[Node], arguments: Sequence[Node], results: Sequenc
             continue
         if not isinstance(node.type, Array) or node.op in MOVEMENT:
             continue
+        if _is_index(node, readers, values, set(arguments)):
+            values.discard(node)
+            continue
         if _needed(node, readers) or _spread(node, readers):
             continue
         values.discard(node)
         if _bytes([*leaves_of(node, values)]) > high(product(node.shape)) * node.dtype.size * 5 / 4:
             values.add(node)
+
+
+def _is_index(node: Node, readers: dict[Node, list[Node]], values: set[Node],
+              arguments: set[Node]) -> bool:  # fmt: skip
+    """Whether a value is a short line of places that little is done to, given from outside."""
+    if not node.dtype.is_integer or high(product(node.shape)) > SHORT or cost(node, values) > 6:
+        return False
+    if not all(leaf in arguments for leaf in leaves_of(node, values)):
+        return False
+    return all(r.op in (ops.gather, ops.update) and node in r.inputs[1:]
+               for r in readers.get(node, ()))  # fmt: skip
 
 
 def _bytes(nodes: Sequence[Node]) -> int:

@@ -43,6 +43,7 @@ from .space import WARP, Roles
 from .tiles import power_of_two
 
 FEW = 64  # indices that every program compares itself
+FEWER = 256  # indices of single elements that are set by a program each
 FEW_SET = 2048  # the same where the last one is all that counts
 
 
@@ -54,7 +55,8 @@ class UpdateLowering(OrderedUpdate):
         if high(self.count) <= 1 or self.once():
             return [self.any_order()]
         size = high(self.count)
-        if high(self.rest) >= WIDE and size <= (FEW_SET if self.mode == "set" else FEW):
+        lines = high(self.rest) >= WIDE or (self.mode == "set" and size <= FEWER)
+        if lines and size <= (FEW_SET if self.mode == "set" else FEW):
             return [self.few_lines()]
         if size <= FEW and size * high(self.rest) <= 2048:
             return [self.few_elements()]

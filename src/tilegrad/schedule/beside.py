@@ -1,0 +1,163 @@
+"""Small launches that do not need one another, as one: their programs side by side.
+
+A step begins and ends with many small pieces (rows of a table, lengths, zeros to count in), each of
+which takes a launch about as long as it takes itself. Kernels of plain loops that follow one
+another become one Body whose first programs are the first's, and so on. For Targets whose launches
+are bought one by one; never within loops or branches of a Schedule.
+Invariant: none of the joined Kernels reads or writes what another of them writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir.block import Block, argument
+from ..ir.node import Node
+from ..ir.symbol import high
+from ..ir.types import Memory, product
+from ..tile import ops
+from ..tile.build import Body, BodyBuilder
+from ..tile.check import walk
+from .schedule import Kernel, Launch, Slot
+
+MOST_PROGRAMS = 1024
+MOST_ELEMENTS = 1 << 20  # that one of them writes
+MOST = 6  # of one launch
+PLAIN = {"allocate", "role", "barrier", "cumulative", "sort"}  # ops that a joined Body has not
+
+
+def put_side_by_side(kernels: list[Kernel], slots: Sequence[Slot]) -> None:
+    """Join what may be joined, in the list."""
+    found: list[Kernel] = []
+    run: list[Kernel] = []
+
+    def close() -> None:
+        found.extend([_joined(run)] if len(run) > 1 else run)
+        run.clear()
+
+    for kernel in kernels:
+        small = _is_small(kernel)
+        if run and not (small and len(run) < MOST and _apart(run, kernel, slots)):
+            close()
+        if small:
+            run.append(kernel)
+        else:
+            found.append(kernel)
+    close()
+    kernels[:] = found
+
+
+def _is_small(kernel: Kernel) -> bool:
+    """Whether a Kernel is one small launch of plain loops."""
+    if kernel.kind != "loops" or kernel.depth or len(kernel.steps) != 1:
+        return False
+    step = kernel.steps[0]
+    if not isinstance(step, Launch):
+        return False
+    body = step.body
+    if len(body.grid) != 1 or not isinstance(body.grid[0], int) or body.grid[0] > MOST_PROGRAMS:
+        return False
+    if any(high(product(v.shape)) > MOST_ELEMENTS for v in kernel.region[1]):
+        return False
+    names = {node.op.name for node, _ in walk(body.block)}
+    return not names & PLAIN and "grid_dependency_wait" not in names
+
+
+def _writes(kernel: Kernel) -> tuple[set[int], set[int]]:
+    """The Slots that a Kernel touches, and those it writes."""
+    step = kernel.steps[0]
+    written = {slot for slot, p in zip(step.slots, step.body.parameters)
+               if p.type.use in ("result", "state")}  # fmt: skip
+    return set(step.slots), written
+
+
+def _apart(run: Sequence[Kernel], kernel: Kernel, slots: Sequence[Slot]) -> bool:
+    """Whether a Kernel has nothing to do with what others before it write, nor they with it."""
+
+    def owners(numbers: set[int]) -> set[int]:
+        found = set()
+        for number in numbers:
+            while slots[number].alias is not None:
+                number = slots[number].alias  # type: ignore[assignment]
+            found.add(number)
+        return found
+
+    touched, written = (owners(s) for s in _writes(kernel))
+    for other in run:
+        theirs, made = (owners(s) for s in _writes(other))
+        if made & touched or written & theirs:
+            return False
+    return True
+
+
+def _joined(run: Sequence[Kernel]) -> Kernel:
+    """Several Kernels as one."""
+    steps = [k.steps[0] for k in run]
+    body = side_by_side([s.body for s in steps])
+    reads = tuple(dict.fromkeys(r for k in run for r in k.region[0]))
+    stored = tuple(v for k in run for v in k.region[1])
+    joined = Kernel(body.name, "loops", (reads, stored))
+    joined.key = body.name
+    for kernel in run:
+        joined.flops, joined.bytes = joined.flops + kernel.flops, joined.bytes + kernel.bytes
+    joined.steps.append(Launch(body, tuple(slot for s in steps for slot in s.slots)))
+    return joined
+
+
+def side_by_side(bodies: Sequence[Body]) -> Body:
+    """One Body whose programs are those of all: the first's first."""
+    name = "_and_".join([bodies[0].name, *(b.name.rsplit("_", 1)[-1] for b in bodies[1:])])
+    parameters: list[tuple[str, Memory]] = []
+    for number, body in enumerate(bodies):
+        parameters += [(f"{p.attrs['name']}_{number}", p.type) for p in body.parameters]  # type: ignore[misc]
+    b = BodyBuilder(name, parameters)
+    program = b.add(ops.program(axis=0))
+    sizes = [int(high(body.grid[0])) for body in bodies]
+    firsts = [sum(len(x.parameters) for x in bodies[:n]) for n in range(len(bodies))]
+
+    def among(number: int, start: int) -> Sequence[Node]:
+        def here() -> Sequence[Node]:
+            own = program
+            if start:
+                own = b.apply("subtract", program, b.constant(start, program.dtype))
+            body = bodies[number]
+            given = b.parameters[firsts[number] : firsts[number] + len(body.parameters)]
+            _copy(b, body.block, dict(zip(body.parameters, given)), own)
+            return ()
+
+        if number == len(bodies) - 1:
+            return here()
+        end = start + sizes[number]
+        inside = b.apply("less", program, b.constant(end, program.dtype))
+        b.branch(inside, here, lambda: among(number + 1, end))
+        return ()
+
+    among(0, 0)
+    notes: dict[str, Any] = {"warps": max(body.notes.get("warps", 4) for body in bodies)}
+    if any(body.notes.get("distinct") for body in bodies):
+        notes["distinct"] = True
+    return b.finish((sum(sizes),), **notes)
+
+
+def _copy(b: BodyBuilder, block: Block, mapping: dict[Node, Node], program: Node) -> None:
+    """The Nodes of a Body, with its program's number."""
+
+    def nodes(inner: Block) -> None:
+        for node in inner.nodes:
+            if node.op is ops.program:
+                mapping[node] = program
+                continue
+            inputs = tuple(mapping[i] for i in node.inputs)
+            blocks = tuple(within(x) for x in node.blocks)
+            mapping[node] = b.add(node.op.make(inputs, node.attrs, blocks, location=node.location))
+
+    def within(inner: Block) -> Block:
+        arguments = tuple(argument(a.attrs["name"], a.type) for a in inner.arguments)
+        mapping.update(zip(inner.arguments, arguments))
+        with b.builder.block(inner.name, arguments) as new:
+            nodes(inner)
+            new.results = tuple(mapping[r] for r in inner.results)
+        return new
+
+    nodes(block)
