@@ -4,6 +4,7 @@
     python bench/llm_accuracy.py MODEL.gguf         another plain Llama model
     python bench/llm_accuracy.py --quick            few tokens and no file: to see that it runs
     python bench/llm_accuracy.py --device cuda      on a GPU
+    python bench/llm_accuracy.py --freeze FILE      keep what float64 says of a few tokens
 
 The text is the Shakespeare that training ships; the judge is bench/llama_numpy.py, which shares
 nothing with the compiler. Four things are held against bars:
@@ -18,6 +19,7 @@ nothing with the compiler. Four things are held against bars:
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -31,8 +33,10 @@ from llama_numpy import Llama, log_softmax
 import tilegrad
 from tilegrad import nn
 from tilegrad.exchange.fetch import find_model
+from tilegrad.exchange.gguf import read_gguf
 from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder import paged
+from tilegrad.models.tokenizer import Tokenizer
 
 TEXT = Path(tilegrad.__file__).parent / "train" / "text" / "shakespeare.txt"
 PERPLEXITY_BAR, LOGIT_BAR, GAP_BAR = 0.005, 0.02, 0.04
@@ -74,6 +78,13 @@ def exact_logprobs(path: Path, tokens: list[int]) -> Array:
         found.append(log_softmax(part)[np.arange(len(part)), following])
         first += len(part)
     return np.concatenate(found)
+
+
+def freeze(path: Path, target: Path, count: int = 400) -> None:
+    """Keep tokens of the text and their exact logprobs, for tests that are to be quick."""
+    tokens = Tokenizer.from_gguf(read_gguf(path).metadata).encode(TEXT.read_text()[:8000])[:count]
+    found = [round(float(x), 7) for x in exact_logprobs(path, tokens)]
+    target.write_text(json.dumps({"tokens": tokens, "logprobs": found}) + "\n")
 
 
 # ---- ours -------------------------------------------------------------------------------------
@@ -170,10 +181,14 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--device")
     parser.add_argument("--dtype")
+    parser.add_argument("--freeze", type=Path, help="write logprobs in float64 and end")
     parser.add_argument("--quick", action="store_true", help="few tokens, no file")
     told = parser.parse_args()
     count, window, singly, made = (200, 200, 40, 20) if told.quick else (2048, 2048, 320, 300)
     path = find_model(told.model)
+    if told.freeze:
+        freeze(path, told.freeze)
+        return
     llm = tilegrad.LLM(path, device=told.device, dtype=told.dtype)
     ids = llm.tokenizer.encode(TEXT.read_text()[: 16 * (count + 2 * window)])
     tokens, prefix = ids[:count], count - singly

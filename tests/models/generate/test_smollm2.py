@@ -1,0 +1,46 @@
+"""The model that comes by name, where it was fetched: logprobs of float64, an answer, stops."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilegrad.exchange.fetch import kept_models
+from tilegrad.models.generate.llm import LLM
+
+# Made by bench/llm_accuracy.py --freeze: the first tokens of the text that training ships.
+KNOWN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_logprobs.json").read_text())
+KEPT = {model.name: model.path for model in kept_models()}
+pytestmark = pytest.mark.skipif("smollm2" not in KEPT, reason="smollm2 was not fetched")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(KEPT["smollm2"], context=512, requests=2)
+
+
+def test_logprobs_are_those_of_float64(llm: LLM) -> None:
+    ours, exact = llm.score(KNOWN["tokens"]).astype(np.float64), np.array(KNOWN["logprobs"])
+    assert len(exact) == len(KNOWN["tokens"]) - 1 > 300
+    assert np.abs(ours - exact).max() < 0.02
+    ratio = math.exp(-ours.mean()) / math.exp(-exact.mean())
+    assert abs(ratio - 1) < 0.0005
+
+
+def test_an_answer(llm: LLM) -> None:
+    answer = llm.chat("What is the capital of France?", max_tokens=24, logprobs=1)
+    assert "Paris" in answer.text and answer.finish == "stop"
+    assert "<|im_end|>" not in answer.text and min(answer.logprobs) > -5.0
+    ids = [*llm.chat_ids("What is the capital of France?"), *answer.tokens]
+    scores = llm.score(ids)[-len(answer.tokens) :]
+    np.testing.assert_allclose(scores, answer.logprobs, atol=0.02)
+
+
+def test_two_at_once_and_a_stop_string(llm: LLM) -> None:
+    prompts = ["1, 2, 3, 4, 5, 6,", "Once upon a time"]
+    alone = [llm.generate(p, max_tokens=12) for p in prompts]
+    assert [a.tokens for a in llm.generate(prompts, max_tokens=12)] == [a.tokens for a in alone]
+    stopped = llm.generate(prompts[0], max_tokens=30, stop=["0, 1"])
+    assert stopped.text == " 7, 8, 9, 1" and stopped.finish == "stop"
