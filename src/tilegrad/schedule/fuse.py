@@ -218,7 +218,8 @@ class Fuser:
         self.groups: list[Group] = []
         self.readers_of: dict[Node, list[Group]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
-        self.takes_parts: Callable[[Node, Group], bool] | None = None  # what products hand on
+        # What products hand on. It holds no Fuser: Nodes go when their last reader goes.
+        self.takes_parts: Callable[[Node, Group, Fuser], bool] | None = None
 
     def run(self) -> list[Group]:
         """The groups, in an order in which they can run."""
@@ -320,7 +321,7 @@ class Fuser:
     def follows(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
         """Whether a value can be computed of a product on its way out."""
         if node.op in REDUCE:  # over blocks of columns that the product's kernel has whole
-            return self.takes_parts is not None and self.takes_parts(node, group)
+            return self.takes_parts is not None and self.takes_parts(node, group, self)
         return product(node.shape) == group.total and self.aligned(node, group, leaves)
 
     def adapted(self, node: Node, group: Group) -> Group | None:

@@ -7,6 +7,7 @@ not grow with the depth of a model. Invariant: the Schedule computes the results
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..core.config import config
@@ -87,8 +88,7 @@ class Lowering:
             hand_over(self.fuser.values, self.arguments, self.results)
             self.fuser.look_ahead()
             self.rounded = rounded_nodes(self.results)
-            self.fuser.takes_parts = lambda node, group: takes_parts(
-                node, group, self.fuser, self.target)  # fmt: skip
+            self.fuser.takes_parts = partial(takes_parts, target=self.target)
         groups = self.fuser.run()
         if self.target.kind == "gpu":
             groups = join_dots(self.fuser, self.target)
