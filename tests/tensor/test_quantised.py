@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tilegrad.core.errors import DTypeError, ShapeError, UserError
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.ir.symbol import symbol
 from tilegrad.tensor import quantised
-from tilegrad.tensor.quantised import Packed, pack, quantised_matmul, take_rows, why_not
+from tilegrad.tensor.quantised import Packed, Room, pack, quantised_matmul, take_rows, why_not
 
 
 @dataclass
@@ -79,6 +80,24 @@ def test_several_become_one(sizes: tuple[int, ...], chunk: int, monkeypatch: Any
     got = take_rows(packed, tg.tensor(np.arange(sum(sizes))))
     np.testing.assert_array_equal(got.numpy(), w.astype(np.float32))
     assert [s.dropped for s in several] == [1] * len(several)
+
+
+def test_room_for_many() -> None:
+    """All parts lie in one piece of memory and none in another; what is too much has its own."""
+    groups = [[stored(formats.Q4_1, 40, 64, i), stored(formats.Q4_1, 8, 64, i)] for i in range(5)]
+    room = Room(groups)
+    packed = [pack(g, "cpu", room) for g in groups]
+    assert room.used == room.whole.bytes
+    places = sorted((t.buffer().pointer, t.buffer().bytes) for p in packed
+                    for t in p.parts.values())  # fmt: skip
+    assert all(a + size <= b and a % 64 == 0 for (a, size), (b, _) in pairwise(places))
+    assert places[-1][0] + places[-1][1] - places[0][0] <= room.whole.bytes
+    packed.append(pack(groups[0], "cpu", room))
+    groups.append(groups[0])
+    for group, one in zip(groups, packed):
+        w = np.concatenate([s.values for s in group])
+        got = take_rows(one, tg.tensor(np.arange(48)))
+        np.testing.assert_array_equal(got.numpy(), w.astype(np.float32))
 
 
 def test_one_compiled_function_for_all_counts() -> None:

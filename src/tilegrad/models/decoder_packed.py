@@ -18,7 +18,7 @@ from ..core.errors import ShapeError
 from ..nn.linear import Embedding, Linear
 from ..nn.module import Module
 from ..nn.packed import PackedEmbedding, PackedLinear
-from ..tensor.quantised import Packed, pack, why_not
+from ..tensor.quantised import Packed, Room, device_of, pack, why_not
 
 if TYPE_CHECKING:
     from .decoder_names import Names, Source
@@ -101,9 +101,10 @@ def replace(model: Module, groups: list[list[Rows]], device: Any, dtype: DType,
             progress: Progress | None = None) -> None:  # fmt: skip
     """Pack the layers and put them in the place of those that were there."""
     total = sum(r.stored.bytes for group in groups for r in group)
-    done = 0
+    done, on_cpu = 0, device_of(device) == "cpu"
+    room = Room(groups) if groups and on_cpu else None
     for group in groups:
-        packed, first = pack(group, device), 0
+        packed, first = pack(group, device, room), 0
         for rows in group:
             path = rows.name.removesuffix(".weight")
             _put(model, path, packed, (first, first + rows.shape[0]), dtype)

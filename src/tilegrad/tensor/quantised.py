@@ -97,15 +97,34 @@ def kernels_of(target: Target) -> Any:
 # ---- packing ------------------------------------------------------------------------------------
 
 
-def pack(stored: StoredWeights | Sequence[StoredWeights], device: Any = None) -> Packed:
+class Room:
+    """Memory of a CPU for many Packed, in one piece: large pages hold it, which small ones would
+    not have. What does not fit gets memory of its own."""
+
+    def __init__(self, groups: Sequence[Sequence[StoredWeights]]) -> None:
+        kernels = kernels_of(_target("cpu"))
+        sizes = (_sizes(kernels.parts(_joint(group)))[1][-1] for group in groups)
+        self.whole = Buffer.allocate(max(1, sum(sizes)), "packed weights")
+        self.used = 0
+
+    def take(self, bytes: int) -> Buffer:
+        """So many bytes."""
+        if self.used + bytes > self.whole.bytes:
+            return Buffer.allocate(bytes, "packed weights")
+        self.used += bytes
+        return self.whole.part(self.used - bytes, bytes)
+
+
+def pack(stored: StoredWeights | Sequence[StoredWeights], device: Any = None,
+         room: Room | None = None) -> Packed:  # fmt: skip
     """Weights of a file for a device; several become one, their rows one after another."""
     several = list(stored) if isinstance(stored, (list, tuple)) else [stored]
     shape = _joint(several)
-    name = default_device() if device is None else use(device, "pack")
+    name = device_of(device)
     target = _target(name)
     kernels = kernels_of(target)
     _refuse("pack", kernels.why_not(shape, target), shape)
-    places = _places(kernels.parts(shape), name)
+    places = _places(kernels.parts(shape), name, room)
     first = 0
     for raw in _chunks(several, kernels.ROWS, shape.row_bytes):
         for part, array in kernels.pack(shape.with_rows(len(raw)), raw).items():
@@ -117,11 +136,16 @@ def pack(stored: StoredWeights | Sequence[StoredWeights], device: Any = None) ->
     return Packed(shape.format, (shape.rows, shape.columns), parts, name)
 
 
+def device_of(device: Any = None) -> str:
+    """The name of the device that weights are packed for."""
+    return default_device() if device is None else use(device, "pack")
+
+
 def why_not(stored: StoredWeights, device: Any = None) -> str:
     """Why `pack` cannot take weights; '' where it can."""
     if len(stored.shape) != 2:
         return "weights are (rows, columns)"
-    target = _target(default_device() if device is None else use(device, "pack"))
+    target = _target(device_of(device))
     shape = QuantisedShape(stored.format, stored.shape[0], stored.shape[1])
     found: str = kernels_of(target).why_not(shape, target)
     return found
@@ -142,13 +166,22 @@ def _joint(several: Sequence[StoredWeights]) -> QuantisedShape:
     return QuantisedShape(first.format, sum(s.shape[0] for s in several), first.shape[1])
 
 
-def _places(parts: Sequence[tuple[str, tuple[int, ...], DType]],
-            device: str) -> dict[str, tuple[Buffer, tuple[int, ...], DType]]:  # fmt: skip
-    """Room for all parts, in one Buffer."""
+def _sizes(parts: Sequence[tuple[str, tuple[int, ...], DType]]) -> tuple[list[int], list[int]]:
+    """Bytes of each part, and where each begins; the last is the end."""
     sizes = [int(np.prod(s)) * d.size for _, s, d in parts]
-    starts = np.cumsum([0, *(padded(s, ALIGNED) for s in sizes)]).tolist()
-    allocate = Buffer.allocate if device == "cpu" else opened(device).allocate
-    whole = allocate(max(1, starts[-1]), "packed weights")
+    return sizes, np.cumsum([0, *(padded(s, ALIGNED) for s in sizes)]).tolist()
+
+
+def _places(parts: Sequence[tuple[str, tuple[int, ...], DType]], device: str,
+            room: Room | None) -> dict[str, tuple[Buffer, tuple[int, ...], DType]]:  # fmt: skip
+    """Room for all parts, in one piece."""
+    sizes, starts = _sizes(parts)
+    if device != "cpu":
+        whole = opened(device).allocate(max(1, starts[-1]), "packed weights")
+    elif room is None:
+        whole = Buffer.allocate(max(1, starts[-1]), "packed weights")
+    else:
+        whole = room.take(starts[-1])
     return {name: (whole.part(start, size), shape, dtype)
             for (name, shape, dtype), start, size in zip(parts, starts, sizes)}  # fmt: skip
 
@@ -243,4 +276,4 @@ def _take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return kernels_of(target).take_callee(shape, target)  # type: ignore[no-any-return]
 
 
-__all__ = ["Packed", "pack", "quantised_matmul", "take_rows", "why_not"]
+__all__ = ["Packed", "Room", "device_of", "pack", "quantised_matmul", "take_rows", "why_not"]
