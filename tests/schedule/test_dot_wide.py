@@ -30,7 +30,7 @@ from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import matmul
+from tilegrad.kernels import matmul, matvec
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.tile.check import walk
 
@@ -44,8 +44,9 @@ def numbers(*shape: int, seed: int = 0, dtype: object = BF16) -> np.ndarray:
 
 
 def is_wide(schedule: Schedule) -> bool:
-    """Whether a launch runs the wide matmul."""
-    return any(isinstance(s, Launch) and isinstance(s.body.notes.get("plan"), matmul.WidePlan)
+    """Whether a launch runs the wide matmul, or for one row the library's matvec."""
+    plans = (matmul.WidePlan, matvec.MatvecPlan)
+    return any(isinstance(s, Launch) and isinstance(s.body.notes.get("plan"), plans)
                for k in schedule.kernels for s in k.steps)  # fmt: skip
 
 

@@ -85,6 +85,8 @@ Where = tuple[Size, Size, Size]  # batch, row, column
 Epilogue = Callable[..., Node]
 # (consumer, where its tokens begin, how many) -> before the first product: what epilogues share
 Prologue = Callable[[int, Size, int], None]
+# (rows and columns of a piece, where it begins): asks for what its epilogue will read
+Ask = Callable[[tuple[int, int], Where], None]
 
 
 def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
@@ -169,10 +171,10 @@ class WideMatmul:
     def __init__(
         self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
         epilogue: Epilogue | None = None, costly: bool = False, beside: Sequence[Node] = (),
-        prologue: Prologue | None = None,
+        prologue: Prologue | None = None, ask: Ask | None = None,
     ) -> None:  # fmt: skip
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
-        self.prologue = prologue
+        self.prologue, self.ask = prologue, ask
         self.own = 0  # the consumer that is being built
         self.piece = 0  # the column of its tile that the epilogue's piece begins at
         self.beside = list(beside)  # matrices like the result that come through the ring
@@ -471,10 +473,18 @@ class WideMatmul:
         b.do(placed.wait_copies, pending=0)
 
     def begin(self, own: int) -> None:
-        """What the epilogues of a consumer share, where all tokens are in one tile."""
+        """What the epilogues of a consumer share, where all tokens are in one tile; and what they
+        read, where the program has one tile."""
+        each = self.span[1] // self.plan.split
+        if self.ask is not None and waves(self.x, self.plan) == 1:
+            batch, row, column = self.held_corner(self.program)
+            column = combine(column, multiply(self.share, each), 1)
+            for self.piece in range(0, each, self.plan.staged):
+                self.own = own
+                self.ask((64, self.plan.staged), (batch, combine(row, 64 * own, 1),
+                                                  combine(column, self.piece, 1)))  # fmt: skip
         if self.prologue is None:
             return
-        each = self.span[1] // self.plan.split
         if self.x.turned:
             self.prologue(own, multiply(self.share, each) if self.plan.split > 1 else 0, each)
         else:

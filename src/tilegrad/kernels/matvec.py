@@ -27,7 +27,7 @@ from ..ir.symbol import Size, combine, high, multiply
 from ..tile import ops, placed
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
-from .matmul import Epilogue, Operands
+from .matmul import Ask, Epilogue, Operands
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 LONGEST = 16384  # elements of a row that a program holds in registers
@@ -86,10 +86,10 @@ class Matvec:
     def __init__(
         self, x: Operands, plan: MatvecPlan, b: PlacedBuilder, token: Callable[[], Node],
         weights: Sequence[Node], results: Sequence[Node], epilogues: Sequence[Epilogue],
-        ahead: Sequence[Callable[[Size, int], None]] = (),
+        ahead: Sequence[Ask] = (),
     ) -> None:  # fmt: skip
         """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
-        float32; ahead(row, rows) of a result asks for what its epilogue will read there."""
+        float32; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, token
         self.weights, self.results = list(weights), list(results)
         self.epilogues, self.ahead = list(epilogues), list(ahead)
@@ -146,7 +146,7 @@ class Matvec:
         if constant:
             b.do(placed.grid_dependency_wait)
         for ask in self.ahead[number : number + 1]:
-            ask(row, self.rows)
+            ask((self.rows, 1), (0, row, 0))
         sums = self.sums(rows, self.token())
         pieces = [b.add(ops.stack(*sums[n * self.rows : (n + 1) * self.rows]))
                   for n in range(self.products)]  # fmt: skip

@@ -195,21 +195,26 @@ class _Work:
         slots = self.do("subtract", self.running(parts), parts)
         self.write_cuts(first, slots, parts, found)
 
+        self.write_parts((first, start, stop, parts, slots), found)
+        self.write_idle(total)
+
+    def write_parts(self, known: Sequence[Node], found: dict[int, Node]) -> None:
+        """Parts of all pairs: at once where they are few enough, else one of each after another."""
+        b, size, pairs = self.b, power(self.walkers), known[0].shape[0]
+        if pairs * size <= HELD // 2:
+            wide = (1, pairs)
+            given = [b.add(ops.reshape(v, shape=wide)) for v in known]
+            numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))
+            self.write_part(numbers, given, {
+                f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()})  # fmt: skip
+            return
+
         def part(k: Size, _: list[Node]) -> Sequence[Node]:
-            self.write_part(b.index(k), first, start, stop, parts, slots, found)
+            self.write_part(b.index(k), known, found)
             return []
 
-        size = power(self.walkers)
-        if count * heads * size <= HELD // 2:  # all parts at once
-            wide = (1, count * heads)
-            given = [b.add(ops.reshape(v, shape=wide)) for v in (first, start, stop, parts, slots)]
-            numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))
-            self.write_part(numbers, *given, {
-                f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()})  # fmt: skip
-        else:
-            most = b.atom("most", self.fold(parts, "max"), 0, self.walkers)
-            b.loop("part", 0, most, 1, part)
-        self.write_idle(total)
+        most = b.atom("most", self.fold(known[3], "max"), 0, self.walkers)
+        b.loop("part", 0, most, 1, part)
 
     def program_of(self, unit: Node) -> Node:
         """The program that takes a unit."""
@@ -239,12 +244,9 @@ class _Work:
             at = self.do("add", self.do("multiply", number, CUT), field)
             b.scatter(self.cuts, b.load(place, (field, 0), (size,), (1,)), at, inside)
 
-    def write_part(
-        self, k: Node, first: Node, start: Node, stop: Node, parts: Node, slots: Node,
-        found: dict[int, Node],
-    ) -> None:  # fmt: skip
+    def write_part(self, k: Node, known: Sequence[Node], found: dict[int, Node]) -> None:
         """Part k of every pair that has so many."""
-        b = self.b
+        b, (first, start, stop, parts, slots) = self.b, known
         there = b.apply("less", k, parts)
         program = self.do("add", first, k)
         begin, end = self.cut(program), self.cut(self.do("add", program, 1))

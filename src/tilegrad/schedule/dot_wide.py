@@ -48,6 +48,7 @@ from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed, power_of_two
 
 ALIGNMENT = 16  # bytes
+FEW = 128  # tokens
 COSTLY = 14  # operations of an epilogue that may not have all of a tile in registers at once
 
 
@@ -135,7 +136,7 @@ class WideDot:
         self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
         self.kernel: WideMatmul | Matvec | None = None
-        self.brought: list[tuple[Node, Index, Node]] = []  # what was read before it was wanted
+        self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
         self.constants = constants
         self.problem = Problem(self.dot)
         # several products in one launch (choose=False) are made beside the threads alone
@@ -254,8 +255,13 @@ class WideDot:
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
         beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
         self.kernel = WideMatmul(x, plan, *given, costly=costly, beside=beside,
-                                 prologue=self.prologue if self.wholes else None)  # fmt: skip
+                                 prologue=self.prologue if self.wholes else None,
+                                 ask=self.ask if self.asks(x) else None)  # fmt: skip
         return self.kernel.build()
+
+    def asks(self, x: Operands) -> bool:
+        """Whether what the epilogue reads is asked for first: where few tokens wait for memory."""
+        return high(self.operands.m) <= FEW and x.batch == 1 and not self.near  # type: ignore[union-attr]
 
     def build_matvec(
         self, weights: Sequence[WideDot], results: Sequence[tuple[Node, WideDot]]
@@ -276,14 +282,17 @@ class WideDot:
             w.kernel, w.totals = self.kernel, self.totals
         return self.kernel.build()
 
-    def ask(self, row: Size, rows: int) -> None:
-        """Read what the epilogue of some rows of a matvec will want, so that it need not wait."""
-        m, n = self.problem.sizes[1], self.problem.sizes[3]
-        with self.e.tile(row, rows, n, 0, 1, m) as (i, _):
-            starts = [(v, self.index_of(0, 0, i)) for v in self.stored
-                      if v.shape == self.dot.shape]  # fmt: skip
+    def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
+        """Read what the epilogue of a piece will want, so that it need not wait for it."""
+        assert self.choice is not None and self.kernel is not None
+        (_, m, _, n), (rows, columns), (batch, row, column) = self.problem.sizes, shape, where
+        sizes = (n, m) if self.choice.turned else (m, n)
+        with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
+            own = self.index_of(batch, *((j, i) if self.choice.turned else (i, j)))
+            starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
             found = stored_reads(starts, {r: None for r in self.reads})
-            self.brought = [(read, at, self.e.value(read, at)) for read, at in found]
+            self.brought[(self.kernel.own, self.kernel.piece)] = [
+                (read, at, self.e.value(read, at)) for read, at in found]
 
     def token(self) -> Node:
         """The one token in lines, and the whole sums that follow from it."""
@@ -423,7 +432,8 @@ class WideDot:
                 self.bind_wholes(self.kernel.own, at_m, columns)
             for dot, sums in zip(self.dots, rounded):
                 self.e.bind(dot, own, sums)
-            for known in self.brought:
+            where = (self.kernel.own, self.kernel.piece) if self.kernel is not None else (0, 0)
+            for known in self.brought.get(where, ()):
                 self.e.bind(*known)
             for read, brought in near.items():
                 self.e.bind(read, own, self.b.cast(brought, wide(read.dtype)))
