@@ -479,10 +479,10 @@ class WideMatmul:
         if self.ask is not None and waves(self.x, self.plan) == 1:
             batch, row, column = self.held_corner(self.program)
             column = combine(column, multiply(self.share, each), 1)
-            for self.piece in range(0, each, self.plan.staged):
-                self.own = own
-                self.ask((64, self.plan.staged), (batch, combine(row, 64 * own, 1),
-                                                  combine(column, self.piece, 1)))  # fmt: skip
+            for start in range(0, each, self.plan.staged):
+                self.own, self.piece = own, start
+                at = (batch, combine(row, 64 * own, 1), combine(column, start, 1))
+                self.ask((64, self.plan.staged), at)
         if self.prologue is None:
             return
         if self.x.turned:
