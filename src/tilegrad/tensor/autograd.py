@@ -15,7 +15,6 @@ from typing import Any
 from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
 from ..graph.grad import gradients
-from ..graph.recognize import recognize
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace
 from .tensor import Tensor, leaves, method, mode, node_of, wrap
@@ -37,6 +36,8 @@ def with_history(nodes: Sequence[Node]) -> list[Node]:
 
 def recognized(nodes: Sequence[Node]) -> list[Node]:
     """The Nodes with big ops found, so that derivatives and batches are those of big ops."""
+    from ..graph.recognize import recognize  # a program that only runs models needs none of it
+
     return recognize(nodes)
 
 

@@ -22,10 +22,8 @@ from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, product
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
-from .check import verify_body
 from .control import Stage
 from .plan import Plan
-from .prove import require
 from .stage import staged
 from .trace import Tracer
 from .value import state
@@ -117,6 +115,9 @@ class Definition:
 
     def trace(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """Run the function once and make its Bodies."""
+        from .check import verify_body  # a kernel that is not traced needs no proof
+        from .prove import require
+
         arrays = [(n, v) for n, v in given.items() if isinstance(v, Array)]
         self.check_dtypes(arrays)
         parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
