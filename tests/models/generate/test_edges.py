@@ -1,14 +1,17 @@
 """LLM at its edges: odd prompts and settings, full contexts, neighbours of every kind."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import END, write_file
+from tiny_model import END, write_file, write_folder
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
+from tilegrad.exchange.gguf import read_gguf
+from tilegrad.exchange.gguf_write import write_gguf
 from tilegrad.models.generate.llm import LLM
 
 
@@ -154,6 +157,16 @@ def test_a_long_prompt_beside_a_short_one(long: LLM) -> None:
     np.testing.assert_allclose(long.score(whole), wanted, atol=1e-3)
     with pytest.raises(UserError, match="has 8192 tokens and the context is 8192"):
         long.generate([1] * 8192)
+
+
+def test_files_without_weights_and_odd_defaults(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "words.gguf", read_gguf(write_file(tmp_path / "m.gguf")).metadata, {},
+               kinds={"tokenizer.ggml.merges": ("array", "string")})  # fmt: skip
+    with pytest.raises(UserError, match="no weights"):
+        LLM(tmp_path / "words.gguf")
+    odd = {"do_sample": True, "top_k": float("nan"), "top_p": 10**400, "temperature": "hot"}
+    found = LLM(write_folder(tmp_path / "folder", odd), context=64)
+    assert found.defaults == {"temperature": 1.0, "top_k": 50}
 
 
 KINDS: list[dict[str, Any]] = [

@@ -27,6 +27,7 @@ from ...exchange.mapped import Stored
 from ...nn import init
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
+from ..decoder_fields import is_finite
 from ..tokenizer import Tokenizer
 from .steps import Tell
 
@@ -88,6 +89,8 @@ def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
 
     Quantised weights leave it open: float32 on a CPU, where it costs nothing, else bfloat16.
     """
+    if not tensors:
+        raise UserError("the model has no weights", op="LLM", expected="tensors", got="none")
     sizes: dict[DType | None, int] = {}
     for stored in tensors.values():
         kind = stored.format.dtype
@@ -140,18 +143,14 @@ def defaults_of(files: GgufFile | ModelFolder) -> dict[str, Any]:
         return {}
     given = files.generation
     found: dict[str, Any] = {}
-    if _number(given.get("repetition_penalty")) and given["repetition_penalty"] > 0:
+    if is_finite(given.get("repetition_penalty")) and given["repetition_penalty"] > 0:
         found["repetition_penalty"] = float(given["repetition_penalty"])
     if given.get("do_sample") is True:
         found |= {"temperature": 1.0, "top_k": 50}  # what that library means by it
         for name in SHARED:
-            if _number(given.get(name)):
+            if is_finite(given.get(name)):
                 found[name] = int(given[name]) if name == "top_k" else float(given[name])
     return found
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # ---- how long ----------------------------------------------------------------------------------
