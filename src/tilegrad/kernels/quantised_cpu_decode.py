@@ -33,7 +33,7 @@ LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
-TOKENS = 4  # whose sums are kept in registers at a time
+PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD = 4096  # bytes of codes that are asked for before they are read
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
@@ -42,7 +42,16 @@ def programs(shape: QuantisedShape, target: Target) -> int:
     """How many programs share the rows: a few for each worker, none of them too small."""
     blocks, workers = padded(shape.rows, ROWS) // ROWS, max(1, target.cores)
     each = blocks * ROWS * shape.row_bytes // (PROGRAM_BYTES * workers)  # of a worker
-    return min(blocks, workers * max(1, min(each, 8)))
+    each = min(each, shape.rows // (PROGRAM_ROWS * workers), 8)
+    return min(blocks, workers * max(1, each))
+
+
+def together(tokens: Size, target: Target) -> int:
+    """Tokens whose sums are kept in registers at a time, nearly equal parts of all."""
+    most = 8 if target.vector_registers >= 32 and target.lanes(float32) == ROWS else 2
+    if not isinstance(tokens, int):
+        return min(most, 4)  # one by one what is left of these
+    return -(-tokens // max(1, -(-tokens // most)))
 
 
 def multiply_add(b: BodyBuilder, target: Target, x: Node, y: Node, z: Node) -> Node:
@@ -297,7 +306,8 @@ class Decode:
 
     def rows(self, block: Size) -> None:
         """The products of a block of 16 rows with all tokens, some at a time."""
-        whole = multiply(floor_divide(self.tokens, TOKENS), TOKENS)
+        several = together(self.tokens, self.target)
+        whole = multiply(floor_divide(self.tokens, several), several)
 
         def some(count: int, first: Size, stop: Size) -> None:
             def one(t: Size, _: list[Node]) -> Sequence[Node]:
@@ -306,12 +316,11 @@ class Decode:
 
             self.b.loop("tokens", first, stop, count, one, bounds=(0, max(0, self.most - count)))
 
-        if self.most >= TOKENS:
-            some(TOKENS, 0, whole)
+        some(several, 0, whole)
         if not isinstance(self.tokens, int):
             some(1, whole, self.tokens)
-        elif self.tokens % TOKENS:
-            some(self.tokens % TOKENS, whole, self.tokens)
+        elif self.tokens % several:
+            some(self.tokens % several, whole, self.tokens)
 
     def tile(self, block: Size, first: Size, count: int) -> None:
         """The results of a block for some tokens."""
