@@ -70,6 +70,11 @@ def test_a_reader_that_leaves_early_is_no_error(tiny: Path, environment: dict[st
     assert process.wait(SECONDS) in (0, 1) and "Traceback" not in said and "error" not in said
 
 
+def hear_control_c() -> None:
+    """What is started in the background of a shell ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Screen:
     """A command at a pseudo-terminal: type, and wait for what it shows."""
 
@@ -77,7 +82,7 @@ class Screen:
         self.master, slave = os.openpty()
         self.process = subprocess.Popen(
             [*COMMAND, *words], env=environment, stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, close_fds=True,
+            start_new_session=True, close_fds=True, preexec_fn=hear_control_c,
         )  # fmt: skip
         os.close(slave)
         self.text = ""
