@@ -12,6 +12,7 @@ from tiny_model import BYTES, END, write_file, write_folder
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
+from tilegrad.models.generate import load
 from tilegrad.models.generate.llm import LLM
 
 PROMPTS = ("Once upon", "tiles", "a", "The quick brown fox jumps over the lazy dog")
@@ -250,6 +251,23 @@ def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(TypeError):
         llm.generate("a", heat=1.0)
     assert is_idle(llm)
+
+
+def test_the_context_is_what_the_model_and_memory_allow(
+    path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def room(context: int | None, memory: int) -> tuple[int, int]:
+        monkeypatch.setattr(load, "_physical", lambda: 4 * memory)
+        return load.room_for(llm.model, "cpu", tg.float32, 3, context, 64)
+
+    page = 64 * 2 * 2 * 16 * 4  # bytes of keys and values of 64 tokens, 2 layers of 16 features
+    assert room(None, 100 * page) == (128, 6) and room(10**6, 100 * page) == (128, 6)
+    assert room(65, 100 * page) == (65, 6) and room(64, 100 * page) == (64, 3)
+    assert room(None, 3 * page) == (128, 3) and room(None, page) == (64, 1)
+    with pytest.raises(UserError, match="at most 64 tokens"):
+        room(128, page)
+    with pytest.raises(UserError, match="cannot hold keys and values"):
+        room(None, page - 1)
 
 
 def test_progress_is_told(llm: LLM, told: list[tuple[str, float, float]]) -> None:

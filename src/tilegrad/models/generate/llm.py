@@ -43,7 +43,8 @@ class LLM:
     ) -> None:  # fmt: skip
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
-        The context is the model's, or what memory can hold; `requests` run at once at most.
+        The context is the model's, or what memory can hold, or less if less is asked for;
+        `requests` run at once at most.
         """
         if threads is not None:
             set_threads(threads)
