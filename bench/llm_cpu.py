@@ -261,7 +261,8 @@ def commands(told: argparse.Namespace, model: Path) -> list[tuple[str, ...]]:
     rest = [str(model), str(THREADS), str(CONTEXT)]
     found: list[tuple[str, ...]] = [("ours", sys.executable, "ours", *rest)]
     if told.bf16:
-        return [*found, ("torch.compile", told.torch_python, "transformers", *rest)]
+        return [*found, ("torch.compile", told.torch_python, "transformers", *rest,
+                         told.torch_mode)]  # fmt: skip
     return [*found, ("llama.cpp", told.llama_python, "llama", *rest),
             ("llama.cpp flash", told.llama_python, "llama", *rest, "flash")]  # fmt: skip
 
@@ -309,6 +310,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--llama-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--torch-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--torch-mode", default="", help="mode of torch.compile")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
     parser.add_argument("--rounds", type=int, default=7)
