@@ -100,7 +100,7 @@ def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
     print(f"\n{'tokens':>6} {'ms':>9} {'tokens/s':>10} {'GB/s':>7} {'GMAC/s':>8} {'floor ms':>9}"
           f" {'error':>8}")  # fmt: skip
     for count in counts:
-        used = model.packed if count <= 16 else model.packed[:-1]
+        used = model.packed if count <= 24 else model.packed[:-1]
         xs, weights = model.tokens(count), [p for _, p in used]
         function = tg.jit(step)
         took = best(lambda f=function, a=xs, b=weights: f(a, b), seconds)
@@ -119,7 +119,7 @@ def each(model: Model, counts: list[int], seconds: float) -> None:
     print(f"\n{'shape':>8} {'tokens':>6} {'us':>9} {'GB/s':>7} {'GMAC/s':>8}")
     for name, packed in (*model.packed[: len(SHAPES)], model.packed[-1]):
         for count in counts:
-            if name == HEAD[0] and count > 16:
+            if name == HEAD[0] and count > 24:
                 continue
             x, function = model.tokens(count)[packed.shape[1]], tg.jit(quantised_matmul)
             took = best(lambda f=function, a=x, b=packed: f(a, b), seconds)

@@ -109,7 +109,7 @@ def test_one_compiled_function_for_all_counts() -> None:
         return quantised_matmul(quantised_matmul(x, first), second)
 
     step = tg.jit(both, dynamic={"x": {0: count}})
-    for size in (1, 40, 3, 8, 9, 64, 2):
+    for size in (1, 40, 3, 24, 25, 64, 2):
         x = tokens(size, 96)
         want = x.astype(np.float64) @ weights[0].values.T @ weights[1].values.T
         near(step(tg.tensor(x), *packed), want, 3e-4)

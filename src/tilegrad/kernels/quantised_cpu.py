@@ -20,7 +20,7 @@ from .quantised_cpu_take import take
 from .quantised_shape import Around, QuantisedShape
 
 SPLITS = True  # `around_callee` writes several results
-FEW = 16  # tokens; from about here on unpacking for a matrix unit costs less
+FEW = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
