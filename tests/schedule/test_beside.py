@@ -16,10 +16,13 @@ from simulated import run_graph
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
+from tilegrad.core import format as formats
 from tilegrad.core.target import H200
-from tilegrad.graph import build
+from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
+from tilegrad.kernels import quantised_gpu as kernels
+from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 
 TABLE = np.arange(40 * 24, dtype=np.float32).reshape(40, 24)
 PLACES = np.array([3, 39, 0, 7, 7], np.int32)
@@ -50,3 +53,18 @@ def test_side_by_side(run: Callable) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
     names = [k.name for k in schedule_for(nodes, outputs, H200).kernels]
     assert len(names) <= 2 and "_and_" in names[0], names
+
+
+def test_other_shapes_are_left_to_vanish() -> None:
+    """Reshapes between kernels that are called have no launch: two of them are not made one."""
+    first, second = (QuantisedShape(formats.Q4_1, 2 * columns, columns, tokens, dtypes.bfloat16)
+                     for columns, tokens in ((64, 1), (32, 2)))  # fmt: skip
+    x = build.input_((1, 64), dtypes.bfloat16)
+    parts = [[build.input_(s, d) for _, s, d in kernels.parts(q)] for q in (first, second)]
+    callee = kernels.around_callee(first, H200, Around(splits=(64, 64)))
+    halves = build.items(ops.call(x, *parts[0], callee=callee))
+    turned = [build.reshape(y, (2, 32)) for y in halves]
+    last = kernels.callee(second, H200)
+    outputs = [ops.call(y, *parts[1], callee=last) for y in turned]
+    found = schedule_for([x, *parts[0], *parts[1]], outputs, H200).kernels
+    assert [k.name for k in found if k.steps and k.kind == "loops"] == []

@@ -19,6 +19,7 @@ from ..ir.types import Memory, product
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from ..tile.check import walk
+from .in_place import only_moves
 from .schedule import Kernel, Launch, Slot
 
 MOST_PROGRAMS = 1024
@@ -60,8 +61,17 @@ def _is_small(kernel: Kernel) -> bool:
         return False
     if any(high(product(v.shape)) > MOST_ELEMENTS for v in kernel.region[1]):
         return False
+    if _may_vanish(kernel):
+        return False
     names = {node.op.name for node, _ in walk(body.block)}
     return not names & PLAIN and "grid_dependency_wait" not in names
+
+
+def _may_vanish(kernel: Kernel) -> bool:
+    """Whether a Kernel only gives a value another shape: `in_place` may leave no launch of it."""
+    reads, stored = kernel.region
+    return (len(reads) == len(stored) == 1 and only_moves(stored[0], reads[0])
+            and product(reads[0].shape) == product(stored[0].shape))  # fmt: skip
 
 
 def _writes(kernel: Kernel) -> tuple[set[int], set[int]]:
