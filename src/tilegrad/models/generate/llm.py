@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,13 @@ from ...core.errors import UserError
 from ...tensor.placement import default_device, use
 from ..decoder_config import DecoderConfig
 from .answer import Answer, Piece
-from .engine import Engine
+from .engine import Engine, page_size
 from .load import load_model, room_for
 from .request import Request
 from .sampling import Sampling
 from .steps import Tell
 from .task import Task
 
-PAGE = 64
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
 
@@ -55,10 +54,11 @@ class LLM:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = cache = self.model.norm.weight.dtype
-        self.context, pages = room_for(self.model, place, cache, requests, context, PAGE)
+        self.context, pages = room_for(self.model, place, cache, requests, context,
+                                       page_size(place))
         self.engine = Engine(self.model, device=place, requests=requests, context=self.context,
-                             page=PAGE, pages=pages, cache_dtype=cache, tell=tell)  # fmt: skip
-        self._tasks: dict[int, Task] = {}
+                             pages=pages, cache_dtype=cache, tell=tell)  # fmt: skip
+        self._tasks: dict[Hashable, Task] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # a stream may be thrown away in the middle of a step
 
@@ -79,7 +79,8 @@ class LLM:
         the model's own end), and the fields of `Sampling`: temperature, top_k, seed and so on.
         """
         if is_one(prompt):
-            return self._answers([self._task(self._ids(prompt), **settings)])[0]
+            task = self._task(self._ids(prompt), **settings)  # type: ignore[arg-type]
+            return self._answers([task])[0]
         tasks = [self._task(self._ids(p), **settings) for p in prompt]  # type: ignore[arg-type]
         return self._answers(tasks)
 
@@ -181,12 +182,12 @@ class LLM:
     def _add(self, task: Task) -> None:
         with self._lock:
             self.engine.add(task.request)
-            self._tasks[task.request.id] = task  # type: ignore[index]
+            self._tasks[task.request.id] = task
 
     def _drop(self, task: Task) -> None:
         with self._lock:
             self.engine.cancel(task.request.id)
-            self._tasks.pop(task.request.id, None)  # type: ignore[call-overload]
+            self._tasks.pop(task.request.id, None)
 
     def _advance(self, task: Task | None = None) -> None:
         """Run one step for all, unless another thread did and `task` has its next Piece."""
@@ -199,7 +200,7 @@ class LLM:
                 self._cancel(set(self._tasks) - {w.id for w in self.engine.waiting})
                 raise
             for produced in made:
-                found = self._tasks.get(produced.id)  # type: ignore[arg-type]
+                found = self._tasks.get(produced.id)
                 if found is None:
                     continue
                 found.take(produced)
