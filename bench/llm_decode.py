@@ -436,7 +436,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--no-prefill", dest="prefill", action="store_false")
     parser.add_argument("--format", default="", help="quantised weights: Q4_1, Q8_0, ...")
-    parser.add_argument("--page", type=int, default=64)
+    parser.add_argument("--page", type=int, default=32)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default="")
     return parser.parse_args()

@@ -28,6 +28,7 @@ from .sampling import Variant, needs
 from .sampling_state import write
 from .steps import Found, Launched, Part, Steps, Tell
 
+PAGES = {"cpu": 64, "gpu": 32}  # tokens of a page
 CHUNKS = {"cpu": 256, "gpu": 2048}  # tokens of a step that has prompts in it; more are no quicker
 SCORING = object()  # owns the pages of tokens that are scored
 
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(
         self, model: Decoder, *, device: Any = None, requests: int = 8,
-        context: int | None = None, page: int = 64, pages: int | None = None,
+        context: int | None = None, page: int | None = None, pages: int | None = None,
         cache_dtype: Any = None, chunk: int | None = None, tell: Tell | None = None,
     ) -> None:  # fmt: skip
         """`pages` is the size of the pool; all requests can have the whole context if None."""
@@ -79,7 +80,8 @@ class Engine:
         if self.context > config.context:
             raise UserError("the context is longer than the model's", op="Engine",
                             expected=f"at most {config.context}", got=self.context)  # fmt: skip
-        most_pages = -(-self.context // _positive("page", page))
+        page = page_size(device) if page is None else _positive("page", page)
+        most_pages = -(-self.context // page)
         count = most_pages * requests if pages is None else _positive("pages", pages)
         dtype = _cache_dtype(model, cache_dtype)
         self.chunk = max(requests, chunk or CHUNKS["cpu" if device == "cpu" else "gpu"])
@@ -268,6 +270,12 @@ class Engine:
             self.pool.give_back(SCORING)
 
 
+def page_size(device: str) -> int:
+    """Tokens of a page, where nobody says: on a GPU fewer, since what is past a request's last
+    token is read in vain."""
+    return PAGES["cpu" if device == "cpu" else "gpu"]
+
+
 def _positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"bad {name}", op="Engine", expected="a whole number from 1 on", got=value)
@@ -282,4 +290,4 @@ def _cache_dtype(model: Decoder, wanted: Any) -> DType:
     return found if found.is_float else bfloat16
 
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "page_size"]
