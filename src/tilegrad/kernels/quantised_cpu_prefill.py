@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import DType, bfloat16, float32, int32
+from ..core.dtype import DType, bfloat16, float32, int32, uint32
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, combine, high, minimum, multiply
@@ -171,7 +171,7 @@ class Matrix(Builder):
         panels = -(-blocks // self.count)
         number = b.program(0, panels)
         self.first = multiply(number, self.count)
-        self.panel = self.scratch(self.depth, self.count, self.steps, TILE, PAIR, dtype=bfloat16)
+        self.panel = self.scratch(self.depth, self.count, self.steps, TILE, TILE, dtype=uint32)
         self.sums, self.zeros = self.scratch(PAIR, PAIR), self.scratch(TILE, TILE)
         b.loop("zero", 0, TILE, 1, self.clear)
         here = minimum(combine(blocks, self.first, -1), self.count)  # blocks that there are
@@ -200,19 +200,30 @@ class Matrix(Builder):
         return ()
 
     def unpack(self, r: Size) -> None:
-        """A block of rows, in tiles: pairs of columns side by side."""
+        """A block of rows, in tiles: pairs of columns side by side, as words."""
         b, block = self.b, combine(self.first, r, 1)
 
         def step(s: Size, _: list[Node]) -> Sequence[Node]:
             columns = self.values(block, s)
             for pair in range(TILE):
-                two = [halves(b, x, self.depth) for x in columns[2 * pair : 2 * pair + 2]]
+                two = [self.rounded(x) for x in columns[2 * pair : 2 * pair + 2]]
                 for part in range(self.depth):
-                    line = beside(b, two[0][part], two[1][part])
-                    b.store(self.panel, line, (part, r, s, pair, 0), (4,))
+                    lower = b.apply("shift_right", two[0][part], b.constant(16, uint32))
+                    b.store(self.panel, b.apply("bit_or", two[1][part], lower),
+                            (part, r, s, pair, 0), (4,))  # fmt: skip
             return ()
 
         b.loop("step", 0, self.steps, 1, step)
+
+    def rounded(self, x: Node) -> list[Node]:
+        """A float32 as its high part and, of what is left, another: bfloat16 in the upper bits."""
+        b, found = self.b, []
+        for part in range(self.depth):
+            bits = b.apply("add", b.add(ops.bitcast(x, dtype=uint32)), b.constant(0x8000, uint32))
+            found.append(b.apply("bit_and", bits, b.constant(0xFFFF0000, uint32)))
+            if part + 1 < self.depth:
+                x = b.apply("subtract", x, b.add(ops.bitcast(found[-1], dtype=float32)))
+        return found
 
     def tile(self, memory: Node, *index: Size) -> Node:
         """A tile in the unit's registers."""
@@ -280,12 +291,6 @@ class Matrix(Builder):
 
         stop = minimum(combine(shape.tokens, token, -1), PAIR)
         b.loop("line", 0, stop, 1, line, bounds=(0, PAIR - 1))
-
-
-def beside(b: BodyBuilder, first: Node, second: Node) -> Node:
-    """Two vectors, element by element beside each other."""
-    both = b.add(ops.transpose(b.add(ops.stack_rows(first, second)), order=(1, 0)))
-    return b.add(ops.reshape(both, shape=(2 * first.shape[0],)))
 
 
 # ---- vectors ------------------------------------------------------------------------------------

@@ -349,8 +349,11 @@ def dot(a: Array, b: Array, c: Array, dtype: DType) -> Array:
 
 
 def matrix_dot(accumulator: Array, a: Array, b: Array) -> Array:
-    """accumulator + a @ b, where b (k/g, n*g) holds groups of g values of k side by side."""
+    """accumulator + a @ b, where b (k/g, n*g) holds groups of g values of k side by side, or as
+    words (k/g, n)."""
     (_, k), n = a.shape, accumulator.shape[1]
+    if b.dtype.itemsize > a.dtype.itemsize:
+        b = np.ascontiguousarray(b).view(a.dtype)
     rows = b.shape[0]
     if k % rows or b.shape[1] * rows != k * n:
         raise InternalError("tile.matrix_dot", f"{a.shape} by packed {b.shape} is not {n} wide")

@@ -299,6 +299,7 @@ matrix_load = Op(tile, "matrix_load", _matrix_load, attrs=("shape", "unit"), eff
                  group="matrix", meaning="load a 2-D tile into the unit's Scope")  # fmt: skip
 matrix_dot = Op(tile, "matrix_dot", lambda acc, a, b, *, unit: _tile(acc), attrs=("unit",),
                 group="matrix",
-                meaning="acc + a @ b; b holds groups of k packed along its rows")  # fmt: skip
+                meaning="acc + a @ b; b holds groups of k packed along its rows, as elements or "
+                "as words of 32 bits")  # fmt: skip
 matrix_store = Op(tile, "matrix_store", lambda memory, value, *index, unit: NOTHING,
                   attrs=("unit",), effect=True, group="matrix")  # fmt: skip
