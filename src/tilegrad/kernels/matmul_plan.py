@@ -48,8 +48,6 @@ FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
 FEW_EXCHANGE = 4e10  # bytes/s of exchanging parts of a split k
-SHARES_CORE = False  # whether a launch of few tokens leaves room for the next one's ring
-HALF_BYTES = 112 << 10  # of shared memory: two programs of two launches on a core
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -72,19 +70,6 @@ def ranked(x: Operands, target: Target) -> list[Choice]:
     found = [Choice(plan, turned, expected(x, plan, turned, target))
              for plan, turned in dict.fromkeys(space(x, target))]  # fmt: skip
     return sorted(found, key=lambda c: c.seconds)
-
-
-def beside_next(x: Operands, choice: Choice) -> Choice:
-    """The choice with a ring that leaves the next launch room for its own, where tokens are few:
-    it then asks for its weights while this one still runs, and memory does not idle between."""
-    plan = choice.plan
-    if not SHARES_CORE or high(x.m) > 64 or not plan.dependent or not plan.early:
-        return choice
-    own = turn(x) if choice.turned else x
-    tm, tn, tk = plan.tile
-    room = HALF_BYTES - shared_bytes(own, replace(plan, stages=0))
-    stages = min(plan.stages, room // ((tm + tn) * tk * x.dtype.size))
-    return replace(choice, plan=replace(plan, stages=stages)) if stages >= 3 else choice
 
 
 def turn(x: Operands) -> Operands:
@@ -135,18 +120,6 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         stages = most_stages(turn(x), plan, target, 24)
         if stages >= 3:
             yield replace(plan, stages=stages), True
-        if SHARES_CORE and cores < tiles <= 2 * cores and split == 1 and m <= 64:
-            yield from two_a_core(x, replace(plan, tile=(rows, wide, 128 // size)), tiles)
-
-
-def two_a_core(x: Operands, plan: WidePlan, tiles: int) -> Iterator[tuple[WidePlan, bool]]:
-    """A program for each tile, all of them at once."""
-    plan = replace(plan, stages=0, programs=tiles, early=True)
-    tm, tn, tk = plan.tile
-    room = HALF_BYTES - shared_bytes(turn(x), plan)
-    stages = min(24, room // ((tm + tn) * tk * x.dtype.size))
-    if stages >= 3 and turn(x).span(plan.tile)[0] <= 64:
-        yield replace(plan, stages=stages), True
 
 
 def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:

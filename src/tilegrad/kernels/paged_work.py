@@ -201,7 +201,8 @@ class _Work:
     def write_parts(self, known: Sequence[Node], found: dict[int, Node]) -> None:
         """Parts of all pairs: at once where they are few enough, else one of each after another."""
         b, size, pairs = self.b, power(self.walkers), known[0].shape[0]
-        if pairs * size <= HELD // 2:
+        many = high(row_blocks(self.x, self.plan)) * 4 <= self.walkers  # parts of each pair
+        if many and pairs * size <= HELD // 2:
             wide = (1, pairs)
             given = [b.add(ops.reshape(v, shape=wide)) for v in known]
             numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))

@@ -30,7 +30,7 @@ from ..ir.symbol import (
 )  # fmt: skip
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul import Operands, WideMatmul, cut, in_ring, tile_counts
-from ..kernels.matmul_plan import Choice, beside_next, ranked, turn
+from ..kernels.matmul_plan import Choice, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
@@ -151,8 +151,7 @@ class WideDot:
             known = tuned(self.operands, target, self._epilogue_class())
             found = [known] if known is not None and self.suits(known) else \
                 filter(self.suits, ranked(self.operands, target))  # fmt: skip
-            chosen = next(iter(found), None)
-            self.choice = None if chosen is None else beside_next(self.operands, chosen)
+            self.choice = next(iter(found), None)
         else:
             self.choice = next(iter(ranked_threads(self.operands, target)), None)
 

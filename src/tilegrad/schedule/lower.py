@@ -66,13 +66,14 @@ class Lowering:
         for a in self.arguments:
             self.slot_of[a] = self.new_slot(a.type, "input")
         self.lower_all()
-        if self.target.kind == "gpu" and not self.frame.loops:
-            put_side_by_side(self.kernels, self.slots)
         outputs = [self.output_slot(r) for r in self.results]
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
         set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         if take_over(schedule, self.frame.loops, self.fuser.values):
+            set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
+        if self.target.kind == "gpu" and not self.frame.loops:
+            put_side_by_side(schedule.kernels, self.slots)  # in what is left to launch
             set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         plan_memory(schedule)
         if config().verify:
