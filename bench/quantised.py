@@ -167,19 +167,14 @@ def plain_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]
                 yield label, shape, rows_plan(shape)
 
 
-# rows, warps, groups at once, stages, resident programs, tokens at once, tokens of a program, near
+# rows, warps, groups at once, stages, resident programs, tokens at once, tokens of a program
 PLANS = {
-    (128, 1): ((16, 8, 64, 2), (16, 8, 64, 2, 0, 4, 4, 132), (16, 8, 64, 2, 0, 4, 4, 264),
-               (16, 8, 64, 2, 0, 4, 4, 396), (16, 8, 128), (8, 8, 128), (8, 8, 64, 2),
-               (8, 8, 128, 1, 0, 4, 4, 264), (8, 8, 64, 1), (16, 8, 64, 1), (16, 16, 64, 2),
-               (16, 16, 64, 2, 0, 4, 4, 132), (16, 16, 64, 2, 0, 4, 4, 264), (16, 16, 128),
+    (128, 1): ((16, 8, 64, 2), (16, 8, 128), (8, 8, 128), (8, 8, 64, 2), (8, 8, 64, 1),
+               (16, 8, 64, 1), (16, 16, 64, 2), (16, 16, 128), (16, 4, 64, 2), (32, 16, 64, 2),
                (16, 8, 32, 4)),
-    (448, 1): ((8, 8, 256), (8, 8, 256, 1, 0, 4, 4, 132), (8, 8, 256, 1, 0, 4, 4, 264),
-               (16, 8, 64, 2, 0, 4, 4, 132), (16, 16, 128, 1, 0, 4, 4, 132),
-               (16, 16, 256, 1, 2), (16, 8, 64, 2),
-               (16, 8, 64, 2, 3), (32, 16, 64, 2), (32, 16, 64, 2, 2), (32, 16, 64, 3),
-               (16, 16, 64, 2), (16, 16, 128), (16, 16, 128, 1, 2), (32, 16, 128), (8, 8, 128),
-               (8, 8, 64, 3), (16, 8, 128), (4, 8, 256), (8, 16, 256)),
+    (448, 1): ((8, 8, 256), (16, 8, 64, 2), (32, 16, 64, 2), (32, 16, 64, 3), (16, 16, 64, 2),
+               (16, 16, 128), (32, 16, 128), (8, 8, 128), (8, 8, 64, 3), (16, 8, 128),
+               (4, 8, 256), (8, 16, 256)),
     (128, 4): ((8, 8, 128), (8, 4, 128), (4, 4, 128), (16, 8, 128), (8, 4, 64), (8, 4, 64, 2),
                (8, 8, 64, 2), (8, 8, 128, 1, 2), (8, 8, 128, 1, 3), (8, 8, 128, 1, 0, 2),
                (16, 8, 128, 1, 2, 2), (8, 4, 128, 1, 4, 2), (16, 8, 64, 2, 2, 2),
@@ -195,8 +190,8 @@ def variants(shape: QuantisedShape, limit: int) -> list[RowsPlan]:
     """The chosen Plan and others."""
     found = [rows_plan(shape)]
     for rows, warps, groups, *more in PLANS[groups_of(shape), 1 if shape.tokens == 1 else 4]:
-        stages, resident, together, tokens, near = (*more, *(1, 0, 4, 4, 0)[len(more) :])
-        found.append(RowsPlan(rows, warps, groups, together, tokens, stages, resident, near))
+        stages, resident, together, tokens = (*more, *(1, 0, 4, 4)[len(more) :])
+        found.append(RowsPlan(rows, warps, groups, together, tokens, stages, resident))
     kept = [p for p in dict.fromkeys(found) if -(-shape.rows // 16) * 16 % p.rows == 0]
     return kept[:limit]
 
@@ -223,8 +218,7 @@ def text_of(plan: RowsPlan | MatrixPlan) -> str:
     if isinstance(plan, MatrixPlan):
         return f"tile {plan.tokens}x{plan.rows} groups {plan.groups} warps {plan.warps}"
     return (f"rows {plan.rows} warps {plan.warps} groups {plan.groups} stages {plan.stages}"
-            f" resident {plan.resident} together {plan.together} of {plan.tokens}"
-            f" near {plan.near}")  # fmt: skip
+            f" resident {plan.resident} together {plan.together} of {plan.tokens}")  # fmt: skip
 
 
 def timed(

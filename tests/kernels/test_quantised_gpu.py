@@ -171,7 +171,6 @@ PLANS = {
     "last turn cut": (1024 * 3, RowsPlan(8, 4, 64, stages=1)),
     "rows of several warps": (1024, RowsPlan(16, 4, 32)),
     "resident": (1024, RowsPlan(8, 2, 32, resident=4)),
-    "brought near": (1024, RowsPlan(4, 1, 32, near=2)),
 }
 
 
@@ -240,8 +239,6 @@ AROUND = {
     "residual": Around(residual=True),
     "all of a feed-forward": Around(norm=1e-6, gated="silu", residual=True),
     "several results": Around(norm=1e-5, bias=True, splits=(16, 16)),
-    "weights wanted next": Around(residual=True, following_gated=True,
-                                  following=QuantisedShape(formats.Q4_1, 64, 1024)),
 }
 
 
@@ -258,9 +255,6 @@ def test_around(name: str, dtype: Any) -> None:
                             for size in (1024, 32, (2, results)))  # fmt: skip
     given: dict[str, Any] = {"x": case.x, "norm": norm, "bias": bias, "residual": residual}
     given |= dict(zip((n for n, _, _ in kernels.parts(case.shape)), case.parts))
-    if around.following is not None:
-        given |= {f"following_{n}": np.zeros(sizes, kind.numpy)
-                  for n, sizes, kind in kernels.parts(around.following)}  # fmt: skip
     x = case.x.astype(np.float64)
     if around.norm is not None:
         x = x / np.sqrt((x * x).mean(-1, keepdims=True) + around.norm)

@@ -12,13 +12,13 @@ from ..core.target import Target
 from ..ir.symbol import high
 from ..tile.callee import KernelCallee
 from . import quantised_gpu_rows
-from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, pack, parts
+from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .quantised_gpu_matrix import MatrixPlan, many_tokens
 from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .quantised_gpu_take import take
 from .quantised_shape import Around, QuantisedShape, padded
 
-SPLITS = FOLLOWING = True
+SPLITS = True
 CORES = 128  # that tiles are to suffice for
 FEW = 8  # tokens that byte products take faster than matrix units
 
@@ -36,14 +36,18 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
 
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
-    groups, tokens = groups_of(shape), high(shape.tokens)
+    groups, tokens, x = groups_of(shape), high(shape.tokens), layout_of(shape)
+    heavy = bool(x.more) or x.scales == "power"  # takes registers to take apart
     if groups <= 32:
         return RowsPlan(16, 2, 32)
     if tokens == 1 and groups <= 128:
-        return RowsPlan(16, 8, 64, stages=2, near=132 if shape.rows <= 6400 else 396)
+        return RowsPlan(16, 8, 64, stages=2)
     if tokens == 1:
-        return RowsPlan(8, 8, 256, near=264)
-    return RowsPlan(8, 4, 64) if groups <= 64 else RowsPlan(8, 8, 128)
+        return RowsPlan(16, 8, 64, stages=2) if heavy else RowsPlan(8, 8, 256, resident=2)
+    if groups <= 128:
+        return RowsPlan(16, 8, 64, together=2, stages=2, resident=2)
+    stages = 1 if heavy or x.codes == "bytes" else 2
+    return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
 
 
 def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
@@ -98,6 +102,6 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 __all__ = [
-    "FOLLOWING", "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
+    "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
     "why_not", "why_not_around",
 ]  # fmt: skip

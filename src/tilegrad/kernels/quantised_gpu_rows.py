@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, maximum, minimum
+from ..ir.symbol import Size, ceil_divide, high, maximum
 from ..ir.types import Memory
 from ..tile import ops, placed
 from ..tile.build import Body, BodyBuilder
@@ -37,7 +36,6 @@ from .quantised_gpu_layout import (
     GROUP,
     ROWS,
     Groups,
-    bytes_of,
     groups_of,
     layout_of,
     part_parameters,
@@ -46,7 +44,6 @@ from .quantised_shape import NOTHING, Around, QuantisedShape, padded
 
 MOST = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
-FOLLOWING = 24 << 20  # bytes of weights wanted next that are brought into L2
 LEAST = 1e-30  # x below this counts as 0
 
 
@@ -61,7 +58,6 @@ class RowsPlan:
     tokens: int = 4  # of a program at most: more go to further programs, which read weights again
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
-    near: int = 0  # the program so many further has its weights brought into L2; 0 for none
 
 
 def few_tokens(
@@ -94,8 +90,6 @@ def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[st
         made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
     if around.residual:
         made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    if around.following is not None:
-        made += [(f"following_{n}", m) for n, m in part_parameters(around.following)]
     return [*made, *((f"out{i}", Memory((shape.tokens, size), dtype, use="result"))
                      for i, size in enumerate(results))]  # fmt: skip
 
@@ -150,8 +144,6 @@ class _Rows:
         tokens, step = self.tokens, plan.groups
         stages = min(plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
-        self.bring_near()
-        self.bring_following()
         self.constants()
         b.add(placed.grid_dependency_wait())
         self.residuals = [self.load_residual(token) for token in range(tokens)]
@@ -215,45 +207,6 @@ class _Rows:
             return None
         line = self.b.add(ops.iota(size=wide, dtype=int64))
         return self.b.apply("less", line, self.b.constant(self.shape.columns, int64))
-
-    def bring_near(self) -> None:
-        """Ask for the weights of a program that runs later, while this one waits."""
-        b, near = self.b, self.plan.near * self.each
-        if not near or near >= self.rows:
-            return
-
-        there = b.less(self.row + near, self.rows)
-        row = minimum(self.row + near, self.rows - self.each)
-        for side in range(self.sides):
-            for memory in self.weights.memories.values():
-                self.ask_for(memory, row + side * self.rows, self.each, there)
-
-    def bring_following(self) -> None:
-        """Ask for weights that are wanted next, as many as L2 keeps: a share of each program."""
-        b, shape = self.b, self.around.following
-        if shape is None:
-            return
-        memories = [self.memory[f"following_{n}"] for n, _ in part_parameters(shape)]
-        sides = 2 if self.around.following_gated else 1
-        rows = padded(shape.rows, ROWS) // sides
-        kept = min(rows, FOLLOWING * padded(shape.rows, ROWS) // bytes_of(shape) // sides)
-        programs = self.rows // self.each
-        share = max(1, kept // programs) // 8 * 8 or 8
-        number = floor_divide(self.row, self.each)
-
-        there = b.less(number * share, min(kept, rows - share + 1))
-        row = minimum(number * share, rows - share)
-        for side in range(sides):
-            for memory in memories:
-                self.ask_for(memory, row + side * rows, share, there)
-
-    def ask_for(self, memory: Node, row: Size, rows: int, there: Node) -> None:
-        """Bring rows of a part near."""
-        b, sizes = self.b, memory.type.shape  # type: ignore[union-attr]
-        bytes_ = rows * prod(sizes[1:]) * memory.dtype.size
-        if bytes_ % 16 == 0:
-            index = [b.index(row), *(b.index(0) for _ in sizes[1:])]
-            b.add(placed.prefetch_run(memory, *index, there, bytes=bytes_, masked=True))
 
     # ---- x --------------------------------------------------------------------------------------
 

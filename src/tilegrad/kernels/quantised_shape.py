@@ -19,7 +19,7 @@ Target, `quantised_cpu` and `quantised_gpu`, with the same functions:
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
 - `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
   product with what is `Around` it in a decoder, in one launch; arguments in the order there.
-- `SPLITS` and `FOLLOWING`: whether `around_callee` takes those of `Around`.
+- `SPLITS`: whether `around_callee` writes several results.
 
 Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may
 be a Symbol and nothing else may.
@@ -65,8 +65,6 @@ class Around:
     gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
     residual: bool = False
     splits: tuple[int, ...] = ()  # rows of several results that follow one another
-    following: QuantisedShape | None = None  # whose parts come last: weights that are wanted next
-    following_gated: bool = False  # they are gates, then what they gate
 
     def results(self, shape: QuantisedShape) -> tuple[int, ...]:
         """Rows of each result."""

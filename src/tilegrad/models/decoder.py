@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.layer, self.head_width, self.head_norms = layer, config.head_width, config.head_norms
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module,
-                residual: Tensor | None, following: nn.Module) -> Tensor:  # fmt: skip
+                residual: Tensor | None) -> Tensor:  # fmt: skip
         """(..., C) -> (..., C): of x's norm, added to the residual."""
         found = nn.joint(x, self.query, self.key, self.value, norm=norm)
         q, k, v = (self._heads(y) for y in found)  # (..., H, D), (..., K, D), (..., K, D)
@@ -89,8 +89,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = turn(q, angles), turn(k, angles)
-        found = attend(self.layer, q, k, v).flatten(-2)
-        return nn.added(found, self.output, residual, following)
+        return nn.added(attend(self.layer, q, k, v).flatten(-2), self.output, residual)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (x.shape[-1] // self.head_width, self.head_width))
@@ -189,9 +188,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
         if not self.post_norms:
-            x = self.attention(x, attend, angles, self.attention_norm, x, self.feed)
+            x = self.attention(x, attend, angles, self.attention_norm, x)
             return self.feed(x, self.feed_norm, x)  # type: ignore[no-any-return]
-        y = self.attention(x, attend, angles, self.attention_norm, None, self.feed)
+        y = self.attention(x, attend, angles, self.attention_norm, None)
         x = x + self.attention_post_norm(y)
         return x + self.feed_post_norm(self.feed(x, self.feed_norm))  # type: ignore[no-any-return]
 

@@ -107,16 +107,10 @@ def gated(x: Any, gate: Module, up: Module, activation: str, act: Callable[[Tens
     return surrounded_matmul(x, packed, norm=found, gated="silu")
 
 
-def added(x: Any, layer: Module, residual: Any = None, following: Module | None = None) -> Tensor:
-    """residual + layer(x), with the product where it can; `following` is a gated layer whose
-    weights are wanted next."""
+def added(x: Any, layer: Module, residual: Any = None) -> Tensor:
+    """residual + layer(x), with the product where it can."""
     if isinstance(layer, PackedLinear) and layer.out_features == layer.packed.shape[0]:
-        gate, up = (getattr(following, name, None) for name in ("gate", "up"))
-        wanted = None
-        if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear):
-            wanted = gate.packed if gate.packed is up.packed else None
-        return surrounded_matmul(x, layer.packed, bias=layer.bias, residual=residual,
-                                 following=wanted)  # fmt: skip
+        return surrounded_matmul(x, layer.packed, bias=layer.bias, residual=residual)
     found: Tensor = layer(x)
     return found if residual is None else residual + found
 

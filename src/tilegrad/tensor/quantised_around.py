@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.config import config
@@ -41,15 +41,14 @@ class Norm:
 
 def surrounded_matmul(
     x: Any, packed: Packed, *, norm: Norm | None = None, bias: Any = None, gated: str = "",
-    residual: Any = None, following: Packed | None = None,
+    residual: Any = None,
 ) -> Tensor:  # fmt: skip
     """x (..., columns), normed, times the transpose of packed weights, plus a bias (rows,); with
     `gated="silu"` the activation of the first half of the rows times the second half; plus
-    `residual`, which is like the result. `following` are gates and what they gate, of the product
-    that comes next: a GPU may bring them near."""
+    `residual`, which is like the result."""
     around = Around(None if norm is None else norm.epsilon, 0.0 if norm is None else norm.offset,
                     bias is not None, gated, residual is not None)  # fmt: skip
-    found = _launched(lift(x), packed, around, norm, bias, residual, following)
+    found = _launched(lift(x), packed, around, norm, bias, residual)
     if found is None:
         return _written_out(lift(x), packed, norm, bias, gated, residual)
     return found[0]
@@ -69,9 +68,8 @@ def split_matmul(x: Any, packed: Packed, splits: Sequence[int],
 
 
 def _launched(
-    x: Tensor, packed: Packed, around: Around, norm: Norm | None, bias: Any, residual: Any,
-    following: Packed | None = None,
-) -> tuple[Tensor, ...] | None:  # fmt: skip
+    x: Tensor, packed: Packed, around: Around, norm: Norm | None, bias: Any, residual: Any
+) -> tuple[Tensor, ...] | None:
     """The results of one launch; None where no kernel takes it."""
     lead = x.shape[:-1]
     tokens = functools.reduce(multiply, lead, 1)
@@ -81,8 +79,6 @@ def _launched(
     last = [lift(t) for t in (bias, residual) if t is not None]
     if around.splits and not getattr(kernels, "SPLITS", False):
         return None
-    if following is not None and getattr(kernels, "FOLLOWING", False):
-        around = replace(around, following=following.problem(1, x.dtype), following_gated=True)
     if not hasattr(kernels, "around_callee") or any(
         t.dtype is not x.dtype for t in (*first, *last)) or (
         x.shape[-1] != packed.shape[1] or kernels.why_not_around(shape, target, around)):
@@ -91,8 +87,6 @@ def _launched(
     if residual is not None:
         last[-1] = last[-1].reshape(tokens, sizes[0])
     given = [x.reshape(tokens, packed.shape[1]), *first, *packed.parts.values(), *last]
-    if around.following is not None and following is not None:
-        given += following.parts.values()
     made = ops.call(*map(node_of, given), callee=_callee(shape, target, around))
     found = [made] if len(sizes) == 1 else build.items(made)
     return tuple(wrap(n, x).reshape(*lead, size) for n, size in zip(found, sizes))

@@ -392,7 +392,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "matrix_fence": _matrix_fence, "matrix_commit": _commit("matrix_async"),
     "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
     "atomic_add": _atomic_add, "store_add": _store_add, "grid_dependency_wait": _dependency,
-    "grid_launch_dependents": _nothing, "prefetch_run": _nothing, "copy_multicast": _copy_multicast,
+    "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
     "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),

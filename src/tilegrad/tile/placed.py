@@ -359,11 +359,6 @@ def _store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -
 store_add = Op(tile, "store_add", _store_add, attrs=("axes",), effect=True, group="memory",
                meaning="inputs Memory, value, index: add a tile to what lies at the index, each "
                "element in one step as seen by all programs, in no order")  # fmt: skip
-prefetch_run = Op(tile, "prefetch_run", lambda memory, *inputs, bytes, masked: NOTHING,
-                  attrs=("bytes", "masked"), effect=True, group="memory",
-                  meaning="bring a run of bytes from an index on near, a multiple of 16, where a "
-                  "last scalar mask holds; all of it lies inside, and it changes "
-                  "nothing")  # fmt: skip
 grid_dependency_wait = Op(tile, "grid_dependency_wait", lambda: NOTHING, effect=True, group="grid",
                           meaning="until the launches this one depends on are done: comes before "
                           "any read that is not of a constant, and any global write")  # fmt: skip

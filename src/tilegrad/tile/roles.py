@@ -333,14 +333,6 @@ def named_arrive(number: int, threads: int) -> None:
     _builder("named_arrive").do(placed.named_arrive, number=number, threads=threads)
 
 
-def prefetch_run(memory: Any, index: Any, bytes: int) -> None:
-    """Bring a run of bytes of an array near, from an index on."""
-    builder = _builder("prefetch_run")
-    where = [builder.index(i) for i in _sizes(index)]
-    node = _memory(memory, "prefetch_run")
-    builder.add(placed.prefetch_run(node, *where, bytes=bytes, masked=False))
-
-
 def grid_dependency_wait() -> None:
     """Until the launches this one depends on are done."""
     _builder("grid_dependency_wait").do(placed.grid_dependency_wait)

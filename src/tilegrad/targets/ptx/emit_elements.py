@@ -234,16 +234,6 @@ class ElementEmitter(MemoryEmitter):
 
     # ---- prefetch -------------------------------------------------------------------------
 
-    def emit_prefetch_run(self, node: Node) -> None:
-        """One thread asks for a run of bytes; a machine that has no such copy does without."""
-        if not (self.target.cpu or "sm_90a").startswith("sm_9"):
-            return
-        memory, index, w = node.inputs[0], list(node.inputs[1:]), self.w
-        mask = self.scalar(index.pop()) if node.attrs["masked"] else ""
-        guard = self.both(w.value("pred", "setp.eq.s32", self.thread, "0"), mask)
-        w.put("cp.async.bulk.prefetch.L2.global", f"[{self.uniform_address(memory, index)}]",
-              str(node.attrs["bytes"]), guard=guard)  # fmt: skip
-
     def emit_prefetch(self, node: Node) -> None:
         """One thread asks for the line, where the index is inside."""
         memory, index = node.inputs[0], node.inputs[1:]
