@@ -5,8 +5,8 @@
     python bench/quantised_cpu.py --format Q4_0         another Format for the layers
     python bench/quantised_cpu.py --each                every shape by itself (warm in cache)
 
-Random weights of as many layers as said, each with memory of its own, all products of a step in
-one compiled function; prefill leaves out the head. Bytes are those of the packed weights, the
+Random weights of as many layers as said in one piece of memory, all products of a step in one
+compiled function; prefill leaves out the head. Bytes are those of the packed weights, the
 floor is what reading them takes at the rate that this machine reads memory now: the best of many
 repeats of both, since neighbours disturb. The relative error is that of a sample of rows.
 """
@@ -25,7 +25,7 @@ import tilegrad as tg
 from tilegrad.core.config import config
 from tilegrad.core.format import BY_NAME, Format
 from tilegrad.exchange.mapped import Stored
-from tilegrad.tensor.quantised import Packed, pack, quantised_matmul
+from tilegrad.tensor.quantised import Packed, Room, pack, quantised_matmul
 
 SHAPES = (("q+k+v", 960, 576), ("o", 576, 576), ("gate+up", 3072, 576), ("down", 576, 1536))
 HEAD = ("head", 49152, 576)
@@ -73,7 +73,8 @@ class Model:
         made.append((HEAD[0], random_weights(head, *HEAD[1:], 99)))
         self.stored = dict(made)
         start = time.perf_counter()
-        self.packed: list[tuple[str, Packed]] = [(n, pack(s)) for n, s in made]
+        room = Room([[s] for _, s in made])
+        self.packed: list[tuple[str, Packed]] = [(n, pack(s, "cpu", room)) for n, s in made]
         self.seconds = time.perf_counter() - start
         self.bytes = sum(p.bytes for _, p in self.packed)
 
