@@ -148,6 +148,7 @@ class _Rows:
         b.add(placed.grid_dependency_wait())
         self.residuals = [self.load_residual(token) for token in range(tokens)]
         self.round_inputs()
+        self.divisors = [self.roots(token) for token in range(tokens)]
         tokens *= self.sides  # sums of a token for each side, one after the other
         sums = [b.constant(0.0, float32, (self.each, step, 1)) for _ in range(tokens)]
         each = len(loaded) // stages
@@ -392,11 +393,11 @@ class _Rows:
             value = b.apply("add", value, b.cast(residual, float32))
         return value
 
-    def normed(self, token: int, value: Node) -> Node:
-        """A token's results, divided by the root of its mean square where asked."""
+    def roots(self, token: int) -> Node | None:
+        """The root of a token's mean square, for each row; None where there is no norm."""
         b = self.b
         if self.around.norm is None:
-            return value
+            return None
         # each warp sums for the rows it holds: threads need not meet for it
         shape = (self.each, rounded_groups(self.shape, self.plan))
         found = b.load(self.squares[token], (0,), shape[1:], (0,))
@@ -404,8 +405,14 @@ class _Rows:
         total = b.add(ops.reduce(found, axis=1, kind="sum"))
         mean = b.apply("multiply", total, b.constant(1 / self.shape.columns, float32))
         mean = b.apply("add", mean, b.constant(self.around.norm, float32))
-        quick = "quick_" * (self.shape.dtype.bits < 32)
-        return b.apply(quick + "divide", value, b.apply("square_root", mean))
+        return b.apply("square_root", mean)
+
+    def normed(self, token: int, value: Node) -> Node:
+        """A token's results, divided by the root of its mean square where asked."""
+        root = self.divisors[token]
+        if root is None:
+            return value
+        return self.b.apply("quick_" * (self.shape.dtype.bits < 32) + "divide", value, root)
 
     def met(self, sums: Sequence[Node]) -> list[Node]:
         """Sums as a warp holds whole rows of them, which costs far fewer shuffles."""
