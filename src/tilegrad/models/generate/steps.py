@@ -3,12 +3,14 @@
 A decode step of n requests runs in the bucket of the next power of two, compiled once and run
 again on the same Buffers: rows and starts are written when the requests change, and otherwise
 nothing goes to the device. Every other step is one compiled function over Symbols: a chunk of 512
-tokens costs the same as one compiled for just that size (measured with SmolLM2 on a CPU).
+tokens costs the same as one compiled for just that size (measured with SmolLM2 on a CPU). Sizes
+that come twice in a row, those of a long prompt's chunks, are bound too.
 Invariant: results are those of `step`, whatever the bucket.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from ..decoder import Decoder
 from .sampling import SamplingState, Variant
 from .step import Rows, score, step
 
+CHUNKS_BOUND = 4  # sizes of ragged steps that are kept bound
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
@@ -86,6 +89,8 @@ class Steps:
         self._decode = jit(step, name="decode", static="variant")
         self._buckets: dict[tuple[int, Variant], Bucket] = {}
         self._compiled: set[Any] = set()
+        self._chunks: OrderedDict[Any, Bound] = OrderedDict()  # ragged steps by their sizes
+        self._last_sizes: Any = None
 
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
@@ -128,16 +133,27 @@ class Steps:
 
     def ragged(self, parts: Sequence[Part], variant: Variant) -> Found:
         """The next id of each part; that of one whose prompt goes on means nothing."""
-        counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
-        given = [t for p in parts for t in ((-1,) if p.tokens is None else p.tokens)]
+        arrays = _arrays(parts, self.nobody)
+        sizes = (len(parts), len(arrays["given"]), variant)
+        bound = self._chunks.get(sizes)
+        if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
+            bound = self._chunks[sizes] = self._ragged.bind(*self._ragged_arguments(sizes, arrays))
+            if len(self._chunks) > CHUNKS_BOUND:
+                self._chunks.popitem(last=False)
+        self._last_sizes = sizes
+        if bound is not None:
+            for name, array in arrays.items():
+                bound.write(name, array)
+            bound.run()
+            return Found(*(bound.read(i) for i in range(_results(variant))))
         found = self._first(("ragged", variant), lambda: self._ragged(
-            self.model, self.cache, self.rows, self._sampler(variant), variant,
-            self._whole([p.slot for p in parts]),
-            self._whole(np.cumsum([0, *counts])),
-            self._whole([p.slot if p.whole else self.nobody for p in parts]),
-            self._whole(np.repeat(np.arange(len(parts)), counts)), self._whole(given),
-        ))  # fmt: skip
+            *self._ragged_arguments(sizes, arrays)))  # fmt: skip
         return Found(*(np.array(f.numpy()) for f in found[: _results(variant)]))
+
+    def _ragged_arguments(self, sizes: Any, arrays: dict[str, Array]) -> list[Any]:
+        variant = sizes[-1]
+        return [self.model, self.cache, self.rows, self._sampler(variant), variant,
+                *(self._whole(a) for a in arrays.values())]  # fmt: skip
 
     def score(self, slot: int, tokens: Sequence[int]) -> Array:
         """The logprob of each token but the first; the slot has no tokens yet."""
@@ -168,6 +184,17 @@ class Steps:
 
     def _whole(self, values: Any) -> Tensor:
         return tensor(np.asarray(values, np.int32), device=self.cache.device)
+
+
+def _arrays(parts: Sequence[Part], nobody: int) -> dict[str, Array]:
+    """What a ragged step takes, by the names of its arguments."""
+    counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
+    given = [np.asarray((-1,) if p.tokens is None else p.tokens, np.int32) for p in parts]
+    made = {"slots": [p.slot for p in parts], "starts": np.cumsum([0, *counts]),
+            "into": [p.slot if p.whole else nobody for p in parts],
+            "owner": np.repeat(np.arange(len(parts)), counts),
+            "given": np.concatenate(given)}  # fmt: skip
+    return {name: np.asarray(values, np.int32) for name, values in made.items()}
 
 
 def bucket_of(count: int) -> int:
