@@ -115,6 +115,12 @@ def test_layers_are_right(m: int) -> None:
     assert error_of(m, lambda *given: run_interpreted(H200, *given)) < 1.5e-2
 
 
+@pytest.mark.parametrize("m, width, hidden", [(1, 320, 448), (2, 256, 248), (1, 512, 264)])
+def test_sizes_that_some_kernels_refuse(m: int, width: int, hidden: int) -> None:
+    found = error_of(m, lambda *given: run_interpreted(H200, *given), width, hidden, layers=1)
+    assert found < 1.5e-2
+
+
 def test_simulated() -> None:
     assert error_of(3, run_graph, hidden=256, layers=1) < 1.5e-2
 
