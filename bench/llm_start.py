@@ -14,6 +14,7 @@ import time
 BEGAN = time.perf_counter()
 
 import argparse  # noqa: E402
+import datetime  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import subprocess  # noqa: E402
@@ -101,7 +102,9 @@ def main() -> None:
                   f"{row['open']:.1f}, compile and prompt {row['first']:.1f}; second token "
                   f"{row['second']:.1f}; weights {row['weights']:.1f} s aside", flush=True)
     if options.out:
-        Path(options.out).write_text(json.dumps(rows, indent=1) + "\n")
+        record = {"date": datetime.date.today().isoformat(), "layers": options.layers,
+                  "commit": os.environ.get("TILEGRAD_COMMIT", ""), **rows}  # fmt: skip
+        Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
@@ -123,6 +124,50 @@ def decode_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def llm_table(record: dict[str, Any]) -> list[str]:
+    """A decode step of the 8B shape by batch, quantised formats below."""
+    lines = ["", "A decode step of the Llama-3-8B shape, contexts of 1024 tokens, the engine's own "
+                 f"step, {gpu_source(record)}", "",
+             "| weights | batch | ours | limit of bytes | torch.compile | vLLM 0.24 | launches |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for kind in ("llm", "llm-q4_1", "llm-q8_0"):
+        found = newest(kind)
+        for r in found["batches"] if found else ():
+            torch_ms = f"{r['torch_ms']:.2f} ms" if "torch_ms" in r else ""
+            vllm = f"{VLLM[r['batch']]} ms" if kind == "llm" and r["batch"] in VLLM else ""
+            lines.append(f"| {found['format']} | {r['batch']} | {r['ms']:.2f} ms | "
+                         f"{r['limit_ms']:.2f} ms ({100 * r['limit_ms'] / r['ms']:.0f}%) | "
+                         f"{torch_ms} | {vllm} | {r['launches']} |")  # type: ignore[index]
+    prefill, start = record.get("prefill"), newest("llm-start")
+    if prefill:
+        lines += ["", f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
+                      "(vLLM 0.24: 43,100)"]  # fmt: skip
+    if start:
+        cold, warm = (start[name]["total"] for name in ("cold", "warm"))
+        lines.append(f"- from the start of a process to the first token: {cold:.1f} s cold, "
+                     f"{warm:.1f} s with the disk cache, making weights aside")  # fmt: skip
+    return lines
+
+
+def llm_cpu_table(record: dict[str, Any]) -> list[str]:
+    """SmolLM2 on a CPU beside its peers."""
+    lines = ["", f"SmolLM2-135M, {source(record)}", "", "| case | peer | ours | against the peer |",
+             "|---|---|---|---|"]  # fmt: skip
+    for kind, of in (("llm-cpu", "Q4_1"), ("llm-cpu-bf16", "bf16")):
+        found = newest(kind)
+        for name, r in (found["results"] if found else {}).items():
+            note = " (void)" if r.get("void") else ""
+            if "ratio" in r:
+                rate = r["tokens_per_second"]["ours"]
+                lines.append(f"| {of} {name} | {r['peer']} | {rate:.0f} tok/s | "
+                             f"{r['ratio']:.2f}x{note} |")  # fmt: skip
+            elif name == "resident":
+                lines.append(f"| {of} memory | | file + {r['value'] / 1e6:.0f} MB | |")
+            elif "value" in r:
+                lines.append(f"| {of} {name} token | | {r['value']:.1f} s | |")
+    return lines
+
+
 def gpu_source(record: dict[str, Any]) -> str:
     """Where and when, on a GPU."""
     return (f"{record['device']}, {record['date'][:10]}, commit {record['commit']}, torch "
@@ -154,7 +199,8 @@ def table() -> str:
     if compiled is not None:
         lines += compile_table(compiled)
     for kind, make in (("gemm", gemm_table), ("memory", memory_table),
-                       ("attention", attention_table), ("decode", decode_table)):  # fmt: skip
+                       ("attention", attention_table), ("decode", decode_table),
+                       ("llm", llm_table), ("llm-cpu", llm_cpu_table)):  # fmt: skip
         found = newest(kind)
         if found is not None:
             lines += make(found)
