@@ -17,7 +17,7 @@ from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16, float16, float32, int32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.format import QUANTISED, Format
-from tilegrad.core.target import H200
+from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import quantised_gpu as kernels
 from tilegrad.kernels.quantised_gpu_layout import bytes_of
@@ -388,7 +388,14 @@ def test_assembled() -> None:
         texts[f"many {tokens}"] = emit(body, "entry", H200)[0]
     shape = QuantisedShape(formats.Q8_0, 128256, 4096, 1, bfloat16)
     texts["take"] = emit(take(shape), "entry", H200)[0]
-    for name, made in assemble_all(texts, H200.cpu).items():
+    older = {}
+    for tokens in (1, 64):
+        shape = QuantisedShape(formats.Q4_1, 4096, 4096, tokens, bfloat16)
+        text, entry = emit(kernels.callee(shape, A100).launches[0][0], "entry", A100)
+        older[f"older {tokens}"] = text
+        assert not entry.dependent and "griddepcontrol" not in text
+    found = {**assemble_all(texts, H200.cpu), **assemble_all(older, A100.cpu)}
+    for name, made in found.items():
         for report in made.reports.values():
             spilled = (report.spill_stores, report.spill_loads, report.stack_bytes)
             assert spilled == (0, 0, 0), name

@@ -102,16 +102,15 @@ class Emitter(ControlEmitter):
 
     def dependent(self) -> bool:
         """Whether the entry waits for its dependency itself."""
-        return self.waits_first or any(
-            n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block))  # fmt: skip
+        return self.overlaps and (self.waits_first or any(
+            n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block)))  # fmt: skip
 
     @property
     def waits_first(self) -> bool:
         """Whether the entry waits before all else, so that launches may overlap: a Body that
         does not say itself when, on a machine that can."""
         said = ("role", "grid_dependency_wait", "grid_launch_dependents")
-        able = (self.target.cpu or "sm_90a").startswith("sm_9")
-        return able and not any(n.op.name in said for n in all_nodes(self.body.block))
+        return self.overlaps and not any(n.op.name in said for n in all_nodes(self.body.block))
 
     def launch_grid(self) -> tuple[Size, ...]:
         """The grid: as the Body has it, or all of it along x where it would not fit."""

@@ -343,11 +343,18 @@ class PlacedEmitter(ShapeEmitter):
                 "cluster": "fence.acq_rel.cluster"}[kind]  # fmt: skip
         self.w.put(form)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether launches may overlap on the machine; where not, nothing waits."""
+        return (self.target.cpu or "sm_90a").startswith("sm_9")
+
     def emit_grid_dependency_wait(self, node: Node) -> None:
-        self.w.put("griddepcontrol.wait")
+        if self.overlaps:
+            self.w.put("griddepcontrol.wait")
 
     def emit_grid_launch_dependents(self, node: Node) -> None:
-        self.w.put("griddepcontrol.launch_dependents")
+        if self.overlaps:
+            self.w.put("griddepcontrol.launch_dependents")
 
     # ---- copies ---------------------------------------------------------------------------
 
