@@ -17,7 +17,6 @@ import argparse
 import json
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from tilegrad.models.decoder_config import DecoderConfig
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.sampling import Variant
 from tilegrad.models.generate.steps import Part
-from tilegrad.targets.ptx.graph import Operation, Replay
 from tilegrad.tensor.quantised import Packed, pack
 
 LLAMA_3_8B = {
@@ -161,10 +159,6 @@ class Ours:
         self.again()
         return self.steps.decode(list(range(self.requests)), Variant()).ids
 
-    def operations(self) -> list[Operation]:
-        """The launches of a step."""
-        return list(self.bound.replay.operations)
-
     def host_us(self, bench: Bench, count: int = 50) -> float:
         """Host time of a run: many put on the stream, none waited for."""
         self.again()
@@ -274,23 +268,12 @@ def cache_bytes(config: DecoderConfig, requests: int, context: int = CONTEXT) ->
     return 4 * config.layers * config.key_heads * config.head_width * context * requests
 
 
-def by_kernel(bench: Bench, operations: Sequence[Operation], before: Callable[[], Any]
-              ) -> list[dict[str, Any]]:  # fmt: skip
-    """Each kind of kernel of the step alone: all its launches in a row, as one graph, after
-    `before` has run a whole step, whose values they then read."""
-    groups: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        name = operation.prepared.entry.name if operation.prepared else "copy"
-        groups[name].append(operation)
-    rows = []
-    for name, several in groups.items():
-        repeated = several * max(1, 32 // len(several))
-        replay = Replay(bench.device, repeated)
-        before()
-        seconds = timed(bench, [replay.launch], 3)[0] / len(repeated)
-        rows.append({"kernel": name, "launches": len(several), "us": 1e6 * seconds,
-                     "share_ms": 1e3 * seconds * len(several)})  # fmt: skip
-    return sorted(rows, key=lambda r: -r["share_ms"])
+def by_kernel(bound: Any) -> list[dict[str, Any]]:
+    """Each kind of kernel of a step: launches, us of one, and the bytes told of it; an event lies
+    between any two, so nothing overlaps here."""
+    return [{"kernel": r.kernel, "launches": r.calls, "us": r.us / r.calls,
+             "share_ms": r.us / 1e3, "bytes": r.bytes}
+            for r in bound.profile(5).table()]  # fmt: skip
 
 
 def timed(bench: Bench, sides: Sequence[Callable[[], Any]], rounds: int, steps: int = 6,
@@ -332,10 +315,9 @@ def decode(bench: Bench, model: Decoder, shared: dict[str, torch.Tensor], reques
     config = model.config
     ours = Ours(model, requests, options.page)
     ours.fill()
-    operations = ours.operations()
     limit = (step_bytes(config, requests) if not options.bytes else
              options.bytes + cache_bytes(config, requests)) / READ_RATE  # fmt: skip
-    row: dict[str, Any] = {"batch": requests, "page": options.page, "launches": len(operations),
+    row: dict[str, Any] = {"batch": requests, "page": options.page, "launches": ours.bound.launches,
                            "compile_s": ours.compile_seconds, "limit_ms": 1e3 * limit}  # fmt: skip
     sides: list[Callable[[], Any]] = [ours.bound.run]
     if options.peer:
@@ -348,7 +330,8 @@ def decode(bench: Bench, model: Decoder, shared: dict[str, torch.Tensor], reques
     if options.peer:
         row["torch_ms"] = 1e3 * seconds[1]
     if options.profile:
-        row["kernels"] = by_kernel(bench, operations, lambda: (ours.again(), ours.bound.run()))
+        ours.again()
+        row["kernels"] = by_kernel(ours.bound)
     return row
 
 
@@ -374,7 +357,8 @@ def prefill(bench: Bench, model: Decoder, options: argparse.Namespace) -> dict[s
     row: dict[str, Any] = {"tokens_per_second": 8 * CONTEXT / seconds, "ms": 1e3 * seconds}
     if options.profile:
         (bound,) = ours.steps._chunks.values()
-        row["kernels"] = by_kernel(bench, bound.replay.operations, run)
+        ours.bound.write("cache.lengths", np.zeros(9, np.int32))
+        row["kernels"] = by_kernel(bound)
     return row
 
 

@@ -17,6 +17,7 @@ from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
+from ..kernels.matvec import WHOLE
 
 
 def _thin(m: Match) -> Node | None:
@@ -65,7 +66,7 @@ def _in_lines(a: Node, b: Node, node: Node) -> bool:
     plain = batch == ((), ()) and contract == ((len(a.shape) - 1,), (1,)) and len(b.shape) == 2
     if not plain or product(a.shape[:-1]) != 1 or not all(isinstance(s, int) for s in b.shape):
         return False
-    return high(b.shape[1]) % 256 == 0 and high(b.shape[0]) % 8 == 0 and high(b.shape[0]) >= MANY
+    return high(b.shape[1]) % WHOLE == 0 and high(b.shape[0]) % 8 == 0 and high(b.shape[0]) >= MANY
 
 
 MANY = 256  # rows of a matrix that the library streams

@@ -30,6 +30,9 @@ from ..tile.placed import PlacedBuilder
 from .matmul import Ask, Epilogue, Operands
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
+WARPS = 8  # of a program; each has as many lines of a row
+WHOLE = LINE * WARPS  # what a row is a multiple of
+LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
@@ -61,7 +64,8 @@ def why_not(x: Operands, target: Target) -> str:
         (x.m != 1 or x.batch != 1, "one token"),
         (x.dtype.size != 2, "16-bit floats"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
-        (not isinstance(k, int) or high(k) % LINE or high(k) > LONGEST, "rows are whole lines"),
+        (not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
+         "rows are whole lines, as many for each warp"),
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
         (target.kind != "gpu", "threads"),
     ]  # fmt: skip
@@ -70,7 +74,7 @@ def why_not(x: Operands, target: Target) -> str:
 
 def choose(x: Operands, target: Target) -> MatvecChoice:
     """A Plan: as many rows as registers hold well."""
-    warps = 8
+    warps = WARPS
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
     rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
     rows = max(rows, len(x.weights) if x.gated else 1)

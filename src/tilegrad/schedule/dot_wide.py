@@ -34,7 +34,7 @@ from ..kernels.matmul_plan import Choice, ranked, turn
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
-from ..kernels.matvec import LINE, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matvec import choose as choose_matvec
 from ..kernels.matvec import why_not as matvec_why_not
 from ..tile import ops as tile_ops
@@ -145,7 +145,7 @@ class WideDot:
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
-        if self.beside and not matvec_why_not(self.operands, target) and not self.handed:
+        if self.beside and not self.handed and self._streams():
             self.choice = choose_matvec(self.operands, target)
         elif self.beside:
             known = tuned(self.operands, target, self._epilogue_class())
@@ -154,6 +154,12 @@ class WideDot:
             self.choice = next(iter(found), None)
         else:
             self.choice = next(iter(ranked_threads(self.operands, target)), None)
+
+    def _streams(self) -> bool:
+        """Whether the matvec takes the product: not one of long rows with nothing around it."""
+        assert self.operands is not None
+        alone = len(self.reads) == 2 and high(self.operands.k) > LONG
+        return not alone and not matvec_why_not(self.operands, self.target)
 
     @property
     def beside(self) -> bool:

@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matvec import LINE, LONGEST
+from ..kernels.matvec import LONGEST, WHOLE
 from .access import MOVEMENT
 
 MOST_PARTS = 256  # blocks of a row
@@ -111,7 +111,7 @@ def streams(dot: Node) -> bool:
         return False
     n, k = b.shape
     whole = isinstance(n, int) and isinstance(k, int)
-    return whole and high(n) % 8 == 0 and high(k) % LINE == 0 and high(k) <= LONGEST
+    return whole and high(n) % 8 == 0 and high(k) % WHOLE == 0 and high(k) <= LONGEST
 
 
 def _again(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:
