@@ -135,10 +135,12 @@ LLAMA = {
 }  # fmt: skip
 
 
-def step_schedule(batch: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> Schedule:
+def step_schedule(
+    batch: int, layers: int, monkeypatch: pytest.MonkeyPatch, **sizes: int
+) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     monkeypatch.setattr(paged_functions, "target_of", lambda *given: H200)
-    config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers})
+    config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
     cache = nn.PagedCache(config.layers, 4, 64, config.key_heads, config.head_width,
                           requests=batch + 1, most_pages=32, dtype=tg.bfloat16)  # fmt: skip
@@ -175,3 +177,19 @@ def test_programs_fit_their_registers(batch: int, monkeypatch: pytest.MonkeyPatc
         assert made.warnings == [], name
         for report in made.reports.values():
             assert report.spill_stores == report.spill_loads == report.stack_bytes == 0, name
+
+
+@pytest.mark.parametrize("batch", (2, 16))
+@pytest.mark.parametrize("width, hidden, heads", [(2048, 4096, 16), (1024, 3072, 8)])
+def test_shared_memory_has_room_for_sums(
+    batch: int, width: int, hidden: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rings of many stages leave what the sums of an epilogue take."""
+    sizes = {"hidden_size": width, "intermediate_size": hidden, "num_attention_heads": heads,
+             "num_key_value_heads": 4, "vocab_size": 1024}  # fmt: skip
+    schedule = step_schedule(batch, 1, monkeypatch, **sizes)
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    assert len(launches) > 6
+    for launch in launches:
+        _, entry = emit(launch.body, "kernel", H200)
+        assert entry.shared_bytes <= H200.memories["shared"].bytes, launch.body.name

@@ -202,6 +202,14 @@ def most_stages(x: Operands, plan: WidePlan, target: Target, most: int) -> int:
     return min(most, room // ((tm + tn) * tk * x.dtype.size))
 
 
+def with_room(x: Operands, plan: WidePlan, target: Target, bytes_: int) -> WidePlan:
+    """The Plan with as many of its stages as leave so much of shared memory to others."""
+    room = target.memories["shared"].bytes - bytes_
+    while plan.stages > 2 and shared_bytes(x, plan) > room:
+        plan = replace(plan, stages=plan.stages - 1)
+    return plan
+
+
 def matrix_rate(x: Operands, target: Target) -> float:
     """FLOP/s of one multiprocessor: float32 operands are rounded to tf32, at half the rate."""
     return SUSTAINED * target.peak_flops(bfloat16) / target.cores * 2 / x.dtype.size

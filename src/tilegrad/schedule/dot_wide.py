@@ -10,7 +10,7 @@ Everything else takes the plain tiled matmul of `dot_gpu`. Invariant: the result
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.config import config
@@ -30,7 +30,7 @@ from ..ir.symbol import (
 )  # fmt: skip
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul import Operands, WideMatmul, cut, in_ring, tile_counts
-from ..kernels.matmul_plan import Choice, ranked, turn
+from ..kernels.matmul_plan import Choice, ranked, turn, with_room
 from ..kernels.matmul_table import PLAIN, tuned
 from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
@@ -49,6 +49,7 @@ from .threads.tiles import TileEvaluator, Viewed, power_of_two
 
 ALIGNMENT = 16  # bytes
 FEW = 128  # tokens
+SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # operations of an epilogue that may not have all of a tile in registers at once
 
 
@@ -151,9 +152,17 @@ class WideDot:
             known = tuned(self.operands, target, self._epilogue_class())
             found = [known] if known is not None and self.suits(known) else \
                 filter(self.suits, ranked(self.operands, target))  # fmt: skip
-            self.choice = next(iter(found), None)
+            self.choice = next(map(self.with_room, found), None)
         else:
             self.choice = next(iter(ranked_threads(self.operands, target)), None)
+
+    def with_room(self, choice: Choice) -> Choice:
+        """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
+        if not self.handed and not self.wholes:
+            return choice
+        assert self.operands is not None
+        x = turn(self.operands) if choice.turned else self.operands
+        return replace(choice, plan=with_room(x, choice.plan, self.target, SUMS_BYTES))
 
     def _streams(self) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""

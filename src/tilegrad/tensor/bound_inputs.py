@@ -22,7 +22,7 @@ from ..core.errors import user_location
 from ..ir.node import next_serial
 from ..runtime.buffer import Buffer
 from .bound_copies import write
-from .exclusive import alone, is_exclusive, is_kept, would_copy
+from .exclusive import alone, is_alone, is_exclusive, is_kept, would_copy
 from .lowered import known
 from .placement import copy_of, moved, on_host
 from .tensor import Tensor, from_buffer
@@ -88,7 +88,7 @@ class Inputs:
             tensor = self.tensors[at]
             same = at < len(before) and (found[at].pointer, found[at].device) == before[at]
             if tensor is not None and not same and (
-                self._is_misplaced(found[at]) or not is_exclusive(tensor, found, at)
+                self._is_misplaced(found[at]) or not self._is_own(at, tensor, found)
             ):
                 found[at] = self._apart(at, tensor, found[at])
         self._origins = [(b.pointer, b.device) for b in found]
@@ -97,6 +97,11 @@ class Inputs:
                 found[at] = self.own[at] = self._copied(buffer)
         self.pointers = [b.pointer for b in found]
         return found
+
+    def _is_own(self, at: int, tensor: Tensor, found: list[Buffer]) -> bool:
+        """Whether nothing else holds its memory; what may not be copied is looked at twice."""
+        kept = is_kept(self.leaves, self.sources[at])
+        return (is_alone if kept else is_exclusive)(tensor, found, at)
 
     def _apart(self, at: int, tensor: Tensor, buffer: Buffer) -> Buffer:
         """A copy of shared memory, which the Tensor has from now on."""

@@ -5,6 +5,7 @@ Invariant: memory that another Tensor, array or Buffer can still read is never c
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,13 @@ def is_exclusive(tensor: Tensor, buffers: list[Buffer], position: int) -> bool:
     return sys.getrefcount(owner) <= least + 1
 
 
+def is_alone(tensor: Tensor, buffers: list[Buffer], position: int) -> bool:
+    """Whether a Tensor's memory is exclusive once what nobody can reach any more is gone."""
+    if not is_exclusive(tensor, buffers, position):
+        gc.collect()  # cycles keep Nodes, and so their memory, until they are looked for
+    return is_exclusive(tensor, buffers, position)
+
+
 def is_kept(leaves: Sequence[Any], source: Source) -> bool:
     """Whether an object says that state of such a name is never to be copied."""
     if source.kind != "state":
@@ -57,4 +65,4 @@ def would_copy(name: str, what: str, why: str) -> StateError:
                       hint="keep no other Tensor or array of it")  # fmt: skip
 
 
-__all__ = ["alone", "is_exclusive", "is_kept", "would_copy"]
+__all__ = ["alone", "is_alone", "is_exclusive", "is_kept", "would_copy"]

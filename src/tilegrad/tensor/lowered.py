@@ -29,7 +29,7 @@ from ..ir.types import Array
 from ..runtime.buffer import Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
-from .exclusive import is_exclusive, is_kept, would_copy
+from .exclusive import is_alone, is_exclusive, is_kept, would_copy
 from .placement import check_device, common_device, copy_of, elsewhere, moved
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
@@ -241,11 +241,12 @@ class Lowered:
         """The Buffers to run on: donated ones ended for the caller, shared state copied."""
         if not self.donate and not self.given:
             return buffers
-        exclusive = {
-            p: is_exclusive(self._tensor_of(self.sources[p], leaves, states), buffers, p)
-            for p in self.donate
-            if not self._is_given(self.sources[p])
-        }
+        exclusive = {}
+        for p in self.donate:
+            source = self.sources[p]
+            if not self._is_given(source):
+                look = is_alone if is_kept(leaves, source) else is_exclusive
+                exclusive[p] = look(self._tensor_of(source, leaves, states), buffers, p)
         result = list(buffers)
         for p, alone in exclusive.items():
             if not alone:
