@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.dtype import float32, int32, int64
 from ..core.target import Target
@@ -73,35 +74,20 @@ def attend(x: PagedShape, plan: CpuPlan, name: str = "paged_attention") -> Body:
     return _Attend(x, plan, name).build()
 
 
-class _Attend(Decode):
-    """Builds the Body: decode with keys and values looked up."""
+class Blocks:
+    """Programs that have some tokens (`per` at most) of one request of a paged cache."""
 
-    def __init__(self, p: PagedShape, plan: CpuPlan, name: str) -> None:
-        x = AttentionShape(1, p.heads, p.key_heads, p.tokens, multiply(p.most_pages, p.page),
-                           p.width, p.value_width, p.dtype, p.scale, softcap=p.softcap)  # fmt: skip
-        Builder.__init__(self, x, attend_parameters(p), plan, name)
-        self.p, self.parts, self.per = p, 1, plan.queries // p.group
+    b: Any
+    p: PagedShape
+    x: AttentionShape
+    memory: dict[str, Node]
+    per: int
+    lanes: int
 
-    def build(self) -> Body:
-        """The Body: a program for each row block there may be, and one for each token left."""
-        b, p = self.b, self.p
-        whole = combine(floor_divide(p.tokens, self.per), p.requests, 1)
-        blocks = combine(minimum(p.tokens, whole), 1, 1)  # the last one clears
-        grid = multiply(blocks, p.key_heads)
-        number = b.program(0, grid)
-        self.key_head, self.part = modulo(number, p.key_heads), 0
-        block = floor_divide(number, p.key_heads)
-        self.places()
-        self.find(block)
-        self.each_row(self.prepare)
-        b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
-               bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
-        self.each_row(self.finish)
-        last = b.apply("equal", b.index(combine(block, 1, 1)), b.index(blocks))
-        b.branch(last, self.clear)
-        return b.finish((grid,), plan=self.plan)
-
-    # ---- which tokens ---------------------------------------------------------------------
+    def blocks(self) -> Size:
+        """Row blocks there may be, one for each token at most; the last one clears."""
+        whole = combine(floor_divide(self.p.tokens, self.per), self.p.requests, 1)
+        return combine(minimum(self.p.tokens, whole), 1, 1)
 
     def integer(self, name: str, *index: Size) -> Node:
         """An int32 of memory as an index."""
@@ -144,6 +130,42 @@ class _Attend(Decode):
             begin = maximum(0, combine(self.sees, p.window, -1))
             self.lower = multiply(floor_divide(begin, self.lanes), self.lanes)
 
+    def page_at(self, key: Size) -> tuple[Size, Size]:
+        """Page of a key and its place there."""
+        p = self.p
+        number = self.integer("table", self.request, floor_divide(key, p.page))
+        return self.b.atom("page", number, 0, max(0, high(p.pages) - 1)), modulo(key, p.page)
+
+
+class _Attend(Blocks, Decode):
+    """Builds the Body: decode with keys and values looked up."""
+
+    def __init__(self, p: PagedShape, plan: CpuPlan, name: str) -> None:
+        x = AttentionShape(1, p.heads, p.key_heads, p.tokens, multiply(p.most_pages, p.page),
+                           p.width, p.value_width, p.dtype, p.scale, softcap=p.softcap)  # fmt: skip
+        Builder.__init__(self, x, attend_parameters(p), plan, name)
+        self.p, self.parts, self.per = p, 1, plan.queries // p.group
+
+    def build(self) -> Body:
+        """The Body: a program for each row block there may be, and one for each token left."""
+        b, p = self.b, self.p
+        blocks = self.blocks()
+        grid = multiply(blocks, p.key_heads)
+        number = b.program(0, grid)
+        self.key_head, self.part = modulo(number, p.key_heads), 0
+        block = floor_divide(number, p.key_heads)
+        self.places()
+        self.find(block)
+        self.each_row(self.prepare)
+        b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
+               bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
+        self.each_row(self.finish)
+        last = b.apply("equal", b.index(combine(block, 1, 1)), b.index(blocks))
+        b.branch(last, self.clear)
+        return b.finish((grid,), plan=self.plan)
+
+    # ---- which tokens ---------------------------------------------------------------------
+
     def live(self) -> Size:
         """Rows of the tokens that are there."""
         return multiply(self.tokens, self.p.group)
@@ -185,12 +207,6 @@ class _Attend(Decode):
         if p.scaled:
             factor = b.apply("multiply", factor, b.load(self.memory["scales"], (0,)))
         return b.apply("multiply", b.cast(part, self.sum), factor)
-
-    def page_at(self, key: Size) -> tuple[Size, Size]:
-        """Page of a key and its place there."""
-        p = self.p
-        number = self.integer("table", self.request, floor_divide(key, p.page))
-        return self.b.atom("page", number, 0, max(0, high(p.pages) - 1)), modulo(key, p.page)
 
     def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
         """Neighbouring keys, a piece of each: `score` asks page by page."""

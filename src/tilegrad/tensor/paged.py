@@ -31,6 +31,7 @@ from ..ir.symbol import Size, combine, high
 from ..ir.types import Tuple
 from ..kernels import paged_attention_cpu as cpu
 from ..kernels import paged_prefill as prefill
+from ..kernels import paged_prefill_cpu as cpu_prefill
 from ..kernels.paged_append import Rotary
 from ..kernels.paged_call import append_callee, attention_callee, list_callee
 from ..kernels.paged_shape import (
@@ -76,7 +77,8 @@ def paged_attention(
     more = _scales("paged_attention", x, scales)
     if target.kind != "gpu":
         _refuse("paged_attention", cpu.why_not(x, target), x)
-        callee = _cpu_callee(x, target)
+        many = _queries(x, queries) >= cpu_prefill.LEAST and not cpu_prefill.why_not(x, target)
+        callee = (_cpu_prefill_callee if many else _cpu_callee)(x, target)
         return wrap(ops.call(*nodes[:3], *more, *nodes[3:], callee=callee), *given)
     if work is None and _has_many(x, queries) and not prefill.why_not(x, target):
         made = ops.call(build.reshape(nodes[0], (1, *nodes[0].shape)), *nodes[1:],
@@ -256,6 +258,11 @@ def _prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
 @functools.lru_cache(maxsize=64)
 def _cpu_callee(x: PagedShape, target: Target) -> KernelCallee:
     return cpu.callee(x, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _cpu_prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
+    return cpu_prefill.callee(x, target)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,73 @@
+"""kernels/paged_prefill_cpu.py: many new tokens over a paged cache, compiled and interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_paged_attention_cpu import TOLERANCE, problem
+
+from tilegrad.compiler.compile import compile_for, host
+from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
+from tilegrad.core.target import AVX2, AVX512, SSE2, Target
+from tilegrad.graph import build, ops
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels import paged_attention_cpu as paged
+from tilegrad.kernels import paged_prefill_cpu as prefill
+from tilegrad.runtime.buffer import Buffer
+from tilegrad.tile import interpret
+from tilegrad.tile.check import verify_body
+
+CASES = [
+    (([100, 40, 200], [30, 40, 1]), {"heads": (8, 2)}),
+    (([300, 0, 65], [290, 0, 65]), {"heads": (2, 1), "page": 32}),
+    (([100, 40, 200], [3, 20, 100]), {"window": 17, "softcap": 3.0}),
+    (([600], [129]), {"heads": (3, 3), "page": 64, "rest": 0, "window": 300}),
+    (([5, 0, 70, 33], [1, 0, 1, 1]), {}),
+]
+
+
+@pytest.mark.parametrize("case, options", CASES)
+@pytest.mark.parametrize("dtype", [float32, bfloat16, float16])
+def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
+    x, given, want = problem(*case, dtype=dtype, **options)
+    assert prefill.why_not(x, host()) == ""
+    types = [t for _, t in paged.attend_parameters(x)][:-1]
+    nodes = [build.input_(t.shape, t.dtype) for t in types]
+    out = ops.call(*nodes, callee=prefill.callee(x, host()))
+    (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
+    got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
+
+
+@pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
+def test_interpreted(target: Target) -> None:
+    x, given, want = problem([60, 7], [40, 7], heads=(2, 1))
+    plan = prefill.choose(x, target)
+    assert plan is not None
+    body = prefill.prefill(x, plan)
+    verify_body(body, "portable", target)
+    out = np.full(want.shape, 7.0, np.float32)
+    interpret.run(body, [*given, out])
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_symbols(dtype: DType) -> None:
+    """One Program serves any batch within the bounds; rows and tokens that only pad get 0."""
+    x, given, want = problem([100, 0, 40, 0], [30, 0, 40, 0], dtype=dtype, rest=5)
+    sizes = {"tokens": symbol("tokens", 1, 256), "requests": symbol("requests", 1, 8)}
+    wide = type(x)(**{**x.__dict__, **sizes})
+    types = [t for _, t in paged.attend_parameters(wide)][:-1]
+    nodes = [build.input_(t.shape, t.dtype) for t in types]
+    out = ops.call(*nodes, callee=prefill.callee(wide, host()))
+    values = {"tokens": int(x.tokens), "requests": 4}
+    (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given], values)
+    got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
+
+
+def test_what_is_refused() -> None:
+    x, _, _ = problem([60], [40], dtype=bfloat16, cache=float8_e4m3)
+    assert "dtype" in prefill.why_not(x, host())
