@@ -25,6 +25,7 @@ from .opening import context_of, open_llm
 from .progress import Bars
 from .terminal import columns, put, size_text, status
 
+ROWS = "quantised_take"  # the kernel that takes rows of packed weights
 PAGED = "paged_attention"  # in names of kernels that read the cache
 PromptTokens = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")]
 AnswerTokens = Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each answer.")]
@@ -168,10 +169,11 @@ def profiled(llm: Any, prompt: int, tokens: int, batch: int) -> Any:
             waiting -= {one.id for one in engine.step()}
         engine.step()
         bound = engine.steps.bound(batch)
-        # Shapes tell the bytes of the whole cache; a step reads what is in it.
+        # Shapes tell the bytes of the whole cache and of all rows of an embedding; a step reads
+        # what is in it, and a row for each token.
         config = llm.config
         cache = 2 * config.key_heads * config.head_width * llm.dtype.size * batch * (prompt + 2)
-        return bound.profile(bytes={PAGED: cache})
+        return bound.profile(bytes={PAGED: cache, ROWS: 2 * batch * config.width * llm.dtype.size})
     finally:
         for request in made:
             engine.cancel(request.id)
