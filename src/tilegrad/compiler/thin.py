@@ -17,7 +17,7 @@ from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
-from ..kernels.matvec import WHOLE
+from ..schedule.handed import streams
 
 
 def _thin(m: Match) -> Node | None:
@@ -56,17 +56,9 @@ def _thin_short(m: Match) -> Node | None:
     lead = product(tuple(node.inputs[0].shape[i] for i in node.attrs["batch"][0]))
     a, b = node.inputs
     low_bits = a.dtype in (bfloat16, float16) and a.dtype is b.dtype
-    streamed = low_bits and (high(inner) > LONGEST or _in_lines(a, b, node))
+    library = streams(node) and high(b.shape[0]) >= MANY
+    streamed = low_bits and (high(inner) > LONGEST or library)
     return None if streamed and product(node.shape) != lead else _thin(m)
-
-
-def _in_lines(a: Node, b: Node, node: Node) -> bool:
-    """Whether the library's matvec takes it: a row, and a matrix dense along the sum."""
-    batch, contract = node.attrs["batch"], node.attrs["contract"]
-    plain = batch == ((), ()) and contract == ((len(a.shape) - 1,), (1,)) and len(b.shape) == 2
-    if not plain or product(a.shape[:-1]) != 1 or not all(isinstance(s, int) for s in b.shape):
-        return False
-    return high(b.shape[1]) % WHOLE == 0 and high(b.shape[0]) % 8 == 0 and high(b.shape[0]) >= MANY
 
 
 MANY = 256  # rows of a matrix that the library streams
