@@ -6,8 +6,9 @@
 
 Results are checked against NumPy in float64 (generated kernels: against the Graph interpreter).
 Memories of library kernels are allocated to the byte, so that a tool sees an access just beyond
-them; those of attention are in sanitize_attention.py. Prints one row per kernel and ends with a
-status other than 0 if any failed. Run by hand, not collected by pytest.
+them; those of attention are in sanitize_attention.py, matvecs and quantised products in
+sanitize_quantised.py. Prints one row per kernel and ends with a status other than 0 if any failed.
+Run by hand, not collected by pytest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import sanitize_attention
+import sanitize_quantised
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
@@ -314,6 +316,14 @@ GENERATED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]
         (floats(24, 136, dtype=HALF), floats(200, 136, dtype=HALF), floats(72, 136, dtype=HALF))),
     "dot of one row": (lambda x, w: F.linear(x, w),
                        (floats(1, 256, dtype=HALF), floats(72, 256, dtype=HALF))),
+    "matvec after a norm, with a residual": (
+        lambda x, n, w, r: r + F.linear(F.rms_norm(x, (2048,), n), w),
+        (floats(1, 2048, dtype=HALF), floats(2048, dtype=HALF), floats(72, 2048, dtype=HALF),
+         floats(1, 72, dtype=HALF))),
+    "matvec, gate of two": (
+        lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u),
+        (floats(1, 2048, dtype=HALF), floats(40, 2048, dtype=HALF),
+         floats(48, 2048, dtype=HALF)[8:])),
     "concatenate and pad": (lambda x, y: F.pad(tg.cat([x, y], 1), (1, 2)),
                             (floats(9, 20), floats(9, 13))),
 }  # fmt: skip
@@ -351,7 +361,7 @@ def checks(device: Any) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every kernel by name."""
     for name, make in library():
         yield name, lambda make=make: run_library(device, make())
-    for name, steps in sanitize_attention.cases():
+    for name, steps in (*sanitize_attention.cases(), *sanitize_quantised.cases()):
         yield name, lambda steps=steps: sanitize_attention.run(device, steps())
     for name, (function, arrays) in GENERATED.items():
         yield f"generated: {name}", lambda f=function, a=arrays: run_generated(device, f, a)

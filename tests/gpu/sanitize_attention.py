@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16
+from tilegrad.core.target import H200
 from tilegrad.ir.types import Memory
-from tilegrad.kernels import paged_reference
+from tilegrad.kernels import paged_prefill, paged_reference
 from tilegrad.kernels.attention import AttentionPlan, wide_attention
 from tilegrad.kernels.attention_backward import BackwardPlan, attention_backward
 from tilegrad.kernels.attention_shape import AttentionShape, parameters
@@ -368,7 +369,48 @@ def appended(x: PagedShape, rotary: Rotary, queries: Sequence[int]) -> Steps:
         "values": (wide[1], within)})  # fmt: skip
 
 
+def prefilled(x: PagedShape, lengths: Sequence[int], queries: Sequence[int],
+              programs: int = 3) -> Steps:  # fmt: skip
+    """The kernel for many new tokens a request; values past a request's end are zeros."""
+    given = cache(x, lengths, queries)
+    out = paged_reference.attention(x, given["q"], given["keys"], given["values"],
+                                    given["table"], given["lengths"], given["query_starts"])
+    for request, length in enumerate(lengths):
+        if length % x.page:
+            page = given["table"][request, length // x.page]
+            given["values"][page, :, length % x.page :] = 0
+    plan = paged_prefill.choose(x, H200)
+    assert plan is not None and not paged_prefill.why_not(x, H200)
+    named = {"q": "q", "k": "keys", "v": "values"}
+    names = [named.get(n, n) for n, _ in paged_prefill.parameters(x)]
+    given["q"] = given["q"][None]
+    given["out"] = np.full((1, *out.shape), np.nan).astype(x.dtype.numpy)
+    given["lse"] = np.full((1, x.heads, x.tokens), np.nan, np.float32)
+    body = paged_prefill.prefill(x, replace(plan, programs=programs))
+    return Steps([(body, names)], {n: given[n] for n in names},
+                 {"out": (out[None], 2 * STEP[x.dtype])})  # fmt: skip
+
+
+def prefills(heads: int, key_heads: int, page: int, lengths: Sequence[int],
+             queries: Sequence[int], **more: Any) -> Callable[[], Steps]:  # fmt: skip
+    """A case of `prefilled`."""
+    return lambda: prefilled(paged(heads, key_heads, page, queries, lengths, **more), lengths,
+                             queries)  # fmt: skip
+
+
 SEVERAL = (0, 1, 5, 2, 3)
+CHUNKS = ((0, 1, 130, 64), (0, 1, 130, 3))  # keys and new tokens of each request
+PREFILL: dict[str, Callable[[], Steps]] = {
+    "page 16": prefills(2, 1, 16, *CHUNKS),
+    "page 64": prefills(2, 2, 64, *CHUNKS),
+    "page 256": prefills(2, 1, 256, *CHUNKS),
+    "page 8": prefills(1, 1, 8, (300,), (40,)),
+    "window": prefills(2, 1, 16, *CHUNKS, window=70),
+    "softcap": prefills(2, 1, 16, (100, 70), (90, 70), softcap=3.0),
+    "width 128": prefills(2, 1, 16, (200, 90), (150, 90), width=128),
+    "width 256": prefills(1, 1, 16, (150,), (100,), width=256),
+    "float16": prefills(2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16),
+}
 PAGED: dict[str, Callable[[], Steps]] = {
     "page 16, split": lambda: attended(paged(8, 2, 16), TURNS),
     "page 64, split": lambda: attended(paged(8, 2, 64), TURNS),
@@ -398,3 +440,5 @@ def cases() -> Iterator[tuple[str, Callable[[], Steps]]]:
         yield f"attention backward: {name}", lambda x=x, p=steps: backward(x, p)
     for name, make in PAGED.items():
         yield f"paged attention: {name}", make
+    for name, make in PREFILL.items():
+        yield f"attention, prefill over pages: {name}", make
