@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 
-from ..core.dtype import float16, float32, int32, int64
+from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, high, maximum, minimum
@@ -54,10 +54,9 @@ from .paged_shape import (
     walkers,
     why_not,
 )
+from .paged_steps import BARRIER, Steps
 
-LOG2_E = 1.4426950408889634
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
-BARRIER = 0  # at which the warps that multiply meet
 PRODUCER_FIELDS = (REQUEST, HEAD, TOKENS, SEES, FIRST, BLOCKS)
 CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
 
@@ -70,42 +69,23 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
     return _Attend(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
 
 
-class _Attend:
+class _Attend(Steps):
     """Builds one Body of `attend`."""
 
+    plan: PagedPlan
+
     def __init__(self, x: PagedShape, plan: PagedPlan, b: PlacedBuilder) -> None:
-        self.x, self.plan, self.b = x, plan, b
-        named = {p.attrs["name"]: p for p in b.parameters}
-        self.q, self.table, self.items = named["q"], named["table"], named["items"]
-        self.cache = (named["keys"], named["values"])
-        self.scales = named.get("scales")
-        self.out, self.partial, self.sums = named["out"], named["partial"], named["sums"]
-        self.counters = named.get("counters")
-        # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
-        self.operand = float16 if x.scaled else x.dtype
+        super().__init__(x, plan, b)
+        memory = self.memory
+        self.items, self.partial, self.sums = (memory[n] for n in ("items", "partial", "sums"))
+        self.counters = memory.get("counters")
         self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
         self.rows = high(item_rows(x, plan))
-        self.widths = (padded(x.width), padded(x.value_width))
-        self.threads = 32 * plan.warps
-        self.most_blocks = max(1, high(ceil_divide(x.most_pages * x.page, plan.block)))
 
     def build(self) -> Body:
         """Places, barriers, roles."""
-        b, plan, x = self.b, self.plan, self.x
-        stages = plan.stages
-        self.rings, self.full, self.empty = [], [], []
-        for name, width in zip(("keys", "values"), self.widths):
-            layout = "swizzle128" if width * x.cache.size >= 128 else "swizzle64"
-            self.rings.append(b.allocate((stages, plan.block, width), x.cache, "shared", layout))
-            self.full.append(b.barrier(f"{name}_full", 1, stages))
-            self.empty.append(b.barrier(f"{name}_empty", 1, stages))
-        self.operands = self.rings
-        if x.scaled:
-            self.operands = [b.allocate((plan.block, width), self.operand, "shared", "swizzle128")
-                             for width in self.widths]  # fmt: skip
-        rows, dtype = plan.rows, self.operand
-        self.queries = b.allocate((rows, self.widths[0]), dtype, "shared", "swizzle128")
-        self.weights = b.allocate((rows, plan.block), dtype, "shared", "swizzle128")
+        b, plan = self.b, self.plan
+        self.make_places()
         program = b.program(0, plan.programs)
         self.walker, self.near = program // self.spread, program % self.spread
         b.role("multiply", plan.warps, 0, self.consumer)
@@ -118,11 +98,6 @@ class _Attend:
     def number(self, row: Size, field: int) -> Node:
         """An integer of a record, as it stands there."""
         return self.b.cast(self.b.load(self.items, (row, field)), int64)
-
-    def within(self, value: Node, least: int, most: int) -> Node:
-        """A number, brought within bounds."""
-        b = self.b
-        return b.apply("maximum", b.apply("minimum", value, b.index(most)), b.index(least))
 
     def walk(self, fields: Sequence[int], body: object) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
@@ -168,11 +143,6 @@ class _Attend:
             BLOCKS: (0, self.most_blocks),
             SLOT: (-1, self.rows - 1), FROM: (0, self.rows - 1), PARTS: (1, self.walkers),
         }[field]  # fmt: skip
-
-    def slot(self, before: Size, step: Size) -> tuple[Size, Size]:
-        """(stage, lap) of a block."""
-        turn = before + step
-        return turn % self.plan.stages, turn // self.plan.stages
 
     # ---- bringing ---------------------------------------------------------------------------
 
@@ -232,11 +202,7 @@ class _Attend:
         b.do(placed.grid_dependency_wait)
         if self.plan.early:
             b.do(placed.grid_launch_dependents)
-        self.scores = b.register_tile((self.plan.block, self.plan.rows), float32)
-        self.total = b.register_tile((self.widths[1], self.plan.rows), float32)
-        self.factors: list[Node] = []
-        if self.scales is not None:
-            self.factors = [b.load(self.scales, (i,)) for i in range(2)]
+        self.make_tiles()
         self.walk(CONSUMER_FIELDS, self.item)
 
     def item(self, sizes: dict[int, Size], before: Size) -> None:
@@ -249,7 +215,8 @@ class _Attend:
                  b.constant(0.0, float32, (plan.block, rows))]  # fmt: skip
 
         def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-            return self.step(s, carried, sizes, before)
+            return self.step(self.slot(before, s), sizes[FIRST] + s, sizes[SEES], sizes[TOKENS],
+                             carried)  # fmt: skip
 
         best, sums = b.loop("step", 0, sizes[BLOCKS], 1, step, start)
         self.finish(sizes, best, sums)
@@ -272,11 +239,6 @@ class _Attend:
         if not x.scaled:  # else the warps meet once the keys are widened
             self.meet()
 
-    def meet(self) -> None:
-        """What the warps stored is there for their products."""
-        self.b.do(placed.fence, kind="async")
-        self.b.do(placed.named_sync, number=BARRIER, threads=self.threads)
-
     def places(
         self, sizes: dict[int, Size], shape: tuple[int, int], axis: int, width: int
     ) -> tuple[Node, Node]:
@@ -295,131 +257,6 @@ class _Attend:
         if shape[1 - axis] != width:
             inside = b.apply("bit_and", inside, b.apply("less", at, b.constant(width, int64)))
         return offset, inside
-
-    def counted(self, shape: tuple[int, int], axis: int, start: Size = 0) -> Node:
-        """A number for every row or column, as a tile of one of them."""
-        b = self.b
-        line = b.add(ops.iota(size=shape[axis], dtype=int64))
-        if not isinstance(start, int) or start:
-            line = b.apply("add", line, b.index(start))
-        only = tuple(size if a == axis else 1 for a, size in enumerate(shape))
-        return b.add(ops.reshape(line, shape=only))
-
-    def step(
-        self, s: Size, carried: list[Node], sizes: dict[int, Size], before: Size
-    ) -> Sequence[Node]:
-        """One block of keys."""
-        b, plan = self.b, self.plan
-        best, sums = carried
-        stage, lap = self.slot(before, s)
-        key = b.atom("key", b.index((sizes[FIRST] + s) * plan.block), 0,
-                     self.most_blocks * plan.block)  # fmt: skip
-        b.wait(self.full[0], stage, lap % 2)
-        at = self.unpacked(0, stage)
-        b.do(placed.matrix_fence)
-        b.matrix_async(self.scores, self.operands[0], self.queries, False, at, transpose_b=True)
-        b.do(placed.matrix_commit)
-        b.do(placed.matrix_wait, pending=0)
-        if not self.x.scaled:
-            b.arrive(self.empty[0], stage)
-        scores = self.seen(self.scaled(b.read(self.scores)), sizes, key)
-        largest = b.add(ops.reduce(scores, axis=0, kind="max"))
-        now = b.apply("maximum", best, b.add(ops.reshape(largest, shape=best.shape)))
-        base = self.finite(now)
-        p = b.apply("quick_exp2", b.apply("subtract", scores, base))
-        shrink = b.apply("quick_exp2", b.apply("subtract", best, base))
-        sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
-        weights = b.add(ops.transpose(b.cast(p, self.operand), order=(1, 0)))
-        b.write(self.weights, weights)
-        self.clear_unseen(sizes, key, stage, lap)
-        self.meet()
-        b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
-        if not self.x.scaled:
-            b.wait(self.full[1], stage, lap % 2)
-        b.do(placed.matrix_fence)
-        at = () if self.x.scaled else (stage,)
-        b.matrix_async(self.total, self.operands[1], self.weights, True, at,
-                       transpose_a=True, transpose_b=True)  # fmt: skip
-        b.do(placed.matrix_commit)
-        b.do(placed.matrix_wait, pending=0)
-        if not self.x.scaled:
-            b.arrive(self.empty[1], stage)
-        return [now, sums]
-
-    def unpacked(self, which: int, stage: Size) -> tuple[Size, ...]:
-        """Where an operand lies: in the ring, or beside it once it is widened to 16 bits."""
-        b = self.b
-        if not self.x.scaled:
-            return (stage,)
-        wide = b.cast(b.read(self.rings[which], stage), self.operand)
-        b.arrive(self.empty[which], stage)
-        b.write(self.operands[which], wide)
-        self.meet()
-        return ()
-
-    def scaled(self, scores: Node) -> Node:
-        """Scores times log2(e) and the scale, softly capped if asked."""
-        b, x = self.b, self.x
-        if self.factors:
-            scores = b.apply("multiply", scores, self.factors[0])
-        if x.softcap:
-            inner = b.apply("multiply", scores, b.constant(x.scale / x.softcap, float32))
-            return b.apply("multiply", b.apply("tanh", inner),
-                           b.constant(x.softcap * LOG2_E, float32))  # fmt: skip
-        return b.apply("multiply", scores, b.constant(x.scale * LOG2_E, float32))
-
-    def seen(self, scores: Node, sizes: dict[int, Size], key: Size) -> Node:
-        """Scores, -inf where a token does not see a key: as many keys as its place says, the
-        last ones of them if there is a window."""
-        b, x = self.b, self.x
-        at = self.counted(scores.shape, 0, key)  # type: ignore[arg-type]
-        row = self.counted(scores.shape, 1)  # type: ignore[arg-type]
-        token = b.apply("unsigned_divide", row, b.constant(x.group, int64))
-        end = b.apply("add", token, b.index(sizes[SEES]))
-        inside = b.apply("less", at, end)
-        if x.window:
-            begin = b.apply("subtract", end, b.constant(x.window, int64))
-            inside = b.apply("bit_and", inside, b.apply("less_equal", begin, at))
-        return b.apply("where", b.broadcast(inside, scores.shape), scores,
-                       b.constant(-math.inf, float32))  # fmt: skip
-
-    def clear_unseen(self, sizes: dict[int, Size], key: Size, stage: Size, lap: Size) -> None:
-        """Values that no token of the row block sees become zeros: anything may lie there."""
-        b, x, plan = self.b, self.x, self.plan
-        end = sizes[SEES] + sizes[TOKENS] - 1
-        begin: Size = sizes[SEES] - x.window if x.window else 0
-
-        def cleared(values: Node) -> Node:
-            at = self.counted((plan.block, self.widths[1]), 0, key)
-            inside = b.apply("less", at, b.index(end))
-            if x.window:
-                inside = b.apply("bit_and", inside, b.apply("less_equal", b.index(begin), at))
-            return b.apply("where", b.broadcast(inside, values.shape), values,
-                           b.constant(0.0, values.dtype))  # fmt: skip
-
-
-        def clear() -> Sequence[Node]:
-            b.wait(self.full[1], stage, lap % 2)
-            b.write(self.rings[1], cleared(b.read(self.rings[1], stage)), stage)
-            return ()
-
-        partly = b.less(end, key + plan.block)
-        if x.window:
-            partly = b.apply("bit_or", partly, b.less(key, begin))
-        if x.scaled:
-            b.wait(self.full[1], stage, lap % 2)
-            wide = b.cast(b.read(self.rings[1], stage), self.operand)
-            b.arrive(self.empty[1], stage)
-            b.branch(partly, lambda: b.write(self.operands[1], cleared(wide)) or (),
-                     lambda: b.write(self.operands[1], wide) or ())  # fmt: skip
-            return
-        b.branch(partly, clear)
-
-    def finite(self, best: Node) -> Node:
-        """0 for -inf, so that differences are no nan."""
-        b = self.b
-        none = b.apply("equal", best, b.constant(-math.inf, float32))
-        return b.apply("where", none, b.constant(0.0, float32), best)
 
     def finish(self, sizes: dict[int, Size], best: Node, sums: Node) -> None:
         """The result of a whole pair, or the part of one."""

@@ -1,7 +1,8 @@
 """The kernels of a paged cache as a Graph calls them: inference only, no derivative.
 
 `list_callee` is called once a step, `append_callee` and `attention_callee` once a layer, the last
-with the list's results. `append_callee` writes keys and values in place: they are state.
+with the list's results; or `short_callee` alone, for a step of few requests. Those that append
+write keys and values in place: they are state.
 Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
 written while it runs and is zeros again afterwards; one array serves all layers of a stream.
 Invariant: arguments and results stand in the order that the docstrings say.
@@ -14,7 +15,8 @@ from ..tile.callee import KernelCallee
 from .paged_append import Rotary, append
 from .paged_attention import attend
 from .paged_combine import combine_parts
-from .paged_shape import PagedPlan, PagedShape
+from .paged_shape import PagedPlan, PagedShape, ShortPlan
+from .paged_short import step_attend
 from .paged_work import work_list
 
 
@@ -34,6 +36,13 @@ def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (turned queries, keys, values)."""
     return _callee("paged_append", (append(x, rotary),), ("turned",), ("keys", "values"))
+
+
+def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
+    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
+    (out, keys, values): append and attention of a step with one token a request at most."""
+    bodies = (step_attend(x, plan, rotary),)
+    return _callee("paged_short", bodies, ("out",), ("keys", "values"))
 
 
 def _callee(

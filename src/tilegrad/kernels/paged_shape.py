@@ -82,6 +82,19 @@ class PagedPlan:
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
 
 
+@dataclass(frozen=True)
+class ShortPlan:
+    """Choices for few requests with one new token each: `paged_short`."""
+
+    rows: int = 8  # query heads of a key head, the short side of a product: a multiple of 8
+    block: int = 128
+    stages: int = 2  # blocks of keys, and as many of values, under way
+    warps: int = 8  # that multiply: 4 or 8
+    cluster: int = 8  # programs that share the keys of a request and a key head
+    hint: str = "first"  # how long caches keep what is read: '' as usual
+    early: bool = True  # lets the next launch begin at its own start
+
+
 def per(x: PagedShape, plan: PagedPlan) -> int:
     """Tokens of a row block."""
     return plan.rows // x.group
@@ -140,6 +153,18 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
+def short_why_not(x: PagedShape, plan: ShortPlan) -> str:
+    """Why no Body of `paged_short` with a Plan can be right; '' where one can."""
+    many = plan.cluster
+    wrong = [
+        (many < 2 or many & (many - 1), "a cluster is of a power of two of programs"),
+        (padded(x.value_width) % (8 * many), "the programs share the values' width in eights"),
+    ]
+    like = PagedPlan(plan.rows, plan.block, plan.stages, plan.warps, x.key_heads)
+    why = next((why for is_wrong, why in wrong if is_wrong), "")
+    return why or why_not(x, like)
+
+
 def padded(width: int) -> int:
     """A width as a matrix operand has it."""
     return -(-width // 64) * 64
@@ -159,6 +184,27 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     # Where every pair is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
     return replace(plan, joined=queries == 1)
+
+
+def choose_short(x: PagedShape, target: Target) -> ShortPlan | None:
+    """A Plan for one token a request at most; None where the work is better shared out evenly.
+
+    Programs of a request have one key head and all run at the same time, so that a step takes as
+    long as its longest request: there are no more of them than the target has cores.
+    """
+    if not (x.tokens is x.requests or x.tokens == x.requests):
+        return None
+    wide = padded(x.width) + padded(x.value_width)
+    rows = -(-x.group // 8) * 8
+    for block, warps in ((128, 8), (64, 4)):
+        held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
+        held += 8 * rows * padded(x.value_width) + (block * wide * 2 if x.scaled else 0)
+        stages = (SHARED - held) // (block * wide * x.cache.size)
+        plan = ShortPlan(rows, block, int(min(stages, 4)), warps)
+        most = high(x.requests) * x.key_heads * plan.cluster
+        if not short_why_not(x, plan):
+            return plan if most <= (target.cores or 0) else None
+    return None
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:

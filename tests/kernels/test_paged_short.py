@@ -1,0 +1,317 @@
+"""kernels/paged_short.py against NumPy: interpreted, checked, simulated, assembled, broken.
+
+The cache holds nan wherever no earlier key of a request lies, the new token's own place included,
+and the table far pages past each request's end, so that nothing is right by luck.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
+
+import mutants
+
+from tilegrad.core.dtype import float8_e4m3, float16
+from tilegrad.core.errors import InternalError
+from tilegrad.core.target import H200
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels import paged_reference as reference
+from tilegrad.kernels.paged_append import Rotary
+from tilegrad.kernels.paged_call import short_callee
+from tilegrad.kernels.paged_shape import PagedShape, ShortPlan, choose_short, short_why_not
+from tilegrad.kernels.paged_short import step_attend
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.tile import interpret
+from tilegrad.tile.build import Body
+from tilegrad.tile.callee import parse_callee
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.prove import check_body
+
+SCALES = (0.5, 2.0)  # of keys and of values in 8 bits
+
+
+@dataclass
+class Step:
+    """A step's inputs, and what must come of it."""
+
+    x: PagedShape
+    rotary: Rotary
+    given: list[Any]  # as the kernel takes them
+    out: Any  # float64
+    keys: Any
+    values: Any
+    tokens: int  # that belong to requests
+
+    def agree(self) -> None:
+        """The result, the cache, and tokens of no request left alone."""
+        *_, keys, values, out = self.given
+        rounding = 2.0**-10 if self.x.dtype is float16 else 2.0**-8
+        np.testing.assert_allclose(out[: self.tokens].astype(np.float64), self.out[: self.tokens],
+                                   rtol=2 * rounding, atol=2 * rounding)  # fmt: skip
+        assert (out[self.tokens :].astype(np.float32) == 7).all()
+        within = 2.0**-4 if self.x.scaled else rounding
+        for found, right in ((keys, self.keys), (values, self.values)):
+            np.testing.assert_allclose(found.astype(np.float64), right, rtol=within,
+                                       atol=within / 16, equal_nan=True)  # fmt: skip
+
+
+def make_step(
+    x: PagedShape, rotary: Rotary, lengths: Sequence[int], queries: Sequence[int], seed: int = 0
+) -> Step:
+    """Random numbers; nan where no earlier key lies, far pages past each request's end."""
+    draw = np.random.default_rng(seed)
+    q, k, v = (draw.standard_normal((x.tokens, heads, width)).astype(x.dtype.numpy)
+               for heads, width in ((x.heads, x.width), (x.key_heads, x.width),
+                                    (x.key_heads, x.value_width)))  # fmt: skip
+    lead = (x.pages, x.key_heads, x.page)
+    cache = [draw.standard_normal((*lead, w)).astype(np.float32) for w in (x.width, x.value_width)]
+    table = np.full((x.requests, x.most_pages), 10**6, np.int32)
+    order, at = draw.permutation(x.pages), 0
+    used = np.zeros((x.pages, x.page), np.bool_)
+    for request, (length, new) in enumerate(zip(lengths, queries)):
+        count = -(-length // x.page)
+        table[request, :count] = order[at : at + count]
+        for j in range(length - new):
+            used[order[at + j // x.page], j % x.page] = True
+        at += count
+    for part in cache:
+        part.swapaxes(1, 2)[~used] = np.nan
+    keys, values = (part.astype(x.cache.numpy) for part in cache)
+    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
+    scales = SCALES if x.scaled else (1.0, 1.0)
+    wide = [part.astype(np.float64) for part in (keys, values)]
+    sizes = np.array(lengths, np.int32)
+    turned = reference.append(x, rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
+    out = reference.attention(x, turned.astype(x.dtype.numpy),
+                              *(part.astype(x.cache.numpy) for part in wide), table, sizes, starts,
+                              scales)  # fmt: skip
+    more = [np.array(SCALES, np.float32)] if x.scaled else []
+    result = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
+    given = [q, k, v, frequencies, *more, table, sizes, starts, keys, values, result]
+    return Step(x, rotary, given, out, *wide, int(starts[-1]))
+
+
+def shape(heads: int, key_heads: int, page: int, lengths: Sequence[int], width: int = 64,
+          value_width: int = 64, **more: Any) -> PagedShape:  # fmt: skip
+    """A shape that fits a step; as many tokens as requests."""
+    pages = sum(-(-n // page) for n in lengths) + 2
+    most = max(-(-n // page) for n in lengths) + 1
+    return PagedShape(heads, key_heads, width, value_width, page, len(lengths), len(lengths),
+                      pages, most, width**-0.5, **more)  # fmt: skip
+
+
+ALL = (1, 2, 64, 65, 66, 130, 200, 340)  # places at the edges of pages and blocks, and within
+SOME = (1, 130, 65)
+SMALL = ShortPlan(8, 64, 2, 4, 2)
+CASES: dict[str, tuple[PagedShape, ShortPlan, Rotary, Sequence[int], Sequence[int]]] = {}
+
+
+def case(label: str, heads: int, key_heads: int, page: int, plan: ShortPlan = SMALL,
+         lengths: Sequence[int] = SOME, queries: Sequence[int] = (), rotary: Rotary | None = None,
+         **more: Any) -> None:  # fmt: skip
+    """Add a case."""
+    x = shape(heads, key_heads, page, lengths, **more)
+    queries = queries or (1,) * len(lengths)
+    CASES[label] = (x, plan, rotary or Rotary(x.width), lengths, queries)
+
+
+case("page 16", 8, 2, 16, lengths=ALL)
+case("page 32", 4, 1, 32, lengths=ALL)
+case("page 64", 4, 1, 64, lengths=ALL)
+case("page 128", 4, 1, 128, lengths=(1, 64, 65, 128, 129, 300))
+case("page 8", 2, 1, 8)
+case("requests without a token", 8, 2, 16, lengths=(40, 130, 0, 70, 20, 0),
+     queries=(1, 0, 0, 1, 0, 0))  # fmt: skip
+case("no keys at all", 4, 1, 16, lengths=(0, 0), queries=(0, 0))
+case("long, few stages", 4, 1, 16, lengths=(1500, 700))
+case("long, clusters of 4", 4, 1, 32, replace(SMALL, cluster=4, stages=3), lengths=(1100, 1025))
+case("clusters of 8", 8, 2, 16, replace(SMALL, cluster=8), lengths=(1, 600, 512, 513))
+case("8 warps", 4, 1, 32, ShortPlan(8, 128, 2, 8, 8), lengths=(300, 1100, 1025), width=128,
+     value_width=128)  # fmt: skip
+case("8 warps, clusters of 2", 8, 2, 64, ShortPlan(8, 128, 2, 8, 2), lengths=(300, 129),
+     width=128, value_width=128)  # fmt: skip
+case("group 1", 2, 2, 16)
+case("group 3", 6, 2, 16)
+case("group 8", 8, 1, 16)
+case("group 12, 16 rows", 12, 1, 32, replace(SMALL, rows=16))
+case("interleaved", 4, 1, 16, rotary=Rotary(64, interleaved=True))
+case("some of a head", 6, 2, 16, width=96, rotary=Rotary(32, factor=1.25))
+case("some of a head, interleaved", 6, 2, 16, rotary=Rotary(32, interleaved=True, factor=0.75))
+case("no rotation", 4, 2, 16, rotary=Rotary(0))
+case("narrow", 4, 1, 16, width=32, value_width=40)
+case("values wider", 4, 1, 16, width=64, value_width=128)
+case("keys wider", 2, 1, 16, width=192, value_width=64)
+case("float16", 4, 1, 16, dtype=float16, cache=float16)
+case("window", 4, 1, 16, lengths=(1, 130, 70, 200, 71), window=70)
+case("window within a block", 4, 1, 32, lengths=(1, 7, 8, 130, 65), window=7)
+case("window of one", 4, 1, 32, window=1)
+case("softcap", 4, 1, 16, softcap=3.0)
+case("8 bits", 4, 1, 16, lengths=ALL, cache=float8_e4m3)
+case("8 bits, long", 4, 1, 16, lengths=(1500,), cache=float8_e4m3)
+case("8 bits, wide", 4, 1, 64, ShortPlan(8, 128, 2, 8, 2), width=128, value_width=128,
+     cache=float8_e4m3)  # fmt: skip
+
+
+def body_of(label: str) -> Body:
+    """The kernel of a case."""
+    x, plan, rotary, _, _ = CASES[label]
+    return step_attend(x, plan, rotary)
+
+
+def step_of(label: str) -> Step:
+    """The inputs of a case."""
+    x, _, rotary, lengths, queries = CASES[label]
+    return make_step(x, rotary, lengths, queries)
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_interpreted(label: str) -> None:
+    """The numbers are right in a random order of events, and the check finds no fault."""
+    body = body_of(label)
+    verify_body(body, "placed", H200)
+    found = [f for f in check_body(body, H200) if f.rule != "bank_conflict"]
+    assert not found, found
+    step = step_of(label)
+    interpret.run(body, step.given, seed=list(CASES).index(label))
+    step.agree()
+
+
+SIMULATED = ("page 32", "requests without a token", "clusters of 8", "8 warps, clusters of 2",
+             "some of a head", "interleaved", "8 bits", "window")  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SIMULATED)
+def test_simulated(label: str) -> None:
+    """The emitted PTX on the simulator, which checks races and fences of its own."""
+    step = step_of(label)
+    simulate(*emit(body_of(label), "kernel", H200), step.given, policy="random", seed=1)
+    step.agree()
+
+
+def test_large_logits() -> None:
+    """Scores of hundreds: the largest key wins, nothing overflows."""
+    x, plan, rotary, lengths, queries = CASES["page 32"]
+    x = replace(x, scale=x.scale * 200)
+    step = make_step(x, rotary, lengths, queries)
+    interpret.run(step_attend(x, plan, rotary), step.given)
+    step.agree()
+
+
+def test_symbols() -> None:
+    """Requests and pages may be Symbols."""
+    bounds = {"requests": 16, "pages": 512}
+    names = {name: symbol(name, 1, most) for name, most in bounds.items()}
+    _, plan, rotary, lengths, queries = CASES["page 16"]
+    real = CASES["page 16"][0]
+    x = replace(real, tokens=names["requests"], most_pages=40, **names)
+    body = step_attend(x, plan, rotary)
+    verify_body(body, "placed", H200)
+    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    values = {name: getattr(real, name) for name in names}
+    for run in (lambda b, m: interpret.run(b, m, values),
+                lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+        step = make_step(replace(real, most_pages=40), rotary, lengths, queries)
+        run(body, step.given)
+        step.agree()
+
+
+@pytest.mark.parametrize("label", ("page 32", "8 bits"))
+def test_callee(label: str) -> None:
+    """As a Graph calls it, read back from its text too; the Body is what the scheduler takes."""
+    x, plan, rotary, _, _ = CASES[label]
+    for again in (False, True):
+        callee = short_callee(x, plan, rotary)
+        if again:
+            callee = parse_callee(callee.to_text())
+        step = step_of(label)
+        out, keys, values = callee.interpret(*step.given[:-1])
+        step.given[-3:] = [keys, values, out]
+        step.agree()
+    for body, _ in callee.launches:
+        fitted(body, H200)
+
+
+# ---- Plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan, why", [
+    (replace(SMALL, cluster=3), "a power of two"),
+    (replace(SMALL, cluster=16), "share the values' width"),
+    (replace(SMALL, stages=1), "two stages"),
+    (replace(SMALL, warps=8), "share a block"),
+])  # fmt: skip
+def test_plans_that_cannot_be_kept(plan: ShortPlan, why: str) -> None:
+    """Each is refused with its reason."""
+    x = CASES["page 16"][0]
+    assert why in short_why_not(x, plan)
+    with pytest.raises(InternalError, match=why):
+        step_attend(x, plan, Rotary(64))
+
+
+BASE = PagedShape(32, 8, 128, 128, 32, 1, 1, 4096, 256, 128**-0.5)
+
+
+def test_choice() -> None:
+    """For few requests with as many tokens, and for no more than a GPU has room for."""
+    assert choose_short(BASE, H200) is not None
+    assert choose_short(replace(BASE, tokens=64, requests=64), H200) is None
+    assert choose_short(replace(BASE, tokens=7), H200) is None
+
+
+def real_shapes() -> Iterator[PagedShape]:
+    """Heads of models, and pages."""
+    for page in (16, 32, 64, 256):
+        yield replace(BASE, page=page)
+    yield replace(BASE, cache=float8_e4m3)
+    yield replace(BASE, heads=64)
+    yield replace(BASE, heads=8)
+    yield replace(BASE, width=64, value_width=64)
+    yield replace(BASE, width=256, value_width=256, softcap=50.0, window=4096, key_heads=4)
+    yield replace(BASE, width=96, value_width=96)
+    yield replace(BASE, heads=28, key_heads=4)
+
+
+def test_assembled() -> None:
+    """What is chosen for real sizes: checked, no spill, no stack frame, no serialised product."""
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE: the kernel of short steps was not assembled")
+    texts = {}
+    for x in real_shapes():
+        plan = choose_short(x, H200)
+        assert plan is not None and not short_why_not(x, plan), x
+        body = step_attend(x, plan, Rotary(x.width))
+        errors = [f for f in check_body(body, H200) if f.level == "error"]
+        assert not errors, (x, plan, errors)
+        text, entry = emit(body, "kernel", H200)
+        assert entry.shared_bytes <= 227 << 10
+        texts[f"{x} {plan}"] = text
+    for label, made in assemble_all(texts, H200.cpu).items():
+        made.check_library(label)
+
+
+# ---- broken in one place ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label, waits", (("long, few stages", (4, 6)), ("8 bits, long", (3, 5))))
+def test_mutants(label: str, waits: tuple[int, int]) -> None:
+    """Every barrier, fence and wait is needed: the check sees each one missing or changed, but
+    that the one barrier of the one role that has one may have any number; that a copy may wait
+    for a stage that is given back later; and that warps of a role read what others of it wrote,
+    which the simulator sees."""
+    alive = [name for name, body in mutants.mutants(body_of(label))
+             if not any(f.level == "error" for f in check_body(body, H200))]  # fmt: skip
+    wanted = {f"named_sync {i} number + 1" for i in range(3)}
+    wanted |= {f"wait {i} next stage" for i in waits}
+    assert set(alive) == wanted | {"named_sync 2 dropped", "named_sync 2 arrives only"}
