@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,31 @@ from tilegrad.compiler.compile import compile_for, host
 from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops
+from tilegrad.ir.types import Tuple
 from tilegrad.kernels import paged_attention_cpu as paged
 from tilegrad.kernels import paged_reference
 from tilegrad.kernels.paged_shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
+from tilegrad.schedule.call import fitted
+from tilegrad.targets.llvm.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import prune
+from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body
+from tilegrad.tile.legalize import legalize
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 1e-3}
 
 
 def problem(
     lengths: list[int], new: list[int], heads: tuple[int, int] = (4, 2), page: int = 16,
-    dtype: DType = float32, cache: DType | None = None, rest: int = 2, **options: Any,
+    dtype: DType = float32, cache: DType | None = None, rest: int = 2, most: int = 1,
+    **options: Any,
 ) -> tuple[PagedShape, list[np.ndarray], np.ndarray]:  # fmt: skip
     """A shape, the kernel's arguments and the result by definition; unused keys are nan."""
     random = np.random.default_rng(3)
     cache, requests, tokens = cache or dtype, len(lengths), sum(new) + rest
-    most = max(1, *(-(-n // page) for n in lengths))
+    most = max(most, *(-(-n // page) for n in lengths))
     pages = requests * most + 1
     x = PagedShape(*heads, 24, 40, page, tokens, requests, pages, most, 0.2, dtype, cache,
                    **options)  # fmt: skip
@@ -61,12 +68,90 @@ CASES = [
 def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     x, given, want = problem(*case, dtype=dtype, **options)
     assert paged.why_not(x, host()) == ""
+    np.testing.assert_allclose(called(x, given, host()), want, rtol=0, atol=TOLERANCE[dtype.name])
+
+
+def called(x: PagedShape, given: list[np.ndarray], target: Target) -> np.ndarray:
+    """The result as a Graph that calls the kernel gives it."""
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=paged.callee(x, host()))
-    (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
-    got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
-    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
+    made = ops.call(*nodes, callee=paged.callee(x, target))
+    out = build.items(made)[0] if isinstance(made.type, Tuple) else made
+    (buffer,) = compile_for(nodes, [out], target).run([Buffer.wrap(a) for a in given])
+    return buffer.array((x.tokens, x.heads, x.value_width), x.dtype.numpy).astype(np.float64)
+
+
+EDGES = [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 511, 512, 513, 0, 640]
+SPLIT: dict[str, tuple[tuple[list[int], list[int]], int, dict[str, Any]]] = {
+    "edges": ((EDGES, [min(1, n) for n in EDGES]), 2, {"heads": (9, 3), "page": 64}),
+    "one head": (([700, 3], [1, 1]), 4, {"heads": (8, 1), "page": 64}),
+    "groups of 1": (([600, 550], [1, 1]), 2, {"heads": (3, 3)}),
+    "groups of 4": (([600, 550], [1, 1]), 2, {"heads": (4, 1)}),
+    "several tokens": (([600, 300, 40], [5, 1, 40]), 2, {"heads": (3, 1), "rest": 5}),
+    "window": (([640, 530, 20], [1, 3, 1]), 2, {"heads": (9, 3), "window": 300}),
+    "short window": (([640, 530], [1, 3]), 2, {"heads": (3, 1), "window": 5}),
+    "softcap": (([640, 530], [1, 1]), 2, {"heads": (3, 1), "softcap": 3.0}),
+    "more parts than keys": (([1, 2], [1, 2]), 8, {"heads": (3, 1), "most": 64}),
+    "cache of float16": (([640, 130], [1, 2]), 2, {"heads": (9, 3), "cache": float16}),
+    "cache of bfloat16": (([640, 130], [1, 1]), 2, {"heads": (3, 3), "cache": bfloat16}),
+    "cache of 8 bits": (([640, 130], [1, 2]), 2,
+                        {"heads": (9, 3), "dtype": bfloat16, "cache": float8_e4m3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SPLIT)
+def test_split_keys(label: str) -> None:
+    """Parts of the keys, put together by a second Body: for as many workers as said."""
+    case, cores, options = SPLIT[label]
+    x, given, want = problem(*case, **options)
+    target = host().with_cores(cores)
+    assert paged.parts_of(x, target) > 1
+    np.testing.assert_allclose(called(x, given, target), want, rtol=0,
+                               atol=TOLERANCE[x.dtype.name])  # fmt: skip
+
+
+def test_parts() -> None:
+    """As many as workers need, none where key heads go evenly, whoever else is in the step."""
+    x = problem([4096], [1], (9, 3), 64)[0]
+    assert [paged.parts_of(x, AVX512.with_cores(n)) for n in (1, 2, 3, 4, 64)] == [1, 2, 1, 4, 16]
+    assert paged.parts_of(replace(x, most_pages=4), AVX512.with_cores(2)) == 1, "few keys"
+    more = problem([4096, 5, 6], [1, 1, 20], (9, 3), 64)[0]
+    assert paged.parts_of(more, AVX512.with_cores(2)) == 2
+    one = paged.callee(replace(x, key_heads=1, heads=3), AVX512.with_cores(1))
+    assert len(one.launches) == 1 and len(one.types("store")) == 1
+
+
+def test_neighbours_change_nothing() -> None:
+    """A request's result has the same bits alone and beside others."""
+    lengths, new = [700, 90, 650], [1, 1, 1]
+    x, given, _ = problem(lengths, new, (9, 3), 64, rest=0)
+    target = host().with_cores(2)
+    whole = called(x, given, target)
+    for r in range(3):
+        q, keys, values, table, counts, _ = given
+        own = [q[r : r + 1], keys, values, table[r : r + 1], counts[r : r + 1],
+               np.array([0, 1], np.int32)]  # fmt: skip
+        one = called(replace(x, tokens=1, requests=1), own, target)
+        np.testing.assert_array_equal(one[0], whole[r])
+
+
+def test_tiles_stay_in_registers() -> None:
+    """What is launched is what was written: no tile goes through memory."""
+    x = problem([640], [1], (9, 3), 64)[0]
+    for body, _ in paged.callee(x, AVX512.with_cores(2)).launches:
+        assert legalize(body, AVX512) is body
+        text, _ = emit(fitted(body, AVX512), "kernel", AVX512)
+        assert "alloca" not in text and "memcpy" not in text
+
+
+@pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
+@pytest.mark.parametrize("cores", [2, 5])
+def test_split_interpreted(target: Target, cores: int) -> None:
+    x, given, want = problem([600, 3, 0, 40], [2, 1, 0, 3], heads=(3, 1), window=400)
+    callee = paged.callee(x, target.with_cores(cores))
+    assert len(callee.launches) == 2
+    found = parse_callee(callee.to_text()).interpret(*given)[0]
+    np.testing.assert_allclose(found.astype(np.float64), want, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)

@@ -1,12 +1,21 @@
 """Attention over a paged cache on CPUs: keys and values are streamed page by page, once.
 
-A program has a key head and some tokens of one request (`per` at most); rows are their query
-heads that share the key head. Tokens of all requests lie one after the other, so a program first
-finds its request among the query starts. Keys are taken as many at a time as there are lanes,
-which all lie in one page. No work list is needed: what the pages hold past the keys that a token
-sees is read but not used. Costs `requests` steps of a loop before a program begins.
+A program has a key head, some tokens of one request (`per` at most) and a part of the keys they
+see; rows are their query heads that share the key head. Tokens of all requests lie one after the
+other, so a program first finds its request among the query starts. Keys are taken as many at a
+time as there are lanes, which all lie in one page. No work list is needed: what the pages hold
+past the keys that a token sees is read but not used. Where key heads do not go evenly into the
+workers, keys are split, and a second Body puts the parts together.
 
-Invariant: the meaning is that of `paged_reference.attention`; tokens of no request get 0.
+Costs: the bytes of keys and values once, at what the caches beyond a core's own deliver: 1,000
+keys of 3 heads of 64 float32 are 1.5 MB, 28 us at 55 GB/s, beside 16 us of arithmetic on 2 cores.
+So values are asked for while scores are computed and the next keys while values are summed, a line
+or two at a time: a burst of such requests holds up the loads behind it. Keys that are no float32
+are widened once for all rows. `requests` steps of a loop before a program begins.
+
+Invariant: the meaning is that of `paged_reference.attention`; tokens of no request get 0. The
+order of a request's sums depends on its own tokens and keys, the shape of the cache and the
+Target's cores, never on other requests.
 """
 
 from __future__ import annotations
@@ -32,12 +41,13 @@ from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
-from .attention_cpu_decode import KEYS, Decode
+from .attention_cpu_decode import LEAST_PART, Combine, Decode
 from .attention_cpu_tiles import LOG2_E, Builder, CpuPlan
 from .attention_shape import AttentionShape
 from .paged_shape import PagedShape, cache_parameters
 
 ROWS = 32  # of a program, about
+KEYS = 64  # of a block
 
 
 def why_not(x: PagedShape, target: Target) -> str:
@@ -58,6 +68,16 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
     return CpuPlan(max(1, ROWS // x.group) * x.group, KEYS, rows, across, lanes)
 
 
+def parts_of(x: PagedShape, target: Target) -> int:
+    """Into how many parts keys are split, so that workers have as much to do each. That does not
+    depend on how many requests there are: a request's sums do not depend on its neighbours."""
+    workers, most = max(1, target.cores), high(x.most_pages) * x.page // LEAST_PART
+    for parts in range(1, most + 1):
+        if parts * x.key_heads % workers == 0 or parts * x.key_heads >= 4 * workers:
+            return parts
+    return max(1, most)
+
+
 def attend_parameters(x: PagedShape) -> list[tuple[str, Memory]]:
     """q, keys, values, scales (of a cache of 8 bits), table, lengths, query_starts, out."""
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x, "value")]
@@ -69,9 +89,34 @@ def attend_parameters(x: PagedShape) -> list[tuple[str, Memory]]:
     return [*made, ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))]
 
 
-def attend(x: PagedShape, plan: CpuPlan, name: str = "paged_attention") -> Body:
-    """The kernel; parameters as `attend_parameters` has them."""
-    return _Attend(x, plan, name).build()
+def partial_parameters(x: PagedShape, plan: CpuPlan, parts: int, use: str = "value"
+                       ) -> list[tuple[str, Memory]]:  # fmt: skip
+    """What parts leave behind: results that are not divided yet, maxima and sums."""
+    lead = (row_blocks(x, plan.queries // x.group), x.key_heads, parts, plan.queries)
+    rows = Memory(lead, float32, use=use)
+    return [("partial", Memory((*lead, x.value_width), float32, use=use)), ("maxima", rows),
+            ("sums", rows)]  # fmt: skip
+
+
+def attend(x: PagedShape, plan: CpuPlan, name: str = "paged_attention", parts: int = 1) -> Body:
+    """The kernel; parameters as `attend_parameters` has them, parts instead of out if several."""
+    return _Attend(x, plan, name, parts).build()
+
+
+def combine_parts(x: PagedShape, plan: CpuPlan, parts: int, name: str = "paged_combine") -> Body:
+    """Puts parts together: partial, maxima, sums, scales, lengths, query_starts, out."""
+    return _Combine(x, plan, name, parts).build()
+
+
+def shape_of(x: PagedShape) -> AttentionShape:
+    """The attention that a step is, as far as programs share it."""
+    return AttentionShape(1, x.heads, x.key_heads, x.tokens, multiply(x.most_pages, x.page),
+                          x.width, x.value_width, x.dtype, x.scale, softcap=x.softcap)  # fmt: skip
+
+
+def row_blocks(x: PagedShape, per: int) -> Size:
+    """Row blocks of `per` tokens there may be, one for each token at most; the first one clears."""
+    return minimum(x.tokens, combine(floor_divide(x.tokens, per), x.requests, 1))
 
 
 class Blocks:
@@ -85,9 +130,8 @@ class Blocks:
     lanes: int
 
     def blocks(self) -> Size:
-        """Row blocks there may be, one for each token at most; the last one clears."""
-        whole = combine(floor_divide(self.p.tokens, self.per), self.p.requests, 1)
-        return combine(minimum(self.p.tokens, whole), 1, 1)
+        """Row blocks there may be."""
+        return row_blocks(self.p, self.per)
 
     def integer(self, name: str, *index: Size) -> Node:
         """An int32 of memory as an index."""
@@ -124,7 +168,7 @@ class Blocks:
         most = high(self.x.keys)
         self.sees = b.atom("sees", sees, -high(p.tokens), most)  # keys the first token sees
         ends = combine(combine(self.sees, self.tokens, 1), 1, -1)
-        self.upper = minimum(ends, self.x.keys)
+        self.upper = multiply(minimum(ends, self.x.keys), minimum(self.tokens, 1))
         self.lower = 0
         if p.window:
             begin = maximum(0, combine(self.sees, p.window, -1))
@@ -137,34 +181,8 @@ class Blocks:
         return self.b.atom("page", number, 0, max(0, high(p.pages) - 1)), modulo(key, p.page)
 
 
-class _Attend(Blocks, Decode):
-    """Builds the Body: decode with keys and values looked up."""
-
-    def __init__(self, p: PagedShape, plan: CpuPlan, name: str) -> None:
-        x = AttentionShape(1, p.heads, p.key_heads, p.tokens, multiply(p.most_pages, p.page),
-                           p.width, p.value_width, p.dtype, p.scale, softcap=p.softcap)  # fmt: skip
-        Builder.__init__(self, x, attend_parameters(p), plan, name)
-        self.p, self.parts, self.per = p, 1, plan.queries // p.group
-
-    def build(self) -> Body:
-        """The Body: a program for each row block there may be, and one for each token left."""
-        b, p = self.b, self.p
-        blocks = self.blocks()
-        grid = multiply(blocks, p.key_heads)
-        number = b.program(0, grid)
-        self.key_head, self.part = modulo(number, p.key_heads), 0
-        block = floor_divide(number, p.key_heads)
-        self.places()
-        self.find(block)
-        self.each_row(self.prepare)
-        b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
-               bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
-        self.each_row(self.finish)
-        last = b.apply("equal", b.index(combine(block, 1, 1)), b.index(blocks))
-        b.branch(last, self.clear)
-        return b.finish((grid,), plan=self.plan)
-
-    # ---- which tokens ---------------------------------------------------------------------
+class Rows(Blocks):
+    """Rows of a program are the heads of a key head, token by token."""
 
     def live(self) -> Size:
         """Rows of the tokens that are there."""
@@ -190,37 +208,16 @@ class _Attend(Blocks, Decode):
         b.loop("clear", end, p.tokens, 1, token, bounds=(0, max(0, high(p.tokens) - 1)))
         return ()
 
-    # ---- what rows, keys and values are ----------------------------------------------------
+    def clears(self) -> Node:
+        """Whether this program clears tokens of no request."""
+        b = self.b
+        return b.apply("equal", b.index(self.row_block), b.index(0))  # type: ignore[no-any-return]
 
     def row_at(self, r: Size) -> tuple[Size, Size]:
         """Head and token of a row."""
         group = self.p.group
         return (combine(multiply(self.key_head, group), modulo(r, group), 1),
                 combine(self.token, floor_divide(r, group), 1))  # fmt: skip
-
-    def query_line(self, r: Size, d: Size) -> Node:
-        """A piece of a query, scaled (by the keys' scale too)."""
-        b, p, n = self.b, self.p, self.lanes
-        head, token = self.row_at(r)
-        part = b.load(self.memory["q"], (token, head, d), (n,), (2,), self.below(d, n, p.width))
-        factor = self.constant(p.scale / p.softcap if p.softcap else p.scale * LOG2_E)
-        if p.scaled:
-            factor = b.apply("multiply", factor, b.load(self.memory["scales"], (0,)))
-        return b.apply("multiply", b.cast(part, self.sum), factor)
-
-    def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
-        """Neighbouring keys, a piece of each: `score` asks page by page."""
-        page, place = self.current
-        n = self.lanes
-        columns = self.both(None, self.below(d, n, self.p.width), (n, n))
-        return self.b.load(self.memory["keys"], (page, self.key_head, place, d), (n, n), (2, 3),
-                           columns)  # fmt: skip
-
-    def value_line(self, token: Size, d: int, wide: int) -> Node:
-        """A piece of a value."""
-        page, place = self.page_at(token)
-        return self.b.load(self.memory["values"], (page, self.key_head, place, d), (wide,), (3,),
-                           self.below(d, wide, self.p.value_width))  # fmt: skip
 
     def share_of(self, total: Node) -> Node:
         """The values' scale belongs to it."""
@@ -235,6 +232,68 @@ class _Attend(Blocks, Decode):
         self.b.store(self.memory["out"], part, (token, head, d), (2,),
                      self.below(d, self.lanes, self.p.value_width))  # fmt: skip
 
+
+class _Attend(Rows, Decode):
+    """Builds the Body that streams keys and values, looked up page by page."""
+
+    def __init__(self, p: PagedShape, plan: CpuPlan, name: str, parts: int = 1) -> None:
+        given = attend_parameters(p)
+        if parts > 1:
+            given = [*given[:-1], *partial_parameters(p, plan, parts, "result")]
+        Builder.__init__(self, shape_of(p), given, plan, name)
+        self.p, self.parts, self.per = p, parts, plan.queries // p.group
+
+    def build(self) -> Body:
+        """The Body: programs for each row block there may be, each key head and part."""
+        b, p = self.b, self.p
+        blocks = self.blocks()
+        grid = multiply(multiply(blocks, p.key_heads), self.parts)
+        number = b.program(0, grid)
+        self.part = modulo(number, self.parts)
+        pair = floor_divide(number, self.parts)
+        self.key_head, self.row_block = modulo(pair, p.key_heads), floor_divide(pair, p.key_heads)
+        self.places()
+        self.find(self.row_block)
+        self.own_part()
+        self.each_row(self.prepare)
+        b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
+               bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
+        self.each_row(self.finish)
+        if self.parts == 1:
+            b.branch(self.clears(), self.clear)
+        return b.finish((grid,), plan=self.plan, fits=True)
+
+    def own_part(self) -> None:
+        """Of the keys that the tokens see, those of this part."""
+        if self.parts == 1:
+            return
+        unit = self.parts * self.lanes
+        count = maximum(0, combine(self.upper, self.lower, -1))
+        span = multiply(floor_divide(combine(count, unit - 1, 1), unit), self.lanes)
+        self.lower = combine(self.lower, multiply(self.part, span), 1)
+        self.upper = minimum(self.upper, combine(self.lower, span, 1))
+
+    def places(self) -> None:
+        """Scratch; keys of another dtype than the sums are widened there, once for all rows."""
+        super().places()
+        wide = self.query_rows.type.shape[1]  # type: ignore[union-attr]
+        self.wide_keys = self.scratch(self.lanes, wide) if self.widens else None
+
+    @property
+    def widens(self) -> bool:
+        """Whether keys are widened once: where several rows read them."""
+        return self.p.cache is not self.sum and self.plan.queries > 1
+
+    def query_line(self, r: Size, d: Size) -> Node:
+        """A piece of a query, scaled (by the keys' scale too)."""
+        b, p, n = self.b, self.p, self.lanes
+        head, token = self.row_at(r)
+        part = b.load(self.memory["q"], (token, head, d), (n,), (2,), self.below(d, n, p.width))
+        factor = self.constant(p.scale / p.softcap if p.softcap else p.scale * LOG2_E)
+        if p.scaled:
+            factor = b.apply("multiply", factor, b.load(self.memory["scales"], (0,)))
+        return b.apply("multiply", b.cast(part, self.sum), factor)
+
     # ---- a block of keys ------------------------------------------------------------------
 
     def block(self, key: Size, _: list[Node]) -> Sequence[Node]:
@@ -245,7 +304,7 @@ class _Attend(Blocks, Decode):
 
         def some(j: Size, _: list[Node]) -> Sequence[Node]:
             self.current = self.page_at(combine(key, j, 1))
-            self.near(*self.current)
+            self.widen()
             self.each_row(lambda r: self.score(r, j, True))
             return ()
 
@@ -259,17 +318,51 @@ class _Attend(Blocks, Decode):
         b.loop("token", 0, self.tokens, 1, token, bounds=(0, self.per - 1))
         return ()
 
-    def near(self, page: Size, place: Size) -> None:
-        """Ask for the values of some keys while their scores are computed."""
-        b, line = self.b, 64 // self.p.cache.size
+    def ask(self, name: str, place: tuple[Size, Size], row: Size, d: Size) -> None:
+        """Ask for a line of a key or value that is read soon."""
+        index = (place[0], self.key_head, combine(place[1], row, 1), d)
+        self.b.add(ops.prefetch(self.memory[name], *(self.b.index(i) for i in index)))
+
+    def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
+        """Neighbouring keys, a piece of each: of the current page."""
+        page, place = self.current
+        n = self.lanes
+        columns = self.both(None, self.below(d, n, self.p.width), (n, n))
+        return self.b.load(self.memory["keys"], (page, self.key_head, place, d), (n, n), (2, 3),
+                           columns)  # fmt: skip
+
+    def widen(self) -> None:
+        """Neighbouring keys in the dtype of the sums."""
+        b, n = self.b, self.lanes
+        if not self.widens:
+            return
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            for r in range(self.lanes):
-                index = (page, self.key_head, combine(place, r, 1), d)
-                b.add(ops.prefetch(self.memory["values"], *(b.index(i) for i in index)))
+            b.store(self.wide_keys, b.cast(self.key_square(0, d, None), self.sum), (0, d), (0, 1))
+            for row in range(n):
+                self.ask("values", self.current, row, d)
             return ()
 
-        b.loop("near", 0, self.p.value_width, line, chunk, bounds=(0, self.p.value_width - 1))
+        self.chunks(self.p.width, chunk)
+
+    def score(self, r: Size, j: Size, whole: bool) -> None:
+        """scores[r, j ...] of as many keys as there are lanes."""
+        b, x, n = self.b, self.x, self.lanes
+
+        def chunk(d: Size, carried: list[Node]) -> Sequence[Node]:
+            keys = (b.load(self.wide_keys, (0, d), (n, n), (0, 1)) if self.widens
+                    else b.cast(self.key_square(0, d, None), self.sum))  # fmt: skip
+            query = b.load(self.query_rows, (r, d), (n,), (1,))
+            if not self.widens:  # each row asks for its share
+                for row in range(0, n, self.p.group):
+                    self.ask("values", self.current, combine(modulo(r, self.p.group), row, 1), d)
+            return [b.apply("multiply_add", keys, query, carried[0])]
+
+        top = -(-x.width // n) * n
+        sums = b.loop("chunk", 0, top, n, chunk, [b.constant(0, self.sum, (n, n))],
+                      bounds=(0, top - n))[0]  # fmt: skip
+        total = b.add(ops.reduce(sums, axis=1, kind="sum"))
+        b.store(self.scores, self.changed(total, r, j), (r, j), (1,))
 
     def changed(self, score: Node, r: Size, j: Size) -> Node:
         """Scores with softcap; -inf where not seen."""
@@ -284,9 +377,106 @@ class _Attend(Blocks, Decode):
             seen = b.logical_and(seen, b.apply("less_equal", b.index(begin), places))
         return b.apply("where", seen, score, self.constant(-math.inf))
 
+    def gather_rows(self, base: Size, count: int) -> None:
+        """result[r, :] += probability of key j times value j, for the rows of a token."""
+        plan = self.plan
+        wide, tiles = plan.across * plan.lanes, -(-count // plan.rows)
+        for number in range(tiles):
+            first, last = (count * (number + i) // tiles for i in range(2))
+            for d in range(0, self.x.value_width, wide):
+                self.gather_tile(combine(base, first, 1), last - first, d, number + d == 0)
+
+    def gather_tile(self, first: Size, rows: int, d: int, asks: bool) -> None:
+        """A tile of rows by vectors; the first one asks for the next block's keys."""
+        b, plan, n = self.b, self.plan, self.lanes
+        wide = plan.across * n
+
+        def one(i: Size, j: Size, page: Size, place: Size, sums: Node) -> Node:
+            line = b.load(self.memory["values"], (page, self.key_head, combine(place, i, 1), d),
+                          (wide,), (3,), self.below(d, wide, self.p.value_width))  # fmt: skip
+            line = b.add(ops.reshape(b.cast(line, self.sum), shape=(1, wide)))
+            left = b.load(self.scores, (first, combine(j, i, 1)), (rows, 1), (0, 1))
+            return b.add(ops.dot(left, line, sums))
+
+        def some(j: Size, carried: list[Node]) -> Sequence[Node]:
+            page, place = self.page_at(combine(self.key, j, 1))
+            ahead = minimum(combine(combine(self.key, j, 1), plan.keys, 1),
+                            combine(self.upper, 1, -1))  # fmt: skip
+            following = self.page_at(multiply(floor_divide(ahead, n), n))
+
+            def step(i: Size, own: list[Node]) -> Sequence[Node]:
+                for at in range(0, self.p.width if asks else 0, 64 // self.p.cache.size):
+                    self.ask("keys", following, i, at)
+                return [one(i, j, page, place, own[0])]
+
+            here = minimum(combine(self.count, j, -1), n)
+            return b.loop("key", 0, here, 1, step, carried, unroll=4, bounds=(0, n - 1))
+
+        sums = [b.load(self.result, (first, d), (rows, wide), (0, 1))]
+        sums = b.loop("some", 0, self.count, n, some, sums, bounds=(0, plan.keys - n))
+        b.store(self.result, sums[0], (first, d), (0, 1))
+
+    # ---- results --------------------------------------------------------------------------
+
+    def finish(self, r: Size) -> None:
+        """Store a row, or what it is before parts are combined."""
+        b, n = self.b, self.lanes
+        most, total = b.load(self.most, (r,)), b.load(self.total, (r,))
+
+        def line(d: Size) -> Node:
+            return b.load(self.result, (r, d), (n,), (1,))
+
+        if self.parts == 1:
+            self.put(r, line, most, total)
+            return
+        place = (self.row_block, self.key_head, self.part, r)
+        b.store(self.memory["maxima"], most, place)
+        b.store(self.memory["sums"], total, place)
+
+        def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
+            b.store(self.memory["partial"], line(d), (*place, d), (4,),
+                    self.below(d, n, self.p.value_width))  # fmt: skip
+            return ()
+
+        self.chunks(self.p.value_width, chunk)
+
+
+class _Combine(Rows, Combine):
+    """Builds the Body that puts parts together, in their order."""
+
+    def __init__(self, p: PagedShape, plan: CpuPlan, name: str, parts: int) -> None:
+        names = ("scales", "lengths", "query_starts", "out")
+        given = [*partial_parameters(p, plan, parts),
+                 *(x for x in attend_parameters(p) if x[0] in names)]  # fmt: skip
+        Builder.__init__(self, shape_of(p), given, plan, name)
+        self.p, self.parts, self.per = p, parts, plan.queries // p.group
+
+    def build(self) -> Body:
+        """The Body: a program for each row block there may be and each key head."""
+        b, p = self.b, self.p
+        blocks = self.blocks()
+        grid = multiply(blocks, p.key_heads)
+        number = b.program(0, grid)
+        self.key_head, self.batch = modulo(number, p.key_heads), floor_divide(number, p.key_heads)
+        self.row_block = self.batch
+        self.find(self.row_block)
+        self.each_row(self.row)
+        b.branch(self.clears(), self.clear)
+        return b.finish((grid,), plan=self.plan, fits=True)
+
 
 def callee(x: PagedShape, target: Target) -> KernelCallee:
-    """The kernel as a Graph calls it, with the Plan for a Target."""
-    count = len(attend_parameters(x)) - 1
-    roles = (*(("read", i) for i in range(count)), ("store", 0))
-    return KernelCallee("paged_attention", ((attend(x, choose(x, target)), roles),))
+    """The kernel as a Graph calls it, with the Plan for a Target; results but the first are
+    scratch."""
+    plan, parts = choose(x, target), parts_of(x, target)
+    names = [name for name, _ in attend_parameters(x)[:-1]]
+    bodies = [attend(x, plan, parts=parts)]
+    if parts > 1:
+        bodies.append(combine_parts(x, plan, parts))
+    results = ("out", "partial", "maxima", "sums")[: 1 if parts == 1 else 4]
+
+    def role(name: str) -> tuple[str, int]:
+        return ("store", results.index(name)) if name in results else ("read", names.index(name))
+
+    return KernelCallee("paged_attention", tuple(
+        (body, tuple(role(p.attrs["name"]) for p in body.parameters)) for body in bodies))

@@ -88,8 +88,7 @@ class _Prefill(Blocks):
         low = combine(self.sees, p.window, -1) if p.window else None
         self.x = replace(self.x, queries=self.tokens, band=(low, combine(self.sees, 1, -1)))
         b.branch(b.less(0, self.tokens), self.work)
-        last = b.apply("equal", b.index(combine(block, 1, 1)), b.index(blocks))
-        b.branch(last, self.clear)
+        b.branch(b.apply("equal", b.index(block), b.index(0)), self.clear)
         return b.finish((grid,), plan=self.plan)  # type: ignore[no-any-return]
 
     def work(self: Any) -> Sequence[Node]:

@@ -28,8 +28,8 @@ from .fuse import Group
 
 
 def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]:
-    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', type), or
-    ('state', i) for the call's argument i, written in place."""
+    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type, i))
+    for result i that nobody wants, or ('state', i) for the call's argument i, written in place."""
     node = group.values[0]
     callee = node.attrs["callee"]
     if node.op is not ops.call or not isinstance(callee, KernelCallee):
@@ -54,7 +54,7 @@ def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]
             elif place in results:
                 given.append(("store", results[place]))
             else:
-                given.append(("scratch", callee.types("store")[place]))
+                given.append(("scratch", (callee.types("store")[place], place)))
         found.append((fitted(body, target), given))
     return found
 

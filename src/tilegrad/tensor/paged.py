@@ -79,7 +79,8 @@ def paged_attention(
         _refuse("paged_attention", cpu.why_not(x, target), x)
         many = _queries(x, queries) >= cpu_prefill.LEAST and not cpu_prefill.why_not(x, target)
         callee = (_cpu_prefill_callee if many else _cpu_callee)(x, target)
-        return wrap(ops.call(*nodes[:3], *more, *nodes[3:], callee=callee), *given)
+        made = ops.call(*nodes[:3], *more, *nodes[3:], callee=callee)
+        return wrap(build.items(made)[0] if isinstance(made.type, Tuple) else made, *given)
     if work is None and _has_many(x, queries) and not prefill.why_not(x, target):
         made = ops.call(build.reshape(nodes[0], (1, *nodes[0].shape)), *nodes[1:],
                         callee=_prefill_callee(x, target))  # fmt: skip

@@ -4,7 +4,8 @@ A tile is *large* when it takes more than a quarter of the Target's registers. L
 held lazily, as a recipe for any piece of a row (`Source`), until something needs them stored:
 chains of elementwise ops run as one loop over pieces, a dot becomes loops around a small dot
 whose accumulators stay in registers, a reduction walks pieces. Places stand in the nearest
-memory of the Target. Small tiles pass through as they are. Invariant: the new Body computes the
+memory of the Target. Small tiles pass through as they are, and so does a Body with the note
+`fits`: its writer chose tiles by the Target's registers. Invariant: the new Body computes the
 same values up to the order of sums, and holds no tile that needs more registers than there are.
 """
 
@@ -35,6 +36,8 @@ def legalize(body: Body, target: Target) -> Body:
     limit = limit_of(target)
     if "shared" in target.memories or not _has_large(body.block, limit):
         return body  # many threads hold a tile together
+    if body.notes.get("fits"):
+        return body
     if _names_unit(body.block):
         return body  # written for a matrix unit of this Target: its tiles are what they must be
     return _Legalizer(body, target, limit).run()
