@@ -18,6 +18,7 @@ from tilegrad.kernels import paged_prefill_cpu as prefill
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile import interpret
 from tilegrad.tile.check import verify_body
+from tilegrad.tile.legalize import legalize
 
 CASES = [
     (([100, 40, 200], [30, 40, 1]), {"heads": (8, 2)}),
@@ -51,6 +52,14 @@ def test_interpreted(target: Target) -> None:
     out = np.full(want.shape, 7.0, np.float32)
     interpret.run(body, [*given, out])
     np.testing.assert_allclose(out, want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda t: t.name)
+def test_tiles_stay_in_registers(target: Target) -> None:
+    """What is launched is what was written: no tile goes through memory."""
+    x, _, _ = problem([600], [512], (9, 3), 64)
+    ((body, _),) = prefill.callee(x, target).launches
+    assert legalize(body, target) is body
 
 
 @pytest.mark.parametrize("dtype", [float32, bfloat16])

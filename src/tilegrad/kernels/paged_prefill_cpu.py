@@ -89,7 +89,7 @@ class _Prefill(Blocks):
         self.x = replace(self.x, queries=self.tokens, band=(low, combine(self.sees, 1, -1)))
         b.branch(b.less(0, self.tokens), self.work)
         b.branch(b.apply("equal", b.index(block), b.index(0)), self.clear)
-        return b.finish((grid,), plan=self.plan)  # type: ignore[no-any-return]
+        return b.finish((grid,), plan=self.plan, fits=True)  # type: ignore[no-any-return]
 
     def work(self: Any) -> Sequence[Node]:
         """All of a block that has tokens."""
