@@ -73,7 +73,7 @@ class DotLowering:
         """The cheapest Plan for these sizes."""
         batch, m, k, n = (high(s) for s in self.problem.sizes)
         turned = self.problem.b.op is ops.permute
-        sizes = plans.Problem(batch, m, k, n, turned)
+        sizes = plans.Problem(batch, m, k, n, turned, not self.sums_in_result())
         return plans.choose_plan(sizes, self.target, self.accumulator)
 
     # ---- the Body -------------------------------------------------------------------------
@@ -98,12 +98,17 @@ class DotLowering:
         grid = self.body(plan)
         return [(self.b.finish(grid, plan=plan), roles)]
 
+    def sums_in_result(self) -> bool:
+        """Whether sums over a part of k can be kept where the result goes."""
+        dot = self.group.values[0]
+        return dot in self.stored and dot.dtype is self.accumulator
+
     def partial_sums(self, parameters: list[Any], roles: list[tuple[str, Any]]) -> int | None:
         """Where sums over a part of k are kept: the result itself, or scratch."""
         dot = self.group.values[0]
         if self.parts == 1:
             return None
-        if dot in self.stored and dot.dtype is self.accumulator:
+        if self.sums_in_result():
             return len(self.reads) + self.stored.index(dot)
         parameters.append(
             ("partial", Memory((product(dot.shape),), self.accumulator, "global", "state"))
@@ -264,7 +269,9 @@ class DotLowering:
                 start = combine(column, multiply(j, plan.nr), 1)
                 self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
-                    acc = self.micro(plan, batch, at, count, places, start, j)
+                    ahead = self.rows_ahead(plan, batch, at, i, j)
+                    acc = self.micro(plan, count, j, ahead)
+                    acc = self.with_earlier(plan, acc, batch, at, places, start)
                     self.put(plan, acc, batch, at, i, stop, start)
                 return ()
 
@@ -273,28 +280,27 @@ class DotLowering:
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
-    def first(self, plan: Plan, batch: Size, at: Size, places: list[Size], start: Size) -> Node:
-        """Accumulators before a block of k: zero, or what earlier blocks left."""
+    def with_earlier(self, plan: Plan, acc: Node, batch: Size, at: Size, places: list[Size],
+                     start: Size) -> Node:  # fmt: skip
+        """Add what earlier blocks of k left: read last, when what was asked for has come."""
         b = self.b
-        zeros = b.constant(0, self.accumulator, (plan.mr, plan.nr))
         if self.partial is None or isinstance(at, int):
-            return zeros
+            return acc
 
-        def load() -> Sequence[Node]:
+        def add() -> Sequence[Node]:
             assert self.partial is not None
             with self.columns(plan, start) as lane:
                 rows = [self.e._load(self.partial, self.linear(batch, p, lane)) for p in places]
-                return [b.add(tile_ops.stack_rows(*rows))]
+                return [b.apply("add", acc, b.add(tile_ops.stack_rows(*rows)))]
 
-        return b.branch(b.less(0, at), load, lambda: [zeros])[0]
+        return b.branch(b.less(0, at), add, lambda: [acc])[0]
 
     def linear(self, batch: Size, row: Size, lane: Size) -> Size:
         """The element number of a result."""
         _, m, _, n = self.problem.sizes
         return combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
 
-    def micro(self, plan: Plan, batch: Size, at: Size, count: Size, places: list[Size],
-              start: Size, j: Size) -> Node:  # fmt: skip
+    def micro(self, plan: Plan, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
         b = self.b
 
@@ -304,15 +310,45 @@ class DotLowering:
             else:
                 left = b.load(self.packed_a, (0, i), (plan.mr, 1), (0, 1))
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
-            lines = range(0, plan.nr, max(1, 64 // self.accumulator.size))
-            for column in lines if plan.ahead else ():
-                ahead = (j, combine(i, plan.ahead, 1), column)
-                b.add(tile_ops.prefetch(self.packed_b, *(b.index(x) for x in ahead)))
             return [b.add(tile_ops.dot(left, line, carried[0]))]
 
-        first = self.first(plan, batch, at, places, start)
-        return b.loop("k", 0, count, 1, step, [first], unroll=plan.unroll,
-                      bounds=(0, plan.block_k - 1))[0]  # fmt: skip
+        def several(i: Size, carried: list[Node]) -> Sequence[Node]:
+            for memory, offset in ahead:  # a line serves many steps: one of them asks for it
+                b.add(tile_ops.prefetch(memory, b.index(combine(offset, i, 1))))
+            for t in range(plan.unroll):
+                carried = list(step(combine(i, t, 1), carried))
+            return carried
+
+        acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
+        whole = multiply(floor_divide(count, plan.unroll), plan.unroll)
+        bounds = (0, plan.block_k - 1)
+        acc = b.loop("k", 0, whole, plan.unroll, several, acc, bounds=bounds)
+        if modulo(count, plan.unroll) != 0:
+            acc = b.loop("k", whole, count, 1, step, acc, bounds=bounds)
+        return acc[0]
+
+    def rows_ahead(
+        self, plan: Plan, batch: Size, at: Size, i: Size, j: Size
+    ) -> list[tuple[Node, Size]]:
+        """Where the next row panel will be packed from: this column panel's share of its rows."""
+        _, m, k, _ = self.problem.sizes
+        if self.turned_a or high(m) <= plan.mr:
+            return []
+        row = named("loop", "far_row", 0, max(1, high(m) - 1))
+        place = named("loop", "far_k", 0, max(1, high(k) - 1))
+        reads = stored_reads([(self.problem.a, self.problem.index_a(batch, row, place))],
+                             self.e.memories)  # fmt: skip
+        share = -(-plan.mr // (plan.block_n // plan.nr))
+        found: list[tuple[Node, Size]] = []
+        for node, index in reads:
+            offset = ravel_strides(index, row_major(node.shape))
+            if coefficient(offset, place) != 1 or coefficient(offset, row) in (0, None):
+                continue
+            for r in range(share):
+                own = minimum(combine(multiply(j, share), r, 1), plan.mr - 1)
+                far = combine(combine(i, plan.mr, 1), own, 1)
+                found.append((self.e.memories[node], substitute(offset, {row: far, place: at})))
+        return found
 
     def put(self, plan: Plan, acc: Node, batch: Size, at: Size, i: Size, stop: Size,
             start: Size) -> None:  # fmt: skip
@@ -324,20 +360,31 @@ class DotLowering:
             self.finish(plan, batch, at, i, stop, start)
             return ()
 
-        def straight() -> Sequence[Node]:
-            with self.e.scope(), self.columns(plan, start) as lane:
-                for r in range(plan.mr):
-                    row = b.add(tile_ops.extract(acc, index=r))
-                    offset = self.linear(batch, combine(i, r, 1), lane)
-                    self.e.store(self.outputs[dot], row, offset)
-            return ()
+        def straight(memory: Node) -> Any:
+            def run() -> Sequence[Node]:
+                with self.e.scope(), self.columns(plan, start) as lane:
+                    for r in range(plan.mr):
+                        row = b.add(tile_ops.extract(acc, index=r))
+                        self.e.store(memory, row, self.linear(batch, combine(i, r, 1), lane))
+                return ()
 
-        if self.stored != [dot] or dot.dtype is not self.accumulator or high(m) < plan.mr:
+            return run
+
+        def whole_or_rows(memory: Node) -> Any:
+            if modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0:
+                return straight(memory)
+            full = b.less_equal(combine(i, plan.mr, 1), stop)
+            return lambda: b.branch(full, straight(memory), by_rows)
+
+        if high(m) < plan.mr:
             by_rows()
-        elif modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0:
-            straight()
-        else:
-            b.branch(b.less_equal(combine(i, plan.mr, 1), stop), straight, by_rows)
+        elif self.stored == [dot] and dot.dtype is self.accumulator:
+            whole_or_rows(self.outputs[dot])()
+        elif self.partial is None:
+            by_rows()
+        else:  # sums that are not complete go straight to where they are kept
+            last = b.less_equal(self.problem.sizes[2], combine(at, plan.block_k, 1))
+            b.branch(last, by_rows, whole_or_rows(self.partial))
 
     def finish(self, plan: Plan, batch: Size, at: Size, i: Size, stop: Size, start: Size) -> None:
         """Hand each row of the register tile to the epilogue, or keep it for the next block."""
@@ -390,7 +437,9 @@ class DotLowering:
         found = [(self.outputs[v], ravel_strides(i, row_major(v.shape))) for v, i in starts]
         for node, index in stored_reads(starts, self.e.memories):
             found.append((self.e.memories[node], ravel_strides(index, row_major(node.shape))))
-        for memory, offset in found:
+        if self.partial is not None:
+            found.append((self.partial, linear))
+        for memory, offset in dict.fromkeys(found):
             if coefficient(offset, lane) != 1 or coefficient(offset, row) in (0, None):
                 continue
             line = 64 // memory.dtype.size

@@ -8,6 +8,8 @@ dtypes and the Target alone.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,16 +17,14 @@ from ..core.dtype import DType
 from ..core.target import Target
 
 SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
-BLOCK_K = 512
-ROWS = 1024  # rows of a program whose unfinished sums stay in the cache
-NEAR = 1600 << 10  # bytes of them that do
+DEPTHS = (512, 384, 256)  # blocks of k worth a look: shallow ones leave room for more columns
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
 WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
-KEEP_NEAR, KEEP_FAR = 8.0, 40.0  # an unfinished sum, kept and taken up again
+KEEP, KEEP_APART = 8.0, 30.0  # an unfinished sum, kept in the result or apart, and taken up again
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Plan:
     block_k: int
     unit: str = ""  # a matrix unit of the Target, or vectors
     unroll: int = 4
-    ahead: int = 0  # rows of packed b to prefetch; hardware does it where scratch is contiguous
 
     @property
     def nr(self) -> int:
@@ -49,13 +48,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on: sizes, and whether b is packed by turning squares."""
+    """What the choice depends on: sizes, whether b is packed by turning squares, and whether
+    unfinished sums need a place apart from the result."""
 
     batch: int
     m: int
     k: int
     n: int
     turned: bool = False
+    apart: bool = False
 
 
 def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
@@ -64,30 +65,30 @@ def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
                key=lambda plan: cost(plan, problem, target, accumulator))  # fmt: skip
 
 
-def block_of_k(k: int) -> int:
+def block_of_k(k: int, depth: int) -> int:
     """How much of k is packed at a time: all of it, or parts of nearly equal size."""
-    if 2 * k <= 3 * BLOCK_K:
+    if 2 * k <= 3 * depth:
         return max(1, k)
-    parts = -(-k // BLOCK_K)
+    parts = -(-k // depth)
     part = -(-k // parts)
     return -(-part // 16) * 16
 
 
 def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:
-    """Plans worth a look: every register tile, a few ways to cut m and n."""
+    """Plans worth a look: every register tile, a few ways to cut k, m and n."""
     lanes = target.lanes(accumulator)
     tiles = WIDE_TILES if target.vector_registers >= 32 else NARROW_TILES
-    block_k = block_of_k(problem.k)
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
-    for mr, across in tiles:
+    depths = dict.fromkeys(block_of_k(problem.k, depth) for depth in DEPTHS)
+    for block_k, (mr, across) in itertools.product(depths, tiles):
         nr = across * lanes
         rows = balanced(m, mr)
         fit = max(nr, SCRATCH_B // (block_k * accumulator.size) // nr * nr)
         least = -(-n // fit)
         for count in {least, -(-least // workers) * workers, 2 * workers * -(-least // workers)}:
             block_n = max(nr, -(-n // (count * nr)) * nr)
-            for cuts in {1, workers, 2 * workers, max(1, m // ROWS)}:
+            for cuts in {1, workers, 2 * workers}:
                 block_m = max(rows, -(-m // (cuts * rows)) * rows)
                 yield Plan(rows, across, lanes, min(block_m, m) if cuts == 1 else block_m,
                            min(block_n, fit), block_k)  # fmt: skip
@@ -105,16 +106,14 @@ def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> fl
     """Relative time of the slowest worker."""
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
-    columns = _parts(n, plan.block_n)
-    rows = _parts(m, plan.block_m)
-    works = [_program(plan, problem, r, c) for r in rows for c in columns]
+    columns, rows = _parts(n, plan.block_n), _parts(m, plan.block_m)
+    of_size = {(r, c): _program(plan, problem, r, c) for r in set(rows) for c in set(columns)}
+    works = [of_size[r, c] for r in rows for c in columns]
     if len(works) * problem.batch > 4096:
         return sum(works) * problem.batch / workers
     loads = [0.0] * workers
-    for _ in range(problem.batch):
-        for work in works:  # workers draw programs in order
-            at = loads.index(min(loads))
-            loads[at] += work
+    for work in works * problem.batch:  # workers draw programs in order
+        heapq.heapreplace(loads, loads[0] + work)
     return max(loads)
 
 
@@ -134,6 +133,6 @@ def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
     pack_b = k * panels * plan.nr * (PACK_B_TURNED if problem.turned else PACK_B)
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH
-    kept = KEEP_NEAR if rows * columns * 4 <= NEAR else KEEP_FAR
+    kept = KEEP_APART if problem.apart else KEEP
     finish += panels * plan.nr * strips * plan.mr * (-(-k // plan.block_k) - 1) * kept
     return float(multiply + pack_b + pack_a + finish)
