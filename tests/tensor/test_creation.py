@@ -88,3 +88,14 @@ def test_two_leaves_of_one_constant():
 def test_tri():
     assert tg.tri(2, 3, dtype=bool).tolist() == [[True, False, False], [True, True, False]]
     assert np.array_equal(tg.tri(3, 4, 1).numpy(), np.tri(3, 4, 1, dtype=np.float32))
+
+
+def test_large_data_is_copied_to_whole_lines() -> None:
+    source = np.arange(3 << 19, dtype=np.float32).reshape(1024, -1)[:, ::2]
+    for dtype in (tg.float32, tg.bfloat16, tg.int32):
+        made = tg.tensor(source, dtype=dtype)
+        found = made.numpy()
+        assert found.ctypes.data % 64 == 0 and found.flags.c_contiguous
+        np.testing.assert_array_equal(found, source.astype(found.dtype))
+    source[:] = 0
+    assert found[0, 1] == 2

@@ -16,7 +16,7 @@ from ..core.errors import TraceError
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Size
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import BIG_BYTES, Buffer
 from .placement import common_device, elsewhere, homes, is_pure, moved, stand_ins, values
 
 
@@ -47,6 +47,16 @@ def from_array(array: np.ndarray[Any, Any], adapts: bool = True) -> Node:
     buffer = values[node] = Buffer.wrap(np.ascontiguousarray(array).reshape(array.shape))
     buffer.adapts = adapts
     return node
+
+
+def copy_of(array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """A contiguous copy; a large one in memory of the pool: whole lines, on huge pages."""
+    bytes = array.size * np.dtype(dtype).itemsize
+    if bytes < BIG_BYTES:
+        return array.astype(dtype, order="C")
+    found = Buffer.allocate(bytes).array(array.shape, dtype)
+    found[...] = array
+    return found
 
 
 def from_buffer(buffer: Buffer, shape: tuple[Size, ...], dtype: DType) -> Node:

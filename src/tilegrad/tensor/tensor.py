@@ -28,6 +28,7 @@ from .placement import default_device, elsewhere, is_pure, on_host, settled, sta
 from .realize import (
     by_device,
     compute,
+    copy_of,
     from_array,
     from_buffer,
     own_node,
@@ -376,9 +377,8 @@ def from_data(data: Any, dtype: Any = None) -> Node:
     made = isinstance(data, (list, tuple, range))
     if wanted is None and array.dtype == np.float64 and made:
         wanted = dtypes.float32
-    if wanted is not None and array.dtype != wanted.numpy:
-        return from_array(array.astype(wanted.numpy))
-    return from_array(array if made else array.copy())
+    kind = array.dtype if wanted is None else wanted.numpy
+    return from_array(array if made and array.dtype == kind else copy_of(array, kind))
 
 
 def as_array(data: Any) -> np.ndarray[Any, Any]:
