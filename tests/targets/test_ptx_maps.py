@@ -32,7 +32,7 @@ def test_an_entry_survives_its_text() -> None:
 
 def test_numbers_are_innermost_first() -> None:
     record = maps.record_of(PLAIN, 1024)
-    assert record == (9, 2, 1024, (512, 128), (1024,), (64, 64), 3, 3)
+    assert record == (9, 2, 1024, (512, 128), (1024,), (64, 64), 3, 2)
     assert maps.record_of(SYMBOLIC, 0, {"rows": 7})[3:5] == ((64, 7), (256,))
     line = TensorMap(0, dtypes.uint8, (4096,), (1,), (256,))
     assert maps.record_of(line, 16, promotion=0) == (0, 1, 16, (4096,), (), (256,), 0, 0)
@@ -85,6 +85,6 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
     with calls.substitute(fake):
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
-    assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 3, 0))]
+    assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 2, 0))]
     maps._encoded.cache_clear()
     maps._functions.clear()

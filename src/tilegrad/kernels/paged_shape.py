@@ -28,6 +28,7 @@ from ..ir.types import Memory
 
 SHORT = 512  # keys of a program from which larger blocks are better
 SHARED = 227 << 10  # bytes that a program may have
+UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
 REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
 # SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
@@ -217,7 +218,8 @@ def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPla
     held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
     if x.scaled:
         held += block * wide * 2
-    stages = max(2, (SHARED - held) // (block * wide * x.cache.size))
+    each = block * wide * x.cache.size
+    stages = max(2, min(UNDER_WAY, SHARED - held) // each)
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads
     return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)

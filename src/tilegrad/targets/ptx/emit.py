@@ -24,7 +24,6 @@ from .emit_control import ControlEmitter
 from .emit_memory import SWIZZLES, all_nodes
 from .emit_placed import arrivals
 from .emit_shared import Hazards
-from .emit_threads import page_box
 from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
 
@@ -203,8 +202,6 @@ class Emitter(ControlEmitter):
             place, memory = (node.inputs[i] for i in order)
             assert isinstance(place.type, Memory)
             box, _, _ = self.boxes(place.type, node.attrs["shape"])
-            if node.op.name == "copy_pages":
-                box = page_box(box, node.attrs["hint"])
             self.map_of(memory, place.type, box, node.attrs["axes"])
 
     # ---- Blocks ---------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from .spread import Spread
 PIECE = 16  # bytes that one thread moves
 DEPTH = 16  # of one matrix product
 WARP = 32
-PAGE_ROWS = 8  # of a copy of a part of a page
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 
@@ -49,13 +48,6 @@ class Register:
     right: bool
     warps: tuple[int, int]
     words: list[list[str]]
-
-
-def page_box(shape: tuple[int, ...], hint: str) -> tuple[int, ...]:
-    """The box of one copy of copy_pages, for a page of which each row is one span.
-
-    What is read once comes from memory, in pieces; else caches have it, and a page is one box."""
-    return (PAGE_ROWS, *shape[1:]) if hint == "first" and shape[0] % PAGE_ROWS == 0 else shape
 
 
 class ThreadsEmitter(PlacedEmitter):
@@ -92,39 +84,31 @@ class ThreadsEmitter(PlacedEmitter):
                        guard=walk.guard)  # fmt: skip
 
     def emit_copy_pages(self, node: Node) -> None:
-        """A copy for each piece of rows and one span of each page, issued by a lane of its own.
-
-        The pieces of one span of all pages come before those of the next: neighbouring lines of
-        memory asked for one right after the other take 3% longer than lines further apart."""
+        """A copy for each span of each page, issued by a lane of its own."""
         place, memory, barrier, stage, pages = node.inputs[:5]
         rank, w = len(memory.type.shape), self.w  # type: ignore[union-attr]
         index, lead = node.inputs[5 : 5 + rank], node.inputs[5 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
-        whole, spans, _ = self.boxes(type_, node.attrs["shape"])
-        box = page_box(whole, node.attrs["hint"])
-        pieces, count = whole[0] // box[0], int(pages.shape[0])  # type: ignore[arg-type]
+        box, spans, _ = self.boxes(type_, node.attrs["shape"])
+        count = int(pages.shape[0])  # type: ignore[arg-type]
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         bytes_ = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size  # of a row of a span
         number = self.resize(self.get(pages, self.plan.spread(pages))[0], self.dtype(pages), int32)
         base, landing = self.lead_address(place, lead), self.barrier_address(barrier, stage)
-        found, row_axis = [self.index32(i) for i in index], node.attrs["axes"][0]
+        found = [self.index32(i) for i in index]
         span_bytes = int(type_.shape[-2]) * bytes_  # type: ignore[arg-type]
         form, hint = self.page_copy(rank, node.attrs["hint"])
-        for first in range(0, spans * count * pieces, WARP):
+        for first in range(0, spans * count, WARP):
             lane = w.value("b32", "add.s32", self.thread, str(first)) if first else self.thread
-            rest, piece = self.divided(lane, pieces)
-            span, page = self.divided(rest, count)
+            page, span = self.divided(lane, spans)
             at = list(found)
             at[0] = w.value("b32", "shfl.sync.idx.b32", number, page, "31", "-1")
             at[0] = w.value("b32", "add.s32", at[0], found[0])
-            at[row_axis] = w.value("b32", "mad.lo.s32", piece, str(box[0]), found[row_axis])
             at[-1] = w.value("b32", "mad.lo.s32", span, str(box[-1]), found[-1])
-            address = base
-            for part, size in ((page, whole[0] * bytes_), (piece, box[0] * bytes_),
-                               (span, span_bytes)):  # fmt: skip
-                address = w.value("b32", "mad.lo.s32", part, str(size), address)
-            last = min(WARP, spans * count * pieces - first)
+            address = w.value("b32", "mad.lo.s32", page, str(box[0] * bytes_), base)
+            address = w.value("b32", "mad.lo.s32", span, str(span_bytes), address)
+            last = min(WARP, spans * count - first)
             mine = w.value("pred", "setp.lt.s32", self.thread, str(last))
             where = "{" + ", ".join(reversed(at)) + "}"
             w.put(form, f"[{address}]", f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
