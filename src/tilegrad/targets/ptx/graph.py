@@ -142,9 +142,11 @@ class Replay:
         return f"one of a {self.describe()}"
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be going down
+        try:
             if self.executable is not None:
                 api().cuGraphExecDestroy(self.executable)
             if self.graph is not None:
                 api().cuGraphDestroy(self.graph)
+        except Exception:
+            return  # the interpreter is going down
 
