@@ -42,6 +42,20 @@ def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
 
 
+@pytest.mark.parametrize("cache", [float16, bfloat16])
+def test_narrower_cache(cache: DType) -> None:
+    """float32 queries over a cache of 16 bits."""
+    x, given, want = problem([100, 40, 200], [30, 40, 100], (8, 2), cache=cache)
+    assert prefill.why_not(x, host()) == ""
+    (found,) = prefill.callee(x, host()).interpret(*given)
+    np.testing.assert_allclose(found, want, rtol=0, atol=2e-6)
+    types = [t for _, t in paged.attend_parameters(x)][:-1]
+    nodes = [build.input_(t.shape, t.dtype) for t in types]
+    out = ops.call(*nodes, callee=prefill.callee(x, host()))
+    (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
+    np.testing.assert_allclose(buffer.array(want.shape, np.float32), want, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
 def test_interpreted(target: Target) -> None:
     x, given, want = problem([60, 7], [40, 7], heads=(2, 1))
@@ -80,3 +94,5 @@ def test_symbols(dtype: DType) -> None:
 def test_what_is_refused() -> None:
     x, _, _ = problem([60], [40], dtype=bfloat16, cache=float8_e4m3)
     assert "dtype" in prefill.why_not(x, host())
+    x, _, _ = problem([60], [40], dtype=bfloat16, cache=float16)
+    assert (prefill.why_not(x, host()) == "") is not bool(prefill.choose(x, host()).unit)

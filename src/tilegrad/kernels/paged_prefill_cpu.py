@@ -33,9 +33,12 @@ NAMES = {"keys": "k", "values": "v"}
 
 def why_not(x: PagedShape, target: Target) -> str:
     """Why no Body can be right; '' where one can."""
-    if x.cache is not x.dtype or not x.dtype.is_float:
-        return "the cache has the queries' dtype"
-    return "" if choose(x, target) is not None else "no Plan"
+    plan = choose(x, target)
+    if plan is None or not x.dtype.is_float:
+        return "no Plan"
+    if x.cache is not x.dtype and (plan.unit or x.scaled or not x.cache.is_float):
+        return "the cache has the queries' dtype, or on vectors another one of 16 bits or more"
+    return ""
 
 
 def shape_of(x: PagedShape) -> AttentionShape:
