@@ -28,11 +28,13 @@ from tilegrad.kernels.paged_combine import combine_parameters, combine_parts
 from tilegrad.kernels.paged_shape import (
     PagedPlan,
     PagedShape,
+    ShortPlan,
     attend_parameters,
     cache_parameters,
     scratch_parameters,
     work_parameters,
 )
+from tilegrad.kernels.paged_short import short_parameters, step_attend
 from tilegrad.kernels.paged_work import work_list, work_parameters_of
 from tilegrad.tile.build import Body
 
@@ -398,7 +400,30 @@ def prefills(heads: int, key_heads: int, page: int, lengths: Sequence[int],
                              queries)  # fmt: skip
 
 
+def stepped(x: PagedShape, plan: ShortPlan, rotary: Rotary, queries: Sequence[int],
+            lengths: Sequence[int]) -> Steps:  # fmt: skip
+    """Append and attention in one launch; a token at most for each request."""
+    given = cache(x, lengths, queries)
+    frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
+    given |= {"k": drawn(8, x.tokens, x.key_heads, x.width).astype(x.dtype.numpy),
+              "v": drawn(9, x.tokens, x.key_heads, x.value_width).astype(x.dtype.numpy),
+              "frequencies": frequencies}  # fmt: skip
+    wide = [given[n].astype(np.float64) for n in ("keys", "values")]
+    places = [given[n] for n in ("table", "lengths", "query_starts")]
+    turned = paged_reference.append(x, rotary, given["q"], given["k"], given["v"], frequencies,
+                                    *places, *wide, scales_of(x))  # fmt: skip
+    kept = [m.astype(x.cache.numpy) for m in wide]
+    out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))
+    names = [n for n, _ in short_parameters(x, rotary)]
+    given["out"] = np.zeros(out.shape, x.dtype.numpy)
+    within = 2.0**-4 if x.scaled else STEP[x.dtype]
+    return Steps([(step_attend(x, plan, rotary), names)], given, {
+        "out": (out, 2 * STEP[x.dtype]), "keys": (wide[0], within),
+        "values": (wide[1], within)})  # fmt: skip
+
+
 SEVERAL = (0, 1, 5, 2, 3)
+FEW = (1, 65, 130, 64, 340)
 CHUNKS = ((0, 1, 130, 64), (0, 1, 130, 3))  # keys and new tokens of each request
 PREFILL: dict[str, Callable[[], Steps]] = {
     "page 16": prefills(2, 1, 16, *CHUNKS),
@@ -426,6 +451,12 @@ PAGED: dict[str, Callable[[], Steps]] = {
                                         SEVERAL),
     "prefill": lambda: attended(paged(4, 1, 16, (0, 70, 21), (0, 70, 130)),
                                 replace(TURNS, rows=64), (0, 70, 21), (0, 70, 130)),
+    "one launch": lambda: stepped(paged(8, 2, 16, ONES, FEW), ShortPlan(cluster=2), Rotary(64),
+                                  ONES, FEW),
+    "one launch, clusters of 8": lambda: stepped(
+        paged(4, 1, 64, ONES, FEW, 128), ShortPlan(), Rotary(128), ONES, FEW),
+    "one launch, 8 bits": lambda: stepped(
+        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW),
     "append": lambda: appended(paged(8, 2, 16, SEVERAL), Rotary(64), SEVERAL),
     "append, 8 bits": lambda: appended(paged(4, 1, 16, SEVERAL, cache=float8_e4m3), Rotary(64),
                                        SEVERAL),

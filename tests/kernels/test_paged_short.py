@@ -32,6 +32,7 @@ from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
+from tilegrad.targets.ptx.simulate_errors import SimulationError
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.callee import parse_callee
@@ -188,8 +189,9 @@ def test_interpreted(label: str) -> None:
     step.agree()
 
 
-SIMULATED = ("page 32", "requests without a token", "clusters of 8", "8 warps, clusters of 2",
-             "some of a head", "interleaved", "8 bits", "window")  # fmt: skip
+SIMULATED = ("page 32", "page 64", "requests without a token", "clusters of 8",
+             "8 warps, clusters of 2", "some of a head", "interleaved", "8 bits",
+             "window")  # fmt: skip
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -268,12 +270,18 @@ def test_choice() -> None:
     assert choose_short(BASE, H200) is not None
     assert choose_short(replace(BASE, tokens=64, requests=64), H200) is None
     assert choose_short(replace(BASE, tokens=7), H200) is None
+    found = [choose_short(replace(BASE, tokens=n, requests=n, most_pages=4096 // 32), H200)
+             for n in (1, 2, 4, 8, 16)]  # fmt: skip
+    assert [plan and plan.cluster for plan in found] == [8, 4, 2, 2, None]
+    for requests, keys, there in ((1, 8192, True), (1, 16384, False), (2, 8192, False)):
+        x = replace(BASE, tokens=requests, requests=requests, most_pages=keys // 32)
+        assert (choose_short(x, H200) is not None) is there
 
 
 def real_shapes() -> Iterator[PagedShape]:
     """Heads of models, and pages."""
     for page in (16, 32, 64, 256):
-        yield replace(BASE, page=page)
+        yield replace(BASE, page=page, most_pages=8192 // page)
     yield replace(BASE, cache=float8_e4m3)
     yield replace(BASE, heads=64)
     yield replace(BASE, heads=8)
@@ -308,10 +316,17 @@ def test_assembled() -> None:
 def test_mutants(label: str, waits: tuple[int, int]) -> None:
     """Every barrier, fence and wait is needed: the check sees each one missing or changed, but
     that the one barrier of the one role that has one may have any number; that a copy may wait
-    for a stage that is given back later; and that warps of a role read what others of it wrote,
-    which the simulator sees."""
-    alive = [name for name, body in mutants.mutants(body_of(label))
-             if not any(f.level == "error" for f in check_body(body, H200))]  # fmt: skip
+    for a stage that is given back later; and that warps look up the angles that others of them
+    made, which the simulator sees."""
+    alive = {name for name, body in mutants.mutants(body_of(label))
+             if not any(f.level == "error" for f in check_body(body, H200))}  # fmt: skip
     wanted = {f"named_sync {i} number + 1" for i in range(3)}
     wanted |= {f"wait {i} next stage" for i in waits}
-    assert set(alive) == wanted | {"named_sync 2 dropped", "named_sync 2 arrives only"}
+    assert alive == wanted | {"named_sync 0 dropped"}
+
+
+def test_angles_are_there_before_they_are_looked_up() -> None:
+    """The meeting that the check does not miss."""
+    broken = dict(mutants.mutants(body_of("group 8")))["named_sync 0 dropped"]
+    with pytest.raises(SimulationError, match=r"race|nothing was written|no barrier"):
+        simulate(*emit(broken, "kernel", H200), step_of("group 8").given, policy="random", seed=1)

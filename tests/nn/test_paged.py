@@ -213,6 +213,49 @@ def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: i
         assert small_gpu.count("cuGraphLaunch") > graphs
 
 
+@pytest.mark.parametrize("cores, each", ((64, 1), (8, 2)))
+def test_steps_of_single_tokens_on_a_gpu(
+    small_gpu, monkeypatch, request, cores: int, each: int
+) -> None:
+    """Few requests with a token at most each are one launch a layer; where the machine has too few
+    cores for that, the two that there are, the work list and zeros."""
+    simulated = "Simulated" in request.node.name
+    monkeypatch.setattr(driver.Device, "target", replace(H200, cores=cores))
+    target_of.cache_clear()
+    run = Run("cuda", tg.bfloat16, layers=1 if simulated else 2, width=64, key_heads=1)
+
+    def body(cache, q, k, v, table, lengths, starts, frequencies):
+        return [cache.step(layer, q[layer], k[layer], v[layer], table, lengths, starts,
+                           frequencies=frequencies, single=True)
+                for layer in range(run.layers)]  # fmt: skip
+
+    sizes = {n: {0: REQUESTS} for n in ("q", "k", "v", "table", "lengths")}
+    run.step = tg.jit(body, dynamic={**sizes, "starts": DYNAMIC["starts"]})
+    run.agree([(0, 1), (1, 1)])
+    before, launches = run.pointers(), small_gpu.count("cuLaunchKernelEx")
+    batches = [[(1, 1)]] if simulated else [[(2, 1), (3, 0), (0, 1)], [(1, 1)]]
+    for batch in batches:
+        run.agree(batch, extra=sum(not n for _, n in batch))  # as many tokens as requests
+    launched = small_gpu.count("cuLaunchKernelEx") - launches
+    assert launched == len(batches) * (run.layers * each + 2 * (each - 1))
+    for _ in range(0 if simulated else 17):  # into the next page
+        run.agree([(1, 1), (0, 1)])
+    assert run.pointers() == before and run.step.traces == 1
+
+
+def test_steps_of_single_tokens_on_a_cpu() -> None:
+    """The same function, by the two kernels."""
+    run = Run("cpu", tg.float32, layers=1)
+
+    def body(cache, q, k, v, table, lengths, starts, frequencies):
+        return [cache.step(0, q[0], k[0], v[0], table, lengths, starts, frequencies=frequencies,
+                           single=True)]  # fmt: skip
+
+    run.step = tg.jit(body, dynamic=DYNAMIC)
+    for batch in ([(0, 1), (1, 1)], [(1, 1), (0, 1), (2, 1)], [(2, 1)]):
+        run.agree(batch)
+
+
 def test_a_cache_of_8_bits() -> None:
     run = Run("cpu", tg.float32, layers=1)
     data = run.numbers(6, 2, 32), run.numbers(6, 2, 32)
@@ -301,6 +344,8 @@ def test_a_cache_is_appended_to_by_jitted_functions_only() -> None:
     _, arguments = step_with(lambda cache, old, out: out)
     with pytest.raises(StateError, match="within a jitted function"):
         arguments[0].append(0, *arguments[1:])
+    with pytest.raises(StateError, match="within a jitted function"):
+        arguments[0].step(0, *arguments[1:])
 
 
 def test_functions_leave_their_arguments() -> None:

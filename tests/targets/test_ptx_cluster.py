@@ -15,10 +15,10 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.plan_cluster import handed_over
+from tilegrad.targets.ptx.plan_cluster import ends_alone, handed_over
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.targets.ptx.simulate_errors import RaceError
-from tilegrad.tile import placed
+from tilegrad.tile import ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder, fill
 
@@ -113,3 +113,72 @@ def test_wide_matmul(split: int, cluster: int) -> None:
     text, _ = emit(body, "matmul", H200)
     assert text.startswith(".version 8.6" if split > 1 else ".version 8.5")
     assert ("mbarrier.arrive.shared::cluster.b64" in text) == (cluster > 1)
+
+
+# ---- what is sent -------------------------------------------------------------------------------
+
+
+def sent(warps: int, cluster: int, both: bool = True, straight: bool = True) -> Body:
+    """Programs send shares of a tile and a line of sums; each stores the sum of what it got."""
+    b = PlacedBuilder("sent", [("x", Memory((8, 128, 8), float32)),
+                               ("out", Memory((8, 128 // cluster + 1, 8), float32, use="result"))])
+    x, out = b.parameters
+    each = 128 // cluster
+    shares = b.allocate((cluster, each, 8), float32, "shared")
+    lines = b.allocate((cluster, 8), float32, "shared")
+    given = b.barrier("given", 1)
+    program, rank = b.program(0, 8), b.cluster_rank(cluster)
+
+    def role() -> None:
+        b.expect(given, 0, (128 + cluster) * 8 * 4)
+        total = b.register_tile((128, 8), float32)
+        b.write(total, b.load(x, (program, 0, 0), (128, 8), (1, 2)))
+        b.send(shares, b.read(total), given, 0, rank, cut=True)
+        line = b.add(ops.reduce(b.read(total), axis=0, kind="max"))
+        if straight:
+            b.send(lines, line, given, 0, rank)
+        else:
+            b.branch(b.less(program, 8), lambda: b.send(lines, line, given, 0, rank) or ())
+        b.wait(given, 0, 0)
+        for place, at in ((shares, 0), (lines, each)):
+            sums = b.read(place, 0)
+            for r in range(1, cluster):
+                sums = b.apply("add", sums, b.read(place, r))
+            sums = b.add(ops.reshape(sums, shape=(1 if at else each, 8)))
+            b.store(out, sums, (program, at, 0), (1, 2))
+
+    b.role("worker", warps, 0, role)
+    if not both:
+        b.role("idle", 1, 0, lambda: None)
+    return b.finish((8,), cluster=(cluster,))
+
+
+@pytest.mark.parametrize("warps, cluster", [(4, 2), (4, 4), (4, 8), (8, 8), (1, 2), (8, 4)])
+def test_sent(warps: int, cluster: int) -> None:
+    """Each program gets its rows of all, and all lines; no fence, no arrival, no end together."""
+    text, entry = emit(sent(warps, cluster), "sent", H200)
+    assert "fence.acq_rel" not in text and "mbarrier.arrive.release" not in text
+    assert text.count("barrier.cluster.wait") == 1
+    x = np.random.default_rng(0).integers(-8, 8, (8, 128, 8)).astype(np.float32)
+    out = np.full((8, 128 // cluster + 1, 8), -1, np.float32)
+    simulate(text, entry, [x, out], policy="random", seed=2)
+    by = x.reshape(8 // cluster, cluster, cluster, 128 // cluster, 8)
+    found = out.reshape(8 // cluster, cluster, -1, 8)
+    np.testing.assert_array_equal(found[:, :, :-1], by.sum(1))
+    lines = x.max(1).reshape(8 // cluster, cluster, 8).sum(1)
+    np.testing.assert_array_equal(found[:, :, -1], np.repeat(lines[:, None], cluster, 1))
+    if find_ptxas():
+        assemble(text)
+
+
+def test_programs_that_may_end_alone() -> None:
+    """Where each waits for what is sent to it, right where it sends itself; else they end
+    together."""
+    assert ends_alone(sent(4, 2))
+    assert not ends_alone(sent(4, 2, straight=False))
+    assert not ends_alone(exchange())
+    text, entry = emit(sent(4, 2), "sent", H200)
+    with pytest.raises(RaceError):
+        x = np.zeros((8, 128, 8), np.float32)
+        simulate(text.replace(WAIT, WAIT.replace("acquire", "relaxed")), entry,
+                 [x, np.zeros((8, 65, 8), np.float32)], policy="random", seed=1)  # fmt: skip

@@ -17,7 +17,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.tile import interpret, placed
+from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.concurrent import DeadlockError, RaceError
 from tilegrad.tile.placed import PlacedBuilder, fill
@@ -127,6 +127,65 @@ def shared(mask: int = 3, first: int = 0, wait: bool = True, rows: int = 1) -> B
     b.role("producer", 1, 0, producer)
     b.role("consumer", 1, 0, consumer)
     return b.finish((4,), cluster=(2,))
+
+
+def sent(*, bytes_: int = 96, waits: bool = True, cut: bool = True, late: bool = False) -> Body:
+    """Each of two programs sends the other half of its row of x, and all of it; each stores what
+    it got: halves of both rows, and the sum of both."""
+    b = PlacedBuilder("sent", PARAMETERS)
+    x, out = b.parameters
+    halves = b.allocate((2, 4, 1) if cut else (2, 8, 1), float32, "shared")
+    whole = b.allocate((2, 8), float32, "shared")
+    given = b.barrier("given", 1)
+    program, rank = b.program(0, 4), b.cluster_rank(2)
+
+    def role() -> None:
+        if not late:
+            b.expect(given, 0, bytes_)
+        line = b.load(x, (program, 0), (8,), (1,))
+        column = b.add(ops.reshape(line, shape=(8, 1)))
+        b.send(halves, column, given, 0, rank, cut=cut)
+        b.send(whole, line, given, 0, rank)
+        if late:
+            b.expect(given, 0, bytes_)
+        if waits:
+            b.wait(given, 0, 0)
+        sums = b.apply("add", b.read(whole, 0), b.read(whole, 1))
+        b.store(out, sums, (program, 0), (1,))
+        if cut:
+            for i in range(2):
+                b.store(out, b.read(halves, i), (program, 4 * i), (1, 0))
+
+    b.role("worker", 1, 0, role)
+    return b.finish((4,), cluster=(2,))
+
+
+@pytest.mark.parametrize("late", (False, True))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sent(seed: int | None, late: bool) -> None:
+    """What is cut goes to those it belongs to, in the order of ranks; bytes may land before they
+    are expected."""
+    body = sent(late=late)
+    assert not check_body(body)
+    rows = np.arange(32).reshape(2, 2, 2, 4)  # cluster, program, half
+    np.testing.assert_array_equal(run(body, seed).reshape(2, 2, 2, 4), rows.swapaxes(1, 2))
+    whole = run(sent(cut=False, bytes_=128), seed)
+    np.testing.assert_array_equal(whole.reshape(2, 2, 8), np.repeat(
+        np.arange(32).reshape(2, 2, 8).sum(1, keepdims=True), 2, 1))  # fmt: skip
+
+
+@pytest.mark.parametrize("change, error, words", [
+    ({"waits": False}, RaceError, "race: worker of rank"),
+    ({"bytes_": 112}, DeadlockError, "waits"),
+    ({"bytes_": 80}, RaceError, "race: worker of rank"),
+])  # fmt: skip
+def test_what_is_sent_is_expected_and_waited_for(
+    change: dict[str, object], error: type, words: str
+) -> None:
+    body = sent(**change)  # type: ignore[arg-type]
+    with pytest.raises(error, match=words):
+        run(body, 0)
+    assert any(f.level == "error" for f in check_body(body))
 
 
 def row(b: PlacedBuilder, place: Node, number: int) -> Node:

@@ -42,7 +42,7 @@ def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (out, keys, values): append and attention of a step with one token a request at most."""
     bodies = (step_attend(x, plan, rotary),)
-    return _callee("paged_short", bodies, ("out",), ("keys", "values"))
+    return _callee("paged_attention_short", bodies, ("out",), ("keys", "values"))
 
 
 def _callee(

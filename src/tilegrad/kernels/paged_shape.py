@@ -27,6 +27,7 @@ from ..ir.symbol import Size, combine, floor_divide, high, minimum, multiply
 from ..ir.types import Memory
 
 SHORT = 512  # keys of a program from which larger blocks are better
+FEW, FEWEST = 4096, 1024  # keys of a request, of a program, up to which latencies bound a step
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
@@ -88,9 +89,9 @@ class ShortPlan:
     """Choices for few requests with one new token each: `paged_short`."""
 
     rows: int = 8  # query heads of a key head, the short side of a product: a multiple of 8
-    block: int = 128
+    block: int = 64
     stages: int = 2  # blocks of keys, and as many of values, under way
-    warps: int = 8  # that multiply: 4 or 8
+    warps: int = 4  # that multiply: 4 or 8
     cluster: int = 8  # programs that share the keys of a request and a key head
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
@@ -190,22 +191,28 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
 def choose_short(x: PagedShape, target: Target) -> ShortPlan | None:
     """A Plan for one token a request at most; None where the work is better shared out evenly.
 
-    Programs of a request have one key head and all run at the same time, so that a step takes as
-    long as its longest request: there are no more of them than the target has cores.
+    Programs take half of the target's cores and half of their shared memory, so that the next
+    launch begins beside them, all of the cores at most. A step takes as long as its longest
+    request, so that no request may have many keys.
     """
     if not (x.tokens is x.requests or x.tokens == x.requests):
         return None
-    wide = padded(x.width) + padded(x.value_width)
-    rows = -(-x.group // 8) * 8
-    for block, warps in ((128, 8), (64, 4)):
-        held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
-        held += 8 * rows * padded(x.value_width) + (block * wide * 2 if x.scaled else 0)
-        stages = (SHARED - held) // (block * wide * x.cache.size)
-        plan = ShortPlan(rows, block, int(min(stages, 4)), warps)
-        most = high(x.requests) * x.key_heads * plan.cluster
-        if not short_why_not(x, plan):
-            return plan if most <= (target.cores or 0) else None
-    return None
+    cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
+    most = min(8, target.limits.get("cluster", 1))
+    many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
+    if pairs * many > cores or high(x.most_pages) * x.page > max(FEW, FEWEST * many):
+        return None
+    plan = ShortPlan(-(-x.group // 8) * 8, cluster=many)
+    return None if short_why_not(x, plan) or short_bytes(x, plan) > SHARED else plan
+
+
+def short_bytes(x: PagedShape, plan: ShortPlan) -> int:
+    """Shared memory of a program, about."""
+    wide, rows = padded(x.width) + padded(x.value_width), plan.rows
+    ring = plan.stages * plan.block * wide * x.cache.size
+    beside = plan.block * wide * 2 if x.scaled else 0
+    sent = rows * (padded(x.value_width) + 2 * plan.cluster) * 4
+    return 4096 + ring + beside + rows * 2 * (padded(x.width) + plan.block) + sent
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:

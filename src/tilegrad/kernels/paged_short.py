@@ -49,7 +49,7 @@ def short_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]:
 
 
 def step_attend(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_short"
+    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_attention_short"
 ) -> Body:
     """The kernel."""
     why = short_why_not(x, plan)
@@ -73,12 +73,13 @@ class _Short(Steps):
         """Places, barriers, roles."""
         b, x, plan = self.b, self.x, self.plan
         self.make_places()
-        many = plan.cluster
+        many, half = plan.cluster, self.rotary.width // 2
+        if half:
+            self.turns = b.allocate((2, half), float32, "shared")  # cosines, sines
         shape = (many, self.widths[1] // many, plan.rows)
-        self.own = b.allocate(shape, float32, "shared")  # sums of this program, by who finishes
         self.parts = b.allocate(shape, float32, "shared")  # what is finished here, by who sent it
         self.weighed = b.allocate((many, 2, plan.rows), float32, "shared")  # best scores, weights
-        self.gathered = b.barrier("gathered", many)
+        self.gathered = b.barrier("gathered", 1)
         total = multiply(x.requests, x.key_heads * many)
         program = b.program(0, total)
         self.rank = b.cluster_rank(many)
@@ -166,10 +167,12 @@ class _Short(Steps):
 
     def consumer(self) -> None:
         """Turn, multiply, exchange, finish."""
-        b = self.b
+        b, plan = self.b, self.plan
         b.do(placed.grid_dependency_wait)
-        if self.plan.early:
+        if plan.early:
             b.do(placed.grid_launch_dependents)
+        each = plan.rows * (self.widths[1] // plan.cluster + 2) * float32.size
+        b.expect(self.gathered, 0, each * plan.cluster)
         self.make_tiles()
         self.find()
         place = b.load(self.table, (self.request, self.before // self.x.page))
@@ -215,9 +218,7 @@ class _Short(Steps):
         some = b.apply("where", b.broadcast(here, self.value.shape), b.cast(self.value, float32),
                        b.constant(0.0, float32))  # fmt: skip
         b.write(self.total, b.broadcast(some, (self.widths[1], rows)))
-        one = b.apply("equal", self.counted((plan.block, rows), 0), b.constant(0, int64))
-        one = b.apply("bit_and", one, b.broadcast(here, (plan.block, 1)))
-        sums = b.apply("where", b.broadcast(one, (plan.block, rows)), b.constant(1.0, float32),
+        sums = b.apply("where", b.broadcast(here, (1, rows)), b.constant(1.0, float32),
                        b.constant(0.0, float32))  # fmt: skip
         return [best, sums]
 
@@ -241,10 +242,17 @@ class _Short(Steps):
     # ---- turning --------------------------------------------------------------------------------
 
     def angles(self, column: Node) -> tuple[Node, Node] | None:
-        """Cosines and sines (with the sign that a column's partner has) of every column."""
+        """Cosines and sines (with the sign that a column's partner has) of every column: made
+        once, a thread each, and looked up."""
         b, half = self.b, self.rotary.width // 2
         if not half:
             return None
+        found = b.load(self.memory["frequencies"], (0,), (half,), (0,))
+        angle = b.apply("multiply", found, b.cast(b.index(self.before), float32))
+        factor = b.constant(self.rotary.factor, float32)
+        for number, name in enumerate(("cos", "sin")):
+            b.write(self.turns, b.apply("multiply", b.apply(name, angle), factor), number)
+        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
         number = b.constant(half, int64)
         if self.rotary.interleaved:
             pair = b.apply("unsigned_divide", column, b.constant(2, int64))
@@ -254,11 +262,9 @@ class _Short(Steps):
             pair = b.apply("unsigned_remainder", column, number)
             leads = b.apply("less", column, number)
         inside = b.apply("less", column, b.constant(2 * half, int64))
-        found = b.gather(self.memory["frequencies"], pair, inside)
-        angle = b.apply("multiply", found, b.cast(b.index(self.before), float32))
-        factor, one = b.constant(self.rotary.factor, float32), b.constant(1.0, float32)
-        cosine, sine = (b.apply("multiply", b.apply(n, angle), factor) for n in ("cos", "sin"))
-        zero = b.constant(0.0, float32)
+        cosine, sine = (b.gather(self.turns, b.apply("add", pair, b.constant(i * half, int64)),
+                                 inside) for i in range(2))  # fmt: skip
+        zero, one = b.constant(0.0, float32), b.constant(1.0, float32)
         sine = b.apply("where", leads, b.apply("subtract", zero, sine), sine)
         return b.apply("where", inside, cosine, one), b.apply("where", inside, sine, zero)
 
@@ -299,24 +305,16 @@ class _Short(Steps):
 
     def exchange(self, best: Node, sums: Node) -> None:
         """Each program of the cluster gets the columns that it finishes, of every program."""
-        b, plan, many = self.b, self.plan, self.plan.cluster
-        b.write(self.own, b.add(ops.reshape(b.read(self.total), shape=self.own.shape)))
-        sums = b.add(ops.reduce(sums, axis=0, kind="sum"))
-        best = b.add(ops.reshape(best, shape=(plan.rows,)))
-        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
-        for rank in range(many):
-            b.write_remote(self.parts, b.read(self.own, rank), rank, self.rank)
-            b.write_remote(self.weighed, best, rank, self.rank, 0)
-            b.write_remote(self.weighed, sums, rank, self.rank, 1)
-        b.do(placed.fence, kind="cluster")
-        for rank in range(many):
-            b.arrive_remote(self.gathered, 0, rank)
+        b, rows = self.b, self.plan.rows
+        b.send(self.parts, b.read(self.total), self.gathered, 0, self.rank, cut=True)
+        for which, line in enumerate((best, sums)):
+            line = b.add(ops.reshape(line, shape=(rows,)))
+            b.send(self.weighed, line, self.gathered, 0, self.rank, which)
         b.wait(self.gathered, 0, 0)
-        b.do(placed.fence, kind="cluster")
 
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
-        b, x, plan, many = self.b, self.x, self.plan, self.plan.cluster
+        b, many = self.b, self.plan.cluster
         best = [b.read(self.weighed, r, 0) for r in range(many)]
         base = best[0]
         for other in best[1:]:
@@ -331,21 +329,24 @@ class _Short(Steps):
             part = b.apply("multiply", b.read(self.parts, r), self.by_row(weight))
             result = part if result is None else b.apply("add", result, part)
         assert total is not None and result is not None
+        one = b.constant(1.0, float32)
         some = b.apply("less", b.constant(0.0, float32), total)
-        scale = b.apply("divide", b.constant(1.0, float32),
-                        b.apply("where", some, total, b.constant(1.0, float32)))  # fmt: skip
+        share = b.apply("divide", one, b.apply("where", some, total, one))
         if self.factors:
-            scale = b.apply("multiply", scale, self.factors[1])
-        result = b.cast(b.apply("multiply", result, self.by_row(scale)), x.dtype)
-        shape = (self.widths[1] // many, plan.rows)
-        at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)
+            share = b.apply("multiply", share, self.factors[1])
+        self.write(b.apply("multiply", result, self.by_row(share)))
+
+    def write(self, result: Node) -> None:
+        """Columns (columns, rows) of the result that this program finishes."""
+        b, x, shape = self.b, self.x, result.shape
+        at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)  # type: ignore[arg-type]
         inside = b.apply("bit_and", b.apply("less", at, b.constant(x.value_width, int64)),
                          b.apply("less", row, b.constant(x.group, int64)))  # fmt: skip
         inside = b.apply("bit_and", inside, b.broadcast(self.there, shape))
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         line = b.apply("multiply", row, b.constant(x.value_width, int64))
         offset = b.apply("add", b.apply("add", line, at), b.index(first))
-        b.scatter(self.out, result, offset, inside)
+        b.scatter(self.out, b.cast(result, x.dtype), offset, inside)
 
     def by_row(self, line: Node) -> Node:
         """A number of every row beside all columns."""

@@ -7,7 +7,8 @@ Two rings, of keys and of values, are filled by others.
 
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
 the cache holds there. Invariant: after a block, `total` holds the weighted sum of all values so
-far and the carried (best, sums) the largest score and the sums of weights by key of a block.
+far and the carried (best, sums) the largest score and the sums of weights, of all keys or by key
+of a block, as it was given.
 """
 
 from __future__ import annotations
@@ -54,13 +55,12 @@ class Steps:
             self.rings.append(b.allocate((stages, plan.block, width), x.cache, "shared", layout))
             self.full.append(b.barrier(f"{name}_full", 1, stages))
             self.empty.append(b.barrier(f"{name}_empty", 1, stages))
-        self.operands = self.rings
+        self.operands, dtype = self.rings, self.operand
         if x.scaled:
-            self.operands = [b.allocate((plan.block, width), self.operand, "shared", "swizzle128")
+            self.operands = [b.allocate((plan.block, width), dtype, "shared", "swizzle128")
                              for width in self.widths]  # fmt: skip
-        rows, dtype = plan.rows, self.operand
-        self.queries = b.allocate((rows, self.widths[0]), dtype, "shared", "swizzle128")
-        self.weights = b.allocate((rows, plan.block), dtype, "shared", "swizzle128")
+        self.queries = b.allocate((plan.rows, self.widths[0]), dtype, "shared", "swizzle128")
+        self.weights = b.allocate((plan.rows, plan.block), dtype, "shared", "swizzle128")
 
     def make_tiles(self) -> None:
         """Places in the registers of the role that multiplies, and the scales of a cache."""
@@ -105,21 +105,14 @@ class Steps:
         best, sums = carried
         stage, lap = slot
         key = b.atom("key", b.index(block * plan.block), 0, self.most_blocks * plan.block)
-        b.wait(self.full[0], stage, lap % 2)
-        at = self.unpacked(0, stage)
-        b.do(placed.matrix_fence)
-        b.matrix_async(self.scores, self.operands[0], self.queries, False, at, transpose_b=True)
-        b.do(placed.matrix_commit)
-        b.do(placed.matrix_wait, pending=0)
-        if not self.x.scaled:
-            b.arrive(self.empty[0], stage)
-        scores = self.seen(self.scaled(b.read(self.scores)), sees, key)
+        scores = self.seen(self.scaled(self.products(slot)), sees, key)
         largest = b.add(ops.reduce(scores, axis=0, kind="max"))
         now = b.apply("maximum", best, b.add(ops.reshape(largest, shape=best.shape)))
         base = self.finite(now)
         p = b.apply("quick_exp2", b.apply("subtract", scores, base))
         shrink = b.apply("quick_exp2", b.apply("subtract", best, base))
-        sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
+        if sums.shape == p.shape:
+            sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
         weights = b.add(ops.transpose(b.cast(p, self.operand), order=(1, 0)))
         b.write(self.weights, weights)
         self.clear_unseen(sees, tokens, key, slot)
@@ -132,10 +125,26 @@ class Steps:
         b.matrix_async(self.total, self.operands[1], self.weights, True, at,
                        transpose_a=True, transpose_b=True)  # fmt: skip
         b.do(placed.matrix_commit)
+        if sums.shape != p.shape:  # while values are multiplied
+            more = b.add(ops.reshape(b.add(ops.reduce(p, axis=0, kind="sum")), shape=sums.shape))
+            sums = b.apply("multiply_add", sums, shrink, more)
         b.do(placed.matrix_wait, pending=0)
         if not self.x.scaled:
             b.arrive(self.empty[1], stage)
         return [now, sums]
+
+    def products(self, slot: tuple[Size, Size]) -> Node:
+        """Keys of a block times queries."""
+        b, (stage, lap) = self.b, slot
+        b.wait(self.full[0], stage, lap % 2)
+        at = self.unpacked(0, stage)
+        b.do(placed.matrix_fence)
+        b.matrix_async(self.scores, self.operands[0], self.queries, False, at, transpose_b=True)
+        b.do(placed.matrix_commit)
+        b.do(placed.matrix_wait, pending=0)
+        if not self.x.scaled:
+            b.arrive(self.empty[0], stage)
+        return b.read(self.scores)
 
     def unpacked(self, which: int, stage: Size) -> tuple[Size, ...]:
         """Where an operand lies: in the ring, or beside it once it is widened to 16 bits."""

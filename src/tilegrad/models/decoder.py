@@ -269,16 +269,20 @@ class Decoder(nn.Module):
 
 
 def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
-          query_starts: Any, queries: int | None = None) -> Attend:  # fmt: skip
-    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`."""
+          query_starts: Any, queries: int | None = None, single: bool = False
+          ) -> Attend:  # fmt: skip
+    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
+
+    `single` says that no request has more than one new token.
+    """
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rotary, how = config.rotary_of(layer), config.attention(layer)
         speeds = {} if rotary is None else {"frequencies": rotary.frequencies(),
                                             "factor": rotary.attention_factor}  # fmt: skip
-        q = cache.append(layer, q, k, v, table, lengths, query_starts, **speeds)
         how["window"] = how["window"] or 0
-        return cache.attend(layer, q, table, lengths, query_starts, queries=queries, **how)
+        return cache.step(layer, q, k, v, table, lengths, query_starts, **speeds, **how,
+                          queries=queries, single=single)  # fmt: skip
 
     return attend
 

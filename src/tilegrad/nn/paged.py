@@ -1,8 +1,9 @@
 """The state of a paged cache: keys and values of all layers, tables and lengths of requests.
 
 A jitted step takes the cache as an argument; `append` writes the new tokens of a layer into their
-pages, `attend` reads them. Both name requests by `table`, `lengths` and `query_starts`, as
-`tensor.paged` explains them: rows of the cache's own `table` and `lengths`, or others.
+pages, `attend` reads them, `step` does both. They name requests by `table`, `lengths` and
+`query_starts`, as `tensor.paged` explains them: rows of the cache's own `table` and `lengths`, or
+others.
 On a CPU pages that no token was written to cost no memory, so a cache may be made for more than
 is used. Invariant: each layer's keys and values are one Buffer, from the first step to the last;
 what would copy one is an error.
@@ -25,7 +26,7 @@ from ..core.errors import MemoryLimitError, StateError
 from ..kernels.paged_shape import PagedShape, cache_parameters
 from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
-from ..tensor.paged import PagedWork, paged_append, paged_attention, paged_work
+from ..tensor.paged import PagedWork, paged_append, paged_attention, paged_step, paged_work
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, mode, wrap
@@ -83,10 +84,7 @@ class PagedCache:
         frequencies: Any = None, interleaved: bool = False, factor: float = 1.0,
     ) -> Tensor:  # fmt: skip
         """Put a layer's new keys and values, turned, into their pages; gives q turned."""
-        if mode.trace is None:
-            raise StateError("a cache is appended to within a jitted function only", op="append",
-                             expected="a step that is jitted and takes the cache as an argument",
-                             hint="outside of one the whole cache would be copied")  # fmt: skip
+        _in_step("append")
         turned, keys, values = paged_append(
             q, k, v, self.keys[layer], self.values[layer], table, lengths, query_starts,
             frequencies=frequencies, interleaved=interleaved, factor=factor, scales=self.scales,
@@ -94,6 +92,20 @@ class PagedCache:
         self.keys[layer].assign(keys)
         self.values[layer].assign(values)
         return turned
+
+    def step(
+        self, layer: int, q: Any, k: Any, v: Any, table: Any, lengths: Any, query_starts: Any,
+        **how: Any,
+    ) -> Tensor:  # fmt: skip
+        """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
+        _in_step("step")
+        out, keys, values = paged_step(
+            q, k, v, self.keys[layer], self.values[layer], table, lengths, query_starts,
+            scales=self.scales, **how,
+        )  # fmt: skip
+        self.keys[layer].assign(keys)
+        self.values[layer].assign(values)
+        return out
 
     def attend(
         self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, *,
@@ -113,6 +125,14 @@ class PagedCache:
         """The work list of a step; `attend` makes it itself, once for all layers that agree."""
         return paged_work(q, self.keys[0], self.values[0], table, lengths, query_starts,
                           window=window, queries=queries)  # fmt: skip
+
+
+def _in_step(op: str) -> None:
+    """Refuse to write a cache where it would be copied."""
+    if mode.trace is None:
+        raise StateError("a cache is appended to within a jitted function only", op=op,
+                         expected="a step that is jitted and takes the cache as an argument",
+                         hint="outside of one the whole cache would be copied")  # fmt: skip
 
 
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:

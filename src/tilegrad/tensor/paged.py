@@ -7,7 +7,8 @@ keys (pages, key_heads, page, width) and values (pages, key_heads, page, value_w
 tokens and requests may be Symbols, so that one compiled step serves any batch.
 
 On a GPU the work of few tokens a request is first shared out evenly: a list, made once for a step,
-since layers that ask for the same list share one Node. Many tokens, or a CPU, need none.
+since layers that ask for the same list share one Node. Many tokens, or a CPU, need none; nor do
+few requests with one token each, whose new keys and attention are one launch (`paged_step`).
 Invariant: what a kernel cannot take is an error here with its reason; nothing is copied where
 keys and values are state of a jitted function.
 """
@@ -33,12 +34,14 @@ from ..kernels import paged_attention_cpu as cpu
 from ..kernels import paged_prefill as prefill
 from ..kernels import paged_prefill_cpu as cpu_prefill
 from ..kernels.paged_append import Rotary
-from ..kernels.paged_call import append_callee, attention_callee, list_callee
+from ..kernels.paged_call import append_callee, attention_callee, list_callee, short_callee
 from ..kernels.paged_shape import (
     PagedPlan,
     PagedShape,
+    ShortPlan,
     cache_parameters,
     choose,
+    choose_short,
     item_rows,
     spread,
 )
@@ -125,8 +128,51 @@ def paged_append(
     """
     op = "paged_append"
     given = [lift(x) for x in (q, keys, values, table, lengths, query_starts)]
-    new = [lift(k), lift(v)]
     x = _shape(op, given, 1.0, 0, 0.0)
+    new, speeds, rotary = _new_tokens(op, x, k, v, frequencies, interleaved, factor)
+    nodes = [node_of(t) for t in given]
+    made = ops.call(nodes[0], *(node_of(t) for t in new), speeds, *_scales(op, x, scales),
+                    *nodes[3:], *nodes[1:3], callee=_append_callee(x, rotary))  # fmt: skip
+    assert isinstance(made.type, Tuple)
+    turned, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
+    return turned, after_keys, after_values
+
+
+def paged_step(
+    q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
+    frequencies: Any = None, interleaved: bool = False, factor: float = 1.0, scales: Any = None,
+    single: bool = False, scale: float | None = None, window: int = 0, softcap: float = 0.0,
+    queries: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`.
+
+    `single` says that no request has more than one new token; then few requests with few keys are
+    one launch on a GPU.
+    """
+    op = "paged_step"
+    turning = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
+    places = (table, lengths, query_starts)
+    given = [lift(t) for t in (q, keys, values, *places)]
+    x, target = _shape(op, given, scale, window, softcap), _target(given)
+    plan = choose_short(x, target) if single and target.kind == "gpu" else None
+    if plan is None:
+        turned, *after = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
+        out = paged_attention(turned, *after, *places, scale=scale, window=window, softcap=softcap,
+                              scales=scales, queries=1 if single else queries)  # fmt: skip
+        return out, *after  # type: ignore[return-value]
+    new, speeds, rotary = _new_tokens(op, x, k, v, frequencies, interleaved, factor)
+    nodes = [node_of(t) for t in given]
+    made = ops.call(nodes[0], *(node_of(t) for t in new), speeds, *_scales(op, x, scales),
+                    *nodes[3:], *nodes[1:3], callee=_short_callee(x, plan, rotary))  # fmt: skip
+    out, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
+    return out, after_keys, after_values
+
+
+def _new_tokens(
+    op: str, x: PagedShape, k: Any, v: Any, frequencies: Any, interleaved: bool, factor: float
+) -> tuple[list[Tensor], Node, Rotary]:
+    """k and v, frequencies, and how they turn; refused where they do not fit."""
+    new = [lift(k), lift(v)]
     turning = lift(_no_frequencies() if frequencies is None else frequencies)
     width = 0 if frequencies is None else 2 * int(turning.shape[0])
     for name, tensor, last in (("k", new[0], x.width), ("v", new[1], x.value_width)):
@@ -136,14 +182,8 @@ def paged_append(
     if width > x.width:
         raise ShapeError("more frequencies than pairs", op=op, expected=f"at most {x.width // 2}",
                          got=width // 2)  # fmt: skip
-    nodes = [node_of(t) for t in given]
-    turning = wrap(build.cast(node_of(turning), dtypes.float32))
-    callee = _append_callee(x, Rotary(width, interleaved, float(factor)))
-    made = ops.call(nodes[0], *(node_of(t) for t in new), node_of(turning),
-                    *_scales(op, x, scales), *nodes[3:], *nodes[1:3], callee=callee)  # fmt: skip
-    assert isinstance(made.type, Tuple)
-    turned, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
-    return turned, after_keys, after_values
+    speeds = build.cast(node_of(turning), dtypes.float32)
+    return new, speeds, Rotary(width, interleaved, float(factor))
 
 
 # ---- sizes --------------------------------------------------------------------------------------
@@ -271,9 +311,14 @@ def _append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
     return append_callee(x, rotary)
 
 
+@functools.lru_cache(maxsize=64)
+def _short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
+    return short_callee(x, plan, rotary)
+
+
 def _no_frequencies() -> Any:
     """What stands for frequencies where nothing is turned."""
     return np.zeros(1, np.float32)
 
 
-__all__ = ["PagedWork", "paged_append", "paged_attention", "paged_work"]
+__all__ = ["PagedWork", "paged_append", "paged_attention", "paged_step", "paged_work"]

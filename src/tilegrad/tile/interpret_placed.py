@@ -18,6 +18,7 @@ from . import numeric
 from .concurrent import Named, Phases, RaceError, Steps, Waiting, join
 
 if TYPE_CHECKING:
+    from .concurrent import Agent
     from .interpret import Frame, Interpreter, Storage
 
 Array = np.ndarray[Any, Any]
@@ -201,6 +202,37 @@ def _write_remote(self: Interpreter, frame: Frame, node: Node) -> None:
     offset = _whole(storage, lead, node)
     self.write(frame, storage, offset, value, None)
     self.machine.note_sent(frame.agent, storage, offset.reshape(-1))
+
+
+def _send(self: Interpreter, frame: Frame, node: Node) -> None:
+    value, agent = frame.values[node.inputs[1]], frame.agent
+    lead, programs = _ints(frame, node.inputs[4:]), len(self.machine.programs)
+    if node.attrs["cut"] and len(value) != programs * node.inputs[0].shape[len(lead)]:
+        raise InternalError("tile.interpret", f"send of {value.shape} to {programs} programs")
+    shares = np.split(value, programs) if node.attrs["cut"] else [value] * programs
+    for rank, share in enumerate(shares):
+        storage = _remote(self, node, node.inputs[0], rank)
+        phases = _phases(frame, node, 2, _remote(self, node, node.inputs[2], rank))
+        into = _whole(storage, lead, node)
+        copy = self.machine.agent(f"send of {agent.name}", agent.release())
+        copy.depends, copy.acquired = agent.depends, agent.acquired
+        self.machine.note_write(copy, storage, into)
+        _land(self, copy, storage, into, share, phases)
+
+
+def _land(
+    self: Interpreter, copy: Agent, storage: Storage, into: Array, share: Array, phases: Phases
+) -> None:
+    """A share of what is sent lands at some time; who waits for it knows of it, and of nothing
+    else that the sender did."""
+    bytes_ = storage.type.dtype.storage_bytes(into.size)
+    own = {copy.number: copy.clock[copy.number]}
+
+    def land() -> None:
+        storage.data[into] = share
+        phases.update(own, 0, -bytes_)
+
+    self.machine.queues[("send", copy.number)] = [land]
 
 
 def _cluster_rank(self: Interpreter, frame: Frame, node: Node) -> Any:
@@ -395,6 +427,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
+    "send": _send,
     "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
     "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,
 }  # fmt: skip

@@ -469,9 +469,11 @@ class Machine:
         return bars[stage]
 
     def come(
-        self, role: Role, bar: Bar, node: Node, arrivals: int, expected: int, landed: int
-    ) -> None:
-        """An arrival or a copy, in a phase that the role knows to have begun."""
+        self, role: Role, bar: Bar, node: Node, arrivals: int, expected: int, landed: int,
+        tells: bool = True,
+    ) -> None:  # fmt: skip
+        """An arrival or a copy, in a phase that the role knows to have begun; it tells who waits
+        of all that the role did, or of itself alone."""
         if role.clock[bar.agent] < len(bar.over):
             verb = "copies" if landed else "arrives"
             self.report(
@@ -479,7 +481,7 @@ class Machine:
                 "knowing that the phase before is over: it may count for the wrong one", node,
             )  # fmt: skip
         before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
-        bar.come(role.clock, arrivals, expected, landed)
+        bar.come(role.clock if tells else [0] * len(role.clock), arrivals, expected, landed)
         if len(bar.over) > before and not bytes_:  # it ended the phase, if it knew of all others
             others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
             others[bar.agent] = True

@@ -13,7 +13,8 @@ that follow one another in a Block run at the same time and are joined after the
 * `matrix_async` reads its operands and updates its accumulator at some time after it is issued
   and before a `matrix_wait` that covers its group. Registers written before it need a
   `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier.
-* `copy_pages` is a copy_async for each of several pages whose numbers are data.
+* `copy_pages` is a copy_async for each of several pages whose numbers are data; `send` is one from
+  registers to all programs of a cluster.
 * `copy_threads` is made by all threads of a role, in groups: what it copied is there after a
   `wait_threads` that covers its group and then a `named_sync` of the role. `matrix_sync` is done
   when the next op begins; its operands are registers that `load_operand` fills.
@@ -340,6 +341,24 @@ write_remote = Op(tile, "write_remote", _write_remote, effect=True, group="memor
                   meaning="write_place into the place of the cluster's program of a "
                   "rank")  # fmt: skip
 
+
+def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, cut: bool) -> Type:
+    _barrier_of("send", barrier_)
+    into = _place("send", place)
+    shape, given = into.shape[len(index) :], value.shape
+    rows = given[:1] if cut else shape[:1]
+    whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0  # type: ignore[operator]
+    if not whole or value.dtype is not into.dtype:
+        raise _fail("send", f"{value.type} to {into} at {len(index)} indices")
+    return NOTHING
+
+
+send = Op(tile, "send", _send, attrs=("cut",), effect=True, group="copy",
+          meaning="inputs place, value, barrier, stage, then the place's leading index: to the "
+          "place of every program of the cluster, this one too, its bytes landing on the barrier "
+          "there; the whole value, or where `cut` each program's share of its rows, in the order "
+          "of ranks")  # fmt: skip
+
 # ---- between programs -----------------------------------------------------------------------
 
 atomic_add = Op(tile, "atomic_add",
@@ -436,6 +455,13 @@ class PlacedBuilder(BodyBuilder):
     def write_remote(self, place: Node, value: Node, rank: Size, *index: Size) -> None:
         """Write into another program's place."""
         self.add(write_remote(place, value, self.index(rank), *[self.index(i) for i in index]))
+
+    def send(
+        self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, cut: bool = False
+    ) -> None:
+        """Send a value, or shares of it, to all programs of the cluster."""
+        scalars = [self.index(i) for i in (stage, *index)]
+        self.add(send(place, value, barrier_, *scalars, cut=cut))
 
     def copy_store(
         self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,

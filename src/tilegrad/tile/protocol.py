@@ -172,6 +172,22 @@ def _copy_pages(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
     machine.come(role, bar, node, 0, 0, into.dtype.storage_bytes(count))
 
 
+def _send(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
+    into, barrier, lead = node.inputs[0], node.inputs[2], values[1:]
+    shape = into.type.shape[len(lead) :]  # type: ignore[union-attr]
+    if node.attrs["cut"] and node.inputs[1].shape[0] != shape[0] * machine.ranks:
+        machine.report("index", f"send of {node.inputs[1].shape} to {machine.ranks} programs", node)
+        return
+    for rank in range(machine.ranks):
+        bar = machine.bar(rank, barrier, node, values[0])
+        place, region = _lead(machine, rank, node, into, lead)
+        if bar is None or region is None:
+            return
+        machine.asynchronous(place, region, role, node, True, bar.agent, len(bar.over) + 1)
+        bytes_ = into.dtype.storage_bytes(prod(shape))  # type: ignore[arg-type]
+        machine.come(role, bar, node, 0, 0, bytes_, tells=False)
+
+
 def _issue(role: Role, kind: str, node: Node) -> tuple[int, int]:
     """A new op of an engine: its agent and number."""
     group = role.groups[kind]
@@ -332,7 +348,7 @@ HANDLERS: dict[str, Handler] = {
     "barrier": _barrier, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
     "named_arrive": _named, "fence": _fence, "copy_async": _copy_async,
-    "copy_multicast": _copy_async, "copy_pages": _copy_pages,
+    "copy_multicast": _copy_async, "copy_pages": _copy_pages, "send": _send,
     "write_remote": _read_place, "copy_store": _copy_store,
     "commit_copies": _commit, "wait_copies": _group_wait, "matrix_async": _matrix_async,
     "matrix_fence": _matrix_fence, "matrix_commit": _commit, "matrix_wait": _group_wait,

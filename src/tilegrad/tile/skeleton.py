@@ -104,6 +104,8 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
         return inputs[1 if name == "read_place" else 2 :], ()
     if name == "write_remote":
         return inputs[2:], ()
+    if name == "send":
+        return inputs[3:], ()
     if name in ("load", "store"):
         first, rank = 1 if name == "load" else 2, len(inputs[0].type.shape)  # type: ignore[union-attr]
         index = inputs[first : first + rank]

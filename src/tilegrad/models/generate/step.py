@@ -58,7 +58,8 @@ def step(
         tokens = where(given < 0, rows.last[slots[owner]], given)  # (T,)
         positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
         ends = maximum(starts[1:] - 1, 0)
-    attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts)
+    attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts,
+                   single=ends is None)  # fmt: skip
     logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
     found = greedy(logits) if sampling is None else sample(
         logits, sampling, into, lengths, variant)  # fmt: skip

@@ -24,6 +24,7 @@ from .emit_control import ControlEmitter
 from .emit_memory import SWIZZLES, all_nodes
 from .emit_placed import arrivals
 from .emit_shared import Hazards
+from .plan_cluster import ends_alone
 from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
 
@@ -297,7 +298,8 @@ class Emitter(ControlEmitter):
         w.place(join)
         if self.dependent():  # warps without work wait too
             w.put("griddepcontrol.wait")
-        if self.body.notes.get("cluster"):  # nobody leaves while another may still reach in
+        if self.body.notes.get("cluster") and not ends_alone(self.body):
+            # nobody leaves while another may still reach in
             w.put("barrier.cluster.arrive.aligned")
             w.put("barrier.cluster.wait.aligned")
         self.thread, self.threads, self.in_role, self.single = whole, all_threads, False, False

@@ -20,7 +20,7 @@ from ...ir.symbol import Expr, Size
 from ...ir.types import Memory
 from .bounds import divisor_of
 from .emit_memory import all_nodes
-from .emit_placed import PlacedEmitter
+from .emit_send import SendEmitter
 from .emit_shared import SWIZZLES
 from .spread import Spread
 
@@ -50,7 +50,7 @@ class Register:
     words: list[list[str]]
 
 
-class ThreadsEmitter(PlacedEmitter):
+class ThreadsEmitter(SendEmitter):
     """Emits copy_threads, copy_pages, store_threads, load_operand and matrix_sync."""
 
     def __init__(self, *given: object) -> None:

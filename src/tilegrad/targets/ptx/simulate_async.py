@@ -287,7 +287,8 @@ def decode_st_async(d: Decoder, i: Instruction) -> Run:
             data = values[lane]
             aligned(np.array([offset]), data.size)
             cta.shared.bounds(offset, offset + data.size)
-            touch_peer(warp, cta)
+            if cta.exited:  # who waits for the bytes knows that they are there, and nothing else
+                raise ExitedPeerError(f"{cta.name} is stored to after its exit")
 
             def land(cta: Cta = cta, offset: int = offset, barrier: Any = barrier,
                      data: Array = data) -> None:  # fmt: skip
