@@ -43,6 +43,12 @@ def test_a_shallow_block_lets_each_worker_pack_its_rows_once() -> None:
     assert (plan.block_m, plan.block_n) == (1024, 512) and plan.block_k < 512
 
 
+@pytest.mark.parametrize("size", [2048, 4096])
+def test_a_large_operand_is_packed_for_all_rows_at_once(size: int) -> None:
+    plan = chosen(size, size, size)
+    assert plan.block_m == size and plan.block_n * plan.block_k * 4 <= plans.SCRATCH_B
+
+
 def test_sums_kept_apart_ask_for_deep_blocks() -> None:
     assert chosen(512, 768, 768, apart=True).block_k == 768
     assert chosen(512, 768, 768).block_k < 768

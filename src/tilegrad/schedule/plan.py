@@ -24,6 +24,7 @@ WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
+PACK_FAR = 48.0  # more for b that no cache of a core has any of: several times its L2
 KEEP, KEEP_APART = 8.0, 30.0  # an unfinished sum, kept in the result or apart, and taken up again
 
 
@@ -107,7 +108,10 @@ def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> fl
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
     columns, rows = _parts(n, plan.block_n), _parts(m, plan.block_m)
-    of_size = {(r, c): _program(plan, problem, r, c) for r in set(rows) for c in set(columns)}
+    pack = PACK_B_TURNED if problem.turned else PACK_B
+    if problem.k * n * accumulator.size > 4 * target.memories["l2"].bytes:
+        pack += PACK_FAR
+    of_size = {(r, c): _program(plan, problem, r, c, pack) for r in set(rows) for c in set(columns)}
     works = [of_size[r, c] for r in rows for c in columns]
     if len(works) * problem.batch > 4096:
         return sum(works) * problem.batch / workers
@@ -121,8 +125,8 @@ def _parts(size: int, block: int) -> list[int]:
     return [min(block, size - start) for start in range(0, size, block)]
 
 
-def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
-    """Work of one program."""
+def _program(plan: Plan, problem: Problem, rows: int, columns: int, pack: float) -> float:
+    """Work of one program; `pack` is that of packing an element of b."""
     tiles = WIDE_TILES | NARROW_TILES
     known = tiles.get((plan.mr, plan.across))
     if known is None:  # a shorter tile does less per load of b
@@ -130,7 +134,7 @@ def _program(plan: Plan, problem: Problem, rows: int, columns: int) -> float:
     k = max(1, problem.k)
     panels, strips = -(-columns // plan.nr), -(-rows // plan.mr)
     multiply = panels * plan.nr * strips * plan.mr * k * known
-    pack_b = k * panels * plan.nr * (PACK_B_TURNED if problem.turned else PACK_B)
+    pack_b = k * panels * plan.nr * pack
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH
     kept = KEEP_APART if problem.apart else KEEP
