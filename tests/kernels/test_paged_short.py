@@ -19,14 +19,20 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 
-from tilegrad.core.dtype import float8_e4m3, float16
+from tilegrad.core.dtype import float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import paged_reference as reference
 from tilegrad.kernels.paged_append import Rotary
 from tilegrad.kernels.paged_call import short_callee
-from tilegrad.kernels.paged_shape import PagedShape, ShortPlan, choose_short, short_why_not
+from tilegrad.kernels.paged_shape import (
+    PagedShape,
+    ShortPlan,
+    choose_short,
+    short_keys,
+    short_why_not,
+)
 from tilegrad.kernels.paged_short import step_attend
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -276,6 +282,11 @@ def test_choice() -> None:
     for requests, keys, there in ((1, 8192, True), (1, 16384, False), (2, 8192, False)):
         x = replace(BASE, tokens=requests, requests=requests, most_pages=keys // 32)
         assert (choose_short(x, H200) is not None) is there
+        assert choose_short(x, H200, 4096) is not None  # a promise
+    long = replace(BASE, most_pages=1 << 16)
+    assert [short_keys(replace(long, tokens=n, requests=n), H200) for n in (1, 2, 8, 16)] == [
+        8192, 4096, 4096, 0]  # fmt: skip
+    assert short_keys(replace(long, cache=float32, dtype=float32), H200) == 0
 
 
 def real_shapes() -> Iterator[PagedShape]:

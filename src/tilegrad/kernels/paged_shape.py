@@ -188,22 +188,40 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     return replace(plan, joined=queries == 1)
 
 
-def choose_short(x: PagedShape, target: Target) -> ShortPlan | None:
+def choose_short(x: PagedShape, target: Target, most: int | None = None) -> ShortPlan | None:
     """A Plan for one token a request at most; None where the work is better shared out evenly.
 
-    Programs take half of the target's cores and half of their shared memory, so that the next
-    launch begins beside them, all of the cores at most. A step takes as long as its longest
-    request, so that no request may have many keys.
+    A step takes as long as its longest request, so that none may have many keys: no more than the
+    table holds, or `most`, if that is known.
     """
+    keys = high(x.most_pages) * x.page
+    plan = _short_plan(x, target)
+    if plan is None or min(keys, keys if most is None else most) > _few(plan):
+        return None
+    return plan
+
+
+def short_keys(x: PagedShape, target: Target) -> int:
+    """The most keys of a request for which `choose_short` has a Plan; 0 for none."""
+    plan = _short_plan(x, target)
+    return 0 if plan is None else _few(plan)
+
+
+def _few(plan: ShortPlan) -> int:
+    return max(FEW, FEWEST * plan.cluster)
+
+
+def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
+    """Programs take half of the target's cores and half of their shared memory, so that the next
+    launch begins beside them; all of the cores at most."""
     if not (x.tokens is x.requests or x.tokens == x.requests):
         return None
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
-    if pairs * many > cores or high(x.most_pages) * x.page > max(FEW, FEWEST * many):
-        return None
     plan = ShortPlan(-(-x.group // 8) * 8, cluster=many)
-    return None if short_why_not(x, plan) or short_bytes(x, plan) > SHARED else plan
+    fits = pairs * many <= cores and short_bytes(x, plan) <= SHARED
+    return plan if fits and not short_why_not(x, plan) else None
 
 
 def short_bytes(x: PagedShape, plan: ShortPlan) -> int:

@@ -269,11 +269,11 @@ class Decoder(nn.Module):
 
 
 def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
-          query_starts: Any, queries: int | None = None, single: bool = False
-          ) -> Attend:  # fmt: skip
+          query_starts: Any, queries: int | None = None, single: bool = False,
+          most: int | None = None) -> Attend:  # fmt: skip
     """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
 
-    `single` says that no request has more than one new token.
+    `single` says that no request has more than one new token, `most` how many keys at most.
     """
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
                                             "factor": rotary.attention_factor}  # fmt: skip
         how["window"] = how["window"] or 0
         return cache.step(layer, q, k, v, table, lengths, query_starts, **speeds, **how,
-                          queries=queries, single=single)  # fmt: skip
+                          queries=queries, single=single, most=most)  # fmt: skip
 
     return attend
 

@@ -26,7 +26,14 @@ from ..core.errors import MemoryLimitError, StateError
 from ..kernels.paged_shape import PagedShape, cache_parameters
 from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
-from ..tensor.paged import PagedWork, paged_append, paged_attention, paged_step, paged_work
+from ..tensor.paged import (
+    PagedWork,
+    few_keys,
+    paged_append,
+    paged_attention,
+    paged_step,
+    paged_work,
+)
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, mode, wrap
@@ -117,6 +124,12 @@ class PagedCache:
             q, self.keys[layer], self.values[layer], table, lengths, query_starts, scale=scale,
             window=window, softcap=softcap, scales=self.scales, queries=queries, work=work,
         )  # fmt: skip
+
+    def few_keys(self, requests: int, heads: int, dtype: DType) -> int:
+        """With how many keys of a request at most a step of a token each is one launch of a layer
+        of so many heads; 0 where it never is, or always: see `most` of `paged_step`."""
+        found = few_keys(self.keys[0], self.values[0], requests, heads, dtype) if self.keys else 0
+        return found if found < self.most_pages * self.page else 0
 
     def work(
         self, q: Any, table: Any, lengths: Any, query_starts: Any, *, window: int = 0,

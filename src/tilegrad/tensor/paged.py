@@ -43,6 +43,7 @@ from ..kernels.paged_shape import (
     choose,
     choose_short,
     item_rows,
+    short_keys,
     spread,
 )
 from ..kernels.paged_shape import why_not as gpu_why_not
@@ -142,19 +143,19 @@ def paged_step(
     q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
     frequencies: Any = None, interleaved: bool = False, factor: float = 1.0, scales: Any = None,
     single: bool = False, scale: float | None = None, window: int = 0, softcap: float = 0.0,
-    queries: int | None = None,
+    queries: int | None = None, most: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`.
 
-    `single` says that no request has more than one new token; then few requests with few keys are
-    one launch on a GPU.
+    `single` says that no request has more than one new token; then few requests with few keys, as
+    the size of the table tells or `most` says of all of them, are one launch on a GPU.
     """
     op = "paged_step"
     turning = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
     places = (table, lengths, query_starts)
     given = [lift(t) for t in (q, keys, values, *places)]
     x, target = _shape(op, given, scale, window, softcap), _target(given)
-    plan = choose_short(x, target) if single and target.kind == "gpu" else None
+    plan = choose_short(x, target, most) if single and target.kind == "gpu" else None
     if plan is None:
         turned, *after = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
         out = paged_attention(turned, *after, *places, scale=scale, window=window, softcap=softcap,
@@ -166,6 +167,15 @@ def paged_step(
                     *nodes[3:], *nodes[1:3], callee=_short_callee(x, plan, rotary))  # fmt: skip
     out, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
     return out, after_keys, after_values
+
+
+def few_keys(keys: Tensor, values: Tensor, requests: int, heads: int, dtype: Any) -> int:
+    """With how many keys of a request at most a step of a token each is one launch; 0 where it
+    never is."""
+    (pages, key_heads, page, width), target = keys.shape, _target([keys])
+    x = PagedShape(heads, key_heads, width, values.shape[3], page, requests, requests, pages, 1,
+                   1.0, dtype, keys.dtype)  # fmt: skip
+    return short_keys(x, target) if target.kind == "gpu" else 0
 
 
 def _new_tokens(

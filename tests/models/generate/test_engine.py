@@ -8,11 +8,12 @@ import pytest
 from decoder_families import loaded, tokens
 
 import tilegrad as tg
+from tilegrad import nn
 from tilegrad.core.errors import UserError
 from tilegrad.models.decoder import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Produced, Request
-from tilegrad.models.generate.sampling import Sampling
+from tilegrad.models.generate.sampling import Sampling, Variant
 from tilegrad.models.generate.steps import bucket_of
 
 COUNT = 8
@@ -205,6 +206,33 @@ def test_what_can_never_be_served_is_refused() -> None:
     with pytest.raises(UserError, match="cannot score"):
         engine.score([1])
     assert is_idle(engine)
+
+
+@pytest.mark.parametrize("overlaps", (False, True))
+def test_steps_of_few_keys_are_steps_of_their_own(
+    overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that grows past them goes on in the step for any number; each compiles once."""
+    monkeypatch.setattr(nn.PagedCache, "few_keys", lambda self, requests, heads, dtype: 16)
+    told: list[float] = []
+    engine = Engine(model_of("llama"), requests=2, context=64, page=16,
+                    tell=lambda what, done, total: told.append(done))  # fmt: skip
+    engine.overlaps = overlaps
+    seen: list[tuple[int, int | None]] = []
+    launch = engine.steps.launch
+
+    def noted(slots: Any, variant: Any, keys: int) -> Any:
+        seen.append((keys, int(engine.cache.lengths.numpy()[slots[0]])))
+        return launch(slots, variant, keys)
+
+    monkeypatch.setattr(engine.steps, "launch", noted)
+    for _ in range(2):
+        engine.add(Request("a", prompt(10), max_tokens=20))
+        assert ids(finish(engine)["a"]) == greedy("llama", prompt(10), 20)
+    assert all(keys > length for keys, length in seen)  # those it has, and the new one
+    kinds = [most for size, _, most in engine.steps._buckets]
+    assert kinds == [16, None] and len(told) == 2 * 3  # and the step with the prompt
+    assert engine.steps.bound(1) is engine.steps._buckets[1, Variant(), 16].bound
 
 
 def test_buckets() -> None:

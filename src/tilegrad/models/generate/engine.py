@@ -57,6 +57,11 @@ class Group:
     variant: Variant
     decodes: bool  # all prompts are in
 
+    @property
+    def keys(self) -> int:
+        """The most keys of a request in the next step, or in the one after it."""
+        return max(run.fed + run.made for run in self.runs) + 1
+
     @staticmethod
     def of(runs: list[Running]) -> Group:
         """The Group of some requests."""
@@ -204,12 +209,15 @@ class Engine:
                 self._group = None
                 runs, parts = self._share(group.runs)
                 return runs, self.steps.ragged(parts, group.variant)
-            launched = self.steps.launch(group.slots, group.variant)
+            launched = self._launch(group)
         else:
             group, launched = self._ahead
         steady = self.overlaps and self._is_steady(group)
-        self._ahead = (group, self.steps.launch(group.slots, group.variant)) if steady else None
+        self._ahead = (group, self._launch(group)) if steady else None
         return group.runs, launched.wait()
+
+    def _launch(self, group: Group) -> Launched:
+        return self.steps.launch(group.slots, group.variant, group.keys)
 
     def _is_steady(self, group: Group) -> bool:
         """Whether the step after the one under way has the same requests, as far as is known.

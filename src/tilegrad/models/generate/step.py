@@ -41,14 +41,15 @@ class Rows:
 def step(
     model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
     variant: Variant, slots: Tensor, starts: Tensor, into: Tensor | None = None,
-    owner: Tensor | None = None, given: Tensor | None = None,
+    owner: Tensor | None = None, given: Tensor | None = None, most: int | None = None,
 ) -> Sampled:  # fmt: skip
     """The next id (R,) of each row, picked as its slot's sampling says.
 
     Row r has the request of slots[r] (R,) and the tokens starts[r] to starts[r + 1] (R + 1,); its
     next id goes to slot into[r] (R,), the slot that is nobody's if its prompt is not whole yet.
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
-    that is negative. Without these three every row has one token, the id it got last.
+    that is negative. Without these three every row has one token, the id it got last. No request
+    has more keys than `most`, if that is known.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
     lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
@@ -59,13 +60,21 @@ def step(
         positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
         ends = maximum(starts[1:] - 1, 0)
     attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts,
-                   single=ends is None)  # fmt: skip
+                   single=ends is None, most=most)  # fmt: skip
     logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
     found = greedy(logits) if sampling is None else sample(
         logits, sampling, into, lengths, variant)  # fmt: skip
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     rows.last.assign(rows.last.index_copy(0, into, found.ids))
     return found
+
+
+def decode(
+    model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
+    variant: Variant, most: int | None, slots: Tensor, starts: Tensor,
+) -> Sampled:  # fmt: skip
+    """`step` where every row has one token at most."""
+    return step(model, cache, rows, sampling, variant, slots, starts, most=most)
 
 
 def score(
@@ -81,4 +90,4 @@ def score(
     return gather(log_softmax(cast(logits, float32), -1), -1, following[:, None])[:, 0]
 
 
-__all__ = ["Rows", "score", "step"]
+__all__ = ["Rows", "decode", "score", "step"]

@@ -2,9 +2,11 @@
 
 A decode step of n requests runs in the bucket of the next power of two, compiled once and run
 again on the same Buffers: rows and starts are written when the requests change, and otherwise
-nothing goes to the device. Every other step is one compiled function over Symbols: a chunk of 512
-tokens costs the same as one compiled for just that size (measured with SmolLM2 on a CPU). Sizes
-that come twice in a row, those of a long prompt's chunks, are bound too.
+nothing goes to the device. Where steps of few keys are quicker than those of any number, there are
+two of a bucket, and the number of keys that the caller tells chooses. Every other step is one
+compiled function over Symbols: a chunk of 512 tokens costs the same as one compiled for just that
+size (measured with SmolLM2 on a CPU). Sizes that come twice in a row, those of a long prompt's
+chunks, are bound too.
 Invariant: results are those of `step`, whatever the bucket.
 """
 
@@ -26,7 +28,7 @@ from ...tensor.jit import jit
 from ...tensor.tensor import Tensor, no_grad
 from ..decoder import Decoder
 from .sampling import SamplingState, Variant
-from .step import Rows, score, step
+from .step import Rows, decode, score, step
 
 CHUNKS_BOUND = 4  # sizes of ragged steps that are kept bound
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
@@ -86,8 +88,9 @@ class Steps:
             "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
-        self._decode = jit(step, name="decode", static="variant")
-        self._buckets: dict[tuple[int, Variant], Bucket] = {}
+        self._decode = jit(decode, name="decode", static=("variant", "most"))
+        self._buckets: dict[tuple[int, Variant, int | None], Bucket] = {}
+        self._few: dict[int, int] = {}  # keys of a request, by bucket
         self._compiled: set[Any] = set()
         self._chunks: OrderedDict[Any, Bound] = OrderedDict()  # ragged steps by their sizes
         self._last_sizes: Any = None
@@ -99,16 +102,20 @@ class Steps:
                                            self.cache.device)  # fmt: skip
         return self._sampling
 
-    def decode(self, slots: Sequence[int], variant: Variant) -> Found:
-        """The next id of each slot, from its last one."""
-        return self.launch(slots, variant).wait()
+    def decode(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Found:
+        """The next id of each slot, from its last one; none has more than so many keys then."""
+        return self.launch(slots, variant, keys).wait()
 
-    def launch(self, slots: Sequence[int], variant: Variant) -> Launched:
+    def launch(
+        self, slots: Sequence[int], variant: Variant, keys: int | None = None
+    ) -> Launched:
         """Begin what `decode` does; on a GPU nobody waits."""
         size = bucket_of(len(slots))
-        bucket = self._buckets.get((size, variant))
+        most = self.few(size)
+        key = (size, variant, None if not most or keys is None or keys > most else most)
+        bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[size, variant] = self._bind(size, variant)
+            bucket = self._buckets[key] = self._bind(*key)
         bound = bucket.bound
         if bucket.slots != slots:
             bucket.slots = list(slots)
@@ -119,17 +126,28 @@ class Steps:
 
     def bound(self, size: int) -> Bound | None:
         """The decode step of so many rows that take the likeliest token, once one has run."""
-        bucket = self._buckets.get((bucket_of(size), Variant()))
-        return None if bucket is None else bucket.bound
+        size = bucket_of(size)
+        for most in (self.few(size) or None, None):
+            if (size, Variant(), most) in self._buckets:
+                return self._buckets[size, Variant(), most].bound
+        return None
 
-    def _bind(self, size: int, variant: Variant) -> Bucket:
+    def few(self, size: int) -> int:
+        """The keys of a request up to which a bucket has a step of its own; 0 for none."""
+        if size not in self._few:
+            config = self.model.config
+            dtype = self.model.norm.weight.dtype
+            self._few[size] = self.cache.few_keys(size, config.heads, dtype)
+        return self._few[size]
+
+    def _bind(self, size: int, variant: Variant, most: int | None) -> Bucket:
         def make() -> Bound:
             return self._decode.bind(
-                self.model, self.cache, self.rows, self._sampler(variant), variant,
+                self.model, self.cache, self.rows, self._sampler(variant), variant, most,
                 self._whole([self.nobody] * size), self._whole([0] * (size + 1)),
             )  # type: ignore[no-any-return]  # fmt: skip
 
-        return Bucket(self._first(("decode", size, variant), make), [])
+        return Bucket(self._first(("decode", size, variant, most), make), [])
 
     def ragged(self, parts: Sequence[Part], variant: Variant) -> Found:
         """The next id of each part; that of one whose prompt goes on means nothing."""
