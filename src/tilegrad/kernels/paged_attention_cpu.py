@@ -9,8 +9,8 @@ workers, keys are split, and a second Body puts the parts together.
 
 Costs: the bytes of keys and values once, at what the caches beyond a core's own deliver: 1,000
 keys of 3 heads of 64 float32 are 1.5 MB, 28 us at 55 GB/s, beside 16 us of arithmetic on 2 cores.
-So values are asked for while scores are computed and the next keys while values are summed, a line
-or two at a time: a burst of such requests holds up the loads behind it. Keys that are no float32
+So values are asked for while scores are computed and the next keys while values are summed, a few
+lines at a time: a burst of such requests holds up the loads behind it. Keys that are no float32
 are widened once for all rows. `requests` steps of a loop before a program begins.
 
 Invariant: the meaning is that of `paged_reference.attention`; tokens of no request get 0. The
@@ -48,6 +48,7 @@ from .paged_shape import PagedShape, cache_parameters
 
 ROWS = 32  # of a program, about
 KEYS = 64  # of a block
+LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
 
 
 def why_not(x: PagedShape, target: Target) -> str:
@@ -318,10 +319,15 @@ class _Attend(Rows, Decode):
         b.loop("token", 0, self.tokens, 1, token, bounds=(0, self.per - 1))
         return ()
 
-    def ask(self, name: str, place: tuple[Size, Size], row: Size, d: Size) -> None:
-        """Ask for a line of a key or value that is read soon."""
-        index = (place[0], self.key_head, combine(place[1], row, 1), d)
-        self.b.add(ops.prefetch(self.memory[name], *(self.b.index(i) for i in index)))
+    def ask(self, name: str, place: tuple[Size, Size], row: Size) -> None:
+        """Ask for a key or value that is read soon; of a long one machines bring neighbouring lines
+        with the first."""
+        b, memory, size = self.b, self.memory[name], self.p.cache.size
+        width: int = memory.type.shape[3]  # type: ignore[union-attr, assignment]
+        step = LINE if width * size < ASKED else ASKED
+        for d in range(0, width, step // size):
+            index = (place[0], self.key_head, combine(place[1], row, 1), d)
+            b.add(ops.prefetch(memory, *(b.index(i) for i in index)))
 
     def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
         """Neighbouring keys, a piece of each: of the current page."""
@@ -333,29 +339,26 @@ class _Attend(Rows, Decode):
 
     def widen(self) -> None:
         """Neighbouring keys in the dtype of the sums."""
-        b, n = self.b, self.lanes
+        b = self.b
         if not self.widens:
             return
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
             b.store(self.wide_keys, b.cast(self.key_square(0, d, None), self.sum), (0, d), (0, 1))
-            for row in range(n):
-                self.ask("values", self.current, row, d)
             return ()
 
         self.chunks(self.p.width, chunk)
 
     def score(self, r: Size, j: Size, whole: bool) -> None:
-        """scores[r, j ...] of as many keys as there are lanes."""
+        """scores[r, j ...] of as many keys as there are lanes; asks for its share of values."""
         b, x, n = self.b, self.x, self.lanes
+        for row in range(0, n, self.p.group):
+            self.ask("values", self.current, combine(modulo(r, self.p.group), row, 1))
 
         def chunk(d: Size, carried: list[Node]) -> Sequence[Node]:
             keys = (b.load(self.wide_keys, (0, d), (n, n), (0, 1)) if self.widens
                     else b.cast(self.key_square(0, d, None), self.sum))  # fmt: skip
             query = b.load(self.query_rows, (r, d), (n,), (1,))
-            if not self.widens:  # each row asks for its share
-                for row in range(0, n, self.p.group):
-                    self.ask("values", self.current, combine(modulo(r, self.p.group), row, 1), d)
             return [b.apply("multiply_add", keys, query, carried[0])]
 
         top = -(-x.width // n) * n
@@ -405,8 +408,8 @@ class _Attend(Rows, Decode):
             following = self.page_at(multiply(floor_divide(ahead, n), n))
 
             def step(i: Size, own: list[Node]) -> Sequence[Node]:
-                for at in range(0, self.p.width if asks else 0, 64 // self.p.cache.size):
-                    self.ask("keys", following, i, at)
+                if asks:
+                    self.ask("keys", following, i)
                 return [one(i, j, page, place, own[0])]
 
             here = minimum(combine(self.count, j, -1), n)
