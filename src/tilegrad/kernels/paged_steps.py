@@ -201,7 +201,13 @@ class Steps:
 
         def clear() -> Sequence[Node]:
             b.wait(self.full[1], stage, lap % 2)
-            b.write(self.rings[1], cleared(b.read(self.rings[1], stage)), stage)
+            pieces = self.widths[1] * x.cache.size // 16
+            if pieces & (pieces - 1):  # threads do not share rows of so many
+                b.write(self.rings[1], cleared(b.read(self.rings[1], stage)), stage)
+                return ()
+            b.clear_rows(self.rings[1], end - key, plan.block, stage)
+            if x.window:
+                b.clear_rows(self.rings[1], 0, begin - key, stage)
             return ()
 
         partly = b.less(end, key + plan.block)

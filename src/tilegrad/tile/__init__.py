@@ -26,7 +26,7 @@ ROLES = {
     "matrix_wait", "fence", "named_sync", "named_arrive", "grid_dependency_wait",
     "grid_launch_dependents", "cluster", "copy_multicast", "arrive_remote", "write_remote",
     "copy_threads", "commit_threads", "wait_threads", "store_threads", "load_operand",
-    "matrix_sync", "copy_pages", "store_add",
+    "matrix_sync", "copy_pages", "store_add", "send", "clear_rows",
 }  # fmt: skip
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
           "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8", "u32": "uint32"}  # fmt: skip

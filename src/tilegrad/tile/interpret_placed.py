@@ -191,6 +191,12 @@ def _remote(self: Interpreter, node: Node, what: Node, rank: int) -> Any:
     return values[what]
 
 
+def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
+    storage, (start, stop, *lead) = frame.values[node.inputs[0]], _ints(frame, node.inputs[1:])
+    offset = _whole(storage, lead, node)[max(start, 0) : max(stop, 0)]
+    self.write(frame, storage, offset, np.zeros(offset.shape, storage.data.dtype), None)
+
+
 def _arrive_remote(self: Interpreter, frame: Frame, node: Node) -> None:
     stages = _remote(self, node, node.inputs[0], int(frame.values[node.inputs[2]]))
     _phases(frame, node, 0, stages).update(frame.agent.release(), 1, 0)
@@ -427,7 +433,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
     "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
-    "send": _send,
+    "send": _send, "clear_rows": _clear_rows,
     "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
     "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,
 }  # fmt: skip

@@ -321,6 +321,17 @@ def _write_place(place: Node, value: Node, *index: Node) -> Type:
 write_place = Op(tile, "write_place", _write_place, effect=True, group="memory",
                  meaning="replace the tile at the leading index of a place")  # fmt: skip
 
+
+def _clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
+    if len(_place("clear_rows", place).shape) != len(index) + 2:
+        raise _fail("clear_rows", f"{len(index)} indices of {place.type} leave no rows")
+    return NOTHING
+
+
+clear_rows = Op(tile, "clear_rows", _clear_rows, effect=True, group="memory",
+                meaning="inputs place, start, stop, then the place's leading index: zeros in the "
+                "rows from start to before stop, as far as there are any")  # fmt: skip
+
 # ---- clusters -------------------------------------------------------------------------------
 # Body.notes["cluster"] = (n,): n neighbouring programs run together, see each other's shared
 # places, and end together.
@@ -533,6 +544,10 @@ class PlacedBuilder(BodyBuilder):
     def write(self, place: Node, value: Node, *index: Size) -> None:
         """Replace the tile of a place."""
         self.add(write_place(place, value, *[self.index(i) for i in index]))
+
+    def clear_rows(self, place: Node, start: Size, stop: Size, *index: Size) -> None:
+        """Zeros in some rows of a place."""
+        self.add(clear_rows(place, *[self.index(i) for i in (start, stop, *index)]))
 
     def do(self, op: Op, **attrs: Any) -> None:
         """An op without inputs: fences, commits, waits for groups, named barriers."""

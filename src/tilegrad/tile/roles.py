@@ -291,6 +291,23 @@ def write_remote(place: Any, value: Any, rank: Any, *index: Any) -> None:
     b.write_remote(node, tile.node, size_of(rank, "rank"), *_sizes(index))
 
 
+def send(
+    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, cut: bool = False
+) -> None:
+    """Send a tile (where `cut`, its share of the rows) to the place of every program of the
+    cluster; its bytes land on the barrier there."""
+    node = _memory(place, "send")
+    tile = cast(tile_of(value, node.dtype, "send"), node.dtype)
+    b = _builder("send")
+    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), cut=cut)
+
+
+def clear_rows(place: Any, start: Any, stop: Any, *index: Any) -> None:
+    """Zeros in the rows from start to before stop of a place."""
+    node, ends = _memory(place, "clear_rows"), (size_of(start, "start"), size_of(stop, "stop"))
+    _builder("clear_rows").clear_rows(node, *ends, *_sizes(index))
+
+
 def commit_copies() -> None:
     """Close this role's group of copy_store."""
     _builder("commit_copies").do(placed.commit_copies)

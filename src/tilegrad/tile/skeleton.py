@@ -60,7 +60,7 @@ def is_place(node: Node) -> bool:
 
 
 WRITES = {"store": 0, "scatter": 0, "copy_store": 0, "atomic_add": 0, "matrix_store": 0,
-          "write_place": 0, "store_threads": 0, "store_add": 0}  # fmt: skip
+          "write_place": 0, "store_threads": 0, "store_add": 0, "clear_rows": 0}  # fmt: skip
 QUIET = {"named_sync", "named_arrive", "fence", "commit_copies", "wait_copies", "matrix_fence",
          "commit_threads", "wait_threads", "matrix_sync",
          "matrix_commit", "matrix_wait", "allocate", "register_tile", "barrier",
@@ -104,7 +104,7 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
         return inputs[1 if name == "read_place" else 2 :], ()
     if name == "write_remote":
         return inputs[2:], ()
-    if name == "send":
+    if name in ("send", "clear_rows"):
         return inputs[3:], ()
     if name in ("load", "store"):
         first, rank = 1 if name == "load" else 2, len(inputs[0].type.shape)  # type: ignore[union-attr]

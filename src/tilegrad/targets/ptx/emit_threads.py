@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ...core.dtype import bfloat16, float16, int32
 from ...core.errors import InternalError
@@ -146,9 +147,26 @@ class ThreadsEmitter(SendEmitter):
                 guard = self.w.value("pred", "and.pred", held, walk.guard)
             self.w.put("st.global.v4.b32", address, word, guard=guard)
 
+    def emit_clear_rows(self, node: Node) -> None:
+        place, start, stop = node.inputs[:3]
+        w, zero = self.w, self.constant32(0)
+        walk = self.walk_over(place.type.shape[-2:], place)  # type: ignore[union-attr]
+        row, _ = self.walker(walk)
+        first, last = self.index32(start), self.index32(stop)
+        for round_, where in enumerate(self.pieces_at(place, node.inputs[3:], walk, 0)):
+            at = w.value("b32", "add.s32", row, str(round_ * walk.rows)) if round_ else row
+            inside = self.both(w.value("pred", "setp.ge.s32", at, first),
+                               w.value("pred", "setp.lt.s32", at, last))  # fmt: skip
+            w.put("st.shared.v4.b32", where, "{" + ", ".join([zero] * 4) + "}",
+                  guard=self.both(inside, walk.guard))  # fmt: skip
+
     def walk_of(self, node: Node, place: Node) -> Walk:
         """How the role's threads share a box."""
-        rows, columns = node.attrs["shape"]
+        return self.walk_over(node.attrs["shape"], place)
+
+    def walk_over(self, shape: Any, place: Node) -> Walk:
+        """How the role's threads share rows and columns of a place."""
+        rows, columns = shape
         pieces, odd = divmod(columns * place.dtype.size, PIECE)
         if odd or pieces & (pieces - 1) or pieces > self.threads:
             raise InternalError("ptx.emit", f"threads do not share rows of {columns} elements")
