@@ -95,6 +95,7 @@ class ShortPlan:
     cluster: int = 8  # programs that share the keys of a request and a key head
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
+    alone: bool = False  # whether a core has one program at most, so that all cores have some
 
 
 def per(x: PagedShape, plan: PagedPlan) -> int:
@@ -219,7 +220,7 @@ def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
-    plan = ShortPlan(-(-x.group // 8) * 8, cluster=many)
+    plan = ShortPlan(-(-x.group // 8) * 8, cluster=many, alone=2 * pairs * many > cores)
     fits = pairs * many <= cores and short_bytes(x, plan) <= SHARED
     return plan if fits and not short_why_not(x, plan) else None
 

@@ -88,7 +88,8 @@ class _Short(Steps):
         b.role("multiply", plan.warps, 0, self.consumer)
         b.role("bring_keys", 1, 0, lambda: self.producer(0))
         b.role("bring_values", 1, 0, lambda: self.producer(1))
-        return b.finish((total,), plan=plan, cluster=(many,), distinct=True, level="placed")
+        return b.finish((total,), plan=plan, cluster=(many,), distinct=True, alone=plan.alone,
+                        level="placed")  # fmt: skip
 
     # ---- what a program does --------------------------------------------------------------------
 
