@@ -139,7 +139,7 @@ class Emitter(ControlEmitter):
             lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
         lines += [f".visible .entry {name}(", ",\n".join(self.declared()), ")"]
         lines.append(f".maxntid {32 * self.warps}, 1, 1")
-        resident = 1 if self.has_roles else self.body.notes.get("resident", 0)
+        resident = self.body.notes.get("resident", int(self.has_roles))
         if resident:
             lines.append(f".minnctapersm {resident}")
         lines.append("{")
