@@ -20,6 +20,7 @@ from .quantised_cpu_take import take
 from .quantised_shape import Around, QuantisedShape
 
 SPLITS = True  # `around_callee` writes several results
+MANY = 0  # tokens from which weights are unpacked before a product: never
 FEW = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 

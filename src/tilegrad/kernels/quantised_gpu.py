@@ -23,11 +23,12 @@ from .quantised_gpu_ring import RingPlan, blocks, ring_tokens, stage_bytes
 from .quantised_gpu_ring import shared_bytes as ring_bytes
 from .quantised_gpu_ring import why_not as why_not_ring
 from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
-from .quantised_gpu_take import take
+from .quantised_gpu_take import take, unpack
 from .quantised_shape import NOTHING, Around, QuantisedShape, padded
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for
+MANY = 256  # tokens from which weights are unpacked before a product
 FEW = 8  # tokens that byte products take faster than matrix units
 STAYING = 1  # tokens that programs which stay take faster than others
 RESERVED = 2048  # bytes of shared memory that a program has for barriers, and the machine for it
@@ -140,7 +141,13 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return KernelCallee("quantised_take", ((take(shape), roles),))
 
 
+def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
+    """All rows: the parts to (rows, columns)."""
+    roles = (*(("read", i) for i in range(len(parts(shape)))), ("store", 0))
+    return KernelCallee("quantised_unpack", ((unpack(shape), roles),))
+
+
 __all__ = [
-    "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
-    "why_not", "why_not_around",
+    "MANY", "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
+    "unpack_callee", "why_not", "why_not_around",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
-"""Rows of quantised weights by number, on GPUs: what an embedding is.
+"""Rows of quantised weights, on GPUs: by number, which is what an embedding is, or all of them.
 
-A program has a token; each thread takes a group of its row apart and multiplies in the order of
+A program has a row; each thread takes a group of it apart and multiplies in the order of
 `Format.unpack`, so that values are the Format's own bit for bit. Costs the bytes of a row read
 and written. Invariant: ids are within the rows.
 """
@@ -26,13 +26,28 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
     b = BodyBuilder(name, [
         ("ids", Memory((shape.tokens,), int32)), *part_parameters(shape),
         ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result"))])  # fmt: skip
-    weights = Groups(b, shape, b.parameters[1:-1])
+    token = b.program(0, shape.tokens)
+    row = b.atom("row", b.cast(b.load(b.parameters[0], (token,)), int64), 0, shape.rows - 1)
+    warps = _write_row(b, shape, Groups(b, shape, b.parameters[1:-1]), row, token)
+    return b.finish((shape.tokens,), warps=warps)
+
+
+def unpack(shape: QuantisedShape, name: str = "quantised_unpack") -> Body:
+    """The kernel: the parts, out (rows, columns)."""
+    b = BodyBuilder(name, [
+        *part_parameters(shape),
+        ("out", Memory((shape.rows, shape.columns), shape.dtype, use="result"))])  # fmt: skip
+    row = b.program(0, shape.rows)
+    warps = _write_row(b, shape, Groups(b, shape, b.parameters[:-1]), row, row)
+    return b.finish((shape.rows,), warps=warps)
+
+
+def _write_row(b: BodyBuilder, shape: QuantisedShape, weights: Groups, row: Size, to: Size) -> int:
+    """A row of the weights into a row of the result; gives how many warps do it."""
     count, columns = groups_of(shape), shape.columns
     groups = MOST_GROUPS
     while count % groups:
         groups //= 2
-    token = b.program(0, shape.tokens)
-    row = b.atom("row", b.cast(b.load(b.parameters[0], (token,)), int64), 0, shape.rows - 1)
 
     def turn(group: Size, _: list[Node]) -> Sequence[Node]:
         found = weights.named(weights.load(row, group, 1, groups))
@@ -43,11 +58,11 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
             line = b.add(ops.iota(size=groups * GROUP, dtype=int64))
             at = b.apply("add", line, b.index(group * GROUP))
             mask = b.apply("less", at, b.constant(columns, int64))
-        b.store(b.parameters[-1], values, (token, group * GROUP), (1,), mask)
+        b.store(b.parameters[-1], values, (to, group * GROUP), (1,), mask)
         return ()
 
     b.loop("group", 0, count, groups, turn)
-    return b.finish((shape.tokens,), warps=groups // 32)
+    return groups // 32
 
 
 def unpacked(weights: Groups, found: dict[str, Node]) -> list[Node]:

@@ -23,7 +23,7 @@ from ..core.errors import DTypeError, ShapeError, UserError
 from ..core.format import Format
 from ..core.target import Target
 from ..graph import build, ops
-from ..ir.symbol import Size, multiply
+from ..ir.symbol import Size, low, multiply
 from ..ir.types import Tuple
 from ..kernels.quantised_shape import QuantisedShape, padded
 from ..runtime.buffer import Buffer
@@ -232,11 +232,22 @@ def quantised_matmul(x: Any, packed: Packed) -> Tensor:
     lead, tokens = tensor.shape[:-1], _count(tensor.shape[:-1])
     shape, target = packed.problem(tokens, tensor.dtype), _target(packed.device)
     _refuse("quantised_matmul", kernels_of(target).why_not(shape, target), shape)
+    many = unpacked_from(tensor.dtype, packed.device)
+    if many and low(tokens) >= many:
+        unpacks = _unpack_callee(packed.problem(1, tensor.dtype), target)
+        weights = ops.call(*(node_of(t) for t in packed.parts.values()), callee=unpacks)
+        return tensor @ wrap(weights, tensor).transpose(0, 1)
     rows = node_of(tensor.reshape(tokens, packed.shape[1]))
     nodes = [node_of(t) for t in packed.parts.values()]
     made = ops.call(rows, *nodes, callee=_callee(shape, target))
     first = build.items(made)[0] if isinstance(made.type, Tuple) else made  # the rest is scratch
     return wrap(first, tensor).reshape(*lead, packed.shape[0])
+
+
+def unpacked_from(dtype: DType, device: str) -> int:
+    """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
+    one: both together take less time than unpacking them within the product. 0 for never."""
+    return kernels_of(_target(device)).MANY if dtype.bits == 16 else 0
 
 
 def take_rows(packed: Packed, ids: Any, dtype: DType = float32) -> Tensor:
@@ -276,4 +287,10 @@ def _take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return kernels_of(target).take_callee(shape, target)  # type: ignore[no-any-return]
 
 
-__all__ = ["Packed", "Room", "device_of", "pack", "quantised_matmul", "take_rows", "why_not"]
+@functools.lru_cache(maxsize=64)
+def _unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
+    return kernels_of(target).unpack_callee(shape, target)  # type: ignore[no-any-return]
+
+
+__all__ = ["Packed", "Room", "device_of", "pack", "quantised_matmul", "take_rows",
+           "unpacked_from", "why_not"]  # fmt: skip

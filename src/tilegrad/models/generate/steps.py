@@ -5,8 +5,8 @@ again on the same Buffers: rows and starts are written when the requests change,
 nothing goes to the device. Where steps of few keys are quicker than those of any number, there are
 two of a bucket, and the number of keys that the caller tells chooses. Every other step is one
 compiled function over Symbols: a chunk of 512 tokens costs the same as one compiled for just that
-size (measured with SmolLM2 on a CPU). Sizes that come twice in a row, those of a long prompt's
-chunks, are bound too.
+size (measured with SmolLM2 on a CPU); two of them where many tokens had better unpack quantised
+weights first. Sizes that come twice in a row, those of a long prompt's chunks, are bound too.
 Invariant: results are those of `step`, whatever the bucket.
 """
 
@@ -25,6 +25,7 @@ from ...runtime.buffer import POOL
 from ...tensor.bound import Bound, Pending
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
+from ...tensor.quantised import unpacked_from
 from ...tensor.tensor import Tensor, no_grad
 from ..decoder import Decoder
 from .sampling import SamplingState, Variant
@@ -82,10 +83,9 @@ class Steps:
         self.nobody = cache.requests - 1
         self.rows = Rows(cache.requests, cache.device)
         self._sampling: SamplingState | None = None  # made when a request needs one
-        tokens, requests = symbol("tokens", 1, chunk), symbol("requests", 1, max(2, self.nobody))
-        self._ragged = jit(step, name="step", static="variant", dynamic={
-            "slots": {0: requests}, "into": {0: requests}, "starts": {0: requests + 1},
-            "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
+        self.many = self._unpacked_from()
+        self._ragged = _ragged_step(1, self.many - 1 if self.many else chunk, self.nobody)
+        self._wide = _ragged_step(self.many, chunk, self.nobody) if self.many else self._ragged
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
         self._decode = jit(decode, name="decode", static=("variant", "most"))
@@ -94,6 +94,13 @@ class Steps:
         self._compiled: set[Any] = set()
         self._chunks: OrderedDict[Any, Bound] = OrderedDict()  # ragged steps by their sizes
         self._last_sizes: Any = None
+
+    def _unpacked_from(self) -> int:
+        """Tokens from which a step unpacks weights first, which is compiled apart; 0 for none."""
+        if not any(isinstance(m, nn.PackedLinear) for m in self.model.modules()):
+            return 0
+        many = unpacked_from(self.model.norm.weight.dtype, self.cache.device)
+        return many if many <= self.chunk else 0
 
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
@@ -153,9 +160,11 @@ class Steps:
         """The next id of each part; that of one whose prompt goes on means nothing."""
         arrays = _arrays(parts, self.nobody)
         sizes = (len(parts), len(arrays["given"]), variant)
+        is_wide = bool(self.many) and sizes[1] >= self.many
+        taken = self._wide if is_wide else self._ragged
         bound = self._chunks.get(sizes)
         if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
-            bound = self._chunks[sizes] = self._ragged.bind(*self._ragged_arguments(sizes, arrays))
+            bound = self._chunks[sizes] = taken.bind(*self._ragged_arguments(sizes, arrays))
             if len(self._chunks) > CHUNKS_BOUND:
                 self._chunks.popitem(last=False)
         self._last_sizes = sizes
@@ -164,7 +173,7 @@ class Steps:
                 bound.write(name, array)
             bound.run()
             return Found(*(bound.read(i) for i in range(_results(variant))))
-        found = self._first(("ragged", variant), lambda: self._ragged(
+        found = self._first(("ragged", variant, is_wide), lambda: taken(
             *self._ragged_arguments(sizes, arrays)))  # fmt: skip
         return Found(*(np.array(f.numpy()) for f in found[: _results(variant)]))
 
@@ -202,6 +211,14 @@ class Steps:
 
     def _whole(self, values: Any) -> Tensor:
         return tensor(np.asarray(values, np.int32), device=self.cache.device)
+
+
+def _ragged_step(least: int, most: int, nobody: int) -> Any:
+    """The jitted step over so many tokens."""
+    tokens, requests = symbol("tokens", least, most), symbol("requests", 1, max(2, nobody))
+    return jit(step, name="step", static="variant", dynamic={
+        "slots": {0: requests}, "into": {0: requests}, "starts": {0: requests + 1},
+        "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
 
 
 def _arrays(parts: Sequence[Part], nobody: int) -> dict[str, Array]:

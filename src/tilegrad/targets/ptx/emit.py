@@ -92,6 +92,8 @@ class Emitter(ControlEmitter):
         arguments += [("symbol", s) for s in symbols]
         arguments += [("map", m) for m in self.maps]
         bytes_ = self.shared_bytes + (1024 if self.swizzled else 0)
+        if self.body.notes.get("alone"):  # two of them do not fit on a core
+            bytes_ = max(bytes_, self.target.limits["shared_bytes_per_core"] // 2)
         entry = Entry(name, tuple(arguments), self.launch_grid(), 32 * self.warps, bytes_,
                       tuple(self.body.notes.get("cluster", ())), self.dependent())  # fmt: skip
         text = self.text(name)
