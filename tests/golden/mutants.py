@@ -17,7 +17,8 @@ from tilegrad.tile.placed import PlacedBuilder, rebuild
 
 DROPS = ("wait", "arrive", "expect", "matrix_wait", "matrix_fence", "fence", "copy_async",
          "named_sync", "named_arrive", "matrix_commit", "wait_copies", "commit_copies",
-         "grid_dependency_wait", "arrive_remote", "copy_multicast", "copy_pages", "send")  # fmt: skip
+         "grid_dependency_wait", "arrive_remote", "copy_multicast", "copy_pages",
+         "send")  # fmt: skip
 # pairs of ops in a row of which the first must stay the first
 ORDERS = {("matrix_wait", "arrive"), ("fence", "named_sync"), ("named_sync", "copy_store"),
           ("wait", "matrix_async"), ("wait", "expect"), ("matrix_fence", "matrix_async"),
