@@ -12,8 +12,9 @@ zeros for values in the rest of a page that begins, as `paged_append` does.
 
 Latencies, at 1024 keys of width 128 and 8 programs for a key head (ns, about): numbers of pages,
 length (300); keys and values from memory (900), while queries and the new key are turned; scores
-(150), two meetings and weights (200), values (150), a meeting (100); to the others' memory and a
-barrier of the cluster (400); result (100). Bytes need 1000 in all, so latency bounds it.
+(150), two meetings and weights (200), values (150), of two blocks each; sums to the others' memory
+(300); result (100). Measured: 4.2 us a launch of many in a row on an H200, 3.3 with 256 keys; bytes
+need 1.0, so latency bounds it.
 
 Invariant: a request's result depends on its own pages alone, and the sum over programs runs in
 the order of their ranks; of the cache, what `paged_append` writes is written, nothing else.
