@@ -28,11 +28,9 @@ from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import TilegradError
 from tilegrad.core.format import BY_NAME, Format
-from tilegrad.core.target import H200
-from tilegrad.kernels.quantised_gpu import matrix_plan, ring_plan, rows_plan
+from tilegrad.kernels.quantised_gpu import matrix_plan, rows_plan
 from tilegrad.kernels.quantised_gpu_layout import groups_of, pack, parts
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_ring import RingPlan, ring_tokens
 from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens
 from tilegrad.kernels.quantised_shape import Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -47,7 +45,7 @@ DISTINCT = 512
 AROUND = {"q+k+v": Around(norm=1e-5), "o": Around(residual=True),
           "gate+up": Around(norm=1e-5, gated="silu"), "down": Around(residual=True),
           "head": Around(norm=1e-5)}  # fmt: skip
-Case = tuple[str, QuantisedShape, RowsPlan | RingPlan | MatrixPlan]
+Case = tuple[str, QuantisedShape, RowsPlan | MatrixPlan]
 
 
 def random_rows(form: Format, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -89,9 +87,7 @@ def made_ready(bench: Bench, cases: Sequence[Case], around: bool) -> list[Prepar
     def one(number: int) -> tuple[Any, Any, str]:
         name = f"quantised_{number}"
         label, shape, plan = cases[number]
-        if isinstance(plan, RingPlan):
-            body = ring_tokens(shape, plan, name, AROUND[label] if around else Around())
-        elif isinstance(plan, RowsPlan):
+        if isinstance(plan, RowsPlan):
             body = few_tokens(shape, plan, name, AROUND[label] if around else Around())
         else:
             body = many_tokens(shape, plan, name)
@@ -168,7 +164,7 @@ def plain_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]
         for label, rows, columns in SHAPES:
             for count in tokens:
                 shape = QuantisedShape(BY_NAME[name], rows, columns, count, bfloat16)
-                yield label, shape, ring_plan(shape, H200, AROUND[label]) or rows_plan(shape)
+                yield label, shape, rows_plan(shape)
 
 
 # rows, warps, groups at once, stages, resident programs, tokens at once, tokens of a program
@@ -217,11 +213,8 @@ def many_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]:
                 yield label, shape, matrix_plan(shape)
 
 
-def text_of(plan: RowsPlan | RingPlan | MatrixPlan) -> str:
+def text_of(plan: RowsPlan | MatrixPlan) -> str:
     """A Plan in a line."""
-    if isinstance(plan, RingPlan):
-        return (f"ring of {plan.stages} x {plan.rows} rows x {plan.groups} groups, "
-                f"{plan.crews} crews, {plan.helpers} helpers")  # fmt: skip
     if isinstance(plan, MatrixPlan):
         return f"tile {plan.tokens}x{plan.rows} groups {plan.groups} warps {plan.warps}"
     return (f"rows {plan.rows} warps {plan.warps} groups {plan.groups} stages {plan.stages}"

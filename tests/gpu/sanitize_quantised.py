@@ -25,7 +25,6 @@ from tilegrad.kernels import quantised_gpu
 from tilegrad.kernels.matmul import Operands
 from tilegrad.kernels.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_ring import RingPlan, ring_tokens
 from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens, parameters
 from tilegrad.kernels.quantised_gpu_take import take
 from tilegrad.kernels.quantised_shape import NOTHING, Around, QuantisedShape
@@ -140,15 +139,10 @@ def surrounded(x: QuantisedShape, around: Around, given: Memories, values: Array
     return made + (wide["residual"] if around.residual else 0)
 
 
-def few(
-    x: QuantisedShape, plan: RowsPlan | RingPlan | None = None, around: Around = NOTHING
-) -> Products:
+def few(x: QuantisedShape, plan: RowsPlan | None = None, around: Around = NOTHING) -> Products:
     """Few tokens, by byte products."""
     weights, sizes = Weights(x), around.results(x)
-    if isinstance(plan, RingPlan):
-        body = ring_tokens(x, plan, around=around)
-    else:
-        body = few_tokens(x, plan or quantised_gpu.rows_plan(x), around=around)
+    body = few_tokens(x, plan or quantised_gpu.rows_plan(x), around=around)
     shapes = {"x": (x.tokens, x.columns), "norm": (x.columns,), "bias": (x.rows,),
               "residual": (x.tokens, sum(sizes))}  # fmt: skip
     given = {name: drawn(i, *map(int, shape)).astype(x.dtype.numpy)
@@ -186,7 +180,6 @@ def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
 
 
 SMALL = RowsPlan(8, 1, 32)
-RING = RingPlan(16, 32, 2, 2, 2)
 AROUND = {
     "norm with an offset, bias": Around(norm=1e-5, offset=1.0, bias=True),
     "gated": Around(gated="silu"),
@@ -202,8 +195,6 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
         yield f"few tokens: {form}", lambda f=form: few(sized(f, 20, 3, 2), SMALL)
         yield f"many tokens: {form}", lambda f=form: many(sized(f, 20, 1, 19),
                                                           MatrixPlan(16, 16, 2, 1))  # fmt: skip
-        yield f"ring: {form}", lambda f=form: few(
-            QuantisedShape(f, 40, 2048, 1, bfloat16), RingPlan(16, 64, 2, 2, 2))  # fmt: skip
         yield f"rows: {form}", lambda f=form: rows(sized(f, 21, 2, 3, float32), (20, 0, 7))
     for form, columns in ((formats.Q4_1, 1536), (formats.Q8_0, 1536), (formats.Q4_K, 1024)):
         for tokens in (1, 3):
@@ -219,11 +210,6 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
         for dtype in (bfloat16, float32):
             own = QuantisedShape(formats.Q4_1, 32, 1024, 2, dtype)
             yield f"around: {name}, {dtype}", lambda x=own, a=around: few(x, SMALL, a)
-        own = QuantisedShape(formats.Q4_1, 32, 1024, 1, bfloat16)
-        yield f"ring: {name}", lambda x=own, a=around: few(x, RING, a)
-    stays = QuantisedShape(formats.Q4_1, 96, 2048, 1, bfloat16)
-    yield "ring: crews", lambda: few(stays, RingPlan(16, 32, 4, 2, 2, crews=2))
-    yield "ring: helpers", lambda: few(stays, RingPlan(16, 32, 3, 2, 2, helpers=1))
     long = QuantisedShape(formats.Q4_1, 64, 288, 70, bfloat16)
     yield "many tokens: its own Plan", lambda: many(long)
 

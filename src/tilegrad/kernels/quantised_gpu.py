@@ -1,41 +1,27 @@
 """Quantised products on GPUs: which kernel a shape gets; see `quantised_shape` for the functions.
 
-One token goes to `quantised_gpu_ring` where most cores have rows and the copy engine takes the
-parts, up to FEW tokens go to `quantised_gpu_rows`, more of them to `quantised_gpu_matrix`, and so
-does a number of tokens that only the step knows. Kernels of the first two kinds are not mixed in a
-step: loads of the second need the L1 that the first has made shared memory.
-Invariant: what a Target can run is decided by its facts alone, and the Plan by the shape.
+Up to FEW tokens go to `quantised_gpu_rows`, more of them to `quantised_gpu_matrix`, and so does a
+number of tokens that only the step knows; from MANY on weights are unpacked first. Invariant:
+what a Target can run is decided by its facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..core.dtype import bfloat16, float16, float32
 from ..core.target import Target
 from ..ir.symbol import high
-from ..tile.build import Body
 from ..tile.callee import KernelCallee
 from . import quantised_gpu_rows
 from .quantised_gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .quantised_gpu_matrix import MatrixPlan, many_tokens
-from .quantised_gpu_ring import RingPlan, blocks, ring_tokens, stage_bytes
-from .quantised_gpu_ring import shared_bytes as ring_bytes
-from .quantised_gpu_ring import why_not as why_not_ring
 from .quantised_gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .quantised_gpu_take import take, unpack
-from .quantised_shape import NOTHING, Around, QuantisedShape, padded
+from .quantised_shape import Around, QuantisedShape, padded
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for
 MANY = 256  # tokens from which weights are unpacked before a product
 FEW = 8  # tokens that byte products take faster than matrix units
-STAYING = 1  # tokens that programs which stay take faster than others
-RESERVED = 2048  # bytes of shared memory that a program has for barriers, and the machine for it
-LEAST_STAGES = {1: 3, 2: 8}  # by crews
-# Rows and groups of a stage, crews and helpers, best first: 16 warps share what is to be rounded,
-# and all of them multiply where two crews have ring enough. Stages of more groups need registers.
-PLANS = ((16, 32, 2, 0), (16, 32, 1, 1), (16, 32, 1, 0), (16, 64, 1, 0), (8, 64, 1, 0))
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -65,31 +51,6 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
 
 
-def ring_plan(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> RingPlan | None:
-    """The Plan of programs that stay, one a core and two launches at once; None where it does not
-    fit, or has no rows for many of the cores, or threads would have to exchange codes."""
-    copies = "copy_store" in target.memories["shared"].copies  # boxes, by the copy engine
-    if high(shape.tokens) > STAYING or not copies or layout_of(shape).codes == "pairs":
-        return None
-    room = target.limits["shared_bytes_per_core"] // 2 - RESERVED
-    for rows, groups, crews, helpers in PLANS:
-        plan = RingPlan(rows, groups, 0, target.cores, crews=crews, helpers=helpers)
-        stages = (room - ring_bytes(shape, plan)) // stage_bytes(shape, plan) // crews * crews
-        plan = replace(plan, stages=stages)
-        few = 4 * blocks(shape, plan, around) < 3 * target.cores or stages < LEAST_STAGES[crews]
-        if not few and not why_not_ring(shape, plan, around):
-            return plan
-    return None
-
-
-def few_body(shape: QuantisedShape, target: Target, name: str, around: Around) -> Body:
-    """The kernel of few tokens."""
-    plan = ring_plan(shape, target, around)
-    if plan is not None:
-        return ring_tokens(shape, plan, name, around)
-    return few_tokens(shape, rows_plan(shape), name, around)
-
-
 def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
     """The Plan for many tokens: tiles as large as there are tokens for, and one for each core."""
     most = high(shape.tokens)
@@ -113,7 +74,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """The product: x (tokens, columns) and the parts to (tokens, rows)."""
     roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
     if are_few(shape, target):
-        body = few_body(shape, target, "quantised_rows", NOTHING)
+        body = few_tokens(shape, rows_plan(shape))
     else:
         body = many_tokens(shape, matrix_plan(shape))
     return KernelCallee("quantised_matmul", ((body, roles),))
@@ -128,7 +89,7 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     """A product with what is around it; arguments in the order of `Around`."""
-    body = few_body(shape, target, "quantised_around", around)
+    body = few_tokens(shape, rows_plan(shape), "quantised_around", around)
     results = len(around.results(shape))
     roles = (*(("read", i) for i in range(len(body.parameters) - results)),
              *(("store", i) for i in range(results)))  # fmt: skip

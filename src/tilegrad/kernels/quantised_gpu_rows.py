@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..core.dtype import float32, int32, int64
 from ..core.errors import InternalError
@@ -65,7 +64,7 @@ def few_tokens(
     shape: QuantisedShape, plan: RowsPlan, name: str = "quantised_rows", around: Around = NOTHING
 ) -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows); see Around."""
-    return RowsKernel(shape, plan, name, around).build()
+    return _Rows(shape, plan, name, around).build()
 
 
 def why_not_around(shape: QuantisedShape, around: Around) -> str:
@@ -107,29 +106,26 @@ def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     return min(plan.tokens, high(shape.tokens)) * each
 
 
-class RowsKernel:
-    """Builds the Body of `few_tokens`; what follows the weights serves `quantised_gpu_ring` too."""
+class _Rows:
+    """Builds the Body of `few_tokens`."""
 
-    builder: type[Any] = BodyBuilder
-
-    def __init__(self, shape: QuantisedShape, plan: Any, name: str, around: Around) -> None:
+    def __init__(
+        self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around
+    ) -> None:
         self.shape, self.plan, self.around = shape, plan, around
         self.layout, self.groups = layout_of(shape), groups_of(shape)
         self.sides = 2 if around.gated else 1
-        self.each = plan.rows // self.sides  # rows of a side that threads take at once
-        self.wide = plan.groups  # groups of them
+        self.each = plan.rows // self.sides  # rows of a side in a program
         self.results = sum(around.results(shape))
         self.rows = padded(self.results, ROWS)
         self.turns = -(-self.groups // plan.groups)
         self.tokens = min(plan.tokens, high(shape.tokens))
-        self.token: Size = 0  # the first of the program
-        self.share = (0, rounded_groups(shape, plan))  # first and number of groups to round
         self.limit = self.groups if self.groups % plan.groups else None
         uneven = any(s % self.each for s in around.splits) or why_not_around(shape, around)
         if self.rows % self.each or plan.groups % 32 or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         given = parameters(shape, around)
-        self.b = b = self.builder(name, given)
+        self.b = b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), b.parameters))
         own = [self.memory[n] for n, _ in part_parameters(shape)]
         self.weights = Groups(b, shape, own)
@@ -139,6 +135,7 @@ class RowsKernel:
         b, plan = self.b, self.plan
         b.add(placed.grid_launch_dependents())
         grid: tuple[Size, ...] = (self.rows // self.each,)
+        self.token: Size = 0
         if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
             blocks = ceil_divide(self.shape.tokens, self.tokens)
             self.token = b.program(0, blocks) * self.tokens
@@ -147,7 +144,7 @@ class RowsKernel:
         tokens, step = self.tokens, plan.groups
         stages = min(plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
-        self.norm, self.bias = self.load_norm(), self.load_bias()
+        self.constants()
         b.add(placed.grid_dependency_wait())
         self.residuals = [self.load_residual(token) for token in range(tokens)]
         self.round_inputs()
@@ -178,19 +175,16 @@ class RowsKernel:
                 for x in self.weights.load(self.row + side * self.rows, group, self.each,
                                            self.plan.groups, self.limit)]  # fmt: skip
 
-    def load_norm(self) -> Node | None:
-        """The weights of a norm, which need not wait."""
-        wide = self.share[1] * GROUP
-        if self.around.norm is None:
-            return None
-        at = (self.share[0] * GROUP,)
-        return self.b.load(self.memory["norm"], at, (wide,), (0,), self.columns_there(wide))
-
-    def load_bias(self) -> Node | None:
-        """The bias of the rows, which need not wait."""
-        if not self.around.bias:
-            return None
-        return self.b.load(self.memory["bias"], (self.row,), (self.each,), (0,), self.rows_there())
+    def constants(self) -> None:
+        """Norm and bias, which need not wait."""
+        b, around = self.b, self.around
+        wide = rounded_groups(self.shape, self.plan) * GROUP
+        self.norm = self.bias = None
+        if around.norm is not None:
+            self.norm = b.load(self.memory["norm"], (0,), (wide,), (0,), self.columns_there(wide))
+        if around.bias:
+            self.bias = b.load(self.memory["bias"], (self.row,), (self.each,), (0,),
+                               self.rows_there())  # fmt: skip
 
     def load_residual(self, token: int) -> Node | None:
         """What is added to a token's results: asked for before it is needed."""
@@ -209,24 +203,17 @@ class RowsKernel:
         return b.apply("less", at, b.constant(self.results, int64))
 
     def columns_there(self, wide: int) -> Node | None:
-        """Which columns of the share there are; None for all."""
-        b, first = self.b, self.share[0] * GROUP
-        if first + wide <= self.shape.columns:
+        """Which columns there are; None for all."""
+        if wide == self.shape.columns:
             return None
-        line = b.add(ops.iota(size=wide, dtype=int64))
-        return b.apply("less", line, b.constant(self.shape.columns - first, int64))
+        line = self.b.add(ops.iota(size=wide, dtype=int64))
+        return self.b.apply("less", line, self.b.constant(self.shape.columns, int64))
 
     # ---- x --------------------------------------------------------------------------------------
 
     def round_inputs(self) -> None:
         """x as integers, 256 * high + low, into shared memory: words of bytes in the order of
         the codes, sums of each half of a group (or of all of it), scales."""
-        self.allocate_inputs()
-        self.round_share()
-        self.b.load(self.scales[0], (0,))  # threads meet here, and not in each turn
-
-    def allocate_inputs(self) -> None:
-        """Shared memory for x."""
         b, halves = self.b, self.layout.halves
         tokens, groups = self.tokens, rounded_groups(self.shape, self.plan)
         # a place for everything that is written at once: threads need not meet in between
@@ -237,11 +224,7 @@ class RowsKernel:
         self.scales = [b.allocate((groups,), float32, "shared") for _ in range(tokens)]
         self.squares = [b.allocate((groups,), float32, "shared")
                         for _ in range(0 if self.around.norm is None else tokens)]  # fmt: skip
-
-    def round_share(self) -> None:
-        """Round the share of x that is these threads'."""
-        b, (first, groups) = self.b, self.share
-        for token in range(self.tokens):
+        for token in range(tokens):
             values = self.load_inputs(token, groups)
             size = b.add(ops.reduce(b.apply("absolute", values), axis=1, kind="max"))
             size = b.apply("maximum", size, b.constant(LEAST, float32))
@@ -251,21 +234,22 @@ class RowsKernel:
             moved = b.apply("multiply_add", values, b.broadcast(inverse, values.shape),
                             b.constant(MAGIC, float32, values.shape))  # fmt: skip
             scale = b.apply("multiply", size, b.constant(1 / MOST, float32))
-            b.store(self.scales[token], scale, (first,), (0,))
+            b.store(self.scales[token], scale, (0,), (0,))
             self.store_words(token, b.add(ops.bitcast(moved, dtype=int32)))
+        b.load(self.scales[0], (0,))  # threads meet here, and not in each turn
 
     def load_inputs(self, token: int, groups: int) -> Node:
-        """A share of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
+        """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
         b, wide = self.b, groups * GROUP
         there = self.token_there(token, (wide,), self.columns_there(wide))
-        at = (self.token + token, self.share[0] * GROUP)
+        at = (self.token + token, 0)
         values = b.cast(b.load(self.memory["x"], at, (wide,), (1,), there), float32)
         shape = (groups, GROUP)
         if self.norm is None:
             return b.add(ops.reshape(values, shape=shape))
         square = b.add(ops.reshape(b.apply("multiply", values, values), shape=shape))
         square = b.add(ops.reduce(square, axis=1, kind="sum"))
-        b.store(self.squares[token], square, (self.share[0],), (0,))
+        b.store(self.squares[token], square, (0,), (0,))
         factor = b.cast(self.norm, float32)
         if self.around.offset:
             factor = b.apply("add", factor, b.constant(self.around.offset, float32))
@@ -300,11 +284,11 @@ class RowsKernel:
             for number, word in enumerate((top, low)):
                 word = b.add(ops.reshape(word, shape=(groups, GROUP // wide // 4, 4)))
                 place = self.words[token][number * len(chosen) + plane]
-                b.store(place, word, (0, self.share[0], 0), (1, 0, 2))
+                b.store(place, word, (0, 0, 0), (1, 0, 2))
         total = sums[0] if len(sums) == 1 else b.apply("add", *sums)
         total = b.add(ops.reshape(total, shape=(groups, halves, GROUP // wide // halves)))
         total = b.add(ops.transpose(b.add(ops.reduce(total, axis=2, kind="sum")), order=(1, 0)))
-        b.store(self.sums[token], total, (0, self.share[0]), (0, 1))
+        b.store(self.sums[token], total, (0, 0), (0, 1))
 
     # ---- a turn -------------------------------------------------------------------------------
 
@@ -315,7 +299,7 @@ class RowsKernel:
         each = len(loaded) // self.sides
         for first in range(0, count, self.plan.together):
             tokens = range(first, min(first + self.plan.together, count))
-            rounded = [Rounded(self, token, group) for token in tokens]
+            rounded = [_Rounded(self, token, group) for token in tokens]
             for side in range(self.sides):
                 found = self.weights.named(loaded[side * each : (side + 1) * each])
                 scales = self.weights.scales(found)
@@ -327,11 +311,11 @@ class RowsKernel:
         return made
 
     def byte_products(
-        self, found: dict[str, Node], rounded: Sequence[Rounded]
+        self, found: dict[str, Node], rounded: Sequence[_Rounded]
     ) -> list[list[tuple[Node, Node]]]:
         """For tokens and halves of groups the (high, low) sums of integers."""
         b, halves = self.b, self.layout.halves
-        shape = (self.each, self.wide, 1)
+        shape = (self.each, self.plan.groups, 1)
         zero = b.constant(0, int32, shape)
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
         for number in range(8):
@@ -342,14 +326,14 @@ class RowsKernel:
                                   for w, total in zip(x.words(number), own[half]))  # type: ignore[call-overload]  # fmt: skip
         return totals
 
-    def start(self, x: Rounded, half: int, shape: tuple[int, ...]) -> Node:
+    def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Node:
         """What the offset of codes takes off."""
         b = self.b
         less = b.apply("multiply", x.sums[half], self.weights.integer(-self.layout.offset % 2**32))
         return b.broadcast(less if self.layout.offset else b.constant(0, int32), shape)
 
     def scaled(
-        self, parts: tuple[Node, Node], scales: tuple[Node, Node | None], x: Rounded, half: int,
+        self, parts: tuple[Node, Node], scales: tuple[Node, Node | None], x: _Rounded, half: int,
         total: Node,
     ) -> Node:  # fmt: skip
         """A sum and the value of a group (or half of one)."""
@@ -439,11 +423,11 @@ class RowsKernel:
         return [b.load(place, (0, 0), shape, (0, 1)) for place in places]
 
 
-class Rounded:
+class _Rounded:
     """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
 
-    def __init__(self, kernel: RowsKernel, token: int, group: Size) -> None:
-        b, count = kernel.b, kernel.wide
+    def __init__(self, kernel: _Rows, token: int, group: Size) -> None:
+        b, count = kernel.b, kernel.plan.groups
         self.kernel = kernel
         self.planes = [b.add(ops.reshape(
             b.load(place, (plane, group, 0), (count, 4), (1, 2)), shape=(1, count, 4)))

@@ -22,7 +22,6 @@ from .skeleton import is_place
 
 LIMITS = {"registers_per_thread": 255, "registers_per_block": 65536, "named_barriers": 16,
           "threads_per_block": 1024, "cluster": 8}  # fmt: skip
-SHORT = 32  # bytes of a row of a box that are few
 BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 MARGIN = 24  # addresses, indices, descriptors
@@ -80,18 +79,6 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
 
 
-def joined(
-    memory: Memory, axes: tuple[int, ...], shape: tuple[int, ...], layout: str
-) -> bool:
-    """Whether copies walk the last two axes of a Memory as one: a box's lines are brought one after
-    the other, and lines of a few bytes would keep the engine from memory's speed."""
-    rank, strides = len(memory.shape), memory.element_strides()
-    if layout or axes[-2:] != (rank - 2, rank - 1) or strides[-2:] != (shape[-1], 1):
-        return False
-    short = memory.dtype.storage_bytes(shape[-1]) < SHORT
-    return short and memory.shape[-1] == shape[-1] and shape[-2] * shape[-1] <= BOX
-
-
 def boxes(body: Body) -> list[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
@@ -102,11 +89,7 @@ def boxes(body: Body) -> list[Finding]:
         shape, type_ = node.attrs["shape"], place.type
         assert isinstance(type_, Memory)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
-        memory = node.inputs[0 if node.op.name == "copy_store" else 1].type
-        assert isinstance(memory, Memory)
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
-        if joined(memory, node.attrs["axes"], shape, type_.layout):
-            row, sides = row * shape[-2], [*shape[:-2], shape[-2] * shape[-1]]
         if max(sides) > BOX:
             found.append(finding(
                 "error", "box", f"a box of {shape} has a side above {BOX}", node, place,

@@ -141,7 +141,7 @@ class Emitter(ControlEmitter):
             lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
         lines += [f".visible .entry {name}(", ",\n".join(self.declared()), ")"]
         lines.append(f".maxntid {32 * self.warps}, 1, 1")
-        resident = self.body.notes.get("resident", int(self.has_roles))
+        resident = 1 if self.has_roles else self.body.notes.get("resident", 0)
         if resident:
             lines.append(f".minnctapersm {resident}")
         lines.append("{")

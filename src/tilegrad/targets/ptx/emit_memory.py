@@ -385,12 +385,11 @@ class MemoryEmitter(SharedEmitter):
 
     @cached_property
     def constant_form(self) -> str:
-        """How constants are read. Where a Body without roles (or one that notes `early`) says
-        itself when it waits for the launch before, constants are read where it says so, once: ptxas
-        would move a load that is known to be of constants behind the wait, and apart."""
+        """How constants are read. Where a Body without roles says itself when it waits for the
+        launch before, constants are read where it says so, once: ptxas would move a load that is
+        known to be of constants behind the wait, and apart."""
         names = {n.op.name for n in all_nodes(self.body.block)}
-        early = "role" not in names or self.body.notes.get("early", False)
-        stays = "grid_dependency_wait" in names and early
+        stays = "grid_dependency_wait" in names and "role" not in names
         return "ld.global.L1::no_allocate" if stays else "ld.global.nc"
 
     def shared_places(

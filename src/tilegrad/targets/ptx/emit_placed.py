@@ -15,7 +15,6 @@ from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
-from ...tile.budget import joined
 from ...tile.placed import expect as expect_op
 from . import rules
 from .descriptor import Operand
@@ -25,7 +24,6 @@ from .plan_cluster import handed_over
 from .program import TensorMap
 from .spread import Spread, accumulator
 
-CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
 
 
@@ -384,11 +382,7 @@ class PlacedEmitter(ShapeEmitter):
         if list(axes) != sorted(axes) or type_.element_strides()[-1] != 1:
             raise InternalError("ptx.emit", f"no tensor map walks {type_} along {axes}")
         number = self.body.parameters.index(memory)
-        sizes, strides = type_.shape, type_.element_strides()
-        if joined(type_, axes, box, place.layout):
-            wide, full = full[-1], [*full[:-2], full[-2] * full[-1]]
-            sizes, strides = (*sizes[:-2], sizes[-2] * wide), (*strides[:-2], 1)  # type: ignore[operator]
-        found = TensorMap(number, type_.dtype, sizes, strides, tuple(full),
+        found = TensorMap(number, type_.dtype, type_.shape, type_.element_strides(), tuple(full),
                           SWIZZLES[place.layout])  # fmt: skip
         self.maps.setdefault(found, len(self.maps))
         return found
@@ -403,19 +397,12 @@ class PlacedEmitter(ShapeEmitter):
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         address = self.lead_address(place, lead)
         landing = self.barrier_address(barrier, stage)
-        form, hint = self.bulk_copy(len(map_.box), self.body.notes.get("hint", ""))
-        for i in range(count):
-            where = self.coordinates(index, i * box[-1], map_)
-            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
-                       f"[{landing}]", *hint, guard=self.first_thread())  # fmt: skip
-
-    def bulk_copy(self, rank: int, hint: str) -> tuple[str, list[str]]:
-        """The form of a copy of boxes, and its operand for a cache hint."""
         form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes")  # fmt: skip
-        if not hint:
-            return form, []
-        return form + ".L2::cache_hint", [self.w.value("b64", "mov.b64", CACHE_HINTS[hint])]
+        for i in range(count):
+            where = self.coordinates(index, i * box[-1])
+            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
+                       f"[{landing}]", guard=self.first_thread())  # fmt: skip
 
     def emit_copy_multicast(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
@@ -431,22 +418,19 @@ class PlacedEmitter(ShapeEmitter):
                                self.lead_address(place, lead))  # fmt: skip
         step = int(type_.shape[-2]) * span  # type: ignore[arg-type]
         landing = self.barrier_address(barrier, stage)
-        form = (f"cp.async.bulk.tensor.{len(map_.box)}d.shared::cluster.global.tile"
+        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes.multicast::cluster")  # fmt: skip
         mask = self.w.value("b32", "mov.b32", str(node.attrs["mask"]))
         mask = self.w.value("b32", "shl.b32", mask, self.index32(first))
         mask = self.w.value("b16", "cvt.u16.u32", mask)
         for i in range(count):
-            where = self.coordinates(index, i * box[-1], map_)
+            where = self.coordinates(index, i * box[-1])
             self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
                        f"[{landing}]", mask, guard=self.first_thread())  # fmt: skip
 
-    def coordinates(self, index: tuple[Node, ...], more: int, map_: TensorMap) -> str:
-        """Coordinates of a box in a map, innermost first."""
+    def coordinates(self, index: tuple[Node, ...], more: int) -> str:
+        """Coordinates of a box, innermost first."""
         found = [self.index32(i) for i in index]
-        if len(map_.box) < len(found):  # the last two axes are joined
-            wide = self.body.parameters[map_.parameter].type.shape[-1]  # type: ignore[union-attr]
-            found[-2:] = [self.w.value("b32", "mad.lo.s32", found[-2], str(wide), found[-1])]
         if more:
             found[-1] = self.w.value("b32", "add.s32", found[-1], str(more))
         return "{" + ", ".join(reversed(found)) + "}"
@@ -460,9 +444,9 @@ class PlacedEmitter(ShapeEmitter):
         box, count, step = self.boxes(type_, node.attrs["shape"])
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         address = self.lead_address(place, lead)
-        form = f"cp.async.bulk.tensor.{len(map_.box)}d.global.shared::cta.tile.bulk_group"
+        form = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
         for i in range(count):
-            where = self.coordinates(index, i * box[-1], map_)
+            where = self.coordinates(index, i * box[-1])
             self.w.put(form, f"[{self.map_addresses[map_]}, {where}]", f"[{address}+{i * step}]",
                        guard=self.first_thread())  # fmt: skip
 

@@ -28,6 +28,7 @@ from .spread import Spread
 PIECE = 16  # bytes that one thread moves
 DEPTH = 16  # of one matrix product
 WARP = 32
+CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 
 
@@ -98,7 +99,7 @@ class ThreadsEmitter(SendEmitter):
         base, landing = self.lead_address(place, lead), self.barrier_address(barrier, stage)
         found = [self.index32(i) for i in index]
         span_bytes = int(type_.shape[-2]) * bytes_  # type: ignore[arg-type]
-        form, hint = self.bulk_copy(rank, node.attrs["hint"])
+        form, hint = self.page_copy(rank, node.attrs["hint"])
         for first in range(0, spans * count, WARP):
             lane = w.value("b32", "add.s32", self.thread, str(first)) if first else self.thread
             page, span = self.divided(lane, spans)
@@ -113,6 +114,14 @@ class ThreadsEmitter(SendEmitter):
             where = "{" + ", ".join(reversed(at)) + "}"
             w.put(form, f"[{address}]", f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
                   *hint, guard=mine)  # fmt: skip
+
+    def page_copy(self, rank: int, hint: str) -> tuple[str, list[str]]:
+        """The form of a copy of copy_pages, and its operand for a cache hint."""
+        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+                ".mbarrier::complete_tx::bytes")  # fmt: skip
+        if not hint:
+            return form, []
+        return form + ".L2::cache_hint", [self.w.value("b64", "mov.b64", CACHE_HINTS[hint])]
 
     def divided(self, number: str, by: int) -> tuple[str, str]:
         """(quotient, remainder) of a number that is not negative."""
