@@ -191,38 +191,39 @@ class _Short(Steps):
         b.branch(mine, lambda: self.append() or ())
 
     def begin(self) -> list[Node]:
-        """Queries into their place; the sums begin with the new token where it belongs here."""
-        b, x, plan = self.b, self.x, self.plan
-        rows, shape = plan.rows, (plan.rows, self.widths[0])
-        column = self.counted(shape, 1)
-        angle = self.angles(column)
-        row = self.counted(shape, 0)
+        """Queries into their place; the sums begin with the new token where it belongs here. All
+        that is read is asked for before the warps first meet."""
+        b, x, rows = self.b, self.x, self.plan.rows
+        shape = (rows, self.widths[0])
+        column, row = self.counted(shape, 1), self.counted(shape, 0)
         real = b.apply("less", row, b.constant(x.group, int64))
-        first = (self.token * x.heads + self.head * x.group) * x.width
         line = b.apply("multiply", row, b.constant(x.width, int64))
-        queries = b.cast(self.turned(self.q, b.apply("add", line, b.index(first)), real, column,
-                                     shape, angle), x.dtype)  # fmt: skip
-        queries = b.cast(queries, self.operand)
-        b.write(self.queries, queries)
-        new = (1, shape[1])
+        first = (self.token * x.heads + self.head * x.group) * x.width
+        heads = self.read(self.q, b.apply("add", line, b.index(first)), real, column, shape)
         first = (self.token * x.key_heads + self.head) * x.width
-        key = self.turned(self.memory["k"], b.index(first), None, column, new, angle)
-        self.key = self.kept(key, 0)
+        new = self.read(self.memory["k"], b.index(first), None, column, (1, shape[1]))
+        value, self.value = (self.load_value((self.widths[1], 1), 0),
+                             self.load_value((1, self.widths[1]), 1))  # fmt: skip
+        angle = self.angles(column)
+        queries = b.cast(b.cast(self.turned(heads, angle), x.dtype), self.operand)
+        b.write(self.queries, queries)
+        self.key = self.kept(self.turned(new, angle), 0)
         product = b.apply("multiply", b.cast(queries, float32), b.cast(self.key, float32))
         score = self.scaled(b.add(ops.reduce(product, axis=1, kind="sum")))
         score = b.add(ops.reshape(score, shape=(1, rows)))
         if not x.scaled:  # else the warps meet once the keys are widened
             self.meet()
+        return self.start(score, value)
+
+    def start(self, score: Node, value: Node) -> list[Node]:
+        """(best, sums) and the total to begin with: the new token's, or nothing."""
+        b, rows = self.b, self.plan.rows
         here = b.apply("bit_and", self.owns, self.sees)
-        best = b.apply("where", b.broadcast(here, (1, rows)), score,
-                       b.constant(-math.inf, float32))  # fmt: skip
-        self.value = self.load_value((self.widths[1], 1), 0)
-        some = b.apply("where", b.broadcast(here, self.value.shape), b.cast(self.value, float32),
-                       b.constant(0.0, float32))  # fmt: skip
+        zero, line = b.constant(0.0, float32), b.broadcast(here, (1, rows))
+        some = b.apply("where", b.broadcast(here, value.shape), b.cast(value, float32), zero)
         b.write(self.total, b.broadcast(some, (self.widths[1], rows)))
-        sums = b.apply("where", b.broadcast(here, (1, rows)), b.constant(1.0, float32),
-                       b.constant(0.0, float32))  # fmt: skip
-        return [best, sums]
+        return [b.apply("where", line, score, b.constant(-math.inf, float32)),
+                b.apply("where", line, b.constant(1.0, float32), zero)]  # fmt: skip
 
     def load_value(self, shape: tuple[int, int], axis: int) -> Node:
         """The new value along an axis, as the cache keeps it."""
@@ -270,26 +271,28 @@ class _Short(Steps):
         sine = b.apply("where", leads, b.apply("subtract", zero, sine), sine)
         return b.apply("where", inside, cosine, one), b.apply("where", inside, sine, zero)
 
-    def turned(
-        self, memory: Node, first: Node, real: Node | None, column: Node, shape: tuple[int, int],
-        angle: tuple[Node, Node] | None,
-    ) -> Node:  # fmt: skip
-        """Heads (float32) of which each begins at `first`, their first elements turned."""
+    def read(
+        self, memory: Node, first: Node, real: Node | None, column: Node, shape: tuple[int, int]
+    ) -> list[Node]:
+        """Heads of which each begins at `first`, and what their elements turn with."""
         b = self.b
         inside = b.apply("less", column, b.constant(self.x.width, int64))
         inside = b.apply("bit_and", inside, b.broadcast(self.there, inside.shape))
         if real is not None:
             inside = b.apply("bit_and", inside, real)
+        columns = [column, self.partner(column)] if self.rotary.width else [column]
+        offsets = [b.broadcast(b.apply("add", first, at), shape) for at in columns]
+        return [b.gather(memory, offset, b.broadcast(inside, shape)) for offset in offsets]
 
-        def read(at: Node) -> Node:
-            offset = b.broadcast(b.apply("add", first, at), shape)
-            return b.cast(b.gather(memory, offset, b.broadcast(inside, shape)), float32)
-
+    def turned(self, heads: list[Node], angle: tuple[Node, Node] | None) -> Node:
+        """Heads (float32), their first elements turned."""
+        b = self.b
+        wide = [b.cast(part, float32) for part in heads]
         if angle is None:
-            return read(column)
-        cosine, sine = (b.broadcast(v, shape) for v in angle)
-        return b.apply("add", b.apply("multiply", read(column), cosine),
-                       b.apply("multiply", read(self.partner(column)), sine))  # fmt: skip
+            return wide[0]
+        parts = [b.apply("multiply", part, b.broadcast(v, part.shape))
+                 for part, v in zip(wide, angle)]  # fmt: skip
+        return b.apply("add", *parts)
 
     def partner(self, column: Node) -> Node:
         """The column that a column turns with; those that do not turn have themselves."""
@@ -361,7 +364,7 @@ class _Short(Steps):
         b, x = self.b, self.x
         page = b.atom("page", self.page, 0, high(x.pages) - 1)
         row = self.before % x.page
-        for which, value in ((0, self.key), (1, self.load_value((1, self.widths[1]), 1))):
+        for which, value in enumerate((self.key, self.value)):
             width = (x.width, x.value_width)[which]
             inside = b.apply("less", self.counted(value.shape, 1), b.constant(width, int64))  # type: ignore[arg-type]
             b.store(self.cache[which], value, (page, self.head, row, 0), (2, 3), inside)
