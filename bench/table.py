@@ -132,10 +132,12 @@ def llm_table(record: dict[str, Any]) -> list[str]:
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for kind in ("llm", "llm-q4_1", "llm-q8_0"):
         found = newest(kind)
+        other = bool(found) and found["commit"] != record["commit"]  # type: ignore[index]
+        note = f" (commit {found['commit']})" if other else ""  # type: ignore[index]
         for r in found["batches"] if found else ():
             torch_ms = f"{r['torch_ms']:.2f} ms" if "torch_ms" in r else ""
             vllm = f"{VLLM[r['batch']]} ms" if kind == "llm" and r["batch"] in VLLM else ""
-            lines.append(f"| {found['format']} | {r['batch']} | {r['ms']:.2f} ms | "
+            lines.append(f"| {found['format']}{note} | {r['batch']} | {r['ms']:.2f} ms | "
                          f"{r['limit_ms']:.2f} ms ({100 * r['limit_ms'] / r['ms']:.0f}%) | "
                          f"{torch_ms} | {vllm} | {r['launches']} |")  # type: ignore[index]
     prefill, start = record.get("prefill"), newest("llm-start")
