@@ -129,6 +129,17 @@ def test_called_by_a_graph() -> None:
         verify_body(fitted(body, H200), "placed", H200)
 
 
+@pytest.mark.parametrize(("tokens", "requests", "page", "pages"), [
+    (40, 1, 16, 10), (64, 1, 64, 4), (100, 2, 64, 4), (64, 1, 64, 2), (200, 1, 64, 3)])  # fmt: skip
+def test_small_sizes_are_proved(tokens: int, requests: int, page: int, pages: int) -> None:
+    """Fewer tokens than a tile and no more blocks of keys than stages: lengths from memory,
+    whatever they are, keep within what the arithmetic of stages was simplified for."""
+    x = PagedShape(8, 2, 128, 128, page, tokens, requests, 64, pages, 0.1)
+    plan = choose(x, H200)
+    assert plan is not None
+    assert not [f for f in check_body(prefill(x, plan), H200) if f.level == "error"]
+
+
 def test_what_is_refused() -> None:
     """Caches of 8 bits and odd pages go to the other kernel."""
     x = CASES["page 16"][0]
