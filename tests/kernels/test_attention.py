@@ -262,6 +262,15 @@ def test_packed(name: str, simulated: bool) -> None:
     agree_packed(x, memories)
 
 
+@pytest.mark.parametrize("queries, keys", [(64, 160), (64, 256), (100, 256)])
+def test_small_packed_sizes_are_proved(queries: int, keys: int) -> None:
+    """Starts from memory keep within what the arithmetic of stages was simplified for."""
+    x = shape(heads=8, key_heads=2, queries=queries, keys=keys,
+              extras=("query_starts", "key_starts"))  # fmt: skip
+    lines = (np.zeros(3, np.int32),) * 2
+    assert not errors(attention(x, AttentionPlan((128, 128), 2, 132), lines))
+
+
 @pytest.mark.parametrize("causal, simulated", [(False, False), (True, False), (True, True)])
 def test_dropout(causal: bool, simulated: bool) -> None:
     """What is dropped is what the Graph's random bits say; log-sum-exps know nothing of it."""

@@ -148,7 +148,7 @@ class Walk:
         if "key_lengths" not in x.extras:
             return x.keys
         length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
-        some = b.atom("length", b.apply("maximum", length, b.constant(0, int64)), 0, high(x.keys))
+        some = b.bounded("length", length, 0, high(x.keys))
         return self.held("limit", minimum(some, x.keys))
 
     @property
@@ -164,7 +164,7 @@ class Walk:
 
         def start_of(name: str, sequence: Size) -> Size:
             loaded = b.cast(b.load(self.memory[name], (sequence,)), int64)
-            return b.atom("start", loaded, 0, high(x.keys if name[0] == "k" else x.queries))
+            return b.bounded("start", loaded, 0, high(x.keys if name[0] == "k" else x.queries))
 
         def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
             least, most = (b.atom("side", c, 0, self.sequences - 1) for c in carried)

@@ -235,7 +235,7 @@ class Walk:
         if "key_lengths" in x.extras:
             length = self.b.cast(self.b.load(self.memory["key_lengths"], (batch,)), int64)
             limit = self.held("limit", minimum(
-                self.b.atom("length", length, 0, high(x.keys)), x.keys))  # fmt: skip
+                self.b.bounded("length", length, 0, high(x.keys)), x.keys))  # fmt: skip
         return self.blocks_seen(batch, held("head", head), first, x.queries, limit)
 
     def locate_packed(self, number: Size) -> Work:
@@ -276,7 +276,7 @@ class Walk:
     def start_of(self, name: str, sequence: Size, most: Size) -> Size:
         """An entry of the starts of sequences."""
         loaded = self.b.cast(self.b.load(self.memory[name], (sequence,)), int64)
-        return self.b.atom("start", loaded, 0, high(most))
+        return self.b.bounded("start", loaded, 0, high(most))
 
     def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
         """The first key of a sequence with so many queries, and how many it has."""

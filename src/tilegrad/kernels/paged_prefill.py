@@ -118,8 +118,7 @@ class _Prefill(WideAttention):
         """Keys of a request; where its queries' diagonal lies follows from how many there are."""
         b, x, most = self.b, self.paged, high(self.x.keys)
         loaded = b.cast(b.load(self.memory["lengths"], (sequence,)), int64)
-        loaded = b.apply("minimum", b.apply("maximum", loaded, b.index(0)), b.index(most))
-        limit = b.atom("limit", loaded, 0, most)
+        limit = b.bounded("limit", loaded, 0, most)
         self.high = self.held("offset", maximum(combine(limit, queries, -1), 0))
         if x.window:
             self.low = combine(self.high, x.window - 1, -1)

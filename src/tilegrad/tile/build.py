@@ -94,6 +94,13 @@ class BodyBuilder:
         self.atoms[expr] = node
         return expr
 
+    def bounded(self, name: str, node: Node, low: int, high: int) -> Size:
+        """An `atom` for a number from memory, brought within its bounds: what is simplified
+        relies on them."""
+        node = self.apply("maximum", node, self.constant(low, node.dtype))
+        return self.atom(name, self.apply("minimum", node, self.constant(high, node.dtype)),
+                         low, high)  # fmt: skip
+
     def program(self, axis: int, size: Size) -> Size:
         """This program's number along a grid axis."""
         node = self.add(ops.program(axis=axis))
