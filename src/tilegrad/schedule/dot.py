@@ -153,40 +153,49 @@ class DotLowering:
         n = self.problem.sizes[3]
         return self.e.vector(start, plan.nr, n, modulo(n, plan.nr) == 0)
 
-    def pack_b(self, plan: Plan, batch: Size, at: Size, count: Size, column: Size,
-               live: Size) -> None:  # fmt: skip
-        """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
-        b = self.b
+    def lies(self, plan: Plan, batch: Size) -> str:
+        """How b lies: 'turned', with k along memory, in 'lines' along n, or in 'pieces'."""
         _, _, k, n = self.problem.sizes
-        x = self.problem.b
         probe_k, probe_n = loop_index("probe_k", k), loop_index("probe_n", n)
         probe = self.problem.index_b(batch, probe_k, probe_n)
-        along_n = stride_of(self.e, x, probe, probe_n)
-        along_k = stride_of(self.e, x, probe, probe_k)
+        along_n, along_k = (stride_of(self.e, self.problem.b, probe, p) for p in (probe_n, probe_k))
         even = isinstance(k, int) and k % plan.lanes == 0 and plan.block_k % plan.lanes == 0
         turned = (along_n not in (0, 1) and along_k == 1 and even and modulo(n, plan.nr) == 0
                   and plan.lanes & (plan.lanes - 1) == 0 and plan.lanes > 1)  # fmt: skip
+        return "turned" if turned else "lines" if along_n == 1 else "pieces"
+
+    def pack_b(self, plan: Plan, batch: Size, at: Size, count: Size, column: Size,
+               live: Size) -> None:  # fmt: skip
+        """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
+        b, x, lies = self.b, self.problem.b, self.lies(plan, batch)
+        bounds = (0, plan.block_k - 1)
 
         def square(j: Size, _: list[Node]) -> Sequence[Node]:
             self.pack_turned(plan, batch, at, count, combine(column, multiply(j, plan.nr), 1), j)
             return ()
 
-        def line(i: Size, _: list[Node]) -> Sequence[Node]:
-            def panel(j: Size, _: list[Node]) -> Sequence[Node]:
-                with self.columns(plan, combine(column, multiply(j, plan.nr), 1)) as lane:
-                    value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
-                    value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
-                    b.store(self.packed_b, value, (j, i, 0), (2,))
-                return ()
-
-            with self.e.scope():
-                b.loop("panel", 0, live, 1, panel)
+        def piece(i: Size, j: Size) -> Sequence[Node]:
+            with self.columns(plan, combine(column, multiply(j, plan.nr), 1)) as lane:
+                value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
+                value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
+                b.store(self.packed_b, value, (j, i, 0), (2,))
             return ()
 
-        if turned:
+        def line(i: Size, _: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                b.loop("panel", 0, live, 1, lambda j, _: piece(i, j))
+            return ()
+
+        def panel(j: Size, _: list[Node]) -> Sequence[Node]:
+            b.loop("k", 0, count, 1, lambda i, _: piece(i, j), unroll=4, bounds=bounds)
+            return ()
+
+        if lies == "turned":
             b.loop("panel", 0, live, 1, square)
-        else:  # k outside: memory is read in the order it lies
-            b.loop("k", 0, count, 1, line, bounds=(0, plan.block_k - 1))
+        elif lies == "lines":  # k outside: memory is read in the order it lies
+            b.loop("k", 0, count, 1, line, bounds=bounds)
+        else:  # k inside: where the columns lie is computed once a panel
+            b.loop("panel", 0, live, 1, panel)
 
     def pack_turned(self, plan: Plan, batch: Size, at: Size, count: Size, start: Size,
                     j: Size) -> None:  # fmt: skip
