@@ -18,6 +18,7 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import AVX512
 from tilegrad.graph import build
 from tilegrad.ir.block import Block
+from tilegrad.nn.functional import conv2d
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule import plan as plans
 from tilegrad.schedule.dot import DotLowering
@@ -128,3 +129,30 @@ def test_a_long_sum_over_several_blocks() -> None:
     got = (tilegrad.tensor(a) @ tilegrad.tensor(b)).numpy()
     expected = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def packing(schedule: Any) -> set[tuple[str, ...]]:
+    """The loops around the stores that pack b, of every Body with a Plan."""
+    found = set()
+    for kernel in schedule.kernels:
+        for step in kernel.steps:
+            body = getattr(step, "body", None)
+            if body is None or not isinstance(body.notes.get("plan"), Plan):
+                continue
+            found |= {names[-2:] for names, node in operations(body.block)
+                      if node.op.name == "store" and names[-2:] in PACKING}  # fmt: skip
+    return found
+
+
+PACKING = {("k", "panel"), ("panel", "k")}
+
+
+def test_lines_are_packed_in_order_and_windows_panel_by_panel() -> None:
+    """Where the columns of a convolution lie is computed once a panel, not once an element."""
+    a, b = (build.input_((256, 256), dtypes.float32) for _ in range(2))
+    dot = build.dot(a, b, ((), ()), ((1,), (0,)))
+    assert packing(schedule_for((a, b), (dot,), AVX512)) == {("k", "panel")}
+    x, w = tilegrad.ones(1, 64, 28, 28), tilegrad.ones(64, 64, 3, 3)
+    lowered = tilegrad.jit(lambda x, w: conv2d(x, w, padding=1)).lower(x, w)
+    schedule = schedule_for(lowered.inputs, lowered.outputs, AVX512)
+    assert packing(schedule) == {("panel", "k")}
