@@ -246,7 +246,7 @@ def quantised_matmul(x: Any, packed: Packed) -> Tensor:
 
 def unpacked_from(dtype: DType, device: str) -> int:
     """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
-    one: both together take less time than unpacking them within the product. 0 for never."""
+    one (docs/decisions/0026). 0 for never."""
     return kernels_of(_target(device)).MANY if dtype.bits == 16 else 0
 
 

@@ -6,6 +6,8 @@ import pytest
 from decoder_families import loaded
 from test_engine import finish, greedy, ids, prompt
 
+from tilegrad import nn
+from tilegrad.models.generate import steps
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Request
 from tilegrad.models.generate.steps import Steps
@@ -26,6 +28,18 @@ def test_both_give_the_same_tokens(many: int, monkeypatch: pytest.MonkeyPatch) -
     assert wide == [False] if not many else set(wide) == {False, True}
 
 
+@pytest.mark.parametrize("chunk, many", [(7, 0), (8, 0), (9, 8)])
+def test_chunks_that_are_never_wide_have_one(
+    chunk: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "unpacked_from", lambda dtype, device: 8)
+    monkeypatch.setattr(nn, "PackedLinear", nn.Linear)  # as if its weights were packed
+    engine = Engine(loaded("llama"), requests=1, context=64, chunk=chunk)
+    assert engine.steps.many == many
+    engine.add(Request(0, prompt(37), max_tokens=8))
+    assert ids(finish(engine)[0]) == greedy("llama", prompt(37))
+
+
 def test_models_of_whole_weights_have_one() -> None:
-    steps = Engine(loaded("llama"), requests=1, context=64).steps
-    assert steps.many == 0 and steps._wide is steps._ragged
+    found = Engine(loaded("llama"), requests=1, context=64).steps
+    assert found.many == 0 and found._wide is found._ragged

@@ -100,7 +100,7 @@ class Steps:
         if not any(isinstance(m, nn.PackedLinear) for m in self.model.modules()):
             return 0
         many = unpacked_from(self.model.norm.weight.dtype, self.cache.device)
-        return many if many <= self.chunk else 0
+        return many if many < self.chunk else 0
 
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
