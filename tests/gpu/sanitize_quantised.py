@@ -26,7 +26,7 @@ from tilegrad.kernels.matmul import Operands
 from tilegrad.kernels.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
 from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens, parameters
-from tilegrad.kernels.quantised_gpu_take import take
+from tilegrad.kernels.quantised_gpu_take import take, unpack
 from tilegrad.kernels.quantised_shape import NOTHING, Around, QuantisedShape
 from tilegrad.schedule.call import fitted
 from tilegrad.tile.build import Body
@@ -173,6 +173,15 @@ def many(x: QuantisedShape, plan: MatrixPlan | None = None) -> Products:
     return plain(x, body, tokens, wanted, 2 * STEP[x.dtype])
 
 
+def whole(x: QuantisedShape) -> Products:
+    """All weights as numbers, bit for bit."""
+    weights = Weights(x)
+    wanted = weights.values.astype(x.dtype.numpy).astype(np.float64)
+    given = {**weights.parts, "out": unwritten(x.dtype, *wanted.shape)}
+    return Products([(fitted(unpack(x), H200), [*weights.names, "out"])], given,
+                    {"out": (wanted, 0.0)})  # fmt: skip
+
+
 def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
     """Rows by number, bit for bit."""
     values = Weights(x).values[list(ids)].astype(x.dtype.numpy).astype(np.float64)
@@ -196,6 +205,7 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
         yield f"many tokens: {form}", lambda f=form: many(sized(f, 20, 1, 19),
                                                           MatrixPlan(16, 16, 2, 1))  # fmt: skip
         yield f"rows: {form}", lambda f=form: rows(sized(f, 21, 2, 3, float32), (20, 0, 7))
+        yield f"all rows: {form}", lambda f=form: whole(sized(f, 21, 2, 3))
     for form, columns in ((formats.Q4_1, 1536), (formats.Q8_0, 1536), (formats.Q4_K, 1024)):
         for tokens in (1, 3):
             x = QuantisedShape(form, 40, columns, tokens, bfloat16)
