@@ -34,6 +34,7 @@ INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT}
     ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
     ops.concatenate, ops.gather, ops.random_bits,
 }  # fmt: skip
+SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch
 if "barrier" in ops.graph.ops:
     INLINE.add(ops.graph.ops["barrier"])
@@ -158,8 +159,9 @@ def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> b
         return False
     if gathered and len(found) < 2:
         return False
-    work = cost(node, values)
-    if node.dtype.kind == "bool" and work <= 4:
+    work = cost(node, values, SCALAR_COST)
+    if (node.dtype.kind == "bool" and work <= 4) or (
+            product(node.shape) == 1 and work < SCALAR_COST):  # fmt: skip
         return False
     return work > (3 if not repeated else 2)
 
