@@ -413,7 +413,8 @@ def test_stack_and_extract() -> None:
     row = b.add(ops.extract(whole, index=1))
     lanes = [b.add(ops.extract(row, index=i)) for i in (5, 1, 0, 7, 2, 2)]
     b.store(one, lanes[0], ())
-    b.add(ops.prefetch(x, b.index(999), b.index(0)))
+    b.prefetch(x, 999, 0)
+    b.prefetch(x, 999, 0, to="l2")
     b.store(six, b.add(ops.stack(*lanes)), (0, 0), (1, 0))
     b.store(six, b.add(ops.stack_rows(*lanes)), (1, 0), (1,))
     both(b.finish((1,)), [sample(dtypes.float32, 24).reshape(3, 8), np.zeros((3, 8), np.float32),

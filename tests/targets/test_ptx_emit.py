@@ -336,8 +336,8 @@ def test_atomic_additions(dtype) -> None:
 def test_gather_in_shared_memory_and_prefetch() -> None:
     x, offset, y = floats(64), whole(64, low=0, high=64, dtype=np.int64), np.zeros(64, np.float32)
     b = builder(x, offset, y)
-    b.add(ops.prefetch(b.parameters[0], b.constant(32, int64)))
-    b.add(ops.prefetch(b.parameters[0], b.constant(4096, int64)))
+    b.prefetch(b.parameters[0], 32)
+    b.prefetch(b.parameters[0], 4096)
     place = b.allocate((64,), float32, "shared")
     b.store(place, whole_tile(b, 0), (0,), (0,))
     put(b, 2, b.gather(place, whole_tile(b, 1)))

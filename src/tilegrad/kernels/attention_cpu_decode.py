@@ -251,7 +251,7 @@ class Decode(Rows):
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
             for r in range(self.lanes):
                 index = self.at("k", self.batch, self.key_head, combine(key, r, 1), d)
-                b.add(ops.prefetch(self.memory["k"], *(b.index(i) for i in index)))
+                b.prefetch(self.memory["k"], *index)
             return ()
 
         b.loop("ask", 0, width, line, chunk, bounds=(0, width - 1))

@@ -225,12 +225,14 @@ class MatrixForward(Forward):
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
         b, across = self.b, self.plan.strip // TILE
-        zero = ops.matrix_zero(shape=(TILE, TILE), dtype=self.sum, unit=self.plan.unit)
+
+        def zero() -> Node:
+            return b.add(ops.matrix_zero(shape=(TILE, TILE), dtype=self.sum, unit=self.plan.unit))
 
         def down(r: Size, _: list[Node]) -> Sequence[Node]:
             def column(c: Size, _: list[Node]) -> Sequence[Node]:
                 self.multiply_tiles([r, combine(r, 1, 1)], c, self.deep, self.deep,
-                                    ("key_tile", "query_tile"), [b.add(zero)] * 4,
+                                    ("key_tile", "query_tile"), [zero() for _ in range(4)],
                                     self.scores, 0)  # fmt: skip
                 return ()
 

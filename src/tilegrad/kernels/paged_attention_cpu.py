@@ -327,7 +327,7 @@ class _Attend(Rows, Decode):
         step = LINE if width * size < ASKED else ASKED
         for d in range(0, width, step // size):
             index = (place[0], self.key_head, combine(place[1], row, 1), d)
-            b.add(ops.prefetch(memory, *(b.index(i) for i in index)))
+            b.prefetch(memory, *index)
 
     def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
         """Neighbouring keys, a piece of each: of the current page."""

@@ -78,7 +78,7 @@ class Weights:
         b = self.b
         for v in range(self.layout.vectors):
             index = (block, combine(step, ahead, 1), v, 0)
-            b.add(ops.prefetch(self.memory["codes"], *(b.index(i) for i in index)))
+            b.prefetch(self.memory["codes"], *index)
 
     def quads(self, block: Size, step: Size) -> list[Node]:
         """The codes of a step, without sign: eight tiles of 16 words."""

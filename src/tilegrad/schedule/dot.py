@@ -323,7 +323,7 @@ class DotLowering:
 
         def several(i: Size, carried: list[Node]) -> Sequence[Node]:
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
-                b.add(tile_ops.prefetch(memory, b.index(combine(offset, i, 1))))
+                b.prefetch(memory, combine(offset, i, 1))
             for t in range(plan.unroll):
                 carried = list(step(combine(i, t, 1), carried))
             return carried
@@ -455,7 +455,7 @@ class DotLowering:
             for place in places:
                 for column in range(0, plan.nr, line):
                     at = substitute(offset, {row: place, lane: combine(start, column, 1)})
-                    b.add(tile_ops.prefetch(memory, b.index(at)))
+                    b.prefetch(memory, at)
 
     def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
                  linear: Size) -> Index:  # fmt: skip

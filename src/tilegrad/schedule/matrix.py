@@ -1,9 +1,11 @@
 """Lower `dot` to a matrix unit with tiles of its own (AMX): 2 x 2 tiles of 16 x 16 results.
 
 b is packed so that groups of k values (pairs of bf16, quads of int8) stand side by side, a is
-copied tile by tile; the whole of k stays in four accumulators, which go to a strip of scratch
-from which the epilogue takes rows. Invariant: rows past the end of m repeat the last row and
-are never stored; k past its end is zero.
+copied tile by tile. Four accumulators go over the whole of k while enough columns of b fit into the
+cache; a longer k is cut into blocks so short that a row panel of a stays in the nearest cache, and
+sums wait in scratch for the next block. After the last they go to a strip from which the epilogue
+takes rows. Invariant: rows past the end of m repeat the last row and are never stored; k past its
+end is zero.
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ from typing import Any
 
 from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, high, loop_index, minimum, modulo, multiply
+from ..ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    high,
+    loop_index,
+    minimum,
+    modulo,
+    multiply,
+)
 from ..tile import ops as tile_ops
 from .access import Condition, Index
 from .dot import DotLowering
@@ -21,7 +33,11 @@ from .fuse import Group
 from .plan import Plan
 from .problem import stride_of
 
-SCRATCH = 1 << 20
+SCRATCH = 1 << 20  # bytes of packed b
+FEW_COLUMNS = 256  # of b at a time: fewer read a from afar too often
+NEAR = 1 << 14  # bytes of a row panel of a block of k
+SUMS, WIDE = 1 << 20, 512  # bytes of sums that wait for the next block of k, columns of them
+CHUNK = 4  # panels packed side by side
 TILE = 16
 
 
@@ -43,35 +59,46 @@ class MatrixLowering(DotLowering):
         self.together = unit.k // TILE  # k values that stand side by side
 
     def plan(self) -> Plan:
-        """Blocks: the whole of k, as many columns as the cache holds."""
+        """Blocks: of k what stays near, of m and n as much as their sums may take."""
         batch, m, k, n = (high(s) for s in self.problem.sizes)
-        block_k = max(1, -(-k // self.unit.k)) * self.unit.k
-        side = 2 * TILE
-        workers = max(1, self.target.cores)
+        side, workers = 2 * TILE, max(1, self.target.cores)
+        block_k, parts = max(1, -(-k // self.unit.k)) * self.unit.k, 1
         fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
-        block_n = min(fit, -(-n // side) * side)
-        block_m = max(1, m)
-        if batch < 2 * workers and workers > 1:
+        if fit < min(n, FEW_COLUMNS) and m > side and isinstance(self.problem.sizes[2], int):
+            parts = -(-side * block_k * self.input.size // NEAR)
+            block_k = rounded(-(-k // parts), self.unit.k)
+            fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
+        block_n, block_m = min(fit, rounded(n, side)), max(1, m)
+        if parts > 1:
+            block_n = even(n, min(fit, WIDE), side)
+            block_m = even(m, SUMS // (block_n * self.accumulator.size), side)
+        programs = batch * (1 if parts == 1 else -(-m // block_m) * -(-n // block_n))
+        if programs < 2 * workers and workers > 1:
             if m >= 2 * n or n <= workers * side:
-                block_m = max(side, -(-m // (workers * side)) * side)
+                block_m = min(block_m, max(side, rounded(-(-m // workers), side)))
             else:
-                blocks = -(-n // block_n)
-                count = -(-blocks // workers) * workers
-                block_n = min(block_n, max(side, -(-n // (count * side)) * side))
+                count = rounded(-(-n // block_n), workers)
+                block_n = min(block_n, max(side, rounded(-(-n // count), side)))
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
+
+    def partial_sums(self, parameters: list[Any], roles: list[tuple[str, Any]]) -> int | None:
+        """Sums over a part of k stay in the program's own scratch."""
+        return None
 
     def places(self, plan: Plan) -> None:
         """Scratch in the layouts the unit reads."""
         b, steps = self.b, plan.block_k // self.unit.k
-        line = TILE * self.together
-        self.packed_b = b.allocate(
-            (plan.block_n // plan.nr, steps, 2, TILE, line), self.input, "l2"
-        )
+        line, panels = TILE * self.together, plan.block_n // plan.nr
+        self.packed_b = b.allocate((panels, steps, 2, TILE, line), self.input, "l2")
         self.packed_a = b.allocate((steps, 2, TILE, line), self.input, "l1")
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
+        self.blocks = max(1, self.parts) if isinstance(self.parts, int) else 1
+        if self.blocks > 1:
+            rows = -(-plan.block_m // plan.mr)
+            self.sums = b.allocate((rows, panels, 4, TILE, TILE), self.accumulator, "l2")
 
     def body(self, plan: Plan) -> tuple[Size, ...]:
-        """One program: pack b, then every row panel."""
+        """One program: for each block of k, pack b, then every row panel."""
         b = self.b
         batch, m, k, n = self.problem.sizes
         blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
@@ -80,12 +107,26 @@ class MatrixLowering(DotLowering):
         rest = modulo(p, multiply(blocks_m, blocks_n))
         row = multiply(rest // blocks_n, plan.block_m)
         column = multiply(modulo(rest, blocks_n), plan.block_n)
+        self.turned_a = self.is_turned(at_batch)
         self.places(plan)
-        self.steps = ceil_divide(k, self.unit.k)
         live = ceil_divide(minimum(combine(n, column, -1), plan.block_n), plan.nr)
         stop = minimum(combine(row, plan.block_m, 1), m)
-        self.pack_columns(plan, at_batch, column, live)
-        self.panels(plan, at_batch, row, stop, column, live)
+        whole, each = ceil_divide(k, self.unit.k), plan.block_k // self.unit.k
+
+        def part(block: Size, ends: str) -> Sequence[Node]:
+            self.first = multiply(block, each)
+            self.steps = minimum(combine(whole, self.first, -1), each)
+            with self.e.scope():
+                self.pack_columns(plan, at_batch, column, live)
+                self.panels(plan, at_batch, (row, stop), column, live, ends)
+            return ()
+
+        last = self.blocks - 1
+        if last:
+            part(0, "first")
+        if last > 1:
+            b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
+        part(last, "last" if last else "first last")
         return (multiply(batch, multiply(blocks_m, blocks_n)),)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
@@ -105,48 +146,59 @@ class MatrixLowering(DotLowering):
         _, _, k, n = self.problem.sizes
         probe_k, probe_n = loop_index("probe_k", k), loop_index("probe_n", n)
         probe = self.problem.index_b(batch, probe_k, probe_n)
-        turned = (stride_of(self.e, x, probe, probe_k) == 1
-                  and stride_of(self.e, x, probe, probe_n) != 1
-                  and modulo(k, self.unit.k) == 0 and modulo(n, plan.nr) == 0
-                  and self.together == 2)  # fmt: skip
+        along_k, along_n = (stride_of(self.e, x, probe, at) for at in (probe_k, probe_n))
+        turned = (along_k == 1 != along_n and modulo(k, self.unit.k) == 0
+                  and modulo(n, plan.nr) == 0 and self.together == 2)  # fmt: skip
+
+        def one(j: Size, s: Size, g: Size = 0) -> Sequence[Node]:
+            start = combine(column, multiply(j, plan.nr), 1)
+            if turned:
+                self.turned_step(plan, batch, start, j, s)
+            else:
+                self.plain_group(plan, batch, start, (j, s, g))
+            return ()
 
         def panel(j: Size, _: list[Node]) -> Sequence[Node]:
-            start = combine(column, multiply(j, plan.nr), 1)
+            b.loop("step", 0, self.steps, 1, lambda s, _: one(j, s))
+            return ()
 
-            def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                if turned:
-                    self.turned_step(plan, batch, start, j, s)
-                else:
-                    self.plain_step(plan, batch, start, j, s)
+        def chunk(c: Size, _: list[Node]) -> Sequence[Node]:
+            top = minimum(combine(c, CHUNK, 1), live)
+
+            def group(s: Size, g: Size) -> Sequence[Node]:
+                with self.e.scope():
+                    b.loop(
+                        "panel", c, top, 1, lambda j, _: one(j, s, g), bounds=(0, high(live) - 1)
+                    )
                 return ()
 
-            b.loop("step", 0, self.steps, 1, step)
+            b.loop("step", 0, self.steps, 1,
+                   lambda s, _: b.loop("group", 0, TILE, 1, lambda g, _: group(s, g)))  # fmt: skip
             return ()
 
-        b.loop("panel", 0, live, 1, panel)
+        if turned:
+            b.loop("panel", 0, live, 1, panel)
+        else:  # neighbouring lines of memory together
+            b.loop("chunk", 0, live, CHUNK, chunk)
 
-    def plain_step(self, plan: Plan, batch: Size, start: Size, j: Size, s: Size) -> None:
-        """A step of k where b is read along n: rows are interleaved."""
+    def plain_group(self, plan: Plan, batch: Size, start: Size, at: Sequence[Size]) -> None:
+        """A group of k where b is read along n: rows are interleaved."""
         b, x, together = self.b, self.problem.b, self.together
-        base = multiply(s, self.unit.k)
-
-        def group(g: Size, _: list[Node]) -> Sequence[Node]:
-            rows = []
-            for t in range(together):
-                k = combine(combine(base, multiply(g, together), 1), t, 1)
-                with self.columns(plan, start) as lane:
-                    rows.append(self.operand(x, self.problem.index_b(batch, k, lane), k, plan.nr))
-            wide = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
-            value = b.add(tile_ops.reshape(wide, shape=(2, TILE * together)))
-            b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
-            return ()
-
-        b.loop("group", 0, TILE, 1, group)
+        j, s, g = at
+        base = combine(multiply(combine(self.first, s, 1), self.unit.k), multiply(g, together), 1)
+        rows = []
+        for t in range(together):
+            k = combine(base, t, 1)
+            with self.columns(plan, start) as lane:
+                rows.append(self.operand(x, self.problem.index_b(batch, k, lane), k, plan.nr))
+        wide = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
+        value = b.add(tile_ops.reshape(wide, shape=(2, TILE * together)))
+        b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
     def turned_step(self, plan: Plan, batch: Size, start: Size, j: Size, s: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
         b, x = self.b, self.problem.b
-        base = multiply(s, self.unit.k)
+        base = multiply(combine(self.first, s, 1), self.unit.k)
         for half in range(2):
             rows = []
             for r in range(TILE):
@@ -161,13 +213,13 @@ class MatrixLowering(DotLowering):
             b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))
 
     def pack_rows(self, plan: Plan, batch: Size, places: list[Size]) -> None:
-        """packed[step, half, row, :] = a[row, step * k ...]."""
+        """packed[step, half, row, :] = a[row, (first + step) * k ...]."""
         b, x = self.b, self.problem.a
         k = self.problem.sizes[2]
 
         def step(s: Size, _: list[Node]) -> Sequence[Node]:
             for r, m in enumerate(places):
-                base = multiply(s, self.unit.k)
+                base = multiply(combine(self.first, s, 1), self.unit.k)
                 with self.e.vector(base, self.unit.k, k, modulo(k, self.unit.k) == 0) as lane:
                     value = self.e.value(x, self.problem.index_a(batch, m, lane))
                     value = b.broadcast(b.cast(value, self.input), (self.unit.k,))
@@ -179,26 +231,30 @@ class MatrixLowering(DotLowering):
 
         b.loop("step", 0, self.steps, 1, step)
 
-    def panels(self, plan: Plan, batch: Size, row: Size, stop: Size, column: Size,
-               live: Size) -> None:  # fmt: skip
+    def panels(self, plan: Plan, batch: Size, rows: tuple[Size, Size], column: Size, live: Size,
+               ends: str) -> None:  # fmt: skip
         """Row panels times column panels."""
-        b = self.b
+        b, (row, stop) = self.b, rows
         m = self.problem.sizes[1]
         whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
         top = combine(m, 1, -1)
+        at = multiply(self.first, self.unit.k)
 
         def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
             places = [combine(i, r, 1) for r in range(plan.mr)]
             if not whole:
                 places = [minimum(p, top) for p in places]
             self.pack_rows(plan, batch, places)
+            panel = floor_divide(combine(i, row, -1), plan.mr)
 
             def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
                 start = combine(column, multiply(j, plan.nr), 1)
-                self.prefetch_rows(plan, batch, places, start)
+                if "last" in ends:
+                    self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
-                    self.matrix_micro(j)
-                    self.finish(plan, batch, 0, i, stop, start)
+                    self.matrix_micro((panel, j), self.rows_ahead(plan, batch, at, i, j), ends)
+                    if "last" in ends:
+                        self.finish(plan, batch, at, i, stop, start)
                 return ()
 
             b.loop("column_panel", 0, live, 1, column_panel)
@@ -206,27 +262,42 @@ class MatrixLowering(DotLowering):
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
-    def matrix_micro(self, j: Size) -> None:
-        """Four accumulators over all of k, then to the strip."""
-        b, name = self.b, self.unit.name
+    def matrix_micro(self, panels: tuple[Size, Size], ahead: list[tuple[Node, Size]],
+                     ends: str) -> None:  # fmt: skip
+        """Four accumulators over a block of k, from and to the sums; at last to the strip."""
+        b, name, (panel, j) = self.b, self.unit.name, panels
         line = TILE * self.together
-        zero = tile_ops.matrix_zero(shape=(TILE, TILE), dtype=self.accumulator, unit=name)
 
-        def load(memory: Node, *index: Size) -> Node:
+        def load(memory: Node, *index: Size, width: int = line) -> Node:
             scalars = [b.index(i) for i in index]
-            return b.add(tile_ops.matrix_load(memory, *scalars, shape=(TILE, line), unit=name))
+            return b.add(tile_ops.matrix_load(memory, *scalars, shape=(TILE, width), unit=name))
 
         def step(s: Size, carried: list[Node]) -> Sequence[Node]:
             left = [load(self.packed_a, s, t, 0, 0) for t in range(2)]
             right = [load(self.packed_b, j, s, t, 0, 0) for t in range(2)]
             for row in range(0, 2 * TILE):
-                ahead = [b.index(x) for x in (j, combine(s, 2, 1), row // TILE, row % TILE, 0)]
-                b.add(tile_ops.prefetch(self.packed_b, *ahead))
+                b.prefetch(self.packed_b, j, combine(s, 2, 1), row // TILE, row % TILE, 0)
+            for memory, offset in ahead:
+                b.prefetch(memory, combine(offset, multiply(s, self.unit.k), 1), to="l2")
             return [b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
                     for i, c in enumerate(carried)]  # fmt: skip
 
-        start = [b.add(zero)] * 4
-        acc = b.loop("s", 0, self.steps, 1, step, start)
-        for i, c in enumerate(acc):
-            at = [b.index(x) for x in (i // 2 * TILE, i % 2 * TILE)]
-            b.add(tile_ops.matrix_store(self.strip, c, *at, unit=name))
+        if "first" in ends:
+            begin = [b.add(tile_ops.matrix_zero(shape=(TILE, TILE), dtype=self.accumulator,
+                                                unit=name)) for _ in range(4)]  # fmt: skip
+        else:
+            begin = [load(self.sums, panel, j, i, 0, 0, width=TILE) for i in range(4)]
+        for i, c in enumerate(b.loop("s", 0, self.steps, 1, step, begin)):
+            corner, kept = (i // 2 * TILE, i % 2 * TILE), (panel, j, i, 0, 0)
+            memory, at = (self.strip, corner) if "last" in ends else (self.sums, kept)
+            b.add(tile_ops.matrix_store(memory, c, *map(b.index, at), unit=name))
+
+
+def rounded(size: int, unit: int) -> int:
+    """The least multiple of a unit that is no smaller."""
+    return -(-size // unit) * unit
+
+
+def even(size: int, most: int, unit: int) -> int:
+    """A block of nearly equal ones, each at most `most`, a multiple of the unit."""
+    return rounded(-(-size // -(-size // max(unit, most // unit * unit))), unit)

@@ -24,7 +24,6 @@ from ..ir.symbol import (
     substitute,
 )  # fmt: skip
 from ..ir.types import row_major
-from ..tile import ops as tile_ops
 from .access import unravel
 from .evaluate import ravel_strides, stored_reads, wide
 from .reduce_rows import RowLoops
@@ -141,7 +140,7 @@ class ColumnLoops(RowLoops):
                 continue
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
                 at = substitute(offset, {e.lane: combine(e.base, part, 1)})
-                b.add(tile_ops.prefetch(self.inputs[node], b.index(at)))
+                b.prefetch(self.inputs[node], at)
 
     def column_results(self, stages: int) -> None:
         """Write results and what follows from them."""

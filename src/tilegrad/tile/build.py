@@ -216,6 +216,10 @@ class BodyBuilder:
         extra = [] if mask is None else [self._mask(mask, value.shape)]
         self.add(ops.store(memory, value, *scalars, *extra, axes=axes, masked=mask is not None))
 
+    def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:
+        """Bring the line at an index into a cache."""
+        self.add(ops.prefetch(memory, *(self.index(i) for i in index), to=to))
+
     def gather(self, memory: Node, offset: Node, mask: Node | None = None) -> Node:
         """Elements at offsets."""
         extra = [] if mask is None else [self._mask(mask, offset.shape)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.dtype import DType
 from ..core.target import MatrixUnit
 from ..ir.node import Node
 from ..ir.symbol import Size
@@ -54,9 +55,8 @@ class MatrixPieces(Pieces):
                         for s, (x, y) in zip(sums, pairs)]  # fmt: skip
 
             shape = (unit.m, unit.n)
-            zeros = ops.matrix_zero(shape=shape, dtype=node.dtype, unit=unit.name)
-            first = [self.b.add(zeros) if begin is None else self.taken(begin, *c, shape, unit)
-                     for c in corners]  # fmt: skip
+            first = [self.zero(shape, node.dtype, unit) if begin is None
+                     else self.taken(begin, *c, shape, unit) for c in corners]  # fmt: skip
             bounds = (0, depth - unit.k)
             sums = self.b.loop("k", 0, depth, unit.k, step, first, bounds=bounds)
             for total, corner in zip(sums, corners):
@@ -65,6 +65,10 @@ class MatrixPieces(Pieces):
 
         self.blocks((m, n), (len(rows) * unit.m, len(columns) * unit.n), tile)
         return place
+
+    def zero(self, shape: tuple[int, int], dtype: DType, unit: MatrixUnit) -> Node:
+        """A tile of zeros of its own."""
+        return self.b.add(ops.matrix_zero(shape=shape, dtype=dtype, unit=unit.name))
 
     def taken(self, memory: Node, row: Size, column: Size, shape: tuple[int, int],
               unit: MatrixUnit) -> Node:  # fmt: skip

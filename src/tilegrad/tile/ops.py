@@ -232,8 +232,9 @@ scatter = Op(tile, "scatter", lambda memory, value, offset, *mask, mode: NOTHING
              "offsets; equal offsets within a tile are taken in order")  # fmt: skip
 
 
-prefetch = Op(tile, "prefetch", lambda memory, *index: NOTHING, effect=True, group="memory",
-              meaning="bring the line at an index near; it may lie past the end")  # fmt: skip
+prefetch = Op(tile, "prefetch", lambda memory, *index, to: NOTHING, attrs=("to",), effect=True,
+              group="memory", meaning="bring the line at an index into a cache, 'l1' or 'l2'; it "
+              "may lie past the end")  # fmt: skip
 
 
 def _allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:

@@ -332,8 +332,9 @@ class MemoryEmitter(ShapeEmitter):
         memory = node.inputs[0]
         index = [self.values[i][0] for i in node.inputs[1:]]
         where = self.pointer(memory, self.offset(memory, index))
-        self.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), ("i32", "0"), ("i32", "3"),
-                         ("i32", "1"))  # fmt: skip
+        locality = "3" if node.attrs["to"] == "l1" else "2"
+        self.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), ("i32", "0"),
+                         ("i32", locality), ("i32", "1"))  # fmt: skip
 
     def emit_sort(self, node: Node) -> None:
         name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
@@ -351,10 +352,16 @@ class MemoryEmitter(ShapeEmitter):
     # ---- matrix unit (AMX) ----------------------------------------------------------------
 
     def emit_matrix_zero(self, node: Node) -> None:
+        """Loaded from memory, through an address that nobody can compare: LLVM would make one zero
+        of several, and tiles cannot be copied but through the stack."""
         rows, columns = node.shape
+        pitch = columns * node.dtype.size
+        zeros = "private unnamed_addr constant [1024 x i8] zeroinitializer, align 64"
+        self.w.declared["tile_zeros"] = f"@tile_zeros = {zeros}"
+        where = self.w.value('call ptr asm sideeffect "", "=r,0"(ptr @tile_zeros)')
         self.values[node] = [self.w.intrinsic(
-            "llvm.x86.tilezero.internal", "x86_amx", ("i16", str(rows)),
-            ("i16", str(columns * node.dtype.size)))]  # fmt: skip
+            "llvm.x86.tileloadd64.internal", "x86_amx", ("i16", str(rows)), ("i16", str(pitch)),
+            ("ptr", where), ("i64", str(pitch)))]  # fmt: skip
 
     def matrix_address(self, memory: Node, index: list[Node]) -> tuple[str, str]:
         """Address and row pitch in bytes of a 2-D tile (the last two axes of the Memory)."""
