@@ -29,7 +29,7 @@ from .sampling_state import write
 from .steps import Found, Launched, Part, Steps, Tell
 
 PAGES = {"cpu": 64, "gpu": 32}  # tokens of a page
-CHUNKS = {"cpu": 256, "gpu": 2048}  # tokens of a step that has prompts in it; more are no quicker
+CHUNKS = {"cpu": 512, "gpu": 2048}  # tokens of a step that has prompts in it; more are no quicker
 SCORING = object()  # owns the pages of tokens that are scored
 
 
