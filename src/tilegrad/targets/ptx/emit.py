@@ -328,7 +328,7 @@ class Emitter(ControlEmitter):
         w.put("bra", skip, guard=f"!{first}")
         for map_ in self.maps:
             w.put("prefetch.tensormap", f"[{self.map_addresses[map_]}]")
-        factors = barrier_factors(roles)
+        factors = barrier_factors(roles, self.telling)
         for node, at in self.barriers.items():
             count = node.attrs["count"] * factors.get(node, 1)
             address = w.value("b32", "add.s32", self.base, str(at))
@@ -350,7 +350,7 @@ def one_thread(role: Node) -> bool:
     return plain and any(n.op.name.startswith("copy_") for n in nodes)
 
 
-def barrier_factors(roles: list[Node]) -> dict[Node, int]:
+def barrier_factors(roles: list[Node], telling: set[Node]) -> dict[Node, int]:
     """For each barrier, how many arrivals of the machine one of the Body's stands for."""
     found: dict[Node, int] = {}
     for role in roles:
@@ -358,7 +358,7 @@ def barrier_factors(roles: list[Node]) -> dict[Node, int]:
         for node in all_nodes(role.blocks[0]):
             if node.op.name not in ("arrive", "expect", "arrive_remote"):
                 continue
-            factor = arrivals(role.attrs["warps"], single, node)
+            factor = arrivals(role.attrs["warps"], single, node in telling, node)
             if found.setdefault(node.inputs[0], factor) != factor:
                 raise InternalError("ptx.emit", "roles of different sizes arrive at one barrier")
     return found

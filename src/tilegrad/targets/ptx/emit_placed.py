@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
+from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.placed import expect as expect_op
@@ -39,6 +40,7 @@ class PlacedEmitter(ShapeEmitter):
         self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
         self.spreads_held: dict[Node, Spread] = {}  # of places that lie as threads hold them
         self.handed = handed_over(self.body)
+        self.telling = telling_arrivals(self.body.block)
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
@@ -297,8 +299,10 @@ class PlacedEmitter(ShapeEmitter):
             key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
 
     def emit_arrive(self, node: Node) -> None:
+        """One lane for its warp; after plain stores each thread for its own."""
         address = self.barrier_address(*node.inputs)
-        self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=self.one_lane())
+        guard = "" if node in self.telling and not self.single else self.one_lane()
+        self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
 
     def emit_arrive_remote(self, node: Node) -> None:
         address = self.barrier_address(*node.inputs[:2])
@@ -530,6 +534,26 @@ def in_pairs(spread: Spread) -> bool:
         b == (*a[:-1], a[-1] + 1) for a, b in zip(found[::2], found[1::2]))  # fmt: skip
 
 
-def arrivals(warps: int, single: bool, node: Node) -> int:
+def arrivals(warps: int, single: bool, telling: bool, node: Node) -> int:
     """How often an arrival of a role happens on the machine."""
-    return 1 if single or node.op is expect_op else warps
+    if single or node.op is expect_op:
+        return 1
+    return 32 * warps if telling else warps
+
+
+def telling_arrivals(block: Block) -> set[Node]:
+    """Arrivals right after plain stores to a shared place, which they hand on."""
+    found: set[Node] = set()
+    stored = False
+    for node in block.nodes:
+        for inner in node.blocks:
+            found |= telling_arrivals(inner)
+        if node.op.name == "arrive" and stored:
+            found.add(node)
+        if node.op.effect or node.blocks:
+            stored = node.op.name in ("write_place", "store") and _in_shared(node.inputs[0])
+    return found
+
+
+def _in_shared(memory: Node) -> bool:
+    return isinstance(memory.type, Memory) and memory.type.scope == "shared"
