@@ -196,8 +196,9 @@ class ThreadSpace(LoopSpace):
     def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of a program's tile; sets how many elements a thread has."""
         vector, total = self.vector(), high(multiply(rows, inner))
-        reads = sum(1 for n in self.reads if high(product(n.shape)) > vector)
-        self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 else 1))
+        sizes = [high(product(n.shape)) for n in self.reads]
+        reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
+        self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
         size = 4 * WARP * self.each
         while self.each > vector and total < self.programs_wanted() * size:
             self.each, size = self.each // 2, size // 2
