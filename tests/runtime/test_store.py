@@ -1,11 +1,11 @@
 """Store: what was put comes back or nothing does, whatever happens to disk or neighbours."""
 
+import builtins
 import logging
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -193,9 +193,17 @@ def test_many_threads_share_a_store(store):
     assert not faults
 
 
-def test_get_is_fast(store):
-    store.put("k", bytes(10_000))
-    begin = time.perf_counter()
-    for _ in range(100):
-        store.get("k")
-    assert time.perf_counter() - begin < 0.5
+def test_get_opens_one_file(store, monkeypatch):
+    """It looks at nothing else, however much the Store holds."""
+    for number in range(20):
+        store.put(f"k{number}", bytes(10_000))
+    opened, really = [], builtins.open
+
+    def counted(path, *rest):
+        opened.append(path)
+        return really(path, *rest)
+
+    monkeypatch.setattr(builtins, "open", counted)
+    monkeypatch.setattr(os, "scandir", lambda *_: pytest.fail("a folder is searched"))
+    assert store.get("k7") == bytes(10_000)
+    assert len(opened) == 1

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -100,14 +99,14 @@ def test_optimized_text_is_neither_unrolled_nor_vectorised():
     assert "hidden" not in text and AVX512.triple in text
 
 
-def test_objects_are_cached(cache):
+def test_objects_are_cached(cache, monkeypatch):
     text = SQUARE.format(name="f")
     first = driver.compile_text(text, AVX512)
     size = default_store().size()
     assert size > len(first)
-    begin = time.perf_counter()
-    assert driver.compile_text(text, AVX512) == first
-    assert time.perf_counter() - begin < 0.05
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_optimize", lambda *_: pytest.fail("compiled again"))
+        assert driver.compile_text(text, AVX512) == first
     driver.compile_text(text, AVX512.with_cores(7))  # cores do not matter to LLVM
     assert default_store().size() == size
     driver.compile_text(text, AVX512, level=1)
@@ -202,18 +201,16 @@ def test_host_target_is_whole(host):
         assert host.vector_bytes == 64 and "-prefer-256-bit" in host.features
 
 
-def test_host_record_is_kept(cache):
+def test_host_record_is_kept(cache, monkeypatch):
     found = target.find_host()
     key_count = default_store().size()
     target.host_target.cache_clear()
-    begin = time.perf_counter()
     first = target.host_target()
-    assert time.perf_counter() - begin < 5
     assert default_store().size() > key_count
     target.host_target.cache_clear()
-    begin = time.perf_counter()
-    assert target.host_target() == first
-    assert time.perf_counter() - begin < 0.1
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "find_host", lambda: pytest.fail("probed again"))
+        assert target.host_target() == first
     assert target.host_from(found, driver.request_amx()) == first
 
 

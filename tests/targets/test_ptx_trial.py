@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 import trial_functions
@@ -25,10 +24,8 @@ def test_values_errors_hangs_and_deaths(worker) -> None:
     assert (failed.kind, failed.good) == ("error", False)
     assert failed.error == "ValueError: no such tile"
     assert worker.run(trial_functions.process).value == first  # it lives on
-    start = time.perf_counter()
-    hung = worker.run(trial_functions.sleep, 60, seconds=0.3)
+    hung = worker.run(trial_functions.sleep, 3600, seconds=0.3)
     assert hung.kind == "timeout" and "0.3 s" in hung.error
-    assert time.perf_counter() - start < 10
     assert worker.run(trial_functions.process).value != first  # another one
     dead = worker.run(trial_functions.die)
     assert dead.kind == "crash" and "exit code 9" in dead.error
