@@ -133,7 +133,7 @@ def sent(warps: int, cluster: int, both: bool = True, straight: bool = True) -> 
         b.expect(given, 0, (128 + cluster) * 8 * 4)
         total = b.register_tile((128, 8), float32)
         b.write(total, b.load(x, (program, 0, 0), (128, 8), (1, 2)))
-        b.send(shares, b.read(total), given, 0, rank, cut=True)
+        b.send(shares, b.read(total), given, 0, rank, to="shares")
         line = b.add(ops.reduce(b.read(total), axis=0, kind="max"))
         if straight:
             b.send(lines, line, given, 0, rank)

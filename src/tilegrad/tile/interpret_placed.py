@@ -213,10 +213,13 @@ def _write_remote(self: Interpreter, frame: Frame, node: Node) -> None:
 def _send(self: Interpreter, frame: Frame, node: Node) -> None:
     value, agent = frame.values[node.inputs[1]], frame.agent
     lead, programs = _ints(frame, node.inputs[4:]), len(self.machine.programs)
-    if node.attrs["cut"] and len(value) != programs * node.inputs[0].shape[len(lead)]:
+    to, ranks = node.attrs["to"], [*range(programs)]
+    if to == "one":
+        ranks, lead = lead[:1], lead[1:]
+    if to == "shares" and len(value) != programs * node.inputs[0].shape[len(lead)]:
         raise InternalError("tile.interpret", f"send of {value.shape} to {programs} programs")
-    shares = np.split(value, programs) if node.attrs["cut"] else [value] * programs
-    for rank, share in enumerate(shares):
+    shares = np.split(value, programs) if to == "shares" else [value] * len(ranks)
+    for rank, share in zip(ranks, shares):
         storage = _remote(self, node, node.inputs[0], rank)
         phases = _phases(frame, node, 2, _remote(self, node, node.inputs[2], rank))
         into = _whole(storage, lead, node)

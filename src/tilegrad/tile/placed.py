@@ -353,22 +353,24 @@ write_remote = Op(tile, "write_remote", _write_remote, effect=True, group="memor
                   "rank")  # fmt: skip
 
 
-def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, cut: bool) -> Type:
+def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
     _barrier_of("send", barrier_)
     into = _place("send", place)
-    shape, given = into.shape[len(index) :], value.shape
-    rows = given[:1] if cut else shape[:1]
+    lead = index[1:] if to == "one" else index
+    shape, given = into.shape[len(lead) :], value.shape
+    rows = given[:1] if to == "shares" else shape[:1]
     whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0  # type: ignore[operator]
     if not whole or value.dtype is not into.dtype:
-        raise _fail("send", f"{value.type} to {into} at {len(index)} indices")
+        raise _fail("send", f"{value.type} to {into} at {len(lead)} indices")
     return NOTHING
 
 
-send = Op(tile, "send", _send, attrs=("cut",), effect=True, group="copy",
-          meaning="inputs place, value, barrier, stage, then the place's leading index: to the "
-          "place of every program of the cluster, this one too, its bytes landing on the barrier "
-          "there; the whole value, or where `cut` each program's share of its rows, in the order "
-          "of ranks")  # fmt: skip
+SENDS = ("all", "shares", "one")
+send = Op(tile, "send", _send, attrs=("to",), effect=True, group="copy",
+          meaning="inputs place, value, barrier, stage, then the place's leading index: into "
+          "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
+          "(this one too) the whole value, or 'shares' of its rows in the order of ranks; to 'one' "
+          "the whole value, its rank being an input after the stage")  # fmt: skip
 
 # ---- between programs -----------------------------------------------------------------------
 
@@ -468,11 +470,12 @@ class PlacedBuilder(BodyBuilder):
         self.add(write_remote(place, value, self.index(rank), *[self.index(i) for i in index]))
 
     def send(
-        self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, cut: bool = False
+        self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, to: str = "all"
     ) -> None:
-        """Send a value, or shares of it, to all programs of the cluster."""
+        """Send a value, or shares of it, to programs of the cluster; if to 'one', the first index
+        is its rank."""
         scalars = [self.index(i) for i in (stage, *index)]
-        self.add(send(place, value, barrier_, *scalars, cut=cut))
+        self.add(send(place, value, barrier_, *scalars, to=to))
 
     def copy_store(
         self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,

@@ -174,11 +174,17 @@ def _copy_pages(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
 
 def _send(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     into, barrier, lead = node.inputs[0], node.inputs[2], values[1:]
+    to, ranks = node.attrs["to"], [*range(machine.ranks)]
+    if to == "one":
+        ranks, lead = [lead[0]], lead[1:]
+        if not 0 <= ranks[0] < machine.ranks:
+            machine.report("index", f"send to rank {ranks[0]} of {machine.ranks}", node)
+            return
     shape = into.type.shape[len(lead) :]  # type: ignore[union-attr]
-    if node.attrs["cut"] and node.inputs[1].shape[0] != shape[0] * machine.ranks:
+    if to == "shares" and node.inputs[1].shape[0] != shape[0] * machine.ranks:
         machine.report("index", f"send of {node.inputs[1].shape} to {machine.ranks} programs", node)
         return
-    for rank in range(machine.ranks):
+    for rank in ranks:
         bar = machine.bar(rank, barrier, node, values[0])
         place, region = _lead(machine, rank, node, into, lead)
         if bar is None or region is None:

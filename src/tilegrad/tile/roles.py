@@ -292,14 +292,14 @@ def write_remote(place: Any, value: Any, rank: Any, *index: Any) -> None:
 
 
 def send(
-    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, cut: bool = False
+    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, to: str = "all"
 ) -> None:
-    """Send a tile (where `cut`, its share of the rows) to the place of every program of the
-    cluster; its bytes land on the barrier there."""
+    """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
+    to 'all', as 'shares' of its rows, or to 'one', whose rank is the first index."""
     node = _memory(place, "send")
     tile = cast(tile_of(value, node.dtype, "send"), node.dtype)
     b = _builder("send")
-    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), cut=cut)
+    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), to=to)
 
 
 def clear_rows(place: Any, start: Any, stop: Any, *index: Any) -> None:

@@ -26,6 +26,8 @@ from .spread import Spread, accumulator
 
 WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
 
+HELD = {"read_place", "write_place", "write_remote", "send"}  # what a place held by threads allows
+
 
 class PlacedEmitter(ShapeEmitter):
     """Emits the ops of tile/placed.py."""
@@ -76,7 +78,7 @@ class PlacedEmitter(ShapeEmitter):
             size *= s  # type: ignore[assignment]
         swizzle = SWIZZLES[type_.layout]
         users = (n.op.name for n in all_nodes(self.body.block) if node in n.inputs)
-        if type_.layout == "held" and not {*users} <= {"read_place", "write_place", "write_remote"}:
+        if type_.layout == "held" and not {*users} <= HELD:
             raise InternalError("ptx.emit", f"{node!r} lies as threads hold it: read or write it")
         at = self.reserve(size, 8 * swizzle if swizzle else 128)
         self.pointers[node] = self.w.value("b32", "add.s32", self.base, str(at))
