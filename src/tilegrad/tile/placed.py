@@ -101,10 +101,10 @@ named_sync = Op(tile, "named_sync", lambda *, number, threads: NOTHING,
 named_arrive = Op(tile, "named_arrive", lambda *, number, threads: NOTHING,
                   attrs=("number", "threads"), effect=True, group="barrier",
                   meaning="arrive at a numbered barrier, do not wait")  # fmt: skip
-FENCES = ("async", "global", "cluster")
+FENCES = ("async", "global")
 fence = Op(tile, "fence", lambda *, kind: NOTHING, attrs=("kind",), effect=True, group="barrier",
            meaning="'async': this role's plain stores are seen by copies and matrix ops; "
-           "'global', 'cluster': by other programs")  # fmt: skip
+           "'global': by other programs")  # fmt: skip
 
 # ---- copies ---------------------------------------------------------------------------------
 
@@ -344,18 +344,15 @@ arrive_remote = Op(tile, "arrive_remote", _on_barrier("arrive_remote", 2), effec
                    "program of that rank")  # fmt: skip
 
 
-def _write_remote(place: Node, value: Node, rank: Node, *index: Node) -> Type:
-    return _write_place(place, value, *index)
-
-
-write_remote = Op(tile, "write_remote", _write_remote, effect=True, group="memory",
-                  meaning="write_place into the place of the cluster's program of a "
-                  "rank")  # fmt: skip
+SENDS = ("all", "shares", "one")
 
 
 def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
     _barrier_of("send", barrier_)
     into = _place("send", place)
+    if to not in SENDS or (to == "one" and not index):
+        raise _fail("send", f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' "
+                    "with its rank")  # fmt: skip
     lead = index[1:] if to == "one" else index
     shape, given = into.shape[len(lead) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
@@ -365,7 +362,6 @@ def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, t
     return NOTHING
 
 
-SENDS = ("all", "shares", "one")
 send = Op(tile, "send", _send, attrs=("to",), effect=True, group="copy",
           meaning="inputs place, value, barrier, stage, then the place's leading index: into "
           "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
@@ -464,10 +460,6 @@ class PlacedBuilder(BodyBuilder):
     def arrive_remote(self, barrier_: Node, stage: Size, rank: Size) -> None:
         """Arrive at a barrier of another program."""
         self.add(arrive_remote(barrier_, self.index(stage), self.index(rank)))
-
-    def write_remote(self, place: Node, value: Node, rank: Size, *index: Size) -> None:
-        """Write into another program's place."""
-        self.add(write_remote(place, value, self.index(rank), *[self.index(i) for i in index]))
 
     def send(
         self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, to: str = "all"

@@ -279,7 +279,7 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
     put = d.put(i.operands[0], "b64") if token else None
     where = d.address(operands[0])
     count = d.read(operands[1], "u32") if len(operands) > 1 else None
-    expect, relaxed = "expect_tx" in i.words, "relaxed" in i.words
+    expect = "expect_tx" in i.words
     drop, partial = i.words[1] == "arrive_drop", "noComplete" in i.words
 
     def run(warp: Warp, mask: Mask) -> None:
@@ -289,7 +289,7 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
         if not expect:  # one that announces bytes speaks for copies
             one_for_all(warp, mask, "an arrival")
         barriers = [phases_of(warp, int(address[lane])) for lane in lanes]
-        clock = warp.pair.get("fenced") if relaxed else warp.release()
+        clock = warp.release()
         for lane, barrier in zip(lanes, barriers):
             number = int(count(warp)[lane]) if count is not None else (0 if expect else 1)
             tokens[lane] = barrier.phase
