@@ -109,6 +109,7 @@ def broken(text: str) -> Iterator[tuple[str, str]]:
     yield "stored twice", "".join([*lines[:stored], lines[stored], *lines[stored:]])
     yield "no wait", without(waited, waited + 1)
     yield "a wait that acquires nothing", text.replace(WAIT, WAIT.replace("acquire", "relaxed"))
+    yield "a wait of its block's scope", text.replace(WAIT, WAIT.replace(".acquire.cluster", ""))
     yield "nothing expected", without(expected)
     for what, bytes_ in (("too much", 528), ("too little", 496)):
         other = lines[expected].replace(", 512;", f", {bytes_};")
@@ -120,7 +121,8 @@ def broken(text: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("policy", ("round", "far", "random"))
 @pytest.mark.parametrize("what, error", [
     ("no store", DeadlockError), ("stored twice", EARLY), ("no wait", EARLY),
-    ("a wait that acquires nothing", RaceError), ("nothing expected", DeadlockError),
+    ("a wait that acquires nothing", RaceError), ("a wait of its block's scope", RaceError),
+    ("nothing expected", DeadlockError),
     ("too much expected", DeadlockError), ("too little expected", EARLY),
     ("to the place here", SimulationError), ("on the barrier here", SimulationError),
 ])  # fmt: skip

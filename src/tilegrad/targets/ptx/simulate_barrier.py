@@ -1,8 +1,8 @@
 """Barriers of the simulator: named ones and mbarriers.
 
-An arrival hands the warp's clock on, a wait takes over what the phase has seen. Invariant: a
-phase completes when its arrivals and its bytes are all there and never otherwise, and every
-barrier says in words how far it is.
+An arrival hands the warp's clock on, a wait takes over what the phase has seen; of what st.async
+stored, only a wait of the cluster's scope learns. Invariant: a phase completes when its arrivals
+and its bytes are all there and never otherwise, and every barrier says in words how far it is.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Phases:
         self.coming, self.seen = nothing(), nothing()
         self.by, self.made = warp.agent, int(warp.clock[warp.agent])
         self.fenced: int | None = None
+        self.stored = False  # by st.async, which is acquired at the cluster's scope
 
     def update(self, clock: Clock | None, arrivals: int, bytes_: int) -> None:
         """Arrivals, and bytes announced (positive) or landed (negative)."""
@@ -309,6 +310,7 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
     parity = "parity" in i.words
     given = d.read(i.operands[2], "u32" if parity else "b64")
     test, relaxed = i.words[1] == "test_wait", "relaxed" in i.words
+    wide = "cluster" in i.words
 
     def run(warp: Warp, mask: Mask) -> Waiting | None:
         address, wanted = where(warp), given(warp)
@@ -327,7 +329,11 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
             for place, barrier in barriers.items():
                 saw = result & (address == place)
                 if not relaxed and saw.any():
-                    warp.learn(barrier.seen, saw)
+                    seen = barrier.seen
+                    if barrier.stored and not wide:
+                        seen = seen.copy()
+                        seen[barrier.agent] = 0
+                    warp.learn(seen, saw)
             put(warp, mask, result)
 
         def ready() -> bool:
