@@ -164,6 +164,14 @@ class Phases:
             self.seen = np.maximum(self.seen, self.coming)
             self.pending, self.coming = self.count, nothing()
 
+    def acquired(self, cluster: bool) -> Clock:
+        """What a wait learns, of the cluster's scope or of the CTA's."""
+        seen = self.seen
+        if self.stored and not cluster:
+            seen = seen.copy()
+            seen[self.agent] = 0
+        return seen
+
     def __str__(self) -> str:
         return (
             f"the mbarrier at {self.offset:#x} of {self.cta.name} (phase {self.phase}, "
@@ -310,7 +318,6 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
     parity = "parity" in i.words
     given = d.read(i.operands[2], "u32" if parity else "b64")
     test, relaxed = i.words[1] == "test_wait", "relaxed" in i.words
-    wide = "cluster" in i.words
 
     def run(warp: Warp, mask: Mask) -> Waiting | None:
         address, wanted = where(warp), given(warp)
@@ -329,11 +336,7 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
             for place, barrier in barriers.items():
                 saw = result & (address == place)
                 if not relaxed and saw.any():
-                    seen = barrier.seen
-                    if barrier.stored and not wide:
-                        seen = seen.copy()
-                        seen[barrier.agent] = 0
-                    warp.learn(seen, saw)
+                    warp.learn(barrier.acquired("cluster" in i.words), saw)
             put(warp, mask, result)
 
         def ready() -> bool:
