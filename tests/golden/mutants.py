@@ -25,7 +25,7 @@ ORDERS = {("matrix_wait", "arrive"), ("fence", "named_sync"), ("named_sync", "co
           ("copy_store", "commit_copies"), ("matrix_async", "matrix_commit"),
           ("wait_copies", "write_place"), ("write_place", "fence"),
           ("matrix_commit", "matrix_wait"), ("matrix_wait", "arrive_remote"),
-          ("write_remote", "fence"), ("fence", "arrive_remote"), ("wait", "fence")}  # fmt: skip
+          ("send", "wait")}  # fmt: skip
 Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
 
 
@@ -75,17 +75,30 @@ def flip(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
     return b.add(node.op.make((*inputs[:2], other), {}))
 
 
-def next_stage(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
-    """The stage after."""
-    stages = b.constant(node.inputs[0].attrs["stages"], int64)
-    stage = b.apply("remainder", b.apply("add", inputs[1], b.constant(1, int64)), stages)
-    return b.add(node.op.make((inputs[0], stage, *inputs[2:]), node.attrs))
+def one_on(at: int, size: int) -> Change:
+    """The index of an input one further, of `size` around."""
+
+    def change(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+        further = b.apply("add", inputs[at], b.constant(1, int64))
+        further = b.apply("remainder", further, b.constant(size, int64))
+        return b.add(node.op.make((*inputs[:at], further, *inputs[at + 1 :]), node.attrs))
+
+    return change
 
 
-def other_rank(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
-    """The other program of a cluster of two."""
-    other = b.apply("subtract", b.constant(1, int64), inputs[2])
-    return b.add(node.op.make((*inputs[:2], other), {}))
+def misdirected(node: Node) -> Iterator[tuple[str, Change]]:
+    """The ways to reach a wrong barrier, program or place; a cluster is one of two."""
+    name, inputs = node.op.name, node.inputs
+    barrier = {"send": 2, "wait": 0, "arrive": 0, "expect": 0, "arrive_remote": 0}.get(name)
+    if barrier is not None and inputs[barrier].attrs["stages"] > 1:
+        yield "next stage", one_on(barrier + 1, inputs[barrier].attrs["stages"])
+    if name == "arrive_remote":
+        yield "other rank", one_on(2, 2)
+    if name == "send" and node.attrs["to"] == "one":
+        yield "other rank", one_on(4, 2)
+        for at, size in enumerate(inputs[0].type.shape[: len(inputs) - 5]):  # type: ignore[union-attr]
+            if size > 1:
+                yield f"next place along {at}", one_on(5 + at, int(size))
 
 
 def twice(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -111,12 +124,9 @@ def changes(node: Node) -> Iterator[tuple[str, Change]]:
         yield "dropped", drop
     if name == "wait":
         yield "parity flipped", flip
-    if name in ("wait", "arrive", "expect", "arrive_remote") and node.inputs[0].attrs["stages"] > 1:
-        yield "next stage", next_stage
-    if name in ("arrive", "expect", "arrive_remote"):
+    yield from misdirected(node)
+    if name in ("arrive", "expect", "arrive_remote", "send"):
         yield "twice", twice
-    if name == "arrive_remote":
-        yield "other rank", other_rank
     if name == "copy_multicast" and a["mask"] != 1:
         yield "to one", with_attrs(mask=1)
     if name == "expect":
@@ -137,8 +147,6 @@ def changes(node: Node) -> Iterator[tuple[str, Change]]:
         yield "arrives only", as_arrive
     if name == "fence" and a["kind"] == "async":
         yield "kind 'global'", with_attrs(kind="global")
-    if name == "fence" and a["kind"] == "cluster":
-        yield "kind 'async'", with_attrs(kind="async")
 
 
 def mutants(body: Body) -> Iterator[tuple[str, Body]]:

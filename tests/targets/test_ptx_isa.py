@@ -211,7 +211,8 @@ cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1] [%r1] %r2
 mbarrier.init.shared::cta.b64 [%r1] 1
 mbarrier.arrive.expect_tx.shared::cta.b64 _ [%r1] 49152
 mbarrier.arrive.release.cluster.shared::cluster.b64 _ [%r1]
-mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _ [%r1]
+mbarrier.arrive.shared::cluster.b64 _ [%r1]
+st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r1] {%r2,%r3,%r4,%r5} [%r6]
 mbarrier.try_wait.parity.shared::cta.b64 %p1 [%r1+8] %r2
 mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p1 [%r1] %r2 1000
 griddepcontrol.wait

@@ -562,6 +562,8 @@ $again:
     wait = body[body.index("$again:") : body.index("\tld.shared.u32 %r5")]
     caught(body, [
         (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
+        ("parity.acquire.cluster.", "parity.", RaceError),
+        ("parity.acquire.cluster.", "parity.acquire.cta.", RaceError),
         ("[%r1+128], 128", "[%r1+128], 124", (BarrierError, RaceError, UninitialisedError)),
     ], [y], **options)  # fmt: skip
 

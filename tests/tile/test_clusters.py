@@ -17,7 +17,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.tile import interpret, ops, placed
+from tilegrad.tile import interpret, ops
 from tilegrad.tile.build import Body
 from tilegrad.tile.concurrent import DeadlockError, RaceError
 from tilegrad.tile.placed import PlacedBuilder, fill
@@ -28,33 +28,39 @@ PARAMETERS = [("x", Memory((4, 8), float32)), ("out", Memory((4, 8), float32, us
 
 
 def exchange(
-    *, before: bool = True, arrives: bool = True, waits: bool = True, after: bool = True,
-    late: bool = False, to: int | None = None, same: bool = False, cluster: int = 2,
+    *, bytes_: int | None = 32, sends: int = 1, waits: bool = True, parity: int = 0, stage: int = 0,
+    late: bool = False, early: bool = False, to: int | None = None, same: bool = False,
+    cluster: int = 2,
 ) -> Body:  # fmt: skip
-    """Each program gives its row of x to the other, which stores it; every guard can be left out.
+    """Each program sends its row of x to the other, which stores it; every guard can be left out.
 
-    `late` fences after the arrival, `to` names a fixed rank, `same` stores to one row.
+    `late` expects after the send, `early` waits before it, `to` names a fixed rank, `stage` is
+    where the bytes land, `same` stores to one row; without `bytes_` nothing is expected.
     """
     b = PlacedBuilder("exchange", PARAMETERS)
     x, out = b.parameters
     place = b.allocate((8,), float32, "shared")
-    given = b.barrier("given", 1)
+    given = b.barrier("given", 1, 2)
     program = b.program(0, 4)
     rank = b.cluster_rank(cluster)
     other = 1 - rank if to is None else to
 
+    def expect() -> None:
+        if bytes_ is not None:
+            b.expect(given, 0, bytes_)
+
     def role() -> None:
-        b.write_remote(place, b.load(x, (program, 0), (8,), (1,)), other)
-        if before and not late:
-            b.do(placed.fence, kind="cluster")
-        if arrives:
-            b.arrive_remote(given, 0, other)
+        if not late:
+            expect()
+        if early:
+            b.wait(given, 0, parity)
+        for _ in range(sends):
+            row = b.load(x, (program, 0), (8,), (1,))
+            b.send(place, row, given, stage, other, to="one")
         if late:
-            b.do(placed.fence, kind="cluster")
-        if waits:
-            b.wait(given, 0, 0)
-        if after:
-            b.do(placed.fence, kind="cluster")
+            expect()
+        if waits and not early:
+            b.wait(given, 0, parity)
         b.store(out, b.read(place), (program // 2 if same else program, 0), (1,))
 
     b.role("worker", 1, 0, role)
@@ -68,10 +74,12 @@ def run(body: Body, seed: int | None, programs: list[int] | None = None) -> np.n
     return out
 
 
+@pytest.mark.parametrize("late", (False, True))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_programs_run_together(seed: int | None) -> None:
-    """Neighbours exchange rows; of a cluster all run, of the others none."""
-    body = exchange()
+def test_programs_run_together(seed: int | None, late: bool) -> None:
+    """Neighbours exchange rows; of a cluster all run, of the others none. Bytes may land before
+    they are expected."""
+    body = exchange(late=late)
     rows = np.arange(32).reshape(4, 8)
     np.testing.assert_array_equal(run(body, seed), rows[[1, 0, 3, 2]])
     np.testing.assert_array_equal(run(body, seed, [2])[2:], rows[[3, 2]])
@@ -80,13 +88,20 @@ def test_programs_run_together(seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("change, error, words", [
-    ({"before": False}, RaceError, r"without fence\('cluster'\) before it arrived"),
-    ({"late": True}, RaceError, r"without fence\('cluster'\) before it arrived"),
-    ({"after": False}, RaceError, r"of rank \d stored to from another program, .* since"),
-    ({"waits": False}, RaceError, r"race: worker of rank"),
-    ({"arrives": False}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
-    ({"to": 2}, InternalError, "write_remote to rank 2 of a cluster of 2"),
-    ({"to": 0}, InternalError, "race|more than 1 arrivals"),
+    ({"bytes_": None}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+    ({"bytes_": 48}, DeadlockError, "16 bytes to land"),
+    ({"bytes_": 16}, DeadlockError, "-16 bytes to land"),
+    ({"bytes_": 0}, RaceError, "race: .* of rank"),
+    ({"waits": False}, RaceError, "race: .* of rank"),
+    ({"parity": 1}, InternalError, "race: .* of rank|deadlock"),  # by the order
+    ({"early": True}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+    ({"sends": 0}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+    ({"sends": 2}, RaceError, "race: send of .* writes"),
+    ({"stage": 1}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+    ({"stage": 2}, InternalError, "send at stage 2 of 2 barriers"),
+    ({"to": 2}, InternalError, "send to rank 2 of a cluster of 2"),
+    ({"to": -1}, InternalError, "send to rank -1 of a cluster of 2"),
+    ({"to": 0}, RaceError, "race: send of .* writes"),
     ({"same": True}, RaceError, "race: .* writes out while"),
 ])  # fmt: skip
 def test_what_is_left_out_shows(change: dict[str, object], error: type, words: str) -> None:
@@ -96,6 +111,53 @@ def test_what_is_left_out_shows(change: dict[str, object], error: type, words: s
         with pytest.raises(error, match=words):
             run(body, seed)
     assert any(f.level == "error" for f in check_body(body))
+
+
+def test_sent_to_whom() -> None:
+    """To all, to each its share, or to one, whose rank is then the first index."""
+    b = PlacedBuilder("sends", PARAMETERS)
+    place, given = b.allocate((2, 8), float32, "shared"), b.barrier("given", 1)
+    row = b.load(b.parameters[0], (0, 0), (8,), (1,))
+    b.send(place, row, given, 0, 1, 0, to="one")
+    b.send(place, row, given, 0, 0)
+    for index, to in (((), "one"), ((0,), "one"), ((0, 0), "all"), ((0,), "others")):
+        with pytest.raises(InternalError, match="send"):
+            b.send(place, row, given, 0, *index, to=to)
+
+
+def ring(*, told: bool = True) -> Body:
+    """Each program sends the other two rows, one after the other, into one place: the second when
+    it is told that the first has been stored."""
+    b = PlacedBuilder("ring", PARAMETERS)
+    x, out = b.parameters
+    place = b.allocate((4,), float32, "shared")
+    given, empty = b.barrier("given", 1), b.barrier("empty", 1)
+    program, rank = b.program(0, 4), b.cluster_rank(2)
+
+    def role() -> None:
+        for half in range(2):
+            b.expect(given, 0, 16)
+            if half and told:
+                b.wait(empty, 0, 0)
+            row = b.load(x, (program, 4 * half), (4,), (1,))
+            b.send(place, row, given, 0, 1 - rank, to="one")
+            b.wait(given, 0, half)
+            b.store(out, b.read(place), (program, 4 * half), (1,))
+            if not half:
+                b.arrive_remote(empty, 0, 1 - rank)
+
+    b.role("worker", 1, 0, role)
+    return b.finish((4,), cluster=(2,))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_place_is_sent_to_again(seed: int | None) -> None:
+    """After who read it has arrived here; otherwise it is a race."""
+    np.testing.assert_array_equal(run(ring(), seed), np.arange(32).reshape(4, 8)[[1, 0, 3, 2]])
+    assert not check_body(ring())
+    with pytest.raises(RaceError, match=r"race: .*send of worker of rank"):
+        run(ring(told=False), seed)
+    assert any(f.level == "error" for f in check_body(ring(told=False)))
 
 
 def test_grids_of_whole_clusters() -> None:
@@ -144,7 +206,7 @@ def sent(*, bytes_: int = 96, waits: bool = True, cut: bool = True, late: bool =
             b.expect(given, 0, bytes_)
         line = b.load(x, (program, 0), (8,), (1,))
         column = b.add(ops.reshape(line, shape=(8, 1)))
-        b.send(halves, column, given, 0, rank, cut=cut)
+        b.send(halves, column, given, 0, rank, to="shares" if cut else "all")
         b.send(whole, line, given, 0, rank)
         if late:
             b.expect(given, 0, bytes_)
@@ -215,7 +277,7 @@ PLANS = {
     "split": (Operands(64, 32, 128, bfloat16, bfloat16),
               WidePlan((64, 32, 32), 2, 2, staged=16, split=2)),
 }  # fmt: skip
-REMOTE = ("arrive_remote", "copy_multicast", "fence", "expect", "wait ", "matrix_wait")
+REMOTE = ("arrive_remote", "copy_multicast", "send", "fence", "expect", "wait ", "matrix_wait")
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -112,6 +112,39 @@ def test_a_placed_kernel_needs_a_machine_with_roles():
         tg.vmap(pipelined(), (0, None))(tg.tensor(np.stack([a, a])), tg.tensor(b))
 
 
+def exchange(to="one", kind=None):
+    """Programs of a cluster of two, each of which sends its row to the other."""
+
+    @kernel
+    def rows(x):
+        i = tile.grid(2)
+        rank = tile.cluster(2)
+        place, given = tile.shared((1, 8)), tile.barrier("given", 1)
+        out = tile.result((2, 8))
+        with tile.role("worker", warps=1):
+            if kind is not None:
+                tile.fence(kind)
+            given.expect(0, 32)
+            tile.send(place, tile.load(x, (i, 0), (1, 8)), given, 0, 1 - rank, to=to)
+            given.wait(0, 0)
+            tile.store(out, (i, 0), tile.read(place))
+
+    return rows
+
+
+def test_programs_of_a_cluster_send():
+    """To one program, by its rank; what is not known is refused with what is."""
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    (body,) = exchange().lower(tg.tensor(x))
+    out = np.zeros_like(x)
+    run(body, [x, out], seed=1)
+    np.testing.assert_array_equal(out, x[::-1])
+    with pytest.raises(tg.UserError, match=r"unknown receivers[\s\S]*shares"):
+        exchange("others").lower(tg.tensor(x))
+    with pytest.raises(tg.UserError, match=r"unknown fence[\s\S]*global"):
+        exchange(kind="cluster").lower(tg.tensor(x))
+
+
 def test_every_op_has_a_function():
     from tilegrad.tile import ROLES, placed
 

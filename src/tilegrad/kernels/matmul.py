@@ -211,7 +211,7 @@ class WideMatmul:
         if plan.split > 1:
             shape = (self.halves * self.products, plan.split - 1, 64, self.span[1] // plan.split)
             self.partial = b.allocate(shape, float32, "shared", "held")
-            self.gathered = b.barrier("gathered", plan.split - 1, self.halves)
+            self.gathered = b.barrier("gathered", 1, self.halves)
         self.empty = b.barrier("empty", self.halves * plan.cluster, stages)
         program = b.program(0, plan.programs)
         together = plan.cluster * plan.split
@@ -564,14 +564,12 @@ class WideMatmul:
         first = own * self.products
         others = [self.held("other", modulo(combine(self.share, away, 1), split))
                   for away in range(1, split)]  # fmt: skip
+        b.expect(self.gathered, own, self.products * (split - 1) * 64 * wide * float32.size)
         for number, (slot, share) in itertools.product(range(self.products), enumerate(others)):
             piece = self.columns_of(sums[number], share, wide)
-            b.write_remote(self.partial, piece, rank(share), first + number, slot)
-        b.do(placed.fence, kind="cluster")
-        for share in others:
-            b.arrive_remote(self.gathered, own, rank(share))
+            b.send(self.partial, piece, self.gathered, own, rank(share), first + number, slot,
+                   to="one")  # fmt: skip
         b.wait(self.gathered, own, 0)
-        b.do(placed.fence, kind="cluster")
         found = []
         for number in range(self.products):
             total = self.columns_of(sums[number], self.share, wide)

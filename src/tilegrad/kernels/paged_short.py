@@ -311,7 +311,7 @@ class _Short(Steps):
     def exchange(self, best: Node, sums: Node) -> None:
         """Each program of the cluster gets the columns that it finishes, of every program."""
         b, rows = self.b, self.plan.rows
-        b.send(self.parts, b.read(self.total), self.gathered, 0, self.rank, cut=True)
+        b.send(self.parts, b.read(self.total), self.gathered, 0, self.rank, to="shares")
         for which, line in enumerate((best, sums)):
             line = b.add(ops.reshape(line, shape=(rows,)))
             b.send(self.weighed, line, self.gathered, 0, self.rank, which)

@@ -24,7 +24,7 @@ ROLES = {
     "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",
     "commit_copies", "wait_copies", "matrix_async", "matrix_fence", "matrix_commit",
     "matrix_wait", "fence", "named_sync", "named_arrive", "grid_dependency_wait",
-    "grid_launch_dependents", "cluster", "copy_multicast", "arrive_remote", "write_remote",
+    "grid_launch_dependents", "cluster", "copy_multicast", "arrive_remote",
     "copy_threads", "commit_threads", "wait_threads", "store_threads", "load_operand",
     "matrix_sync", "copy_pages", "store_add", "send", "clear_rows",
 }  # fmt: skip

@@ -38,7 +38,7 @@ class Touch(NamedTuple):
 
 
 class Plain:
-    """A plain store that asynchronous ops or other programs read: who, when, the fence after it."""
+    """A plain store that asynchronous ops read: who, when, the fence after it."""
 
     __slots__ = ("agent", "epoch", "fence", "node")
 
@@ -50,7 +50,7 @@ class Plain:
 class Region:
     """A box of a place."""
 
-    __slots__ = ("box", "neighbours", "plain", "reads", "ready", "remote", "write", "written")
+    __slots__ = ("box", "neighbours", "plain", "reads", "ready", "write", "written")
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -58,7 +58,6 @@ class Region:
         self.write: Touch | None = None
         self.reads: dict[int, Touch] = {}
         self.plain: Plain | None = None
-        self.remote: Plain | None = None  # stored by another program of the cluster
         self.written = False  # by anyone, whole
         self.ready = False  # found to be initialised
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Clock = dict[int, int]
 Steps = Generator["Waiting | Roles | None", None, Any]
-UNFENCED = np.iinfo(np.int32).max
 
 
 class RaceError(InternalError):
@@ -73,8 +72,6 @@ class Agent:
         self.asynchronous = True  # an engine or a copy, neither a program nor a role
         self.depends = False  # past grid_dependency_wait
         self.unfenced: list[tuple[Storage, Array]] = []  # plain stores since fence('async')
-        self.sent: list[tuple[Storage, Array]] = []  # write_remote since fence('cluster')
-        self.acquired: Clock = {}  # what it knew of at its last fence('cluster')
         self.fenced = False  # past a first matrix_fence
         self.registers: set[int] = set()  # register places touched since matrix_fence
         self.groups: dict[str, Groups] = {}
@@ -115,7 +112,6 @@ class History:
         self.written = np.zeros(size, np.int32)
         self.readers: dict[int, Array] = {}
         self.plain = np.zeros(size, np.bool_)  # stored without a fence since
-        self.sent: Array | None = None  # by write_remote: the writer's epoch at its fence, or 0
 
     def unordered_write(self, clock: Clock, offset: Array) -> int | None:
         """An agent whose write of these elements the clock does not know."""
@@ -361,7 +357,6 @@ class Machine:
         other = history.unordered_write(agent.clock, offset)
         if other is not None:
             raise self.race(agent, "reads", storage, other, "writes")
-        self.arrived(agent, storage, history, offset)
         if agent.asynchronous and history.plain[offset].any():
             raise RaceError(
                 "tile.interpret",
@@ -375,31 +370,6 @@ class Machine:
         if agent.number not in history.readers:
             history.readers[agent.number] = np.zeros(history.writer.size, np.int32)
         history.readers[agent.number][offset] = agent.clock[agent.number]
-
-    def arrived(self, agent: Agent, storage: Storage, history: History, offset: Array) -> None:
-        """What another program stored is read after a fence('cluster') on both sides."""
-        if history.sent is None:
-            return
-        sent, writers = history.sent[offset], history.writer[offset]
-        for writer in np.unique(writers[sent > 0]):
-            latest = int(sent[writers == writer].max())
-            if writer == agent.number or agent.acquired.get(int(writer), 0) >= latest:
-                continue
-            side = "before it arrived" if agent.clock.get(int(writer), 0) < latest else "since"
-            raise RaceError(
-                "tile.interpret",
-                f"{agent.name} reads {storage.name}, which {self.names[writer]} stored to from "
-                f"another program, without fence('cluster') {side}",
-            )
-
-    def note_sent(self, agent: Agent, storage: Storage, offset: Array) -> None:
-        """An agent has written elements of another program."""
-        history = storage.history
-        if history is not None:
-            if history.sent is None:
-                history.sent = np.zeros(history.writer.size, np.int32)
-            history.sent[offset] = UNFENCED
-            agent.sent.append((storage, offset))
 
     def note_write(self, agent: Agent, storage: Storage, offset: Array, mask: Any = None) -> None:
         """An agent writes elements."""
@@ -416,8 +386,6 @@ class Machine:
             raise self.race(agent, "writes", storage, other, "reads")
         history.writer[offset] = agent.number
         history.written[offset] = agent.clock[agent.number]
-        if history.sent is not None:
-            history.sent[offset] = 0
         if storage.type.scope == "register":
             agent.registers.add(id(storage))
         elif not agent.asynchronous:
@@ -439,7 +407,6 @@ class Machine:
         own = engine.clock[engine.number] + 1
         join(engine.clock, agent.release())
         engine.clock[engine.number], engine.depends = own, agent.depends
-        engine.acquired = agent.acquired
         groups.open.append(own)
 
         def work() -> None:

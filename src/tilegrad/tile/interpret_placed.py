@@ -109,12 +109,6 @@ def _fence(self: Interpreter, frame: Frame, node: Node) -> None:
             if storage.history is not None:
                 storage.history.plain[offset] = False
         frame.agent.unfenced = []
-        return
-    for storage, offset in frame.agent.sent:
-        if storage.history is not None and storage.history.sent is not None:
-            own = storage.history.writer[offset] == frame.agent.number
-            storage.history.sent[offset[own]] = frame.agent.clock[frame.agent.number]
-    frame.agent.sent, frame.agent.acquired = [], dict(frame.agent.clock)
 
 
 def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
@@ -133,7 +127,7 @@ def _begin_copy(
         index = _ints(frame, node.inputs[4 : 4 + len(memory.shape)])
     offset, inside = memory.offsets(index, shape, node.attrs["axes"])
     copy = self.machine.agent(f"{node.op.name} of {agent.name}", agent.release())
-    copy.depends, copy.acquired = agent.depends, agent.acquired
+    copy.depends = agent.depends
     self.machine.note_read(copy, memory, offset, inside)
     self.machine.note_write(copy, place, into)
     bytes_ = place.type.dtype.storage_bytes(into.size)
@@ -202,26 +196,21 @@ def _arrive_remote(self: Interpreter, frame: Frame, node: Node) -> None:
     _phases(frame, node, 0, stages).update(frame.agent.release(), 1, 0)
 
 
-def _write_remote(self: Interpreter, frame: Frame, node: Node) -> None:
-    value, (rank, *lead) = frame.values[node.inputs[1]], _ints(frame, node.inputs[2:])
-    storage = _remote(self, node, node.inputs[0], rank)
-    offset = _whole(storage, lead, node)
-    self.write(frame, storage, offset, value, None)
-    self.machine.note_sent(frame.agent, storage, offset.reshape(-1))
-
-
 def _send(self: Interpreter, frame: Frame, node: Node) -> None:
     value, agent = frame.values[node.inputs[1]], frame.agent
     lead, programs = _ints(frame, node.inputs[4:]), len(self.machine.programs)
-    if node.attrs["cut"] and len(value) != programs * node.inputs[0].shape[len(lead)]:
+    to, ranks = node.attrs["to"], [*range(programs)]
+    if to == "one":
+        ranks, lead = lead[:1], lead[1:]
+    if to == "shares" and len(value) != programs * node.inputs[0].shape[len(lead)]:
         raise InternalError("tile.interpret", f"send of {value.shape} to {programs} programs")
-    shares = np.split(value, programs) if node.attrs["cut"] else [value] * programs
-    for rank, share in enumerate(shares):
+    shares = np.split(value, programs) if to == "shares" else [value] * len(ranks)
+    for rank, share in zip(ranks, shares):
         storage = _remote(self, node, node.inputs[0], rank)
         phases = _phases(frame, node, 2, _remote(self, node, node.inputs[2], rank))
         into = _whole(storage, lead, node)
         copy = self.machine.agent(f"send of {agent.name}", agent.release())
-        copy.depends, copy.acquired = agent.depends, agent.acquired
+        copy.depends = agent.depends
         self.machine.note_write(copy, storage, into)
         _land(self, copy, storage, into, share, phases)
 
@@ -432,7 +421,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "atomic_add": _atomic_add, "store_add": _store_add, "grid_dependency_wait": _dependency,
     "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
-    "arrive_remote": _arrive_remote, "write_remote": _write_remote, "cluster_rank": _cluster_rank,
+    "arrive_remote": _arrive_remote, "cluster_rank": _cluster_rank,
     "send": _send, "clear_rows": _clear_rows,
     "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
     "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,

@@ -17,7 +17,7 @@ to a copy (or all to a matrix op) only after a named barrier of the role. Arrivi
 ordered after what all warps of the role did.
 
 The programs of a cluster are run together, as several sets of roles: each rank has places and
-barriers of its own, which the other ranks' copies, stores and arrivals reach; they end together.
+barriers of its own, which the other ranks' copies, sends and arrivals reach; they end together.
 
 `protocol` says what each op does. Invariant: a Finding of level 'error' holds for some order in
 which the roles may run.
@@ -38,7 +38,6 @@ from .skeleton import Event, Scenario, Skeleton, is_place
 
 MOST_FINDINGS = 24
 ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
-CLUSTER = "store, fence('cluster'), arrive_remote; there wait, fence('cluster'), read"
 HINTS = {
     "deadlock": "count who arrives, with how many bytes, and look at the parity",
     "race": "order the two: arrive on a barrier after the one, wait for it before the other",
@@ -67,9 +66,6 @@ class Role:
         self.fenced = False
         self.registers: set[Node] = set()  # touched since the last matrix_fence
         self.unfenced: list[Plain] = []
-        self.remote: list[Plain] = []  # stores to other programs since fence('cluster')
-        self.learned: dict[int, int] = {}  # when it last heard of a role of another program
-        self.cluster_fence = 0
         self.synced = 0  # up to here the warps of the role have met
 
     @property
@@ -363,17 +359,12 @@ class Machine:
             self.require(place, region, role, node)
             for near in region.around():
                 self.met(place, near.plain, role, node)
-                self.arrived(place, near, role, node)
         self.touch(place, region, role, node, writes, role.number, role.epoch)
         if place.scope == "register":
             role.registers.add(place.node)
         elif writes:
             region.plain = Plain(role.number, role.epoch, node)
             role.unfenced.append(region.plain)
-            region.remote = None
-            if node.op.name == "write_remote":
-                region.remote = Plain(role.number, role.epoch, node)
-                role.remote.append(region.remote)
 
     def asynchronous(
         self, place: Place, region: Region, role: Role, node: Node, writes: bool, agent: int,
@@ -386,9 +377,8 @@ class Machine:
         for near in region.around():
             if near.plain is not None:
                 self.published(place, region, near.plain, role, node)
-            self.arrived(place, near, role, node)
         if writes:
-            region.plain = region.remote = None
+            region.plain = None
 
     def published(
         self, place: Place, region: Region, plain: Plain, role: Role, node: Node
@@ -407,25 +397,6 @@ class Machine:
                 f"{role.warps} warps, which have not met since their fence('async')", node,
                 plain.node, hint="named_sync with the role's own threads after the fence",
             )  # fmt: skip
-
-    def heard(self, role: Role, before: Clock) -> None:
-        """Remember of which roles of other programs a wait brought news."""
-        for other in self.roles.values():
-            if other.rank != role.rank and role.clock[other.number] > before[other.number]:
-                role.learned[other.number] = role.epoch
-
-    def arrived(self, place: Place, region: Region, role: Role, node: Node) -> None:
-        """A place that another program stored to is read: both sides have fenced."""
-        plain = region.remote
-        if plain is None or plain.agent == role.number:
-            return
-        what = f"{self.name_of(place, region)}, which {self.names[plain.agent]} stored to"
-        if plain.fence is None or role.clock[plain.agent] < plain.fence:
-            self.report("fence", f"{role.name} reads {what} without fence('cluster') before it "
-                        "arrived", node, plain.node, hint=CLUSTER)  # fmt: skip
-        elif role.cluster_fence <= role.learned.get(plain.agent, 0):
-            self.report("fence", f"{role.name} reads {what} without fence('cluster') after its "
-                        "wait", node, plain.node, hint=CLUSTER)  # fmt: skip
 
     def met(self, place: Place, plain: Plain | None, role: Role, node: Node) -> None:
         """A role reads what its own warps stored: other threads may hold it now."""

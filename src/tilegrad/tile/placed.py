@@ -101,10 +101,10 @@ named_sync = Op(tile, "named_sync", lambda *, number, threads: NOTHING,
 named_arrive = Op(tile, "named_arrive", lambda *, number, threads: NOTHING,
                   attrs=("number", "threads"), effect=True, group="barrier",
                   meaning="arrive at a numbered barrier, do not wait")  # fmt: skip
-FENCES = ("async", "global", "cluster")
+FENCES = ("async", "global")
 fence = Op(tile, "fence", lambda *, kind: NOTHING, attrs=("kind",), effect=True, group="barrier",
            meaning="'async': this role's plain stores are seen by copies and matrix ops; "
-           "'global', 'cluster': by other programs")  # fmt: skip
+           "'global': by other programs")  # fmt: skip
 
 # ---- copies ---------------------------------------------------------------------------------
 
@@ -344,31 +344,29 @@ arrive_remote = Op(tile, "arrive_remote", _on_barrier("arrive_remote", 2), effec
                    "program of that rank")  # fmt: skip
 
 
-def _write_remote(place: Node, value: Node, rank: Node, *index: Node) -> Type:
-    return _write_place(place, value, *index)
+SENDS = ("all", "shares", "one")
 
 
-write_remote = Op(tile, "write_remote", _write_remote, effect=True, group="memory",
-                  meaning="write_place into the place of the cluster's program of a "
-                  "rank")  # fmt: skip
-
-
-def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, cut: bool) -> Type:
+def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
     _barrier_of("send", barrier_)
     into = _place("send", place)
-    shape, given = into.shape[len(index) :], value.shape
-    rows = given[:1] if cut else shape[:1]
+    if to not in SENDS or (to == "one" and not index):
+        raise _fail("send", f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' "
+                    "with its rank")  # fmt: skip
+    lead = index[1:] if to == "one" else index
+    shape, given = into.shape[len(lead) :], value.shape
+    rows = given[:1] if to == "shares" else shape[:1]
     whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0  # type: ignore[operator]
     if not whole or value.dtype is not into.dtype:
-        raise _fail("send", f"{value.type} to {into} at {len(index)} indices")
+        raise _fail("send", f"{value.type} to {into} at {len(lead)} indices")
     return NOTHING
 
 
-send = Op(tile, "send", _send, attrs=("cut",), effect=True, group="copy",
-          meaning="inputs place, value, barrier, stage, then the place's leading index: to the "
-          "place of every program of the cluster, this one too, its bytes landing on the barrier "
-          "there; the whole value, or where `cut` each program's share of its rows, in the order "
-          "of ranks")  # fmt: skip
+send = Op(tile, "send", _send, attrs=("to",), effect=True, group="copy",
+          meaning="inputs place, value, barrier, stage, then the place's leading index: into "
+          "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
+          "(this one too) the whole value, or 'shares' of its rows in the order of ranks; to 'one' "
+          "the whole value, its rank being an input after the stage")  # fmt: skip
 
 # ---- between programs -----------------------------------------------------------------------
 
@@ -463,16 +461,13 @@ class PlacedBuilder(BodyBuilder):
         """Arrive at a barrier of another program."""
         self.add(arrive_remote(barrier_, self.index(stage), self.index(rank)))
 
-    def write_remote(self, place: Node, value: Node, rank: Size, *index: Size) -> None:
-        """Write into another program's place."""
-        self.add(write_remote(place, value, self.index(rank), *[self.index(i) for i in index]))
-
     def send(
-        self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, cut: bool = False
+        self, place: Node, value: Node, barrier_: Node, stage: Size, *index: Size, to: str = "all"
     ) -> None:
-        """Send a value, or shares of it, to all programs of the cluster."""
+        """Send a value, or shares of it, to programs of the cluster; if to 'one', the first index
+        is its rank."""
         scalars = [self.index(i) for i in (stage, *index)]
-        self.add(send(place, value, barrier_, *scalars, cut=cut))
+        self.add(send(place, value, barrier_, *scalars, to=to))
 
     def copy_store(
         self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,

@@ -58,10 +58,7 @@ def _wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
     if over:
         ended = bar.over[over - 1]
         role.synced = max(role.synced, ended[role.number])
-        before = list(role.clock) if machine.ranks > 1 else []
         join(role.clock, ended)
-        if before:
-            machine.heard(role, before)
     return True
 
 
@@ -110,10 +107,6 @@ def _fence(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) ->
         for plain in role.unfenced:
             plain.fence = role.epoch
         role.unfenced = []
-    else:  # 'global' holds for all programs, those of the cluster too
-        for plain in role.remote:
-            plain.fence = role.epoch
-        role.remote, role.cluster_fence = [], role.epoch
 
 
 def _lead(machine: Machine, rank: int, node: Node, memory: Node, lead: Any) -> Any:
@@ -174,11 +167,17 @@ def _copy_pages(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
 
 def _send(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     into, barrier, lead = node.inputs[0], node.inputs[2], values[1:]
+    to, ranks = node.attrs["to"], [*range(machine.ranks)]
+    if to == "one":
+        ranks, lead = [lead[0]], lead[1:]
+        if not 0 <= ranks[0] < machine.ranks:
+            machine.report("index", f"send to rank {ranks[0]} of {machine.ranks}", node)
+            return
     shape = into.type.shape[len(lead) :]  # type: ignore[union-attr]
-    if node.attrs["cut"] and node.inputs[1].shape[0] != shape[0] * machine.ranks:
+    if to == "shares" and node.inputs[1].shape[0] != shape[0] * machine.ranks:
         machine.report("index", f"send of {node.inputs[1].shape} to {machine.ranks} programs", node)
         return
-    for rank in range(machine.ranks):
+    for rank in ranks:
         bar = machine.bar(rank, barrier, node, values[0])
         place, region = _lead(machine, rank, node, into, lead)
         if bar is None or region is None:
@@ -267,7 +266,7 @@ def _copy_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, .
     region = place.boxed((*lead, row, *[0] * (len(shape) - 1)), shape, axes)
     machine.crossed(place, region, role, node)
     machine.touch(place, region, role, node, True, *engine)
-    region.plain = region.remote = None
+    region.plain = None
 
 
 def _store_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
@@ -300,13 +299,7 @@ def _matrix_sync(machine: Machine, role: Role, node: Node, values: tuple[Any, ..
 
 
 def _read_place(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    rank, lead = role.rank, values
-    if node.op.name == "write_remote":
-        rank, lead = values[0], values[1:]
-    if not 0 <= rank < machine.ranks:
-        machine.report("index", f"{node.op.name} to rank {rank} of {machine.ranks}", node)
-        return
-    place, region = _lead(machine, rank, node, node.inputs[0], lead)
+    place, region = _lead(machine, role.rank, node, node.inputs[0], values)
     if region is not None:
         machine.plain(place, region, role, node, node.op.name != "read_place")
 
@@ -349,8 +342,8 @@ HANDLERS: dict[str, Handler] = {
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,
     "named_arrive": _named, "fence": _fence, "copy_async": _copy_async,
     "copy_multicast": _copy_async, "copy_pages": _copy_pages, "send": _send,
-    "write_remote": _read_place, "copy_store": _copy_store,
-    "commit_copies": _commit, "wait_copies": _group_wait, "matrix_async": _matrix_async,
+    "copy_store": _copy_store, "commit_copies": _commit, "wait_copies": _group_wait,
+    "matrix_async": _matrix_async,
     "matrix_fence": _matrix_fence, "matrix_commit": _commit, "matrix_wait": _group_wait,
     "read_place": _read_place, "write_place": _read_place, "clear_rows": _read_place,
     "load": _load, "store": _load,

@@ -283,23 +283,17 @@ def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:
     _builder("arrive_remote").arrive_remote(barrier_.node, *sizes)
 
 
-def write_remote(place: Any, value: Any, rank: Any, *index: Any) -> None:
-    """Write into the place of another program of the cluster."""
-    node = _memory(place, "write_remote")
-    tile = cast(tile_of(value, node.dtype, "write_remote"), node.dtype)
-    b = _builder("write_remote")
-    b.write_remote(node, tile.node, size_of(rank, "rank"), *_sizes(index))
-
-
 def send(
-    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, cut: bool = False
+    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, to: str = "all"
 ) -> None:
-    """Send a tile (where `cut`, its share of the rows) to the place of every program of the
-    cluster; its bytes land on the barrier there."""
+    """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
+    to 'all', as 'shares' of its rows, or to 'one', whose rank is the first index."""
+    if to not in placed.SENDS:
+        raise UserError("unknown receivers", op="tile.send", expected=placed.SENDS, got=to)
     node = _memory(place, "send")
     tile = cast(tile_of(value, node.dtype, "send"), node.dtype)
     b = _builder("send")
-    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), cut=cut)
+    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), to=to)
 
 
 def clear_rows(place: Any, start: Any, stop: Any, *index: Any) -> None:
@@ -334,7 +328,7 @@ def matrix_wait(pending: int = 0) -> None:
 
 
 def fence(kind: str = "async") -> None:
-    """'async': plain stores are seen by copies and matrix ops; 'global', 'cluster': by others."""
+    """'async': plain stores are seen by copies and matrix ops; 'global': by other programs."""
     if kind not in placed.FENCES:
         raise UserError("unknown fence", op="tile.fence", expected=placed.FENCES, got=kind)
     _builder("fence").do(placed.fence, kind=kind)

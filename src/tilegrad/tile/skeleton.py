@@ -102,8 +102,6 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
         return inputs[3:], ()
     if name in ("read_place", "write_place", "load_operand"):
         return inputs[1 if name == "read_place" else 2 :], ()
-    if name == "write_remote":
-        return inputs[2:], ()
     if name in ("send", "clear_rows"):
         return inputs[3:], ()
     if name in ("load", "store"):

@@ -29,7 +29,6 @@ from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
 
 VERSION = "8.5"
-NEWER = "8.6"  # where relaxed arrivals are
 REGISTERS = 65_536  # of a multiprocessor
 ONE_THREAD = {
     "wait", "expect", "arrive", "arrive_remote", "copy_async", "copy_multicast", "copy_store",
@@ -135,8 +134,7 @@ class Emitter(ControlEmitter):
     def text(self, name: str) -> str:
         """The whole module."""
         arch = self.target.cpu or "sm_90a"
-        version = NEWER if self.handed.arrivals else VERSION
-        lines = [f".version {version}", f".target {arch}", ".address_size 64", ""]
+        lines = [f".version {VERSION}", f".target {arch}", ".address_size 64", ""]
         if self.shared_bytes or self.scratch_bytes:
             lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
         lines += [f".visible .entry {name}(", ",\n".join(self.declared()), ")"]

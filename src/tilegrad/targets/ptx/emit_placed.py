@@ -21,11 +21,13 @@ from . import rules
 from .descriptor import Operand
 from .emit_memory import SWIZZLES, all_nodes
 from .emit_shape import ShapeEmitter
-from .plan_cluster import handed_over
+from .plan_cluster import waits_for_sends
 from .program import TensorMap
 from .spread import Spread, accumulator
 
 WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
+
+HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
 
 class PlacedEmitter(ShapeEmitter):
@@ -39,7 +41,7 @@ class PlacedEmitter(ShapeEmitter):
         self.places: dict[Node, list[str]] = {}  # registers of register places
         self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
         self.spreads_held: dict[Node, Spread] = {}  # of places that lie as threads hold them
-        self.handed = handed_over(self.body)
+        self.acquiring = waits_for_sends(self.body)
         self.telling = telling_arrivals(self.body.block)
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
@@ -78,7 +80,7 @@ class PlacedEmitter(ShapeEmitter):
             size *= s  # type: ignore[assignment]
         swizzle = SWIZZLES[type_.layout]
         users = (n.op.name for n in all_nodes(self.body.block) if node in n.inputs)
-        if type_.layout == "held" and not {*users} <= {"read_place", "write_place", "write_remote"}:
+        if type_.layout == "held" and not {*users} <= HELD:
             raise InternalError("ptx.emit", f"{node!r} lies as threads hold it: read or write it")
         at = self.reserve(size, 8 * swizzle if swizzle else 128)
         self.pointers[node] = self.w.value("b32", "add.s32", self.base, str(at))
@@ -132,18 +134,6 @@ class PlacedEmitter(ShapeEmitter):
         for where, start, count in self.place_runs(place, node.inputs[2:], spread):
             self.write_run(where, "st.shared", place.dtype, registers[start : start + count],
                            owner)  # fmt: skip
-
-    def emit_write_remote(self, node: Node) -> None:
-        place, value, rank = node.inputs[:3]
-        if SWIZZLES[place.type.layout]:  # type: ignore[union-attr]
-            raise InternalError("ptx.emit", "a remote place is not swizzled")
-        spread = self.spread_of(value)
-        registers, owner = self.get(value, spread), self.owner(spread)
-        remote = self.w.value("b32", "mapa.shared::cluster.u32", self.pointers[place],
-                              self.index32(rank))  # fmt: skip
-        for where, start, count in self.place_runs(place, node.inputs[3:], spread, remote):
-            self.write_run(where, "st.shared::cluster", place.dtype,
-                           registers[start : start + count], owner)  # fmt: skip
 
     def lead_address(
         self, place: Node, index: tuple[Node, ...] | list[Node], start: str = ""
@@ -308,8 +298,7 @@ class PlacedEmitter(ShapeEmitter):
         address = self.barrier_address(*node.inputs[:2])
         remote = self.w.value("b32", "mapa.shared::cluster.u32", address,
                               self.index32(node.inputs[2]))  # fmt: skip
-        order = ".relaxed.cluster" if node in self.handed.arrivals else ""
-        self.w.put(f"mbarrier.arrive{order}.shared::cluster.b64", "_", f"[{remote}]",
+        self.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]",
                    guard=self.one_lane())  # fmt: skip
 
     def emit_cluster_rank(self, node: Node) -> None:
@@ -327,7 +316,7 @@ class PlacedEmitter(ShapeEmitter):
         parity = self.index32(node.inputs[2])
         again, done = w.label("wait"), w.new("pred")
         w.place(again)
-        order = ".acquire.cluster" if node in self.handed.waits else ""
+        order = ".acquire.cluster" if node in self.acquiring else ""
         w.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
         w.put("bra", again, guard=f"!{done}")
 
@@ -339,13 +328,7 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_fence(self, node: Node) -> None:
         kind = node.attrs["kind"]
-        if node in self.handed.fences:
-            return
-        if kind == "cluster":  # one lane arrives: its fence holds for what the others stored
-            self.w.put("bar.warp.sync", "-1")
-        form = {"async": "fence.proxy.async.shared::cta", "global": "fence.acq_rel.gpu",
-                "cluster": "fence.acq_rel.cluster"}[kind]  # fmt: skip
-        self.w.put(form)
+        self.w.put("fence.proxy.async.shared::cta" if kind == "async" else "fence.acq_rel.gpu")
 
     @property
     def overlaps(self) -> bool:

@@ -28,13 +28,17 @@ class SendEmitter(PlacedEmitter):
         place, value, barrier, stage = node.inputs[:4]
         type_, spread = place.type, self.spread_of(value)
         assert isinstance(type_, Memory)
-        if type_.layout or type_.dtype.size != WORD:
+        one = node.attrs["to"] == "one"
+        if type_.layout not in (("", "held") if one else ("",)) or type_.dtype.size != WORD:
             raise InternalError("ptx.emit", f"no stores of {type_} to other programs")
         registers = self.get(value, spread)
+        if one:
+            self.send_one(node, registers, spread)
+            return
         base = self.lead_address(place, node.inputs[4:])
         landing = self.barrier_address(barrier, stage)
         steps = [int(s) for s in type_.element_strides()[len(node.inputs) - 4 :]]  # type: ignore[arg-type]
-        if node.attrs["cut"]:
+        if node.attrs["to"] == "shares":
             each = int(type_.shape[len(node.inputs) - 4])  # type: ignore[arg-type]
             self.send_shares(registers, spread, base, landing, steps, each)
         else:
@@ -82,13 +86,26 @@ class SendEmitter(PlacedEmitter):
             for rank in ranks:
                 self.send_run(address, landing, rank, registers[start : start + count], owner)
 
+    def send_one(self, node: Node, registers: list[str], spread: Spread) -> None:
+        """All of a value to one program."""
+        place, _, barrier, stage, rank, *index = node.inputs
+        w, owner, to = self.w, self.owner(spread), self.index32(rank)
+        start, landing = (w.value("b32", "mapa.shared::cluster.u32", a, to)
+                          for a in (self.pointers[place], self.barrier_address(barrier, stage)))
+        for where, first, count in self.place_runs(place, tuple(index), spread, start):
+            self.store_async(where, landing, registers[first : first + count], owner)
+
     def send_run(
         self, address: str, landing: str, rank: str, registers: Sequence[str], owner: str
     ) -> None:
         """Neighbouring elements, to a place like this program's own in the program of a rank."""
-        w, count = self.w, len(registers)
-        there, barrier = (w.value("b32", "mapa.shared::cluster.u32", a, rank)
+        there, barrier = (self.w.value("b32", "mapa.shared::cluster.u32", a, rank)
                           for a in (address, landing))  # fmt: skip
+        self.store_async(f"[{there}]", barrier, registers, owner)
+
+    def store_async(self, there: str, barrier: str, registers: Sequence[str], owner: str) -> None:
+        """Neighbouring elements to an address of the cluster."""
+        count = len(registers)
         form = f"{STORE}.b32" if count == 1 else f"{STORE}.v{count}.b32"
         given = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
-        w.put(form, f"[{there}]", given, f"[{barrier}]", guard=owner)
+        self.w.put(form, there, given, f"[{barrier}]", guard=owner)

@@ -395,8 +395,6 @@ mbarrier test_wait acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] b
 mbarrier test_wait parity acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] u32
 mbarrier try_wait acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] b64 u32?
 mbarrier try_wait parity acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] u32 u32?
-== 8.6 sm_90
-mbarrier arrive|arrive_drop relaxed.cta|relaxed.cluster shared::cluster b64 : _ [shared] u32?
 """
 
 # Combinations of words that no instruction has, though each stands in a row.

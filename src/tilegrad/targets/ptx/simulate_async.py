@@ -298,6 +298,7 @@ def decode_st_async(d: Decoder, i: Instruction) -> Run:
                 cta.shared.note_write(warp.cluster, where, clock, barrier.agent, epoch)
                 cta.shared.data[where] = data
                 cta.remote[barrier.agent] = epoch
+                barrier.stored = True
                 barrier.update(None, 0, -data.size)
 
             warp.cluster.later(("store", next(COUNTER)), land, f"st.async of {warp.name}", i)

@@ -1,8 +1,8 @@
 """Barriers of the simulator: named ones and mbarriers.
 
-An arrival hands the warp's clock on, a wait takes over what the phase has seen. Invariant: a
-phase completes when its arrivals and its bytes are all there and never otherwise, and every
-barrier says in words how far it is.
+An arrival hands the warp's clock on, a wait takes over what the phase has seen; of what st.async
+stored, only a wait of the cluster's scope learns. Invariant: a phase completes when its arrivals
+and its bytes are all there and never otherwise, and every barrier says in words how far it is.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Phases:
         self.coming, self.seen = nothing(), nothing()
         self.by, self.made = warp.agent, int(warp.clock[warp.agent])
         self.fenced: int | None = None
+        self.stored = False  # by st.async, which is acquired at the cluster's scope
 
     def update(self, clock: Clock | None, arrivals: int, bytes_: int) -> None:
         """Arrivals, and bytes announced (positive) or landed (negative)."""
@@ -162,6 +163,14 @@ class Phases:
             self.coming[self.agent] = self.phase
             self.seen = np.maximum(self.seen, self.coming)
             self.pending, self.coming = self.count, nothing()
+
+    def acquired(self, cluster: bool) -> Clock:
+        """What a wait learns, of the cluster's scope or of the CTA's."""
+        seen = self.seen
+        if self.stored and not cluster:
+            seen = seen.copy()
+            seen[self.agent] = 0
+        return seen
 
     def __str__(self) -> str:
         return (
@@ -279,7 +288,7 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
     put = d.put(i.operands[0], "b64") if token else None
     where = d.address(operands[0])
     count = d.read(operands[1], "u32") if len(operands) > 1 else None
-    expect, relaxed = "expect_tx" in i.words, "relaxed" in i.words
+    expect = "expect_tx" in i.words
     drop, partial = i.words[1] == "arrive_drop", "noComplete" in i.words
 
     def run(warp: Warp, mask: Mask) -> None:
@@ -289,7 +298,7 @@ def _arrive(d: Decoder, i: Instruction) -> Run:
         if not expect:  # one that announces bytes speaks for copies
             one_for_all(warp, mask, "an arrival")
         barriers = [phases_of(warp, int(address[lane])) for lane in lanes]
-        clock = warp.pair.get("fenced") if relaxed else warp.release()
+        clock = warp.release()
         for lane, barrier in zip(lanes, barriers):
             number = int(count(warp)[lane]) if count is not None else (0 if expect else 1)
             tokens[lane] = barrier.phase
@@ -327,7 +336,7 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
             for place, barrier in barriers.items():
                 saw = result & (address == place)
                 if not relaxed and saw.any():
-                    warp.learn(barrier.seen, saw)
+                    warp.learn(barrier.acquired("cluster" in i.words), saw)
             put(warp, mask, result)
 
         def ready() -> bool:
