@@ -207,7 +207,7 @@ def real(m: int, gated: bool) -> Operands:
 def test_joint_is_expected_to_be_faster(m: int) -> None:
     apart = sum(choose(replace(real(m, False), n=n, weights=()), H200).seconds
                 for n in (4096, 1024, 1024))  # fmt: skip
-    assert choose(real(m, False), H200).seconds < apart * (0.8 if m < 512 else 1.0)
+    assert choose(real(m, False), H200).seconds < apart * (0.85 if m < 512 else 1.0)
     alone = 2 * choose(replace(real(m, True), weights=(), gated=False), H200).seconds
     again = m * 14336 * 2 / H200.peak_bytes()  # the products of one, read by the other
     assert choose(real(m, True), H200).seconds < alone + again
