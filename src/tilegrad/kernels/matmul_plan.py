@@ -47,7 +47,7 @@ FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
-FEW_EXCHANGE = 1e11  # bytes/s of exchanging parts of a split k
+FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 

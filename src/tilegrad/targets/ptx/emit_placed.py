@@ -11,9 +11,10 @@ level's ops stand on one page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
-from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.placed import expect as expect_op
@@ -27,6 +28,7 @@ from .spread import Spread, accumulator
 
 WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
 
+WRITES, READS = ("write_place", "store", "clear_rows"), ("read_place", "load", "load_operand")
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
 
@@ -42,7 +44,7 @@ class PlacedEmitter(ShapeEmitter):
         self.paired: set[Node] = set()  # those of 16 bits whose registers hold two elements
         self.spreads_held: dict[Node, Spread] = {}  # of places that lie as threads hold them
         self.acquiring = waits_for_sends(self.body)
-        self.telling = telling_arrivals(self.body.block)
+        self.telling = telling_arrivals([n for n in self.body.block.nodes if n.op.name == "role"])
         self.single = False  # this role is one warp, one of whose threads acts
         self.role_number = 0
         self.base = ""  # shared address where the program's own memory begins
@@ -289,7 +291,8 @@ class PlacedEmitter(ShapeEmitter):
             key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
 
     def emit_arrive(self, node: Node) -> None:
-        """One lane for its warp; after plain stores each thread for its own."""
+        """One lane for its warp, or each thread for itself: racecheck, which does not follow what
+        lanes tell one another, then sees the order of their loads and stores."""
         address = self.barrier_address(*node.inputs)
         guard = "" if node in self.telling and not self.single else self.one_lane()
         self.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
@@ -524,19 +527,18 @@ def arrivals(warps: int, single: bool, telling: bool, node: Node) -> int:
     return 32 * warps if telling else warps
 
 
-def telling_arrivals(block: Block) -> set[Node]:
-    """Arrivals right after plain stores to a shared place, which they hand on."""
+def telling_arrivals(roles: Sequence[Node]) -> set[Node]:
+    """Arrivals of roles that hand plain values to one another through a shared place."""
+    written, read = ([_places(role, names) for role in roles] for names in (WRITES, READS))
     found: set[Node] = set()
-    stored = False
-    for node in block.nodes:
-        for inner in node.blocks:
-            found |= telling_arrivals(inner)
-        if node.op.name == "arrive" and stored:
-            found.add(node)
-        if node.op.effect or node.blocks:
-            stored = node.op.name in ("write_place", "store") and _in_shared(node.inputs[0])
+    for i, role in enumerate(roles):
+        others = [j for j in range(len(roles)) if j != i]
+        if any(written[i] & read[j] or read[i] & written[j] for j in others):
+            found |= {n for n in all_nodes(role.blocks[0]) if n.op.name == "arrive"}
     return found
 
 
-def _in_shared(memory: Node) -> bool:
-    return isinstance(memory.type, Memory) and memory.type.scope == "shared"
+def _places(role: Node, names: Sequence[str]) -> set[Node]:
+    """The shared places that ops of these names touch."""
+    touched = {n.inputs[0] for n in all_nodes(role.blocks[0]) if n.op.name in names}
+    return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
