@@ -266,7 +266,8 @@ class MatrixLowering(DotLowering):
                      ends: str) -> None:  # fmt: skip
         """Four accumulators over a block of k, from and to the sums; at last to the strip."""
         b, name, (panel, j) = self.b, self.unit.name, panels
-        line = TILE * self.together
+        line, steps = TILE * self.together, int(self.packed_a.type.shape[0])  # type: ignore[union-attr]
+        each = -(-4 * TILE // steps)
 
         def load(memory: Node, *index: Size, width: int = line) -> Node:
             scalars = [b.index(i) for i in index]
@@ -277,6 +278,9 @@ class MatrixLowering(DotLowering):
             right = [load(self.packed_b, j, s, t, 0, 0) for t in range(2)]
             for row in range(0, 2 * TILE):
                 b.prefetch(self.packed_b, j, combine(s, 2, 1), row // TILE, row % TILE, 0)
+            for q in range(0 if "first" in ends else each):  # the next panel's sums
+                own = combine(multiply(s, each), q, 1)
+                b.prefetch(self.sums, panel, combine(j, 1, 1), 0, own, 0)
             for memory, offset in ahead:
                 b.prefetch(memory, combine(offset, multiply(s, self.unit.k), 1), to="l2")
             return [b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
