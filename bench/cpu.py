@@ -7,7 +7,8 @@
 Ours is the public API (`tilegrad.jit`); the peer is named with each case: torch, or the same
 function under torch.compile. Both sides take the same random data and reuse their outputs. A
 timed call ends when the result is in memory. Invariant: a case whose results differ from the
-peer's counts as wrong, whatever its speed.
+peer's counts as wrong, whatever its speed; a case is measured again only because the calibration
+made it void, whatever its ratio.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import tilegrad
 import tilegrad.nn.functional as F
 
 THREADS = 2
+PAUSE = 10.0  # seconds before a case that was void is measured again
 # group: (least geometric mean, least single ratio), as the project demands of itself
 BARS = {
     "matmul float32": (0.95, 0.88), "matmul bfloat16": (0.9, 0.9), "fused": (1.0, 0.92),
@@ -336,8 +338,9 @@ def difference(ours: Any, theirs: Any) -> float:
     return worst
 
 
-def run_case(case: Case, rounds: int, least: float) -> dict[str, Any]:
-    """Measure one case; a mistake in it is recorded, the others go on."""
+def run_case(case: Case, rounds: int, least: float, tries: int) -> dict[str, Any]:
+    """Measure one case, again while the machine is busy; a mistake in it is recorded, the others
+    go on."""
     row: dict[str, Any] = {"name": case.name, "group": case.group, "peer": case.peer,
                            "flops": case.flops, "bytes": case.bytes}  # fmt: skip
     try:
@@ -347,15 +350,19 @@ def run_case(case: Case, rounds: int, least: float) -> dict[str, Any]:
         row["compile_seconds"] = time.perf_counter() - start
         row["difference"] = difference(first, theirs())
         del first
-        row["calibration"] = measure.calibrate()
-        row |= measure.interleave(ours, theirs, rounds, least)
-        row["calibration"] = max(row["calibration"], measure.calibrate())
+        for row["tries"] in range(1, tries + 1):
+            row["calibration"] = measure.calibrate()
+            row |= measure.interleave(ours, theirs, rounds, least)
+            row["calibration"] = max(row["calibration"], measure.calibrate())
+            row["void"] = row["calibration"] < measure.VALID_SHARE * measure.QUIET_GFLOPS
+            if not row["void"] or row["tries"] == tries:
+                break
+            time.sleep(PAUSE)
     except Exception as error:
         row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return row
     row["floor_seconds"] = floor
     row["wrong"] = not row["difference"] <= case.tolerance
-    row["void"] = row["calibration"] < measure.VALID_SHARE * measure.QUIET_GFLOPS
     return row
 
 
@@ -409,6 +416,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tries", type=int, default=4, help="of a case while the machine is busy")
     parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds, no file")
     options = parser.parse_args()
     rounds, least = (3, 0.005) if options.quick else (options.rounds, 0.05)
@@ -423,7 +431,7 @@ def main() -> None:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
     results = []
     for case in cases:
-        results.append(run_case(case, rounds, least))
+        results.append(run_case(case, rounds, least, 1 if options.quick else options.tries))
         print(line(results[-1]), flush=True)
         torch.compiler.reset()
     summary = verdicts(results)
