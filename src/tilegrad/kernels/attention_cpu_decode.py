@@ -398,7 +398,7 @@ class Decode(Rows):
         if self.parts == 1:
             self.put(r, line, most, total)
             return
-        place = (self.batch, self.key_head, self.part, r)
+        place = self.part_at(r)
         b.store(self.memory["maxima"], most, place)
         b.store(self.memory["sums"], total, place)
 
@@ -408,6 +408,10 @@ class Decode(Rows):
             return ()
 
         self.chunks(self.x.value_width, chunk)
+
+    def part_at(self, r: Size) -> tuple[Size, ...]:
+        """Where a row's part waits for the others."""
+        return self.batch, self.key_head, self.part, r
 
 
 class Combine(Rows):

@@ -181,22 +181,13 @@ class Blocks:
         number = self.integer("table", self.request, floor_divide(key, p.page))
         return self.b.atom("page", number, 0, max(0, high(p.pages) - 1)), modulo(key, p.page)
 
-
-class Rows(Blocks):
-    """Rows of a program are the heads of a key head, token by token."""
-
-    def live(self) -> Size:
-        """Rows of the tokens that are there."""
-        return multiply(self.tokens, self.p.group)
-
-    def clear(self) -> Sequence[Node]:
+    def clear(self: Any) -> Sequence[Node]:
         """0 for tokens past the last query start: nobody else writes them."""
         b, p, n = self.b, self.p, self.lanes
         end = b.atom("end", self.integer("query_starts", p.requests), 0, high(p.tokens))
 
         def token(t: Size, _: list[Node]) -> Sequence[Node]:
-            for g in range(p.group):
-                head = combine(multiply(self.key_head, p.group), g, 1)
+            for head in self.heads():
 
                 def chunk(d: Size, _: list[Node], head: Size = head) -> Sequence[Node]:
                     b.store(self.memory["out"], b.constant(0, p.dtype, (n,)), (t, head, d), (2,),
@@ -208,6 +199,19 @@ class Rows(Blocks):
 
         b.loop("clear", end, p.tokens, 1, token, bounds=(0, max(0, high(p.tokens) - 1)))
         return ()
+
+
+class Rows(Blocks):
+    """Rows of a program are the heads of a key head, token by token."""
+
+    def live(self) -> Size:
+        """Rows of the tokens that are there."""
+        return multiply(self.tokens, self.p.group)
+
+    def heads(self) -> list[Size]:
+        """The heads of this program's rows."""
+        group = self.p.group
+        return [combine(multiply(self.key_head, group), g, 1) for g in range(group)]
 
     def clears(self) -> Node:
         """Whether this program clears tokens of no request."""
@@ -421,27 +425,9 @@ class _Attend(Rows, Decode):
 
     # ---- results --------------------------------------------------------------------------
 
-    def finish(self, r: Size) -> None:
-        """Store a row, or what it is before parts are combined."""
-        b, n = self.b, self.lanes
-        most, total = b.load(self.most, (r,)), b.load(self.total, (r,))
-
-        def line(d: Size) -> Node:
-            return b.load(self.result, (r, d), (n,), (1,))
-
-        if self.parts == 1:
-            self.put(r, line, most, total)
-            return
-        place = (self.row_block, self.key_head, self.part, r)
-        b.store(self.memory["maxima"], most, place)
-        b.store(self.memory["sums"], total, place)
-
-        def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            b.store(self.memory["partial"], line(d), (*place, d), (4,),
-                    self.below(d, n, self.p.value_width))  # fmt: skip
-            return ()
-
-        self.chunks(self.p.value_width, chunk)
+    def part_at(self, r: Size) -> tuple[Size, ...]:
+        """Where a row's part waits for the others."""
+        return self.row_block, self.key_head, self.part, r
 
 
 class _Combine(Rows, Combine):

@@ -110,22 +110,9 @@ class _Prefill(Blocks):
             return [page, head, place, d]
         return [combine(self.token, token, 1), head, d]
 
-    def clear(self: Any) -> Sequence[Node]:
-        """0 for tokens past the last query start: nobody else writes them."""
-        b, p, n = self.b, self.p, self.lanes
-        end = b.atom("end", self.integer("query_starts", p.requests), 0, high(p.tokens))
-
-        def token(t: Size, _: list[Node]) -> Sequence[Node]:
-            def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-                b.store(self.memory["out"], b.constant(0, p.dtype, (n,)), (t, self.head, d), (2,),
-                        self.below(d, n, p.value_width))  # fmt: skip
-                return ()
-
-            self.chunks(p.value_width, chunk)
-            return ()
-
-        b.loop("clear", end, p.tokens, 1, token, bounds=(0, max(0, high(p.tokens) - 1)))
-        return ()
+    def heads(self: Any) -> list[Size]:
+        """The head of this program's tokens."""
+        return [self.head]
 
 
 class _Matrix(_Prefill, MatrixForward):
