@@ -9,18 +9,16 @@ barrier that anything is sent to is found, whichever Block it stands in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ...ir.block import Block
 from ...ir.node import Node
 from ...tile.build import Body
+from .emit_memory import all_nodes
 
 REACHING = ("arrive_remote", "copy_multicast")
 
 
 def waits_for_sends(body: Body) -> set[Node]:
     """The waits that acquire what other programs sent."""
-    nodes = list(all_nodes(body.block))
+    nodes = all_nodes(body.block)
     landed = {n.inputs[2] for n in nodes if n.op.name == "send"}
     return {n for n in nodes if n.op.name == "wait" and n.inputs[0] in landed}
 
@@ -28,18 +26,10 @@ def waits_for_sends(body: Body) -> set[Node]:
 def ends_alone(body: Body) -> bool:
     """Whether a program may end before the others of its cluster do: they reach into it by sends
     only, for all of which it waits, as each of them does, right where it sends itself."""
-    nodes, waited = list(all_nodes(body.block)), 0
+    nodes, waited = all_nodes(body.block), 0
     for block in (b for n in nodes if n.op.name == "role" for b in n.blocks):
         for at, node in enumerate(block.nodes):
             later = {n.inputs[0] for n in block.nodes[at:] if n.op.name == "wait"}
             waited += node.op.name == "send" and node.inputs[2] in later
     sends = sum(n.op.name == "send" for n in nodes)
     return 0 < sends == waited and not any(n.op.name in REACHING for n in nodes)
-
-
-def all_nodes(block: Block) -> Iterator[Node]:
-    """Every Node of a Block, those of inner Blocks too."""
-    for node in block.nodes:
-        yield node
-        for inner in node.blocks:
-            yield from all_nodes(inner)
