@@ -519,3 +519,45 @@ def test_narrow_tiles_are_carried(dtype) -> None:
 
     put(b, 1, b.add(ops.stack_rows(*b.loop("i", 1, 4, 1, step, rows))))
     check_body(b.finish((1,), warps=2), x, y)
+
+
+# ---- roles ----------------------------------------------------------------------------------
+
+
+def handed(reads: bool) -> Body:
+    """One role stores what a second one loads, if it `reads`; a third one arrives beside it."""
+    given, result = Memory((128,), float32, use="value"), Memory((128,), float32, use="result")
+    b = placed.PlacedBuilder("handed", [("x", given), ("out", result)])
+    place = b.allocate((128,), float32, "shared")
+    told, back = b.barrier("told", 1), b.barrier("back", 2)
+
+    def writer() -> None:
+        b.write(place, b.load(b.parameters[0], (0,), (128,), (0,)))
+        b.arrive(told, 0)
+        b.wait(back, 0, 0)
+
+    def reader() -> None:
+        b.wait(told, 0, 0)
+        found = b.read(place) if reads else b.load(b.parameters[0], (0,), (128,), (0,))
+        b.store(b.parameters[1], found, (0,), (0,))
+        b.arrive(back, 0)
+
+    def beside() -> None:
+        b.wait(told, 0, 0)
+        b.arrive(back, 0)
+
+    for name, role in (("writer", writer), ("reader", reader), ("beside", beside)):
+        b.role(name, 4, 0, role)
+    return b.finish((1,))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_roles_that_hand_on_plain_values_arrive_thread_by_thread(reads: bool) -> None:
+    """All who arrive at such a barrier do, whether they load or not; elsewhere one lane a warp."""
+    text, _ = emit(handed(reads), "handed", H200)
+    counts = [int(line.split()[-1].rstrip(";")) for line in text.splitlines()
+              if "mbarrier.init" in line]  # fmt: skip
+    assert counts == ([128, 2 * 128] if reads else [4, 2 * 4])
+    given, out = floats(128), np.zeros(128, np.float32)
+    launch(handed(reads), [given, out], {})
+    np.testing.assert_array_equal(out, given)

@@ -528,14 +528,18 @@ def arrivals(warps: int, single: bool, telling: bool, node: Node) -> int:
 
 
 def telling_arrivals(roles: Sequence[Node]) -> set[Node]:
-    """Arrivals of roles that hand plain values to one another through a shared place."""
+    """Arrivals at barriers where roles that hand plain values to one another through a shared place
+    arrive; all who arrive at such a barrier do it alike."""
     written, read = ([_places(role, names) for role in roles] for names in (WRITES, READS))
-    found: set[Node] = set()
-    for i, role in enumerate(roles):
+    arriving = [[n for n in all_nodes(role.blocks[0]) if n.op.name == "arrive"] for role in roles]
+    barriers: set[Node] = set()
+    for i in range(len(roles)):
         others = [j for j in range(len(roles)) if j != i]
         if any(written[i] & read[j] or read[i] & written[j] for j in others):
-            found |= {n for n in all_nodes(role.blocks[0]) if n.op.name == "arrive"}
-    return found
+            barriers |= {n.inputs[0] for n in arriving[i]}
+    nodes = (n for role in roles for n in all_nodes(role.blocks[0]))
+    barriers -= {n.inputs[0] for n in nodes if n.op.name == "arrive_remote"}
+    return {n for found in arriving for n in found if n.inputs[0] in barriers}
 
 
 def _places(role: Node, names: Sequence[str]) -> set[Node]:
