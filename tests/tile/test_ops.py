@@ -52,7 +52,10 @@ def test_pure_ops_are_interned_and_effects_are_not() -> None:
     lambda: placed.arrive(M, I),
     lambda: placed.wait(placed.barrier(name="b", count=1, stages=1), I),
     lambda: placed.copy_async(M, M, placed.barrier(name="b", count=1, stages=1), I, I,
-                              shape=(16, 8), axes=(0, 1)),
+                              shape=(16, 8), axes=(0, 1), row=0),
+    lambda: placed.copy_async(M, M, placed.barrier(name="b", count=1, stages=1), I, I, I,
+                              shape=(8, 8), axes=(0, 1), row=9),
+    lambda: placed.read_place(M, rows=(12, 8)),
     lambda: placed.matrix_async(M, M, M, ops.constant(value=True, dtype=bool_, shape=()),
                                 transpose_a=False, transpose_b=False),
     lambda: placed.write_place(M, X),
@@ -72,5 +75,9 @@ def test_types() -> None:
     assert placed.barrier(name="b", count=2, stages=3).type == Barrier(2)
     register = placed.register_tile(shape=(4,), dtype=int8)
     assert register.type == Memory((4,), int8, "register", "state")
-    assert placed.read_place(M, I).type == Tile((8,), float32)
+    assert placed.read_place(M, I, rows=()).type == Tile((8,), float32)
+    assert placed.read_place(M, rows=(8, 4)).type == Tile((4, 8), float32)
+    barrier = placed.barrier(name="b", count=1, stages=1)
+    copied = placed.copy_async(M, M, barrier, I, I, I, shape=(4, 8), axes=(0, 1), row=12)
+    assert copied.type == NOTHING
     assert placed.fence(kind="async").type == NOTHING

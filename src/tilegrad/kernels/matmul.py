@@ -104,7 +104,8 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
 def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
     """Whether a matrix like the result that the epilogue reads can come through the ring.
 
-    It takes a's place in a stage: 64 rows of columns that whole pieces divide.
+    It takes a's place in a stage, 64 rows of columns that whole pieces divide, and b's below it
+    where b lies along k.
     """
     _, tn, tk = plan.tile
     wide = tk if x.a_along_k else 64
@@ -186,7 +187,10 @@ class WideMatmul:
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
         self.wide = plan.tile[2] if x.a_along_k else 64  # columns of what a step brings beside
         self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
-        self.turns = combine(self.steps, self.chunks * len(self.beside), 1)  # of the ring, a tile
+        most = 1 + plan.tile[1] // self.span[0] if x.b_along_k else 1  # chunks that a stage holds
+        self.fills = -(-self.chunks // most)
+        self.per_fill = -(-self.chunks // max(1, self.fills))
+        self.turns = combine(self.steps, self.fills * len(self.beside), 1)  # of the ring, a tile
         self.tiles_m, self.tiles_n = tile_counts(x, plan)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
@@ -303,35 +307,50 @@ class WideMatmul:
 
             done = maximum(combine(early, multiply(count, early), -1), 0)
             b.loop("step", done, self.steps, 1, step)
-            if self.beside:
-                b.loop("chunk", 0, self.chunks, 1, lambda c, _: self.fill_beside(turn, where, c))
+            for fill in range(self.fills):
+                self.fill_beside(turn, where, fill)
 
         self.for_tiles(tile)
 
-    def fill_beside(self, turn: Size, where: Where, chunk: Size) -> Sequence[Node]:
-        """Some columns of what the epilogue reads, each matrix in a stage, where a's tiles lie.
+    def fill_beside(self, turn: Size, where: Where, fill: int) -> None:
+        """Some columns of what the epilogue reads, those of each matrix in a stage.
 
         Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
         that the stage is free everywhere, and may say that it is free again.
         """
         b, (batch, row, column), cluster = self.b, where, self.plan.cluster
         lead, axes = ((), (0, 1)) if self.x.batch == 1 else ((batch,), (1, 2))
-        column = combine(column, multiply(chunk, self.wide), 1)
-        rows = 64 // cluster
-        first = multiply(self.near, rows)
+        count = 64 // cluster
+        first = multiply(self.near, count)
+        chunks = self.chunks_of(fill)
         for number, memory in enumerate(self.beside):
-            stage, lap = self.turn(turn, self.beside_step(chunk, number))
+            stage, lap = self.turn(turn, self.beside_step(fill, number))
             b.wait(self.empty, stage, (lap + 1) % 2)
-            b.expect(self.full, stage, self.span[0] * self.wide * memory.dtype.size)
-            for own, near in itertools.product(range(self.halves), range(cluster)):
-                at, place = (*lead, combine(row, 64 * own, 1), column), (stage, own)
+            b.expect(self.full, stage,
+                     len(chunks) * self.span[0] * self.wide * memory.dtype.size)  # fmt: skip
+            for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
+                at = (combine(row, 64 * own, 1), combine(column, chunk * self.wide, 1))
+                place, index, begin = self.beside_place(stage, chunk, own)
                 if cluster == 1:
-                    b.copy_async(self.left, place, memory, at, axes, self.full, stage)
+                    b.copy_async(place, index, memory, (*lead, *at), axes, self.full, stage,
+                                 (begin, 64))  # fmt: skip
                     continue
-                at = (*lead, *self.of_neighbour(near, combine(at[-2], first, 1), column))
-                b.copy_multicast(self.left, place, (first, rows), memory, at, axes, self.full,
-                                 stage, 1 << near, self.first)  # fmt: skip
-        return []
+                at = self.of_neighbour(near, combine(at[0], first, 1), at[1])
+                b.copy_multicast(place, index, (combine(begin, first, 1), count), memory,
+                                 (*lead, *at), axes, self.full, stage, 1 << near,
+                                 self.first)  # fmt: skip
+
+    def chunks_of(self, fill: int) -> range:
+        """The chunks of columns that come with one of the stages that a matrix beside takes."""
+        return range(fill * self.per_fill, min(self.chunks, (fill + 1) * self.per_fill))
+
+    def beside_place(self, stage: Size, chunk: int, own: int) -> tuple[Node, tuple[Size, ...], int]:
+        """Where a consumer's rows of a chunk lie in a stage: the first chunk where a's tile does,
+        others one below another where b's does. (place, leading index, first row)"""
+        below = chunk % self.per_fill - 1
+        if below < 0:
+            return self.left, (stage, own), 0
+        return self.right, (stage,), 64 * (below * self.halves + own)
 
     def of_neighbour(self, near: int, row: Size, column: Size) -> tuple[Size, Size]:
         """A row and column of this program's tile, in that of another of the cluster."""
@@ -340,10 +359,9 @@ class WideMatmul:
             return row, combine(column, multiply(away, self.span[1]), 1)
         return combine(row, multiply(away, self.span[0]), 1), column
 
-    def beside_step(self, chunk: Size, number: int) -> Size:
+    def beside_step(self, fill: int, number: int) -> Size:
         """The step of a tile that brings columns of a matrix beside."""
-        at = combine(multiply(chunk, len(self.beside)), number, 1)
-        return combine(self.steps, at, 1)
+        return combine(self.steps, fill * len(self.beside) + number, 1)
 
     def fill_early(self, count: int, constant: bool) -> None:
         """The first steps of the first tile: of the constant operand, or of the other."""
@@ -518,7 +536,7 @@ class WideMatmul:
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
         ahead = -(-pieces // 2) if self.costly else pieces
-        ahead = self.wide // wide if self.beside else ahead
+        ahead = self.per_fill * self.wide // wide if self.beside else ahead
         for first in range(0, pieces, ahead):
             ready = []  # computed before the next barrier: what it reads comes at once
             near = [self.read_beside(own, count, first // ahead, i, sums[0])
@@ -528,24 +546,27 @@ class WideMatmul:
                 place = (own, modulo(turn, self.rooms))
                 start = number_ * wide
                 piece = [cut(b, s, start, wide) for s in sums]
-                piece += [cut(b, r, start - first * wide, wide) for r in near]
+                chunk, within = divmod(start - first * wide, self.wide)
+                piece += [cut(b, chunks[chunk], within, wide) for chunks in near]
                 at = (batch, row, combine(column, start, 1))
                 self.own, self.piece = own, start
                 ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
             for some in range(0, len(ready), plan.together):
                 self.write_pieces(own, ready[some : some + plan.together])
 
-    def read_beside(self, own: int, count: Size, chunk: int, number: int, sums: Node) -> Node:
-        """Columns of a matrix that the ring brought; its stage is given back at once."""
+    def read_beside(self, own: int, count: Size, fill: int, number: int, sums: Node) -> list[Node]:
+        """Columns of a matrix that the ring brought, in chunks; their stage is given back."""
         b = self.b
-        step = self.beside_step(chunk, number)
-        stage, lap = self.turn(multiply(count, self.turns), step)
+        stage, lap = self.turn(multiply(count, self.turns), self.beside_step(fill, number))
         b.wait(self.full, stage, lap % 2)
-        found = b.read(self.left, stage, own)
+        found = []
+        for chunk in self.chunks_of(fill):
+            place, index, begin = self.beside_place(stage, chunk, own)
+            found.append(b.read(place, *index, rows=(begin, 64)))
         self.release(stage)
         if self.wide == self.plan.staged:
             return found
-        return self.held_as(found, sums)
+        return [self.held_as(value, sums) for value in found]
 
     def held_as(self, value: Node, sums: Node) -> Node:
         """A value, held in registers as the accumulator is: what is chosen never is the other."""

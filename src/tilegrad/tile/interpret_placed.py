@@ -113,8 +113,9 @@ def _fence(self: Interpreter, frame: Frame, node: Node) -> None:
 
 def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
     place, memory = (frame.values[i] for i in node.inputs[:2])
-    into = _whole(place, _ints(frame, node.inputs[4 + len(memory.shape) :]), node)
-    _begin_copy(self, frame, node, place, into, _phases(frame, node, 2))
+    row, shape = node.attrs["row"], node.attrs["shape"]
+    whole = _whole(place, _ints(frame, node.inputs[4 + len(memory.shape) :]), node)
+    _begin_copy(self, frame, node, place, whole[row : row + shape[0]], _phases(frame, node, 2))
 
 
 def _begin_copy(
@@ -367,6 +368,9 @@ def _register_tile(self: Interpreter, frame: Frame, node: Node) -> Any:
 def _read_place(self: Interpreter, frame: Frame, node: Node) -> Any:
     storage = frame.values[node.inputs[0]]
     offset = _whole(storage, _ints(frame, node.inputs[1:]), node)
+    if node.attrs["rows"]:
+        first, count = node.attrs["rows"]
+        offset = offset[first : first + count]
     return self.read(frame, storage, offset, None)
 
 

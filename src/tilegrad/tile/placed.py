@@ -119,18 +119,27 @@ def _boxed(op: str, place: Memory, memory: Memory, shape: tuple[int, ...], axes:
     return NOTHING
 
 
+def _rows(op: str, place: Memory, shape: tuple[int, ...], row: int) -> Memory:
+    """A place as if it had only those rows that begin at `row`."""
+    whole = place.shape[len(place.shape) - len(shape) :]
+    if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:  # type: ignore[operator]
+        raise _fail(op, f"a box of {shape} from row {row} on leaves {place}")
+    return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
+
+
 def _copy_async(place: Node, memory: Node, barrier_: Node, stage: Node, *index: Node,
-                shape: tuple[int, ...], axes: tuple[int, ...]) -> Type:  # fmt: skip
+                shape: tuple[int, ...], axes: tuple[int, ...], row: int) -> Type:  # fmt: skip
     _barrier_of("copy_async", barrier_)
     into, source = _place("copy_async", place), _place("copy_async", memory)
-    return _boxed("copy_async", into, source, shape, axes, len(index))
+    return _boxed("copy_async", _rows("copy_async", into, shape, row), source, shape, axes,
+                  len(index))  # fmt: skip
 
 
-copy_async = Op(tile, "copy_async", _copy_async, attrs=("shape", "axes"), effect=True,
+copy_async = Op(tile, "copy_async", _copy_async, attrs=("shape", "axes", "row"), effect=True,
                 group="copy",
                 meaning="inputs place, Memory, barrier, stage, Memory index, then the place's "
                 "leading index: copies a box, tile axis i walking Memory axis axes[i], into the "
-                "last axes of the place; its bytes land on the barrier")  # fmt: skip
+                "last axes of the place from `row` on; its bytes land on the barrier")  # fmt: skip
 
 
 def _copy_store(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
@@ -199,11 +208,10 @@ wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pendin
 def _copy_threads(place: Node, memory: Node, *index: Node, shape: tuple[int, ...],
                   axes: tuple[int, ...], row: int) -> Type:  # fmt: skip
     into, source = _place("copy_threads", place), _place("copy_threads", memory)
-    rows, columns = into.shape[-2:]
-    if len(shape) != 2 or shape[1] != columns or not 0 <= row <= rows - shape[0]:  # type: ignore[operator]
-        raise _fail("copy_threads", f"a box of {shape} from row {row} on leaves {into}")
-    return _boxed("copy_threads", changed(into, shape=(*into.shape[:-2], *shape)), source, shape,
-                  axes, len(index))  # fmt: skip
+    if len(shape) != 2:
+        raise _fail("copy_threads", f"a box of {shape} has no rows")
+    return _boxed("copy_threads", _rows("copy_threads", into, shape, row), source, shape, axes,
+                  len(index))  # fmt: skip
 
 
 copy_threads = Op(tile, "copy_threads", _copy_threads, attrs=("shape", "axes", "row"),
@@ -303,17 +311,23 @@ register_tile = Op(tile, "register_tile",
                    meaning="a place in the registers of a role, not initialised")  # fmt: skip
 
 
-def _read_place(place: Node, *index: Node) -> Type:
+def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     type_ = _place("read_place", place)
-    return Tile(type_.shape[len(index) :], type_.dtype)  # type: ignore[arg-type]
+    shape = type_.shape[len(index) :]
+    if rows:
+        first, count = rows
+        shape = (count, *shape[1:])
+        _rows("read_place", type_, shape, first)  # type: ignore[arg-type]
+    return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 
-read_place = Op(tile, "read_place", _read_place, effect=True, group="memory",
-                meaning="the tile at the leading index of a place")  # fmt: skip
+read_place = Op(tile, "read_place", _read_place, attrs=("rows",), effect=True, group="memory",
+                meaning="the tile at the leading index of a place, or `rows` (first, count) of "
+                "it")  # fmt: skip
 
 
 def _write_place(place: Node, value: Node, *index: Node) -> Type:
-    if _read_place(place, *index) != value.type:
+    if _read_place(place, *index, rows=()) != value.type:
         raise _fail("write_place", f"{value.type} into {place.type} at {len(index)} indices")
     return NOTHING
 
@@ -422,13 +436,16 @@ class PlacedBuilder(BodyBuilder):
 
     def copy_async(
         self, place: Node, at: Sequence[Size], memory: Node, index: Sequence[Size],
-        axes: tuple[int, ...], barrier_: Node, stage: Size,
+        axes: tuple[int, ...], barrier_: Node, stage: Size, rows: tuple[int, int] | None = None,
     ) -> int:  # fmt: skip
-        """Copy a box into the place at a leading index; gives its bytes."""
-        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        """Copy a box into the place at a leading index, or into `rows` (first, count) of it; gives
+        its bytes."""
+        shape, row = place.type.shape[len(at) :], 0  # type: ignore[union-attr]
+        if rows is not None:
+            row, shape = rows[0], (rows[1], *shape[1:])
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(copy_async(place, memory, barrier_, self.index(stage), *scalars,
-                            shape=shape, axes=axes))  # fmt: skip
+                            shape=shape, axes=axes, row=row))  # fmt: skip
         return place.dtype.storage_bytes(math.prod(shape))  # type: ignore[no-any-return, arg-type]
 
     def copy_multicast(
@@ -532,9 +549,9 @@ class PlacedBuilder(BodyBuilder):
             self.write(place, self.constant(fill, dtype, shape))
         return place
 
-    def read(self, place: Node, *index: Size) -> Node:
-        """The tile of a place."""
-        return self.add(read_place(place, *[self.index(i) for i in index]))
+    def read(self, place: Node, *index: Size, rows: tuple[int, ...] = ()) -> Node:
+        """The tile of a place, or `rows` (first, count) of it."""
+        return self.add(read_place(place, *[self.index(i) for i in index], rows=rows))
 
     def write(self, place: Node, value: Node, *index: Size) -> None:
         """Replace the tile of a place."""

@@ -119,15 +119,21 @@ def _lead(machine: Machine, rank: int, node: Node, memory: Node, lead: Any) -> A
     return place, region
 
 
+def _some_rows(place: Any, lead: Any, row: int, shape: tuple[int, ...]) -> Any:
+    """The box of some rows of what lies at a leading index."""
+    axes = tuple(range(len(lead), len(lead) + len(shape)))
+    return place.boxed((*lead, row, *[0] * (len(shape) - 1)), shape, axes)
+
+
 def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     into, memory, barrier = node.inputs[:3]
     machine.depends(role, memory, node, False)
     shape, mask = node.attrs["shape"], node.attrs.get("mask", 1 << role.rank)
     leads = len(into.type.shape) - len(shape)  # type: ignore[union-attr]
     lead, box = values[1 : 1 + leads], values[1 + leads :]
-    rows: tuple[int, ...] = ()
+    row = node.attrs.get("row", 0)
     if node.op.name == "copy_multicast":
-        rows, mask, box = (box[0],), node.attrs["mask"] << box[1], box[2:]
+        row, mask, box = box[0], node.attrs["mask"] << box[1], box[2:]
     for rank in range(machine.ranks):
         bar = machine.bar(rank, barrier, node, values[0]) if mask >> rank & 1 else None
         if bar is None:
@@ -135,9 +141,7 @@ def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
         place, region = _lead(machine, rank, node, into, lead)
         if region is None:
             continue
-        if rows:
-            axes = tuple(range(leads, leads + len(shape)))
-            region = place.boxed((*lead, *rows, *[0] * (len(shape) - 1)), shape, axes)
+        region = _some_rows(place, lead, row, shape)
         epoch = len(bar.over) + 1
         if box and rank == role.rank:
             source = machine.place(rank, memory)
@@ -301,6 +305,8 @@ def _matrix_sync(machine: Machine, role: Role, node: Node, values: tuple[Any, ..
 def _read_place(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     place, region = _lead(machine, role.rank, node, node.inputs[0], values)
     if region is not None:
+        if node.attrs.get("rows"):
+            region = _some_rows(place, values, node.attrs["rows"][0], node.shape)
         machine.plain(place, region, role, node, node.op.name != "read_place")
 
 

@@ -108,11 +108,12 @@ class PlacedEmitter(ShapeEmitter):
             self.held[node] = [self.w.value(kind, form, r) for r in self.places[place]]
             return
         spread = self.plan.spread(node)
+        begin = self.row_address(place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
         if self.by_matrix(place, spread):
-            self.held[node] = self.load_matrix(place, node.inputs[1:], spread)
+            self.held[node] = self.load_matrix(place, node.inputs[1:], spread, begin)
             return
         found = []
-        for where, start, count in self.place_runs(place, node.inputs[1:], spread):
+        for where, start, count in self.place_runs(place, node.inputs[1:], spread, begin):
             found.append((start, self.read_run(where, "ld.shared", place.dtype, count)))
         self.held[node] = [r for _, part in sorted(found) for r in part]
 
@@ -152,6 +153,23 @@ class PlacedEmitter(ShapeEmitter):
             part = self.w.value("b32", "mul.lo.s32", self.index32(node), str(bytes_))
             address = self.w.value("b32", "add.s32", address, part)
         return address
+
+    def row_offsets(self, type_: Memory, row: int) -> tuple[int, int]:
+        """Bytes of a place before a row, and from a span of its columns to the next."""
+        if len(type_.shape) < 2:
+            return row * type_.dtype.size, 0
+        step = int(type_.element_strides()[-2]) * type_.dtype.size  # type: ignore[arg-type]
+        span = SWIZZLES[type_.layout] or step
+        return row * span, int(type_.shape[-2]) * span  # type: ignore[arg-type]
+
+    def row_address(self, place: Node, row: int) -> str:
+        """Where a place begins, as if its first rows were not there."""
+        type_ = place.type
+        assert isinstance(type_, Memory)
+        if type_.layout == "held" or row % 8:
+            raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
+        return self.w.value("b32", "add.s32", self.pointers[place],
+                            str(self.row_offsets(type_, row)[0]))  # fmt: skip
 
     def place_runs(
         self, place: Node, index: tuple[Node, ...], spread: Spread, start: str = ""
@@ -219,12 +237,12 @@ class PlacedEmitter(ShapeEmitter):
                 and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
 
     def matrix_rows(
-        self, place: Node, index: tuple[Node, ...], spread: Spread
+        self, place: Node, index: tuple[Node, ...], spread: Spread, begin: str = ""
     ) -> list[tuple[str, int]]:
         """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
         w = self.w
-        rows, columns = spread.shape
-        base = self.lead_address(place, index)
+        rows, columns = int(place.type.shape[-2]), spread.shape[1]  # type: ignore[union-attr]
+        base = self.lead_address(place, index, begin)
         warp, lane = w.value("b32", "shr.u32", self.thread, "5"), self.bits(0, 5)
         low = w.value("b32", "and.b32", lane, "15")
         row = w.value("b32", "mad.lo.s32", warp, "16", low)
@@ -258,10 +276,12 @@ class PlacedEmitter(ShapeEmitter):
             self.w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where,
                        "{" + ", ".join(words) + "}")  # fmt: skip
 
-    def load_matrix(self, place: Node, index: tuple[Node, ...], spread: Spread) -> list[str]:
+    def load_matrix(
+        self, place: Node, index: tuple[Node, ...], spread: Spread, begin: str = ""
+    ) -> list[str]:
         """A Tile of 16-bit values as an accumulator holds it, 16 x 16 at a time."""
         found = []
-        for where, _ in self.matrix_rows(place, index, spread):
+        for where, _ in self.matrix_rows(place, index, spread, begin):
             words = [self.w.new("b32") for _ in range(4)]
             self.w.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{" + ", ".join(words) + "}",
                        where)  # fmt: skip
@@ -383,16 +403,18 @@ class PlacedEmitter(ShapeEmitter):
         index, lead = node.inputs[4 : 4 + rank], node.inputs[4 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
-        box, count, step = self.boxes(type_, node.attrs["shape"])
+        box, count, _ = self.boxes(type_, node.attrs["shape"])
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         address = self.lead_address(place, lead)
+        first, step = self.row_offsets(type_, node.attrs["row"])
         landing = self.barrier_address(barrier, stage)
         form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes")  # fmt: skip
         for i in range(count):
             where = self.coordinates(index, i * box[-1])
-            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
-                       f"[{landing}]", guard=self.first_thread())  # fmt: skip
+            self.w.put(form, f"[{address}+{first + i * step}]",
+                       f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
+                       guard=self.first_thread())  # fmt: skip
 
     def emit_copy_multicast(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
@@ -403,10 +425,9 @@ class PlacedEmitter(ShapeEmitter):
         assert isinstance(type_, Memory)
         box, count, _ = self.boxes(type_, node.attrs["shape"])
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
-        span = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size
+        span, step = self.row_offsets(type_, 1)
         address = self.w.value("b32", "mad.lo.s32", self.index32(row), str(span),
                                self.lead_address(place, lead))  # fmt: skip
-        step = int(type_.shape[-2]) * span  # type: ignore[arg-type]
         landing = self.barrier_address(barrier, stage)
         form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                 ".mbarrier::complete_tx::bytes.multicast::cluster")  # fmt: skip
