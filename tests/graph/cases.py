@@ -121,7 +121,7 @@ DOMAINS: dict[Op, tuple[float, float]] = {
 UNARY = (
     ops.negative, ops.reciprocal, ops.absolute, ops.square_root, ops.exp, ops.log, ops.expm1,
     ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos, ops.atan, ops.tanh, ops.erf,
-    ops.erf_inverse,
+    ops.erf_inverse, ops.sigmoid,
 )  # fmt: skip
 for op in UNARY:
     for shape in ((3, 2), (), (0, 2)):

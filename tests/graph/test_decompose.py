@@ -27,6 +27,7 @@ def custom():
 
 EXAMPLES = {
     "sign": lambda: ops.sign(f()),
+    "sigmoid": lambda: ops.sigmoid(f()),
     "tan": lambda: ops.tan(f(float64)),
     "asin": lambda: ops.asin(f()),
     "acos": lambda: ops.acos(f()),
@@ -35,7 +36,7 @@ EXAMPLES = {
     "remainder": lambda: ops.remainder(f(), f()),
     "custom": custom,
 }
-SMALL = {ops.sign, ops.tan, ops.asin, ops.acos, ops.atan2, ops.custom}
+SMALL = {ops.sign, ops.sigmoid, ops.tan, ops.asin, ops.acos, ops.atan2, ops.custom}
 
 
 def test_every_rule_has_an_example():
@@ -63,7 +64,8 @@ def test_zeros_and_infinities():
     special = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -3.0], np.float32)
     a, b = (v.ravel() for v in np.meshgrid(special, special))
     x, y = given(a.size, dtype=float32), given(a.size, dtype=float32)
-    before = [ops.atan2(x, y), ops.remainder(x, y), ops.floor_divide_(x, y), ops.asin(x)]
+    before = [ops.atan2(x, y), ops.remainder(x, y), ops.floor_divide_(x, y), ops.asin(x),
+              ops.sigmoid(x)]  # fmt: skip
     after = rewrite(before, DECOMPOSE)
     for old, new in zip(interpret(before, {x: a, y: b}), interpret(after, {x: a, y: b})):
         np.testing.assert_allclose(new, old, rtol=1e-6)

@@ -80,6 +80,8 @@ CASES: dict[str, tuple[Operands, WidePlan]] = {
     "width 160": (operands(72, 168, 72), WidePlan((128, 160, 64), 3, 2, staged=32)),
     "width 192": (operands(72, 200, 72), WidePlan((128, 192, 64), 3, 1)),
     "width 256": (operands(72, 264, 72), WidePlan((128, 256, 64), 3, 1)),
+    "pieces three at a time": (operands(136, 200, 72),
+                               WidePlan((128, 64, 64), 3, 2, staged=16, together=3)),
     "pieces two at a time": (operands(72, 200, 72), WidePlan((128, 192, 64), 3, 1, together=2)),
     "pieces two at a time, turned": (operands(200, 48, 72, **TURNED),
                                      WidePlan((64, 48, 64), 3, 1, 1, 16, together=2)),

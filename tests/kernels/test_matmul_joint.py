@@ -53,6 +53,8 @@ CASES: dict[str, Case] = {
     "apart, turned": (operands(208, 8, 136, **APART, **TURNED),
                       WidePlan((64, 8, 64), 3, 2, 1, 8, dependent=True)),
     "gated": (operands(136, 72, 136, **GATED), WidePlan((128, 128, 64), 3, 2)),
+    "gated, all pieces at once": (operands(264, 72, 136, **GATED),
+                                  WidePlan((128, 96, 64), 3, 2, staged=16, together=3)),
     "gated, cluster": (operands(264, 72, 136, **GATED),
                        WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True)),
     "gated, split": (operands(72, 72, 136, **GATED),
@@ -111,7 +113,8 @@ def test_interpreted(label: str) -> None:
     agree(memories, products)
 
 
-@pytest.mark.parametrize("label", ("apart, three", "gated, split", "gated, turned"))
+@pytest.mark.parametrize("label", ("apart, three", "gated, split", "gated, turned",
+                                   "gated, all pieces at once"))
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator."""
     x, plan = CASES[label]

@@ -15,7 +15,7 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 
-UNARY = (ops.negative, ops.absolute, ops.tanh, ops.sin, ops.erf, ops.exp)
+UNARY = (ops.negative, ops.absolute, ops.tanh, ops.sin, ops.erf, ops.exp, ops.sigmoid)
 BINARY = (ops.add, ops.subtract, ops.multiply, ops.maximum, ops.minimum)
 REDUCE = (ops.sum_, ops.max_, ops.min_, ops.prod)
 FLOATS = (dtypes.float32, dtypes.float32, dtypes.float32, dtypes.float64)

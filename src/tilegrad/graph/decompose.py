@@ -27,6 +27,11 @@ def _sign(m: Match) -> Node:
     return ops.subtract(above, build.cast(ops.less(m.x, zero), dtype))
 
 
+def _sigmoid(m: Match) -> Node:
+    """1 / (1 + e ** -x): 0 where the power is infinite."""
+    return ops.reciprocal(build.add(ops.exp(ops.negative(m.x)), 1))
+
+
 def _negative_sign(x: Node) -> Node:
     """Whether x is below zero or -0.0: 1 / -0.0 is -inf."""
     return build.less(ops.where(build.equal(x, 0), ops.reciprocal(x), x), 0)
@@ -80,6 +85,7 @@ DECOMPOSE = RuleSet(
     "decompose",
     [
         Rule("sign", of(ops.sign, x), _sign),
+        Rule("sigmoid", of(ops.sigmoid, x), _sigmoid),
         Rule("tan", of(ops.tan, x), lambda m: ops.divide(ops.sin(m.x), ops.cos(m.x))),
         Rule("asin", of(ops.asin, x), lambda m: ops.atan2(m.x, _cathetus(m.x))),
         Rule("acos", of(ops.acos, x), lambda m: ops.atan2(_cathetus(m.x), m.x)),

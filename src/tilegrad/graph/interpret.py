@@ -94,6 +94,11 @@ def _erf_inverse(y: float) -> float:
     return x - (math.erf(x) - y) * math.exp(x * x) * math.sqrt(math.pi) / 2.0
 
 
+def _sigmoid(x: Ndarray) -> Ndarray:
+    small = np.exp(np.abs(x) * -1.0)  # never infinite
+    return np.where(x < 0, small, small.dtype.type(1)) / (1 + small)
+
+
 def _sign(x: Ndarray) -> Ndarray:
     return (x > 0).astype(np.int8) - (x < 0).astype(np.int8)
 
@@ -370,6 +375,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.acos: _elementwise(np.arccos),
     ops.atan: _elementwise(np.arctan),
     ops.tanh: _elementwise(np.tanh),
+    ops.sigmoid: _elementwise(_sigmoid),
     ops.erf: _elementwise(_mapped(math.erf)),
     ops.erf_inverse: _elementwise(_mapped(_erf_inverse)),
     ops.floor: _elementwise(np.floor),

@@ -121,6 +121,7 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ops.acos: (_acos,),
     ops.atan: (lambda n, g: ops.divide(g, build.add(_square(n.inputs[0]), 1.0)),),
     ops.tanh: (lambda n, g: times(g, build.subtract(1.0, _square(n))),),
+    ops.sigmoid: (lambda n, g: times(g, ops.multiply(n, build.subtract(1.0, n))),),
     ops.erf: (
         lambda n, g: times(
             g, build.multiply(ops.exp(ops.negative(_square(n.inputs[0]))), 2 / math.sqrt(math.pi))

@@ -54,7 +54,7 @@ class WidePlan:
     split: int = 1  # programs that share a tile, each with a part of k; one tile each
     dependent: bool = False  # waits for the launch before it by itself
     early: bool = True  # lets the next launch begin at its own start, not at its end
-    together: int = 1  # pieces of the result that are staged at once: 1 or 2
+    together: int = 1  # pieces of the result that are staged at once
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,12 @@ def exchanged(plan: WidePlan) -> int:
 
 
 def places_out(x: Operands, plan: WidePlan) -> int:
-    """Places of pieces on their way out: two in turn, or one for the only piece of a program."""
-    return min(2, waves(x, plan) * (x.span(plan.tile)[1] // plan.split // plan.staged))
+    """Places of pieces on their way out: one for each where all pieces of a tile go at once (those
+    of the tile before have left by then), else two in turn."""
+    pieces = x.span(plan.tile)[1] // plan.split // plan.staged
+    if plan.together >= pieces:
+        return pieces
+    return min(max(2, plan.together), waves(x, plan) * pieces)
 
 
 def why_not(x: Operands, plan: WidePlan) -> str:
@@ -189,7 +193,7 @@ class WideMatmul:
         self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
         most = 1 + plan.tile[1] // self.span[0] if x.b_along_k else 1  # chunks that a stage holds
         self.fills = -(-self.chunks // most)
-        self.per_fill = -(-self.chunks // max(1, self.fills))
+        self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
         self.turns = combine(self.steps, self.fills * len(self.beside), 1)  # of the ring, a tile
         self.tiles_m, self.tiles_n = tile_counts(x, plan)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
@@ -527,7 +531,7 @@ class WideMatmul:
         self.write_sums(own, count, where, sums)
 
     def write_sums(self, own: int, count: Size, where: Where, sums: Sequence[Node]) -> None:
-        """Epilogue and cast; then piece by piece: stage (two places in turn), copy out."""
+        """Epilogue and cast; then `together` pieces at a time: stage, copy out."""
         b, plan = self.b, self.plan
         batch, row, column = where
         row = combine(row, 64 * own, 1)
@@ -536,18 +540,20 @@ class WideMatmul:
             column = combine(column, multiply(self.share, tn), 1)
         pieces = tn // wide
         ahead = -(-pieces // 2) if self.costly else pieces
-        ahead = self.per_fill * self.wide // wide if self.beside else ahead
+        ahead = self.wide // wide if self.beside else ahead
+        near: list[list[Node]] = []  # of each matrix beside, the chunks of a stage
         for first in range(0, pieces, ahead):
             ready = []  # computed before the next barrier: what it reads comes at once
-            near = [self.read_beside(own, count, first // ahead, i, sums[0])
-                    for i in range(len(self.beside))]  # fmt: skip
+            fill, chunk = divmod(first // ahead, self.per_fill)
+            if chunk == 0:
+                near = [self.read_beside(own, count, fill, i, sums[0])
+                        for i in range(len(self.beside))]  # fmt: skip
             for number_ in range(first, min(pieces, first + ahead)):
                 turn = combine(multiply(count, pieces), number_, 1)
                 place = (own, modulo(turn, self.rooms))
                 start = number_ * wide
                 piece = [cut(b, s, start, wide) for s in sums]
-                chunk, within = divmod(start - first * wide, self.wide)
-                piece += [cut(b, chunks[chunk], within, wide) for chunks in near]
+                piece += [cut(b, chunks[chunk], start - first * wide, wide) for chunks in near]
                 at = (batch, row, combine(column, start, 1))
                 self.own, self.piece = own, start
                 ready.append((b.cast(self.epilogue(*piece, at), self.x.result), at, place))
@@ -613,7 +619,7 @@ class WideMatmul:
         """Pieces of a result on their way out: (value, where it begins, the staged place)."""
         b, x = self.b, self.x
         axes = (0, 1) if x.batch == 1 else (1, 2)
-        b.do(placed.wait_copies, pending=max(0, self.rooms - self.plan.together))
+        b.do(placed.wait_copies, pending=max(0, self.rooms // self.plan.together - 1))
         for value, _, place in group:
             if x.turned:
                 value = b.add(ops.transpose(value, order=(1, 0)))

@@ -169,8 +169,9 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         if cluster > 1 and m >= 2048:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
         walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
         plan = WidePlan(tile, 0, walkers * cluster * split, group_of(x), staged, cluster, across,
-                        split, True)  # fmt: skip
+                        split, True, together=columns // staged if at_once else 1)  # fmt: skip
         stages = most_stages(x, plan, target, 8)
         if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
             yield replace(plan, stages=stages), False

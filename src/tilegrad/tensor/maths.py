@@ -279,8 +279,8 @@ def erfc(x: Tensor) -> Tensor:
 @one_rounding
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
-    small = exp(pick(x < 0, x, -x))  # never infinite, nor is its derivative
-    return pick(x < 0, small, 1.0) / (1.0 + small)
+    return wrap(ops.sigmoid(operand(x)), x)
+
 
 
 expit = sigmoid
