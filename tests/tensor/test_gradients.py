@@ -264,3 +264,17 @@ def test_no_grad_in_place():
     assert x.tolist() == [5.0, 2.0] and x.requires_grad and x.is_leaf
     (x * x).sum().backward()
     assert x.grad.tolist() == [10.0, 4.0]
+
+
+def test_sigmoid_far_out() -> None:
+    """Neither the value nor the derivative is nan where the exponential overflows."""
+    far = np.array([-1e4, -200.0, -90.0, 0.0, 90.0, 200.0, 1e4], np.float32)
+    for function in (tg.sigmoid, tg.silu):
+        x = tg.tensor(far, requires_grad=True)
+        value = function(x)
+        value.sum().backward()
+        same = torch.tensor(far, requires_grad=True)
+        expected = getattr(torch.nn.functional, function.__name__)(same)
+        expected.sum().backward()
+        np.testing.assert_allclose(value.numpy(), expected.detach().numpy(), atol=1e-37)
+        np.testing.assert_allclose(x.grad.numpy(), same.grad.numpy(), atol=1e-37)

@@ -192,6 +192,31 @@ def test_the_placed_level():
     assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text
 
 
+@kernel
+def stacked(a, b):
+    """a - b: both land in one place, one below the other."""
+    i = tile.grid(a.shape[0] // 64)
+    out = tile.result(a.shape, f32)
+    both = tile.shared((128, 64), a.dtype, layout="swizzle128")
+    full = tile.barrier("full", 1, 1)
+    with tile.role("producer", warps=1):
+        tile.grid_dependency_wait()
+        full.expect(0, 2 * 64 * 64 * 2)
+        tile.copy_async(both, (), a, (i * 64, 0), (0, 1), full, 0, rows=(0, 64))
+        tile.copy_async(both, (), b, (i * 64, 0), (0, 1), full, 0, rows=(64, 64))
+    with tile.role("consumer", warps=4):
+        tile.grid_dependency_wait()
+        full.wait(0, 0)
+        above, below = tile.read(both, rows=(0, 64)), tile.read(both, rows=(64, 64))
+        tile.store(out, (i * 64, 0), tile.cast(above, f32) - tile.cast(below, f32))
+
+
+def test_rows_of_a_place():
+    a, b = (normal(128, 64, dtype=ml_dtypes.bfloat16) for _ in range(2))
+    (found,) = as_ptx(stacked, a, b, tolerance=0.0)
+    np.testing.assert_array_equal(found, a.astype(np.float32) - b.astype(np.float32))
+
+
 def test_the_default_plan_of_a_gpu_is_assembled():
     """Blocks of 128 x 128 with 8 warps, as a call on a GPU would have them."""
     if find_ptxas() is None:

@@ -153,9 +153,9 @@ def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None)
     return MemoryValue("register", node, True)
 
 
-def read(place: Any, *index: Any) -> TileValue:
-    """The tile of a place at a leading index."""
-    return TileValue(_builder("read").read(_memory(place, "read"), *_sizes(index)))
+def read(place: Any, *index: Any, rows: tuple[int, ...] = ()) -> TileValue:
+    """The tile of a place at a leading index, or `rows` (first, count) of it."""
+    return TileValue(_builder("read").read(_memory(place, "read"), *_sizes(index), rows=rows))
 
 
 def write(place: Any, value: Any, *index: Any) -> None:
@@ -167,12 +167,13 @@ def write(place: Any, value: Any, *index: Any) -> None:
 
 def copy_async(
     place: Any, at: Any, memory: Any, index: Any, axes: Sequence[int], barrier_: BarrierValue,
-    stage: Any = 0,
+    stage: Any = 0, rows: tuple[int, int] | None = None,
 ) -> int:  # fmt: skip
-    """Copy a box of an array into a place; its bytes land on the barrier. Gives the bytes."""
+    """Copy a box of an array into a place, or into `rows` (first, count) of it; its bytes land on
+    the barrier. Gives the bytes."""
     return _builder("copy_async").copy_async(
         _memory(place, "copy_async"), _sizes(at), _memory(memory, "copy_async"), _sizes(index),
-        tuple(axes), barrier_.node, size_of(stage, "stage"),
+        tuple(axes), barrier_.node, size_of(stage, "stage"), rows,
     )  # fmt: skip
 
 
