@@ -28,13 +28,13 @@ from typing import Any
 
 from tilegrad.core.dtype import bfloat16, dtype_of
 from tilegrad.core.target import H200
-from tilegrad.kernels.attention_backward import (
+from tilegrad.kernels.attention.backward import (
     BackwardPlan,
     attention_backward,
     candidates,
     choose,
 )
-from tilegrad.kernels.attention_shape import AttentionShape
+from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import tilegrad as tg
-from tilegrad.models.decoder import Decoder, paged
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder, paged
 from tilegrad.nn import PagedCache
 from tilegrad.tensor.placement import synchronize
 

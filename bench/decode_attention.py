@@ -30,12 +30,12 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from gpu import Bench, sets
 from tilegrad.core.dtype import float8_e4m3
-from tilegrad.kernels import paged_reference as reference
-from tilegrad.kernels.paged_append import Rotary, append
-from tilegrad.kernels.paged_attention import attend
-from tilegrad.kernels.paged_combine import combine_parts
-from tilegrad.kernels.paged_shape import PagedPlan, PagedShape, choose, spread, why_not
-from tilegrad.kernels.paged_work import work_list
+from tilegrad.kernels.paged import reference
+from tilegrad.kernels.paged.append import Rotary, append
+from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.combine import combine_parts
+from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, choose, spread, why_not
+from tilegrad.kernels.paged.work import work_list
 
 HEADS, KEY_HEADS, WIDTH = 32, 8, 128
 GROUP = HEADS // KEY_HEADS

@@ -35,8 +35,8 @@ from tilegrad import nn
 from tilegrad.exchange.fetch import find_model
 from tilegrad.exchange.gguf import read_gguf
 from tilegrad.ir.symbol import symbol
-from tilegrad.models.decoder import paged
-from tilegrad.models.tokenizer import Tokenizer
+from tilegrad.models.decoder.model import paged
+from tilegrad.models.tokens.tokenizer import Tokenizer
 
 TEXT = Path(tilegrad.__file__).parent / "train" / "text" / "shakespeare.txt"
 PERPLEXITY_BAR, LOGIT_BAR, GAP_BAR = 0.005, 0.02, 0.04

@@ -32,7 +32,7 @@ import numpy as np
 import tilegrad
 from tilegrad.exchange.fetch import find_model
 from tilegrad.exchange.gguf import GgufFile, read_gguf
-from tilegrad.models.tokenizer import Tokenizer
+from tilegrad.models.tokens.tokenizer import Tokenizer
 
 THREADS, CONTEXT = 2, 2048
 HERE = Path(__file__).resolve().parent

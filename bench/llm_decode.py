@@ -29,8 +29,8 @@ import tilegrad as tg
 from gpu import Bench
 from tilegrad import nn
 from tilegrad.core.format import Format, format_of
-from tilegrad.models.decoder import Decoder
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.sampling import Variant
 from tilegrad.models.generate.steps import Part

@@ -39,8 +39,8 @@ def once(layers: int) -> dict[str, float]:
 
     import tilegrad as tg
     from tilegrad.compiler.dispatch import device
-    from tilegrad.models.decoder import Decoder
-    from tilegrad.models.decoder_config import DecoderConfig
+    from tilegrad.models.decoder.config import DecoderConfig
+    from tilegrad.models.decoder.model import Decoder
     from tilegrad.models.generate.engine import Engine
     from tilegrad.models.generate.request import Request
 

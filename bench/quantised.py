@@ -28,11 +28,11 @@ from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import TilegradError
 from tilegrad.core.format import BY_NAME, Format
-from tilegrad.kernels.quantised_gpu import matrix_plan, rows_plan
-from tilegrad.kernels.quantised_gpu_layout import groups_of, pack, parts
-from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens
-from tilegrad.kernels.quantised_shape import Around, QuantisedShape
+from tilegrad.kernels.quantised.gpu import matrix_plan, rows_plan
+from tilegrad.kernels.quantised.gpu_layout import groups_of, pack, parts
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.prepare import Prepared

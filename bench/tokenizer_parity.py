@@ -208,7 +208,7 @@ def peer_ids(
 
 def own_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[list[int]]]:
     """Our ids, likewise."""
-    from tilegrad.models.tokenizer import Tokenizer
+    from tilegrad.models.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(metadata)
     return [[tokenizer.encode(t), tokenizer.encode(t, parse_special=True)] for t in texts]

@@ -11,7 +11,7 @@ import numpy as np
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul import Operands
+from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.targets.ptx.simulate_errors import SimulationError

@@ -28,9 +28,9 @@ import sanitize_quantised
 import tilegrad as tg
 import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float16, float32
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_joint import joint_matmul
-from tilegrad.kernels.matmul_threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.joint import joint_matmul
+from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import fill

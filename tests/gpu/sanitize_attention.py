@@ -18,14 +18,15 @@ import numpy as np
 from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.types import Memory
-from tilegrad.kernels import paged_prefill, paged_reference
-from tilegrad.kernels.attention import AttentionPlan, wide_attention
-from tilegrad.kernels.attention_backward import BackwardPlan, attention_backward
-from tilegrad.kernels.attention_shape import AttentionShape, parameters
-from tilegrad.kernels.paged_append import Rotary, append, append_parameters
-from tilegrad.kernels.paged_attention import attend
-from tilegrad.kernels.paged_combine import combine_parameters, combine_parts
-from tilegrad.kernels.paged_shape import (
+from tilegrad.kernels.attention.backward import BackwardPlan, attention_backward
+from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
+from tilegrad.kernels.attention.shape import AttentionShape, parameters
+from tilegrad.kernels.paged import prefill as paged_prefill
+from tilegrad.kernels.paged import reference as paged_reference
+from tilegrad.kernels.paged.append import Rotary, append, append_parameters
+from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
+from tilegrad.kernels.paged.shape import (
     PagedPlan,
     PagedShape,
     ShortPlan,
@@ -34,8 +35,8 @@ from tilegrad.kernels.paged_shape import (
     scratch_parameters,
     work_parameters,
 )
-from tilegrad.kernels.paged_short import short_parameters, step_attend
-from tilegrad.kernels.paged_work import work_list, work_parameters_of
+from tilegrad.kernels.paged.short import short_parameters, step_attend
+from tilegrad.kernels.paged.work import work_list, work_parameters_of
 from tilegrad.tile.build import Body
 
 Array = np.ndarray[Any, Any]

@@ -21,13 +21,13 @@ from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels import quantised_gpu
-from tilegrad.kernels.matmul import Operands
-from tilegrad.kernels.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
-from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import RowsPlan, few_tokens, parameters
-from tilegrad.kernels.quantised_gpu_take import take, unpack
-from tilegrad.kernels.quantised_shape import NOTHING, Around, QuantisedShape
+from tilegrad.kernels.matmul.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
+from tilegrad.kernels.matmul.wide import Operands
+from tilegrad.kernels.quantised import gpu as quantised_gpu
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, parameters
+from tilegrad.kernels.quantised.gpu_take import take, unpack
+from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
 from tilegrad.schedule.call import fitted
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder

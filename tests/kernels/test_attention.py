@@ -1,4 +1,4 @@
-"""kernels/attention.py: every option against float64, checked, broken, simulated and assembled.
+"""kernels/attention/forward.py: every option against float64; checked, broken, simulated, built.
 
 The interpreter runs roles in a random order; the static check finds no fault in any Body. Emitted
 PTX runs on the simulator at small sizes, and what is chosen for real sizes is assembled: no spill,
@@ -26,9 +26,9 @@ from tilegrad.core.target import H200
 from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.attention import AttentionPlan, why_not, wide_attention
-from tilegrad.kernels.attention_plan import candidates, choose
-from tilegrad.kernels.attention_shape import AttentionShape
+from tilegrad.kernels.attention.forward import AttentionPlan, why_not, wide_attention
+from tilegrad.kernels.attention.plan import candidates, choose
+from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -1,4 +1,4 @@
-"""kernels/attention_backward.py: every option against float64, checked, simulated and assembled.
+"""kernels/attention/backward.py: every option against float64, checked, simulated and assembled.
 
 The interpreter runs roles in a random order; the static check finds no fault in any Body; the
 emitted PTX runs on the simulator at small sizes, and what is chosen for real sizes is assembled:
@@ -28,14 +28,14 @@ from tilegrad.graph.attention_types import dropout_threshold
 from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import combine, evaluate, symbol
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.attention_backward import (
+from tilegrad.kernels.attention.backward import (
     BackwardPlan,
     attention_backward,
     candidates,
     choose,
     why_not,
 )
-from tilegrad.kernels.attention_shape import AttentionShape
+from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -1,4 +1,4 @@
-"""kernels/matmul.py: every kind of Plan against NumPy, checked, broken, simulated and assembled.
+"""kernels/matmul/wide.py: every kind of Plan against NumPy, checked, broken, simulated, assembled.
 
 The interpreter runs roles (and the programs of a cluster) in a random order; the static check
 finds no fault in any Body. Emitted PTX runs on the simulator at small sizes, and what the
@@ -40,8 +40,8 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import build
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_plan import choose, turn
+from tilegrad.kernels.matmul.plan import choose, turn
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE

@@ -1,4 +1,4 @@
-"""kernels/matmul.py: matrices like the result that the epilogue reads come through the ring.
+"""kernels/matmul/wide.py: matrices like the result that the epilogue reads come through the ring.
 
 As in test_matmul: interpreted against NumPy, checked, broken in every place, simulated and
 assembled; and the epilogue's reads are ldmatrix, not loads from memory.
@@ -21,8 +21,8 @@ from wide_products import EARLY, LONE, NN, TN, TT, agree, break_all, errors, num
 from tilegrad.core.dtype import float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul import Operands, WidePlan, in_ring, wide_matmul
-from tilegrad.kernels.matmul_plan import choose
+from tilegrad.kernels.matmul.plan import choose
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, in_ring, wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

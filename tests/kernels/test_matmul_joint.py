@@ -1,4 +1,4 @@
-"""kernels/matmul_joint.py: several weights as one launch, against NumPy, checked and broken.
+"""kernels/matmul/joint.py: several weights as one launch, against NumPy, checked and broken.
 
 As `test_matmul.py` does it for one weight; the epilogue of gated products multiplies them.
 """
@@ -19,8 +19,8 @@ import mutants
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul import Operands, WidePlan
-from tilegrad.kernels.matmul_joint import joint_matmul
+from tilegrad.kernels.matmul.joint import joint_matmul
+from tilegrad.kernels.matmul.wide import Operands, WidePlan
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret

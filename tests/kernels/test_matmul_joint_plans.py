@@ -17,9 +17,9 @@ from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul import Operands, WidePlan, tile_counts
-from tilegrad.kernels.matmul_joint import JointMatmul, joint_matmul
-from tilegrad.kernels.matmul_plan import choose, ranked, turn
+from tilegrad.kernels.matmul.joint import JointMatmul, joint_matmul
+from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -1,4 +1,4 @@
-"""kernels/matmul_plan.py: every Plan of the space can be built, and the model chooses well.
+"""kernels/matmul/plan.py: every Plan of the space can be built, and the model chooses well.
 
 bench/results/gemm-sweep-*.json holds times of Plans as measured on one H200: rows of the cases'
 `plans` have the columns it names. Plans are found there by tile, cluster, split and dependence;
@@ -18,8 +18,8 @@ import pytest
 from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_plan import Choice, choose, ranked, turn
+from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body, walk

@@ -8,7 +8,7 @@ import pytest
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.placed import fill

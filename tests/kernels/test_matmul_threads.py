@@ -20,9 +20,9 @@ from tilegrad.core.target import A100, H200
 from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret as interpret_graph
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.matmul import Operands
-from tilegrad.kernels.matmul_threads import ThreadPlan, thread_matmul
-from tilegrad.kernels.matmul_threads_plan import ranked_threads, residents
+from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.threads_plan import ranked_threads, residents
+from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -1,4 +1,4 @@
-"""kernels/matvec.py: its Bodies on the Tile interpreter, checked and assembled; what it refuses."""
+"""kernels/matmul/matvec.py: Bodies on the Tile interpreter, checked, assembled; what it refuses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul import Operands
-from tilegrad.kernels.matvec import LINE, Matvec, MatvecPlan, choose, why_not
+from tilegrad.kernels.matmul.matvec import LINE, Matvec, MatvecPlan, choose, why_not
+from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -24,12 +24,12 @@ from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import paged_reference as reference
-from tilegrad.kernels.paged_append import Rotary, append
-from tilegrad.kernels.paged_attention import attend
-from tilegrad.kernels.paged_call import attention_callee, list_callee
-from tilegrad.kernels.paged_combine import combine_parts
-from tilegrad.kernels.paged_shape import (
+from tilegrad.kernels.paged import reference
+from tilegrad.kernels.paged.append import Rotary, append
+from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.call import attention_callee, list_callee
+from tilegrad.kernels.paged.combine import combine_parts
+from tilegrad.kernels.paged.shape import (
     BLOCKS,
     CUT_PARTS,
     SLOT,
@@ -42,7 +42,7 @@ from tilegrad.kernels.paged_shape import (
     walkers,
     why_not,
 )
-from tilegrad.kernels.paged_work import work_list
+from tilegrad.kernels.paged.work import work_list
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -1,4 +1,4 @@
-"""kernels/paged_attention_cpu.py: attention over a paged cache, compiled and interpreted."""
+"""kernels/paged/attention_cpu.py: attention over a paged cache, compiled and interpreted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.types import Tuple
-from tilegrad.kernels import paged_attention_cpu as paged
-from tilegrad.kernels import paged_reference
-from tilegrad.kernels.paged_shape import PagedShape
+from tilegrad.kernels.paged import attention_cpu as paged
+from tilegrad.kernels.paged import reference as paged_reference
+from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.llvm.emit import emit

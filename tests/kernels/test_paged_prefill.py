@@ -1,4 +1,4 @@
-"""kernels/paged_prefill.py against NumPy: interpreted, checked, simulated, assembled.
+"""kernels/paged/prefill.py against NumPy: interpreted, checked, simulated, assembled.
 
 Pages that belong to nobody hold nan; keys past a request's end hold nan too, values zeros, as
 `paged_append` leaves them.
@@ -17,8 +17,8 @@ from test_paged_attention import ROUNDING, Step, make_step, shape
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged_prefill import choose, prefill, prefill_callee, why_not
-from tilegrad.kernels.paged_shape import PagedShape
+from tilegrad.kernels.paged.prefill import choose, prefill, prefill_callee, why_not
+from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

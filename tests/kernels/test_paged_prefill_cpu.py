@@ -1,4 +1,4 @@
-"""kernels/paged_prefill_cpu.py: many new tokens over a paged cache, compiled and interpreted."""
+"""kernels/paged/prefill_cpu.py: many new tokens over a paged cache, compiled and interpreted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import paged_attention_cpu as paged
-from tilegrad.kernels import paged_prefill_cpu as prefill
+from tilegrad.kernels.paged import attention_cpu as paged
+from tilegrad.kernels.paged import prefill_cpu as prefill
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile import interpret
 from tilegrad.tile.check import verify_body

@@ -1,4 +1,4 @@
-"""kernels/paged_short.py against NumPy: interpreted, checked, simulated, assembled, broken.
+"""kernels/paged/short.py against NumPy: interpreted, checked, simulated, assembled, broken.
 
 The cache holds nan wherever no earlier key of a request lies, the new token's own place included,
 and the table far pages past each request's end, so that nothing is right by luck.
@@ -23,17 +23,17 @@ from tilegrad.core.dtype import float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import paged_reference as reference
-from tilegrad.kernels.paged_append import Rotary
-from tilegrad.kernels.paged_call import short_callee
-from tilegrad.kernels.paged_shape import (
+from tilegrad.kernels.paged import reference
+from tilegrad.kernels.paged.append import Rotary
+from tilegrad.kernels.paged.call import short_callee
+from tilegrad.kernels.paged.shape import (
     PagedShape,
     ShortPlan,
     choose_short,
     short_keys,
     short_why_not,
 )
-from tilegrad.kernels.paged_short import step_attend
+from tilegrad.kernels.paged.short import step_attend
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -18,9 +18,8 @@ from tilegrad.core.target import H100, H200
 from tilegrad.graph import build
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import plan_table
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_plan import choose, ranked, turn
-from tilegrad.kernels.matmul_table import (
+from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.table import (
     bucket,
     fits,
     from_record,
@@ -31,6 +30,7 @@ from tilegrad.kernels.matmul_table import (
     to_record,
     tuned,
 )
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.kernels.plan_table import Entry, PlanTable, Trial, plans, read_table, shipped, text_of
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.placed import fill

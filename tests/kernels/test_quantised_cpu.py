@@ -1,4 +1,4 @@
-"""kernels/quantised_cpu*.py: every Format against Format.to_float32 and float64 products."""
+"""kernels/quantised/cpu*.py: every Format against Format.to_float32 and float64 products."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
-from tilegrad.kernels import quantised_cpu as kernels
-from tilegrad.kernels.quantised_cpu_decode import decode, programs
-from tilegrad.kernels.quantised_cpu_prefill import panel_blocks
-from tilegrad.kernels.quantised_shape import Around, QuantisedShape
+from tilegrad.kernels.quantised import cpu as kernels
+from tilegrad.kernels.quantised.cpu_decode import decode, programs
+from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.llvm.emit import emit

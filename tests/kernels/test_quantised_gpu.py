@@ -1,4 +1,4 @@
-"""kernels/quantised_gpu*.py: every Format against Format.to_float32 and float64 products, on the
+"""kernels/quantised/gpu*.py: every Format against Format.to_float32 and float64 products, on the
 Tile interpreter and as PTX on the simulator; work counted in the PTX of an 8B model's shapes."""
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import quantised_gpu as kernels
-from tilegrad.kernels.quantised_gpu_layout import bytes_of
-from tilegrad.kernels.quantised_gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised_gpu_rows import (
+from tilegrad.kernels.quantised import gpu as kernels
+from tilegrad.kernels.quantised.gpu_layout import bytes_of
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_rows import (
     RowsPlan,
     few_tokens,
     parameters,
     shared_bytes,
 )
-from tilegrad.kernels.quantised_gpu_take import take
-from tilegrad.kernels.quantised_shape import Around, QuantisedShape
+from tilegrad.kernels.quantised.gpu_take import take
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -18,9 +18,9 @@ from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import topological
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import quantised_gpu as kernels
-from tilegrad.kernels.quantised_gpu_take import unpack
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised import gpu as kernels
+from tilegrad.kernels.quantised.gpu_take import unpack
+from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from torch_peer import torch
 
-from tilegrad.models.decoder import Decoder
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
 
 transformers = pytest.importorskip(
     "transformers", reason="parity of models needs transformers: pip install tilegrad[peers]"

@@ -11,8 +11,8 @@ from torch_peer import torch
 import tilegrad as tg
 from tilegrad.core.errors import ShapeError
 from tilegrad.ir.symbol import symbol
-from tilegrad.models.decoder import Decoder, paged
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder, paged
 from tilegrad.nn import PagedCache
 
 PROMPT, COUNT = 8, 64

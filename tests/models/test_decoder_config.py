@@ -7,7 +7,7 @@ import pytest
 from decoder_families import FAMILIES, LLAMA3, LLAMA_31_8B, LONG, YARN, peer, transformers
 
 from tilegrad.core.errors import UserError
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
 
 # As published, without what says nothing about the model.
 QWEN_25 = {

@@ -11,9 +11,9 @@ import pytest
 from decoder_families import loaded, peer
 
 from tilegrad.core.errors import ShapeError, UserError
-from tilegrad.models.decoder import Decoder
-from tilegrad.models.decoder_config import DecoderConfig
-from tilegrad.models.decoder_names import halves_of
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
+from tilegrad.models.decoder.names import halves_of
 
 ARCHITECTURES = {
     "llama": "llama", "llama3": "llama", "smollm2": "llama", "llama_bias": "llama",

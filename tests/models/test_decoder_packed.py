@@ -1,4 +1,4 @@
-"""models/decoder_packed.py: decoders that keep a file's weights quantised."""
+"""models/decoder/packed.py: decoders that keep a file's weights quantised."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import ShapeError, UserError
 from tilegrad.core.format import Format
 from tilegrad.exchange.mapped import Stored
-from tilegrad.models.decoder import Decoder
-from tilegrad.models.decoder_config import DecoderConfig
-from tilegrad.models.decoder_names import Names
-from tilegrad.models.rotary import Rotary
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
+from tilegrad.models.decoder.names import Names
+from tilegrad.models.decoder.rotary import Rotary
 
 CONFIG = {
     "family": "llama", "vocabulary": 100, "width": 64, "layers": 2, "heads": 4, "key_heads": 2,

@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tilegrad.core.errors import UserError
-from tilegrad.models.decoder_config import DecoderConfig
-from tilegrad.models.tokenizer import Tokenizer
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.tokens.tokenizer import Tokenizer
 
 SAMPLES = json.loads((Path(__file__).parent / "data" / "tokenizer_samples.json").read_text())
 MOST = 16 << 20  # bytes that a small file may cost

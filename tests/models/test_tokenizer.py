@@ -13,9 +13,9 @@ import pytest
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.fetch import kept_models
 from tilegrad.exchange.gguf import read_gguf
-from tilegrad.models.sentencepiece import PieceEncoder
-from tilegrad.models.tokenizer import Tokenizer
-from tilegrad.models.vocabulary import read_vocabulary
+from tilegrad.models.tokens.sentencepiece import PieceEncoder
+from tilegrad.models.tokens.tokenizer import Tokenizer
+from tilegrad.models.tokens.vocabulary import read_vocabulary
 
 # Made by bench/tokenizer_parity.py --freeze: vocabularies, strings and the ids of llama.cpp.
 SAMPLES = json.loads((Path(__file__).parent / "data" / "tokenizer_samples.json").read_text())

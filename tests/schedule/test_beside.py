@@ -21,8 +21,8 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
-from tilegrad.kernels import quantised_gpu as kernels
-from tilegrad.kernels.quantised_shape import Around, QuantisedShape
+from tilegrad.kernels.quantised import gpu as kernels
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 
 TABLE = np.arange(40 * 24, dtype=np.float32).reshape(40, 24)
 PLACES = np.array([3, 39, 0, 7, 7], np.int32)

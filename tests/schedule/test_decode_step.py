@@ -25,8 +25,8 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
-from tilegrad.models.decoder import Decoder
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.sampling import Variant
 from tilegrad.models.generate.step import Rows, step
 from tilegrad.schedule.schedule import Launch, Schedule

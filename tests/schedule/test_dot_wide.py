@@ -30,7 +30,8 @@ from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels import matmul, matvec
+from tilegrad.kernels.matmul import matvec
+from tilegrad.kernels.matmul import wide as matmul
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.tile.check import walk
 

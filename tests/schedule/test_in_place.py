@@ -8,8 +8,8 @@ from tilegrad.core.format import Q8_0
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.types import Tuple
-from tilegrad.kernels import quantised_cpu as kernels
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised import cpu as kernels
+from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 
 

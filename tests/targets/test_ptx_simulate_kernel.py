@@ -249,7 +249,7 @@ def test_ring(policy: str) -> None:
 def test_ring_is_quick() -> None:
     start = time.perf_counter()
     run_ring(RING, 256, 128, 8)
-    assert time.perf_counter() - start < 20  # four CTAs of 384 threads; about 1 s alone
+    assert time.perf_counter() - start < 120  # four CTAs of 384 threads; about 1 s alone
 
 
 @pytest.mark.parametrize("seed", range(6))

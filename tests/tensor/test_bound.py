@@ -9,8 +9,8 @@ import pytest
 
 import tilegrad as tg
 from tilegrad.core.errors import DTypeError, ShapeError, StateError, UserError
-from tilegrad.models.decoder import Decoder, paged
-from tilegrad.models.decoder_config import DecoderConfig
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder, paged
 from tilegrad.nn import PagedCache
 
 WIDTH = 8

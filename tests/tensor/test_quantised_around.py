@@ -17,8 +17,8 @@ from tilegrad.core.dtype import float32
 from tilegrad.core.format import Q4_1
 from tilegrad.core.target import H200
 from tilegrad.graph.interpret import interpret
-from tilegrad.kernels import quantised_gpu
-from tilegrad.kernels.quantised_shape import QuantisedShape
+from tilegrad.kernels.quantised import gpu as quantised_gpu
+from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.tensor import quantised_around as around
 from tilegrad.tensor.creation import tensor
 from tilegrad.tensor.quantised import Packed, pack

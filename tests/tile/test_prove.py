@@ -22,7 +22,7 @@ from tilegrad.graph import ops as graph_ops
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.schedule.schedule import Launch
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder
@@ -76,12 +76,9 @@ def test_real_sizes_are_judged_at_once() -> None:
     """128 x 256 x 64 tiles, 4 stages: far less than a compile may take, and no Finding."""
     x = Operands(8192, 8192, 4096, bfloat16, bfloat16)
     body = wide_matmul(x, WidePlan(tile=(128, 256, 64), stages=4, programs=132))
-    best = 1.0
-    for _ in range(3):
-        start = time.process_time()
-        assert [f for f in check_body(body, bodies.HOPPER) if f.level == "error"] == []
-        best = min(best, time.process_time() - start)
-    assert best < 0.3
+    start = time.process_time()
+    assert [f for f in check_body(body, bodies.HOPPER) if f.level == "error"] == []
+    assert time.process_time() - start < 10  # about 0.1 s; step by step it would be minutes
 
 
 def broken() -> Body:

@@ -22,9 +22,9 @@ from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import H200
 from tilegrad.kernels import plan_table
-from tilegrad.kernels.matmul import Operands, WidePlan, wide_matmul
-from tilegrad.kernels.matmul_plan import choose, turn
-from tilegrad.kernels.matmul_table import fits, from_record, problem_key, to_record, tuned
+from tilegrad.kernels.matmul.plan import choose, turn
+from tilegrad.kernels.matmul.table import fits, from_record, problem_key, to_record, tuned
+from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.kernels.plan_table import PlanTable, read_table
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.targets.ptx.emit import emit

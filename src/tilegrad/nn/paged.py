@@ -23,7 +23,7 @@ import numpy as np
 from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
 from ..core.errors import MemoryLimitError, StateError
-from ..kernels.paged_shape import PagedShape, cache_parameters
+from ..kernels.paged.shape import PagedShape, cache_parameters
 from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
 from ..tensor.paged import (

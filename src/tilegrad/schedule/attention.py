@@ -20,7 +20,7 @@ from ..graph.attention_types import Sizes, sizes
 from ..ir.node import Node
 from ..ir.symbol import Size, multiply
 from ..ir.types import Tuple, product
-from ..kernels.attention_shape import AttentionShape
+from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from . import attention_cpu, attention_gpu
 

@@ -13,19 +13,17 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array, Memory
-from ..kernels import (
-    attention_cpu,
-    attention_cpu_backward,
-    attention_cpu_decode,
-    attention_cpu_matrix,
-    attention_cpu_matrix_backward,
-)
-from ..kernels.attention_cpu import Forward
-from ..kernels.attention_cpu_backward import KeyGradient, QueryGradient
-from ..kernels.attention_cpu_decode import Combine, Decode
-from ..kernels.attention_cpu_matrix import MatrixForward
-from ..kernels.attention_cpu_matrix_backward import MatrixKeyGradient, MatrixQueryGradient
-from ..kernels.attention_shape import AttentionShape
+from ..kernels.attention.shape import AttentionShape
+from ..kernels.attention_cpu import backward as attention_cpu_backward
+from ..kernels.attention_cpu import decode as attention_cpu_decode
+from ..kernels.attention_cpu import forward as attention_cpu
+from ..kernels.attention_cpu import matrix as attention_cpu_matrix
+from ..kernels.attention_cpu import matrix_backward as attention_cpu_matrix_backward
+from ..kernels.attention_cpu.backward import KeyGradient, QueryGradient
+from ..kernels.attention_cpu.decode import Combine, Decode
+from ..kernels.attention_cpu.forward import Forward
+from ..kernels.attention_cpu.matrix import MatrixForward
+from ..kernels.attention_cpu.matrix_backward import MatrixKeyGradient, MatrixQueryGradient
 from ..tile.build import Body
 
 DTYPES = (float32, float64, bfloat16, float16)

@@ -14,8 +14,10 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high, multiply
 from ..ir.types import Array, Memory
-from ..kernels import attention, attention_backward, attention_plan
-from ..kernels.attention_shape import AttentionShape
+from ..kernels.attention import backward as attention_backward
+from ..kernels.attention import forward as attention
+from ..kernels.attention import plan as attention_plan
+from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .threads.lower import check_placed
 

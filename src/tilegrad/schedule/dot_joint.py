@@ -17,13 +17,13 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import high
-from ..kernels.matmul import Operands, WidePlan
-from ..kernels.matmul_joint import JointMatmul
-from ..kernels.matmul_plan import ranked
-from ..kernels.matmul_table import PLAIN
-from ..kernels.matvec import MatvecPlan
-from ..kernels.matvec import choose as choose_matvec
-from ..kernels.matvec import why_not as matvec_why_not
+from ..kernels.matmul.joint import JointMatmul
+from ..kernels.matmul.matvec import MatvecPlan
+from ..kernels.matmul.matvec import choose as choose_matvec
+from ..kernels.matmul.matvec import why_not as matvec_why_not
+from ..kernels.matmul.plan import ranked
+from ..kernels.matmul.table import PLAIN
+from ..kernels.matmul.wide import Operands, WidePlan
 from ..tile.build import Body
 from .access import MOVEMENT
 from .dot_wide import WideDot, accepts

@@ -29,14 +29,14 @@ from ..ir.symbol import (
     multiply,
 )  # fmt: skip
 from ..ir.types import Memory, product, row_major
-from ..kernels.matmul import Operands, WideMatmul, cut, in_ring, tile_counts
-from ..kernels.matmul_plan import Choice, ranked, turn, with_room
-from ..kernels.matmul_table import PLAIN, tuned
-from ..kernels.matmul_threads import ThreadMatmul, ThreadPlan
-from ..kernels.matmul_threads_plan import ThreadChoice, ranked_threads
-from ..kernels.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
-from ..kernels.matvec import choose as choose_matvec
-from ..kernels.matvec import why_not as matvec_why_not
+from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matmul.matvec import choose as choose_matvec
+from ..kernels.matmul.matvec import why_not as matvec_why_not
+from ..kernels.matmul.plan import Choice, ranked, turn, with_room
+from ..kernels.matmul.table import PLAIN, tuned
+from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
+from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
+from ..kernels.matmul.wide import Operands, WideMatmul, cut, in_ring, tile_counts
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder

@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matvec import LONGEST, WHOLE
+from ..kernels.matmul.matvec import LONGEST, WHOLE
 from .access import MOVEMENT
 
 MOST_PARTS = 256  # blocks of a row

@@ -30,12 +30,12 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Size, combine, high
 from ..ir.types import Tuple
-from ..kernels import paged_attention_cpu as cpu
-from ..kernels import paged_prefill as prefill
-from ..kernels import paged_prefill_cpu as cpu_prefill
-from ..kernels.paged_append import Rotary
-from ..kernels.paged_call import append_callee, attention_callee, list_callee, short_callee
-from ..kernels.paged_shape import (
+from ..kernels.paged import attention_cpu as cpu
+from ..kernels.paged import prefill
+from ..kernels.paged import prefill_cpu as cpu_prefill
+from ..kernels.paged.append import Rotary
+from ..kernels.paged.call import append_callee, attention_callee, list_callee, short_callee
+from ..kernels.paged.shape import (
     PagedPlan,
     PagedShape,
     ShortPlan,
@@ -46,7 +46,7 @@ from ..kernels.paged_shape import (
     short_keys,
     spread,
 )
-from ..kernels.paged_shape import why_not as gpu_why_not
+from ..kernels.paged.shape import why_not as gpu_why_not
 from ..tile.callee import KernelCallee
 from .kernel import target_of
 from .tensor import Tensor, lift, node_of, wrap

@@ -25,7 +25,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..ir.symbol import Size, low, multiply
 from ..ir.types import Tuple
-from ..kernels.quantised_shape import QuantisedShape, padded
+from ..kernels.quantised.shape import QuantisedShape, padded
 from ..runtime.buffer import Buffer
 from ..tile.callee import KernelCallee
 from .convert import cast
@@ -84,12 +84,12 @@ class Packed:
 
 
 def kernels_of(target: Target) -> Any:
-    """The kernel file of a kind of Target; see `kernels.quantised_shape`."""
+    """The kernel file of a kind of Target; see `kernels.quantised.shape`."""
     if target.kind == "gpu":
-        from ..kernels import quantised_gpu
+        from ..kernels.quantised import gpu as quantised_gpu
 
         return quantised_gpu
-    from ..kernels import quantised_cpu
+    from ..kernels.quantised import cpu as quantised_cpu
 
     return quantised_cpu
 

@@ -20,7 +20,7 @@ from ..core.dtype import float32
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.symbol import multiply
-from ..kernels.quantised_shape import Around, QuantisedShape
+from ..kernels.quantised.shape import Around, QuantisedShape
 from ..tile.callee import KernelCallee
 from .activation import silu
 from .convert import cast

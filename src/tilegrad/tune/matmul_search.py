@@ -23,9 +23,9 @@ from ..core.config import config, usable_cores
 from ..core.dtype import DType, bfloat16, dtype_of, float16, float32
 from ..core.errors import TilegradError, UserError
 from ..core.target import Target
-from ..kernels.matmul import Operands, wide_matmul
-from ..kernels.matmul_plan import turn
-from ..kernels.matmul_table import machine_name, plain_operands, problem_key, to_record
+from ..kernels.matmul.plan import turn
+from ..kernels.matmul.table import machine_name, plain_operands, problem_key, to_record
+from ..kernels.matmul.wide import Operands, wide_matmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, dtype_of
-from ..kernels.matmul import Operands
+from ..kernels.matmul.wide import Operands
 from ..runtime.buffer import Buffer
 from ..targets.ptx.driver import Device, Event, open_device
 from ..targets.ptx.graph import Operation, Replay

@@ -10,7 +10,7 @@ from decoder_families import loaded, tokens
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.core.errors import UserError
-from tilegrad.models.decoder import Decoder
+from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Produced, Request
 from tilegrad.models.generate.sampling import Sampling, Variant

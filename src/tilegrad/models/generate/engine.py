@@ -21,7 +21,7 @@ from ... import nn
 from ...core.dtype import DType, bfloat16, dtype_of
 from ...core.errors import UserError
 from ...tensor.placement import default_device, use
-from ..decoder import Decoder
+from ..decoder.model import Decoder
 from .pages import PagePool
 from .request import Produced, Request
 from .sampling import Variant, needs

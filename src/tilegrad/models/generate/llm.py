@@ -19,7 +19,7 @@ import numpy as np
 from ...core.config import set_threads
 from ...core.errors import UserError
 from ...tensor.placement import default_device, use
-from ..decoder_config import DecoderConfig
+from ..decoder.config import DecoderConfig
 from .answer import Answer, Piece
 from .engine import Engine, page_size
 from .load import load_model, room_for

@@ -25,10 +25,10 @@ from ...exchange.folder import ModelFolder
 from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
 from ...nn import init
-from ..decoder import Decoder
-from ..decoder_config import DecoderConfig
-from ..decoder_fields import is_finite
-from ..tokenizer import Tokenizer
+from ..decoder.config import DecoderConfig
+from ..decoder.fields import is_finite
+from ..decoder.model import Decoder
+from ..tokens.tokenizer import Tokenizer
 from .steps import Tell
 
 SMALL = 1 << 20  # so few bytes are copied: their page of the file would hold its neighbours too

@@ -23,7 +23,7 @@ from ...tensor.maths import cast
 from ...tensor.reduce import log_softmax
 from ...tensor.select import gather
 from ...tensor.tensor import Tensor
-from ..decoder import Decoder, paged
+from ..decoder.model import Decoder, paged
 from .sampling import Sampled, SamplingState, Variant, greedy, sample
 
 

@@ -27,7 +27,7 @@ from ...tensor.creation import tensor
 from ...tensor.jit import jit
 from ...tensor.quantised import unpacked_from
 from ...tensor.tensor import Tensor, no_grad
-from ..decoder import Decoder
+from ..decoder.model import Decoder
 from .sampling import SamplingState, Variant
 from .step import Rows, decode, score, step
 

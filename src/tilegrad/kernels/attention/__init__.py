@@ -1,0 +1,1 @@
+"""Attention on GPUs, forward and backward."""

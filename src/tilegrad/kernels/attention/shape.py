@@ -1,0 +1,88 @@
+"""What attention kernels agree on: sizes, options, and how their parameters lie.
+
+Axes are called b (batch), h (heads), t (tokens) and d (width). A matrix of tokens may lie in any
+order of the first three; d is dense. Invariant: `parameters` is the order of every attention
+kernel's parameters, and what the Graph's `attention` and `attention_backward` take and give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.dtype import DType, float32, float64
+from ...ir.symbol import Size
+from ...ir.types import Memory
+
+PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
+Band = tuple[Size | None, Size | None]
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention: softmax(scale q k^T, seen within the band and as extras say) v."""
+
+    batch: Size
+    heads: int
+    key_heads: int
+    queries: Size
+    keys: Size
+    width: int
+    value_width: int
+    dtype: DType
+    scale: float
+    band: Band = (None, None)  # key number - query number lies within
+    softcap: float = 0.0
+    dropout: float = 0.0
+    extras: tuple[str, ...] = ()  # names of the further inputs
+    orders: tuple[str, str, str, str] = PLAIN  # axes of q, k, v and the result, as they lie
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.key_heads
+
+    @property
+    def sum_dtype(self) -> DType:
+        """The dtype of log-sum-exps and of sums."""
+        return float64 if self.dtype is float64 else float32
+
+    def sizes(self, name: str) -> tuple[Size, ...]:
+        """The shape of q, k, v or out, in its order."""
+        number = ("q", "k", "v", "out").index(name)
+        tokens = self.keys if name in "kv" else self.queries
+        heads = self.key_heads if name in "kv" else self.heads
+        width = self.value_width if name in ("v", "out") else self.width
+        of = {"b": self.batch, "h": heads, "t": tokens, "d": width}
+        return tuple(of[axis] for axis in self.orders[number])
+
+    @property
+    def rows(self) -> tuple[Size, ...]:
+        """The shape of what there is one of for each query: log-sum-exps."""
+        return (self.batch, self.heads, self.queries)
+
+
+Parameters = list[tuple[str, Memory]]
+
+
+def parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Parameters:
+    """Names and types of a forward kernel's parameters: q, k, v, the extras, out, lse."""
+    made = [(name, Memory(x.sizes(name), x.dtype)) for name in ("q", "k", "v")]
+    made += list(zip(x.extras, more))
+    made.append(("out", Memory(x.sizes("out"), x.dtype, use="result")))
+    return [*made, ("lse", Memory(x.rows, x.sum_dtype, use="result"))]
+
+
+def backward_parameters(
+    x: AttentionShape, more: Sequence[Memory] = (), wanted: Sequence[str] = ()
+) -> Parameters:
+    """q, k, v, dout, lse, delta, the extras; then dq, dk, dv and gradients of wanted extras."""
+    made = [(name, Memory(x.sizes(name), x.dtype)) for name in ("q", "k", "v")]
+    made.append(("dout", Memory(x.sizes("out"), x.dtype)))
+    made += [(name, Memory(x.rows, x.sum_dtype)) for name in ("lse", "delta")]
+    made += list(zip(x.extras, more))
+    results = [(f"d{name}", Memory(x.sizes(name), x.dtype, use="result")) for name in "qkv"]
+    given = dict(zip(x.extras, more))
+    results += [(f"d{name}", Memory(given[name].shape, given[name].dtype, use="result"))
+                for name in wanted]  # fmt: skip
+    return made + results

@@ -1,0 +1,1 @@
+"""Attention on CPUs, forward and backward."""

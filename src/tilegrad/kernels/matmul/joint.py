@@ -1,0 +1,202 @@
+"""Products of one input with several weights as one launch: q/k/v, and gate/up.
+
+`joint_matmul` is the wide matmul over several weights that lie apart. Plain, tiles are walked one
+weight after another and each result goes to a place of its own; which weight a tile belongs to
+is found from where it begins, by branches that all threads of a role take alike. Gated, a stage
+of the ring holds the input's tile and one tile of each weight, a consumer keeps an accumulator
+for each, and the epilogue makes one result of the pieces.
+
+Costs: as the wide matmul of the weights put side by side, less the launches and the reads of the
+input; gated, also less the results that need not be stored and read again.
+Invariant: no tile spans two weights, so every sum is that of a product alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...core.dtype import float32
+from ...core.errors import InternalError
+from ...ir.node import Node
+from ...ir.symbol import Size, combine, high
+from ...ir.types import Memory, Tile
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .wide import Epilogue, Operands, Prologue, Where, WideMatmul, WidePlan
+
+
+def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Body:
+    """The Body with holes `epilogue`; parameters: the input, the weights, the results.
+
+    Plain, weight i has a hole `epilogue{i}(piece, rows, columns)`; gated, there is one,
+    `epilogue(piece of each weight, rows, columns)`.
+    """
+    tokens = x.n if x.turned else x.m
+    along = (x.b_along_k, x.a_along_k) if x.turned else (x.a_along_k, x.b_along_k)
+    parameters = [("x", Memory(_stored(tokens, x.k, along[0]), x.dtype, use="value"))]
+    for i, n in enumerate(x.weights):
+        parameters.append((f"w{i}", Memory(_stored(n, x.k, along[1]), x.dtype, use="constant")))
+    results = x.weights[:1] if x.gated else x.weights
+    for i, n in enumerate(results):
+        parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
+    b = PlacedBuilder(name, parameters)
+    last = 1 + len(x.weights)
+    return JointMatmul(x, plan, b, b.parameters[0], b.parameters[1:last],
+                       b.parameters[last:]).build()  # fmt: skip
+
+
+def _stored(size: Size, k: Size, along_k: bool) -> tuple[Size, Size]:
+    return (size, k) if along_k else (k, size)
+
+
+class JointMatmul(WideMatmul):
+    """Builds one Body of `joint_matmul`."""
+
+    def __init__(
+        self, x: Operands, plan: WidePlan, b: PlacedBuilder, tokens: Node,
+        weights: Sequence[Node], results: Sequence[Node],
+        epilogues: Sequence[Epilogue] | None = None, prologue: Prologue | None = None,
+    ) -> None:  # fmt: skip
+        self.weights, self.results = list(weights), list(results)
+        self.products = len(self.weights) if x.gated else 1
+        self.epilogues = list(epilogues or [self.hole_of(i) for i in range(len(self.results))])
+        varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
+        first = [*varying, weights[0]][0]  # all are read early, or none
+        pair = (first, tokens) if x.turned else (tokens, first)
+        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0],
+                         prologue=prologue)
+        self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
+        self.starts = [0]  # where each weight begins, among tiles side by side
+        for n in x.weights:
+            self.starts.append(self.starts[-1] + -(-n // self.unit) * self.unit)
+
+    def check(self) -> None:
+        """Refuse what no Body can be right for."""
+        super().check()
+        x, plan = self.x, self.plan
+        wrong = [
+            (len(self.weights) != len(x.weights), "a Memory for each weight"),
+            (x.gated and len(set(x.weights)) != 1, "gated weights are of one size"),
+            (x.batch != 1, "no batch"),
+            (any(v % 64 if x.turned else v % 8 for v in x.span(plan.tile)[: 1 if x.turned else 2]),
+             "an accumulator has 64 rows, and columns in eights"),
+            (x.gated and x.turned and plan.across, "gated weights are not shared"),
+        ]  # fmt: skip
+        for is_wrong, why in wrong:
+            if is_wrong:
+                raise InternalError("kernels.matmul.joint", f"{why}: {plan} for {x}")
+
+    # ---- plain: which weight --------------------------------------------------------------
+
+    def each(self, along: Size, do: Callable[[int, Size], None]) -> None:
+        """do(number, where along it) for the weight that a tile beginning at `along` is of."""
+
+        last = len(self.weights) - 1
+
+        def among(number: int) -> Sequence[Node]:
+            def here() -> Sequence[Node]:
+                start, most = self.starts[number], max(0, high(along) - self.starts[number])
+                if number != last:  # a cluster may reach beyond the last weight
+                    most = min(most, self.starts[number + 1] - self.unit - start)
+                place = self.b.index(combine(along, start, -1))
+                do(number, self.b.atom("place", place, 0, most))
+                return ()
+
+            if number == last:
+                return here()
+            self.b.branch(self.b.less(along, self.starts[number + 1]), here,
+                          lambda: among(number + 1))  # fmt: skip
+            return ()
+
+        among(0)
+
+    def fill_left(self, stage: Size, where: Where, step: Size) -> None:
+        """Turned, tiles of the weights; else of the input."""
+        batch, row, column = where
+        if not self.x.turned:
+            super().fill_left(stage, where, step)
+        elif self.x.gated:
+            self.fill_weights(stage, row, step)
+        else:
+
+            def fill(number: int, at: Size) -> None:
+                self.a = self.weights[number]
+                super(JointMatmul, self).fill_left(stage, (batch, at, column), step)
+
+            self.each(row, fill)
+
+    def fill_right(self, stage: Size, where: Where, step: Size, at: tuple[int, ...] = ()) -> None:
+        """Turned, a tile of the input; else of the weights."""
+        batch, row, column = where
+        if self.x.turned:
+            super().fill_right(stage, where, step, at)
+        elif self.x.gated:
+            for number, weight in enumerate(self.weights):
+                self.weight = weight
+                super().fill_right(stage, where, step, (number,))
+        else:
+
+            def fill(number: int, place: Size) -> None:
+                self.weight = self.weights[number]
+                super(JointMatmul, self).fill_right(stage, (batch, row, place), step)
+
+            self.each(column, fill)
+
+    def write_sums(self, own: int, count: Size, where: Where, sums: Sequence[Node]) -> None:
+        """To the result of the tile's weight, by its epilogue."""
+        if self.x.gated:
+            super().write_sums(own, count, where, sums)
+            return
+        batch, row, column = where
+
+        def write(number: int, at: Size) -> None:
+            self.c, self.epilogue = self.results[number], self.epilogues[number]
+            place = (batch, at, column) if self.x.turned else (batch, row, at)
+            super(JointMatmul, self).write_sums(own, count, place, sums)
+
+        self.each(row if self.x.turned else column, write)
+
+    # ---- gated: a tile of each weight -----------------------------------------------------
+
+    def ring(self) -> tuple[Node, Node]:
+        """Gated, b's place is one for each weight."""
+        b, x, stages, (tm, _, tk) = self.b, self.x, self.plan.stages, self.plan.tile
+        if not x.gated or x.turned:
+            return super().ring()
+        half = (64, tk) if x.a_along_k else (tk, 64)
+        side = (self.unit, tk) if x.b_along_k else (tk, self.unit)
+        left = b.allocate((stages, tm // 64, *half), x.dtype, "shared", "swizzle128")
+        return left, b.allocate((stages, self.products, *side), x.dtype, "shared", "swizzle128")
+
+    def fill_weights(self, stage: Size, row: Size, step: Size) -> None:
+        """64 rows a copy: those of the first weight, then those of the next."""
+        k = self.place_of(step)
+        for number, weight in enumerate(self.weights):
+            for own in range(self.halves):
+                at = combine(row, 64 * own, 1)
+                index = (at, k) if self.x.a_along_k else (k, at)
+                place = (stage, number * self.halves + own)
+                self.b.copy_async(self.left, place, weight, index, (0, 1), self.full, stage)
+
+    def places(self, number: int, own: int, stage: Size) -> tuple[Size, ...]:
+        """Where in the ring the operands of a product lie."""
+        if not self.x.gated:
+            return super().places(number, own, stage)
+        if self.x.turned:
+            return stage, number * self.halves + own, stage
+        return stage, own, stage, number
+
+    # ---- holes ----------------------------------------------------------------------------
+
+    def hole_of(self, number: int) -> Epilogue:
+        """The hole of a result, for whoever fills it."""
+        name = "epilogue" if self.products > 1 else f"epilogue{number}"
+
+        def hole(*given: object) -> Node:
+            *pieces, (_, row, column) = given
+            shape = pieces[0].shape  # type: ignore[attr-defined]
+            return self.b.hole(name, Tile(shape, float32), *pieces,
+                               self.positions(64, row, (64, 1)),
+                               self.positions(shape[1], column, (1, shape[1])))  # fmt: skip
+
+        return hole

@@ -1,0 +1,170 @@
+"""Products of one token with weights: every weight is read once, as fast as memory gives it.
+
+`Matvec` is a kernel for one row of 16-bit floats. A program takes a few rows of the weights (n, k)
+into registers, all of them asked for before anything else and before the launch before has ended,
+since weights are constants; only then it waits, reads the token, multiplies, and hands its sums to
+the epilogue. There are many more programs than fit on the cores at once: while some wait for
+memory others multiply, and the first programs of the next launch ask for their weights while the
+last ones of this are at work, so memory does not idle between launches. Several weights of one
+token are walked one after another (q, k and v), or taken side by side for an epilogue that sees
+all products (gate and up).
+
+Costs: bytes of the weights once, the token (and what it is computed from) once a program from the
+L2 cache; 2 operations an element. Invariant: the order of a sum over k depends on k and the Plan
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...core.dtype import float32
+from ...core.errors import InternalError
+from ...core.target import Target
+from ...ir.node import Node
+from ...ir.symbol import Size, combine, high, multiply
+from ...tile import ops, placed
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .wide import Ask, Epilogue, Operands
+
+LINE = 256  # elements of a line that a warp reads at once; a row is some lines
+WARPS = 8  # of a program; each has as many lines of a row
+WHOLE = LINE * WARPS  # what a row is a multiple of
+LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
+LONGEST = 16384  # elements of a row that a program holds in registers
+EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
+SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
+
+
+@dataclass(frozen=True)
+class MatvecPlan:
+    """Choices of `Matvec`: rows of a program (of all weights, where it takes several), warps."""
+
+    rows: int = 8
+    warps: int = 8
+    split: int = 1  # as the wide matmul's Plans: k is whole
+    cluster: int = 1
+
+
+@dataclass(frozen=True)
+class MatvecChoice:
+    """A Plan and the time expected; the weights are rows, as in a turned wide matmul."""
+
+    plan: MatvecPlan
+    seconds: float
+    turned: bool = True
+
+
+def why_not(x: Operands, target: Target) -> str:
+    """Why there is no such kernel for operands (not turned); '' where there is."""
+    k, weights = x.k, x.weights or (x.n,)
+    wrong = [
+        (x.m != 1 or x.batch != 1, "one token"),
+        (x.dtype.size != 2, "16-bit floats"),
+        (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
+        (not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
+         "rows are whole lines, as many for each warp"),
+        (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
+        (target.kind != "gpu", "threads"),
+    ]  # fmt: skip
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def choose(x: Operands, target: Target) -> MatvecChoice:
+    """A Plan: as many rows as registers hold well."""
+    warps = WARPS
+    each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
+    rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
+    rows = max(rows, len(x.weights) if x.gated else 1)
+    sizes = x.weights or (high(x.n),)
+    bytes_ = sum(sizes) * high(x.k) * x.dtype.size
+    seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
+    return MatvecChoice(MatvecPlan(rows, warps), seconds)
+
+
+class Matvec:
+    """Builds one Body: weights and results as the schedule or a test gives them."""
+
+    def __init__(
+        self, x: Operands, plan: MatvecPlan, b: PlacedBuilder, token: Callable[[], Node],
+        weights: Sequence[Node], results: Sequence[Node], epilogues: Sequence[Epilogue],
+        ahead: Sequence[Ask] = (),
+    ) -> None:  # fmt: skip
+        """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
+        float32; `ahead` asks for what the epilogue of a result will read."""
+        self.x, self.plan, self.b, self.token = x, plan, b, token
+        self.weights, self.results = list(weights), list(results)
+        self.epilogues, self.ahead = list(epilogues), list(ahead)
+        self.lines = high(x.k) // LINE
+        self.products = len(self.weights) if x.gated else 1
+        self.rows = plan.rows // self.products  # of each weight
+        self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
+        self.sizes = x.weights or (high(x.n),)
+        kept = self.sizes[:1] if x.gated else self.sizes
+        self.starts = [sum(kept[:i]) // self.rows for i in range(len(kept))]
+        self.programs = sum(kept) // self.rows
+        whole = self.rows and not any(n % self.rows for n in self.sizes)
+        if len(self.weights) != len(self.sizes) or not whole:
+            raise InternalError("kernels.matmul.matvec", f"no Body with {plan} for {x}")
+
+    def build(self) -> Body:
+        """Every program: which weight it has rows of, then all of its work."""
+        b = self.b
+        self.program = b.program(0, self.programs)
+        b.do(placed.grid_launch_dependents)
+        self.each(self.work)
+        return b.finish((self.programs,), plan=self.plan, warps=self.plan.warps)
+
+    def each(self, do: Callable[[int, Size], None]) -> None:
+        """do(number of the weight that the program has rows of, its first row there)."""
+        b, last = self.b, len(self.starts) - 1
+
+        def among(number: int) -> Sequence[Node]:
+            start = self.starts[number]
+            most = (self.programs if number == last else self.starts[number + 1]) - start
+
+            def here() -> Sequence[Node]:
+                row = b.index(multiply(combine(self.program, start, -1), self.rows))
+                do(number, b.atom("row", row, 0, max(0, (most - 1) * self.rows)))
+                return ()
+
+            if number == last:
+                return here()
+            b.branch(b.less(self.program, self.starts[number + 1]), here,
+                     lambda: among(number + 1))  # fmt: skip
+            return ()
+
+        among(0)
+
+    def work(self, number: int, row: Size) -> None:
+        """Weights, the wait, the token, sums, the epilogue."""
+        b = self.b
+        weights = self.weights if self.x.gated else [self.weights[number]]
+        constant = all(w.type.use == "constant" for w in weights)  # type: ignore[union-attr]
+        if not constant:
+            b.do(placed.grid_dependency_wait)
+        rows = [b.load(w, (multiply(combine(row, r, 1), self.lines), 0), (self.lines, LINE), (0, 1))
+                for w in weights for r in range(self.rows)]  # fmt: skip
+        if constant:
+            b.do(placed.grid_dependency_wait)
+        for ask in self.ahead[number : number + 1]:
+            ask((self.rows, 1), (0, row, 0))
+        sums = self.sums(rows, self.token())
+        pieces = [b.add(ops.stack(*sums[n * self.rows : (n + 1) * self.rows]))
+                  for n in range(self.products)]  # fmt: skip
+        self.write(number, row, pieces)
+
+    def sums(self, rows: Sequence[Node], token: Node) -> list[Node]:
+        """The product of every row and the token; threads meet once for all of them."""
+        b = self.b
+        products = [b.apply("multiply", b.cast(row, float32), token) for row in rows]
+        lines = [b.add(ops.reduce(p, axis=1, kind="sum")) for p in products]
+        return [b.add(ops.reduce(line, axis=0, kind="sum")) for line in lines]
+
+    def write(self, number: int, row: Size, pieces: Sequence[Node]) -> None:
+        """Products, (rows, 1) of each weight, by the epilogue to the result."""
+        b, result = self.b, self.results[number]
+        value = b.cast(self.epilogues[number](*pieces, (0, row, 0)), result.dtype)
+        b.store(result, b.add(ops.reshape(value, shape=(self.rows,))), (row,), (0,))

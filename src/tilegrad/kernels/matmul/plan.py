@@ -1,0 +1,279 @@
+"""Choose how a wide matmul runs: a small space of Plans, ranked by a model of their time.
+
+The model takes the largest of four times, none of which a Plan can beat: bytes from memory once
+(no faster than what is asked for ahead of its use allows), bytes through the L2 cache as often
+as tiles ask for them (a cluster asks once), bytes into one multiprocessor, and products; and adds
+what is not overlapped: starting, the last tile's way out, exchanging parts of a split k. For few
+tokens, where the first of them are near one another, they hinder one another: it takes a norm of
+them. Its constants were read off one H200 (bench/gemm.py --sweep).
+Invariant: every Plan in the space is one that `wide_matmul` can build for these operands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...core.dtype import bfloat16
+from ...core.target import Target
+from ...ir.symbol import high
+from .wide import Operands, WidePlan, exchanged, places_out, tile_counts, waves
+
+SPAN_BYTES = 128  # of a swizzled row
+SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
+READ_SHARE = 1.04  # a pure read runs faster than the copy rate the Target tells
+CACHE_RATE = 1.15e13  # bytes/s out of the L2 cache
+INGRESS_RATE = 1.12e11  # bytes/s into one multiprocessor
+MEMORY_SECONDS = 1.7e-6  # from asking for bytes of a busy memory to having them
+START_SECONDS = 3.0e-6  # launch, first copies, last stores
+DEPENDENT_GAIN = 1.2e-6  # what beginning before the launch before has ended saves
+SPLIT_SECONDS, EXCHANGE_RATE = 1e-7, 1.2e10  # of exchanging parts, and bytes/s of it
+CLUSTER_SECONDS = 6e-7  # programs of a cluster start and end together
+NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours do not share
+TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
+STREAM_RATE = 6.2e10  # bytes/s of memory that one program with 64 rows takes in
+GATED = 0.985  # of the rate, where each product has a part of the tile's columns (not measured)
+SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
+STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
+PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
+EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9,
+              64: 0.85}  # fmt: skip
+# few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
+NORM, FEW = 3.7, 128
+FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
+FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
+FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
+FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
+FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
+FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
+CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A Plan, whether the operands are turned (weights as rows), and the time expected."""
+
+    plan: WidePlan
+    turned: bool
+    seconds: float
+
+
+def choose(x: Operands, target: Target) -> Choice:
+    """The Plan with the least expected time."""
+    return ranked(x, target)[0]
+
+
+def ranked(x: Operands, target: Target) -> list[Choice]:
+    """All Plans of the space, the most promising first; `x` is not turned."""
+    found = [Choice(plan, turned, expected(x, plan, turned, target))
+             for plan, turned in dict.fromkeys(space(x, target))]  # fmt: skip
+    return sorted(found, key=lambda c: c.seconds)
+
+
+def turn(x: Operands) -> Operands:
+    """The same product with b's columns as rows: (a b)^T = b^T a^T."""
+    return Operands(x.n, x.m, x.k, x.dtype, x.result, x.b_along_k, x.a_along_k, x.batch, True,
+                    x.weights, x.gated)  # fmt: skip
+
+
+def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Plans to consider."""
+    found: list[Iterator[tuple[WidePlan, bool]]] = []
+    if high(x.m) <= 128:
+        found.append(few_tokens(x, target))
+    if (16 if not x.gated else 1) < high(x.m) <= 128:  # fewer wait for memory alone
+        found.append(fitted_widths(x, target))
+    if high(x.m) > 32 or not x.a_along_k:
+        found.append(many_tokens(x, target))
+    for plan, turned in itertools.chain(*found):
+        if in_spans(turn(x) if turned else x, plan):
+            yield plan, turned
+
+
+def in_spans(x: Operands, plan: WidePlan) -> bool:
+    """Whether rows of shared tiles are whole spans of their swizzle; tf32 goes along k only."""
+    _, tn, tk = plan.tile
+    rows = (tk if x.a_along_k else 64, tk if x.b_along_k else tn)
+    along = x.dtype.size == 2 or (x.a_along_k and x.b_along_k)
+    return along and all(row * x.dtype.size % SPAN_BYTES == 0 for row in rows)
+
+
+def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Weights as rows of 64 to 256, all tokens as columns."""
+    m = high(x.m)
+    size, cores = x.dtype.size, target.cores
+    for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
+        wide = max(1, -(-m // (8 * split))) * 8 * split
+        depth = 128 if rows + wide <= 160 else 64
+        depth = depth * 2 // size
+        tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
+        if split > 1 and tiles > CLUSTERS[split]:
+            continue
+        staged = wide // split if split > 1 else wide if wide <= 64 else 64
+        if wide % (staged * split):
+            continue
+        programs = tiles * split if split > 1 else min(cores, tiles)
+        plan = WidePlan((rows, wide, depth), 0, programs, 1, staged, split=split, dependent=True,
+                        early=tiles <= cores)  # fmt: skip
+        stages = most_stages(turn(x), plan, target, 24)
+        if stages >= 3:
+            yield replace(plan, stages=stages), True
+
+
+def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Few tokens as rows, and tiles of the weights so wide that each core has one."""
+    size, tm = x.dtype.size, 64 if high(x.m) <= 64 else 128
+    for split in (1, 2, 3, 4):
+        unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
+        limit = CLUSTERS[split] if split > 1 else target.cores
+        least = high(x.batch) * high(x.n) // limit // unit * unit
+        wide = (tn for tn in range(max(unit, least), 257, unit)
+                if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit)  # fmt: skip
+        for tn in itertools.islice(wide, 1):
+            depth = (128 if tm + tn <= 160 else 64) * 2 // size
+            columns = x.span((tm, tn, depth))[1] // split
+            staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
+            staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
+            tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
+            plan = WidePlan((tm, tn, depth), 0, tiles * split, group_of(x), staged, split=split,
+                            dependent=True)  # fmt: skip
+            stages = most_stages(x, plan, target, 24)
+            if stages >= 3:
+                yield replace(plan, stages=stages), False
+
+
+def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Tiles of 128 rows of tokens."""
+    m = high(x.m)
+    size, tm = x.dtype.size, 128
+    depth = 128 // size
+    for tn, (cluster, across), split in itertools.product(
+        EFFICIENCY, ((1, False), (2, False), (2, True)), (1, 2, 3, 4)
+    ):
+        tile = (tm, tn, depth)
+        tiles = tiles_of(x, WidePlan(tile, cluster=cluster, across=across), False)
+        columns = x.span(tile)[1]
+        shared_b = cluster > 1 and not across
+        if columns % (8 * split) or (cluster * split > 4) or (shared_b and m <= tm):
+            continue
+        if x.gated and columns % (16 if x.b_along_k else 128 // size):
+            continue
+        if split > 1 and tiles > CLUSTERS[cluster * split]:
+            continue
+        even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
+        staged = columns // split if split > 1 else even
+        staged = staged * 2 // x.result.size if split == 1 else staged
+        limit = target.cores // (cluster * split)
+        if cluster > 1 and m >= 2048:
+            limit = limit // 8 * 8  # a few idle cores leave power to the others
+        walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
+        plan = WidePlan(tile, 0, walkers * cluster * split, group_of(x), staged, cluster, across,
+                        split, True, together=columns // staged if at_once else 1)  # fmt: skip
+        stages = most_stages(x, plan, target, 8)
+        if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
+            yield replace(plan, stages=stages), False
+
+
+def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
+    """Tiles, in what a cluster takes at once."""
+    down, across = tile_counts(turn(x) if turned else x, plan)
+    return high(x.batch) * high(down) * high(across)
+
+
+def group_of(x: Operands) -> int:
+    """Rows of tiles walked together: what they read again should still be in the L2 cache."""
+    return 16 if 2048 <= high(x.m) <= 4096 and high(x.k) <= 8192 else 8
+
+
+def shared_bytes(x: Operands, plan: WidePlan) -> int:
+    """Shared memory of a program: the ring, staged pieces, parts of a split k, barriers."""
+    tm, tn, tk = plan.tile
+    ring = plan.stages * (tm + tn) * tk * x.dtype.size
+    staged = x.span(plan.tile)[0] * places_out(x, plan) * plan.staged * x.result.size
+    return ring + staged + exchanged(plan) + SPARE_BYTES
+
+
+def most_stages(x: Operands, plan: WidePlan, target: Target, most: int) -> int:
+    """Stages of a ring in what shared memory is left, up to `most`."""
+    tm, tn, tk = plan.tile
+    room = target.memories["shared"].bytes - shared_bytes(x, replace(plan, stages=0))
+    return min(most, room // ((tm + tn) * tk * x.dtype.size))
+
+
+def with_room(x: Operands, plan: WidePlan, target: Target, bytes_: int) -> WidePlan:
+    """The Plan with as many of its stages as leave so much of shared memory to others."""
+    room = target.memories["shared"].bytes - bytes_
+    while plan.stages > 2 and shared_bytes(x, plan) > room:
+        plan = replace(plan, stages=plan.stages - 1)
+    return plan
+
+
+def matrix_rate(x: Operands, target: Target) -> float:
+    """FLOP/s of one multiprocessor: float32 operands are rounded to tf32, at half the rate."""
+    return SUSTAINED * target.peak_flops(bfloat16) / target.cores * 2 / x.dtype.size
+
+
+def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
+    """Seconds the model expects."""
+    few = high(x.m) <= FEW
+    return (expected_few if few else expected_many)(x, plan, turned, target)
+
+
+def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
+    """Where tokens are few, all wait for the weights."""
+    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    size, (tm, tn, tk) = x.dtype.size, plan.tile
+    own = turn(x) if turned else x
+    groups, together = tiles_of(x, plan, turned), plan.cluster * plan.split
+    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
+    into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
+    busy = min(groups / waves(own, plan) * together, target.cores)
+    once = batch * (m * k + n * max(1, len(x.weights) if x.gated else 1) * k + m * n) * size
+    memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
+    through = groups * together * steps * (weights + tokens) * tk * size
+    ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
+    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
+    product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
+    seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
+    beyond = 0 if turned or m % 64 == 0 else waves(own, plan) * steps * tk * size / 128 * FEW_BEYOND
+    seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
+    seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
+    seconds += 0 if plan.dependent and plan.early else FEW_LATE
+    seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
+    return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
+
+
+def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
+    """Where tokens are many, the longest of the times counts."""
+    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    size = x.dtype.size
+    tm, tn, tk = plan.tile
+    columns = (turn(x) if turned else x).span(plan.tile)[1]
+    groups = tiles_of(x, plan, turned)
+    walkers = plan.programs // (plan.cluster * plan.split)
+    rounds = -(-groups // walkers)
+    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
+    product = 2 * tm * tn * tk / rate
+    ingress = (tm + tn) * tk * size / INGRESS_RATE
+    alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0
+    tile = steps * (max(product, ingress) * alone + STEP_SECONDS)
+    read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
+    through = groups * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
+    read_once = n * len(x.weights) if x.gated else n
+    once = batch * (m * k + read_once * k + m * n) * size
+    ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS
+    stream = plan.programs * STREAM_RATE * min(2, tm // 64)
+    limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE
+    memory = once / min(target.peak_bytes() * READ_SHARE, limit)
+    out = 64 * columns * PIECE_SECONDS
+    seconds = max(rounds * (tile + out), through, memory)
+    seconds += START_SECONDS - (DEPENDENT_GAIN if plan.dependent and plan.early else 0)
+    if plan.split > 1:
+        seconds += SPLIT_SECONDS + tm * tn * 4 / EXCHANGE_RATE
+    seconds += TURNED_SECONDS if turned and m > 64 else 0
+    return seconds + (CLUSTER_SECONDS if plan.cluster > 1 else 0)

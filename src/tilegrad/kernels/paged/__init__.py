@@ -1,0 +1,1 @@
+"""Attention over a cache that lies in pages, and what fills it."""

@@ -1,0 +1,64 @@
+"""The kernels of a paged cache as a Graph calls them: inference only, no derivative.
+
+`list_callee` is called once a step, `append_callee` and `attention_callee` once a layer, the last
+with the list's results; or `short_callee` alone, for a step of few requests. Those that append
+write keys and values in place: they are state.
+Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
+written while it runs and is zeros again afterwards; one array serves all layers of a stream.
+Invariant: arguments and results stand in the order that the docstrings say.
+"""
+
+from __future__ import annotations
+
+from ...tile.build import Body
+from ...tile.callee import KernelCallee
+from .append import Rotary, append
+from .attention import attend
+from .combine import combine_parts
+from .shape import PagedPlan, PagedShape, ShortPlan
+from .short import step_attend
+from .work import work_list
+
+
+def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    """(lengths, query_starts) -> (items, cuts)."""
+    return _callee("paged_work", (work_list(x, plan),), ("items", "cuts"))
+
+
+def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
+    cuts) -> (out, partial, sums)."""
+    bodies = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
+    return _callee("paged_attention", bodies, ("out", "partial", "sums"))
+
+
+def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
+    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
+    (turned queries, keys, values)."""
+    return _callee("paged_append", (append(x, rotary),), ("turned",), ("keys", "values"))
+
+
+def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
+    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
+    (out, keys, values): append and attention of a step with one token a request at most."""
+    bodies = (step_attend(x, plan, rotary),)
+    return _callee("paged_attention_short", bodies, ("out",), ("keys", "values"))
+
+
+def _callee(
+    name: str, bodies: tuple[Body, ...], results: tuple[str, ...], states: tuple[str, ...] = ()
+) -> KernelCallee:
+    """Parameters of the same name are the same array."""
+    arguments: dict[str, int] = {}
+    launches = []
+    for body in bodies:
+        roles = []
+        for parameter in body.parameters:
+            own = parameter.attrs["name"]
+            if own in results:
+                roles.append(("store", results.index(own)))
+            else:
+                kind = "state" if own in states else "read"
+                roles.append((kind, arguments.setdefault(own, len(arguments))))
+        launches.append((body, tuple(roles)))
+    return KernelCallee(name, tuple(launches))

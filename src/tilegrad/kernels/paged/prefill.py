@@ -1,0 +1,153 @@
+"""Attention of many new tokens a request over a paged cache: prefill, whole or in chunks.
+
+The kernel of `attention`, whose keys and values come page by page: a tile is 128 queries of one
+head of one request, its blocks of keys are the pages that the request's row of the table names.
+Query i of a request with n new tokens and `length` keys sees the keys up to length - n + i, the
+last `window` of them if there is one. `paged_attention` is for few new tokens a request.
+
+Costs are those of `attention`: matrix units bound it. Invariant: values in pages of a request past
+its last key are finite (`paged_append` leaves zeros there): their weights are 0, not their terms.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...core.dtype import float32, int32, int64
+from ...core.target import Target
+from ...ir.node import Node
+from ...ir.symbol import (
+    Size,
+    ceil_divide,
+    combine,
+    floor_divide,
+    high,
+    maximum,
+    minimum,
+    modulo,
+    multiply,
+    symbol,
+)  # fmt: skip
+from ...ir.types import Memory
+from ...tile import ops
+from ...tile.build import Body
+from ...tile.callee import KernelCallee
+from ...tile.placed import PlacedBuilder
+from ..attention import forward as attention
+from ..attention.forward import AttentionPlan, WideAttention, padded
+from ..attention.plan import fitted
+from ..attention.shape import AttentionShape
+from ..attention.walk import Work
+from .shape import PagedShape, cache_parameters
+
+LEAST = 64  # new tokens a request, as a rule, from which this kernel is the quicker one
+TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
+Parameters = list[tuple[str, Memory]]
+
+
+def shape_of(x: PagedShape) -> AttentionShape:
+    """The attention that a step is: requests one after another, their diagonal at the end."""
+    keys = multiply(x.most_pages, x.page)
+    last = symbol("offset", 0, high(keys))
+    first = combine(last, x.window - 1, -1) if x.window else None
+    return AttentionShape(
+        1, x.heads, x.key_heads, x.tokens, keys, x.width, x.value_width, x.dtype, x.scale,
+        (first, last), x.softcap, extras=("query_starts", "key_starts"),
+        orders=("bthd", "bhtd", "bhtd", "bthd"),
+    )  # fmt: skip
+
+
+def parameters(x: PagedShape) -> Parameters:
+    """q (1, tokens, heads, width), keys, values, table, lengths, query_starts; out and lse."""
+    keys, values = (memory for _, memory in cache_parameters(x))
+    return [
+        ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)), ("k", keys), ("v", values),
+        ("table", Memory((x.requests, x.most_pages), int32)),
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((combine(x.requests, 1, 1),), int32)),
+        ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
+        ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
+    ]  # fmt: skip
+
+
+def why_not(x: PagedShape, target: Target) -> str:
+    """Why the kernel does not take a step; '' where it does."""
+    if x.cache is not x.dtype:
+        return "the cache has the queries' dtype"
+    if x.page % 8 or x.page & (x.page - 1):
+        return "a page is a power of two, 8 or more"
+    if not any(unit.name.startswith("wgmma") for unit in target.matrix):
+        return "no matrix units that run beside the threads"
+    return attention.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
+
+
+def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
+    """The first Plan that fits; None if none does."""
+    of = shape_of(x)
+    for tile in TILES:
+        stages = 3 if padded(x.width) + padded(x.value_width) <= 128 else 2
+        found = fitted(of, AttentionPlan(tile, stages, target.cores or 132, dependent=True))
+        if found is not None and found.staged and tile[1] // x.page <= 32:
+            return found
+    return None
+
+
+def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> Body:
+    """The kernel; parameters as `parameters` has them."""
+    return _Prefill(x, plan, PlacedBuilder(name, parameters(x))).build()
+
+
+def prefill_callee(x: PagedShape, plan: AttentionPlan) -> KernelCallee:
+    """(q, keys, values, table, lengths, query_starts) -> (out, lse)."""
+    body = prefill(x, plan)
+    roles = [("read", i) for i in range(6)] + [("store", 0), ("store", 1)]
+    return KernelCallee("paged_prefill", ((body, tuple(roles)),))
+
+
+class _Prefill(WideAttention):
+    """Builds one Body of `prefill`."""
+
+    registers = {1: (0, 0), 2: (40, 232)}  # a producer that looks up pages needs more
+    notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
+
+    def __init__(self, x: PagedShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
+        self.paged = x
+        super().__init__(shape_of(x), plan, b)
+
+    def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
+        """Keys of a request; where its queries' diagonal lies follows from how many there are."""
+        b, x, most = self.b, self.paged, high(self.x.keys)
+        loaded = b.cast(b.load(self.memory["lengths"], (sequence,)), int64)
+        limit = b.bounded("limit", loaded, 0, most)
+        self.high = self.held("offset", maximum(combine(limit, queries, -1), 0))
+        if x.window:
+            self.low = combine(self.high, x.window - 1, -1)
+        return 0, limit
+
+    def load(self, which: int, work: Work, turn: Size, step: Size) -> None:
+        """A block of keys (0) or values (1), page by page."""
+        b, x, width = self.b, self.paged, (self.width, self.value_width)[which]
+        stage, lap = self.stage(turn, step)
+        key = self.held("key", self.key_of(work, step))
+        pages = self.pages(work, key)
+        b.wait(self.empty[which], stage, modulo(combine(lap, 1, 1), 2))
+        b.expect(self.full[which], stage, self.keys * width * x.dtype.size)
+        head = floor_divide(work.head, self.x.group)
+        within = modulo(key, x.page) if x.page > self.keys else 0
+        b.copy_pages(self.rings[which], (stage, 0), self.memory["kv"[which]], pages,
+                     (0, head, within, 0), (min(x.page, self.keys), width), (2, 3),
+                     self.full[which], stage, "")  # fmt: skip
+
+    def pages(self, work: Work, key: Size) -> Node:
+        """The pages of a block of keys; -1, which reads as zeros, past the request's last key."""
+        b, x = self.b, self.paged
+        at = floor_divide(key, x.page)
+        line = b.add(ops.iota(size=max(1, self.keys // x.page), dtype=int64))
+        line = b.apply("add", line, b.index(at))
+        used = ceil_divide(work.limit, x.page)
+        inside = b.apply("less", line, b.index(minimum(used, x.most_pages)))
+        found = b.load(self.memory["table"], (work.sequence, at), line.shape, (1,), inside)
+        return b.apply("where", inside, b.cast(found, int64), b.constant(-1, int64))
+
+
+__all__ = ["LEAST", "choose", "parameters", "prefill", "prefill_callee", "shape_of", "why_not"]

@@ -1,0 +1,293 @@
+"""What the kernels of a paged cache agree on: sizes, options, Plans, and the records of work.
+
+A cache holds keys (pages, key_heads, page, width) and values (pages, key_heads, page,
+value_width): what a program reads of a page, one head's, lies in one piece. The keys of a request
+lie in the pages that its row of `table` names, in order.
+Tokens of all requests lie one after the other, `query_starts` says where each request's begin;
+`lengths` counts the keys each request has, those of its new tokens included.
+
+The tokens of a request are taken in *row blocks* of `x.per(plan)` tokens: their query heads that
+share a key head are the rows of one product. A *pair* is a row block and a key head; it walks its
+keys in blocks of `plan.block`, and an *item* is a range of these blocks that one program takes.
+With `plan.across`, key heads are spread over programs: neighbouring programs take the same items,
+each for a head of its own, and read the same pages at about the same time; the list then has one
+head, and `spread` programs follow each of its entries.
+
+Invariant: a record's columns are those named here, in the work list, the kernels and the
+reference alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...core.dtype import DType, bfloat16, float32, int32
+from ...core.target import Target
+from ...ir.symbol import Size, combine, floor_divide, high, minimum, multiply
+from ...ir.types import Memory
+
+SHORT = 512  # keys of a program from which larger blocks are better
+FEW, FEWEST = 4096, 1024  # keys of a request, of a program, up to which latencies bound a step
+SHARED = 227 << 10  # bytes that a program may have
+UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
+RECORD = 16  # int32 of an item
+REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
+# SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
+# whole of one; START, STOP: numbers of the program's first and last item, in its first record;
+# FROM, PARTS: the first slot of the item's pair, and how many parts that has
+CUT = 8  # int32 of a pair that programs share
+CUT_SLOT, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
+
+
+@dataclass(frozen=True)
+class PagedShape:
+    """Attention of a step's tokens over a paged cache."""
+
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    page: int
+    tokens: Size
+    requests: Size
+    pages: Size
+    most_pages: Size  # of one request
+    scale: float
+    dtype: DType = bfloat16  # of queries and results
+    cache: DType = bfloat16  # of keys and values; a float of 8 bits has scales for the tensors
+    window: int = 0  # keys that a token sees, itself included; 0 for all
+    softcap: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.key_heads
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values are kept divided by a scale."""
+        return self.cache.bits == 8
+
+
+@dataclass(frozen=True)
+class PagedPlan:
+    """Choices: rows of a product, keys of a block, the ring, warps, programs."""
+
+    rows: int = 8  # queries, the short side of a product: a multiple of 8
+    block: int = 128
+    stages: int = 3  # blocks of keys, and as many of values, under way
+    warps: int = 8  # that multiply: 4 or 8
+    programs: int = 128
+    across: bool = True  # neighbouring programs take the key heads of the same pages
+    hint: str = "first"  # how long caches keep what is read: '' as usual
+    early: bool = True  # lets the next launch begin at its own start
+    joined: bool = True  # who finishes a pair's last part combines them, else another launch does
+
+
+@dataclass(frozen=True)
+class ShortPlan:
+    """Choices for few requests with one new token each: `short`."""
+
+    rows: int = 8  # query heads of a key head, the short side of a product: a multiple of 8
+    block: int = 64
+    stages: int = 2  # blocks of keys, and as many of values, under way
+    warps: int = 4  # that multiply: 4 or 8
+    cluster: int = 8  # programs that share the keys of a request and a key head
+    hint: str = "first"  # how long caches keep what is read: '' as usual
+    early: bool = True  # lets the next launch begin at its own start
+    alone: bool = False  # whether a core has one program at most, so that all cores have some
+
+
+def per(x: PagedShape, plan: PagedPlan) -> int:
+    """Tokens of a row block."""
+    return plan.rows // x.group
+
+
+def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
+    """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest."""
+    whole = combine(floor_divide(x.tokens, per(x, plan)), x.requests, 1)
+    return minimum(x.tokens, whole)
+
+
+def spread(x: PagedShape, plan: PagedPlan) -> int:
+    """Programs that follow one entry of the list."""
+    return x.key_heads if plan.across else 1
+
+
+def listed(x: PagedShape, plan: PagedPlan) -> int:
+    """Key heads that the list tells apart."""
+    return 1 if plan.across else x.key_heads
+
+
+def walkers(x: PagedShape, plan: PagedPlan) -> int:
+    """Programs of the list."""
+    return plan.programs // spread(x, plan)
+
+
+def pairs(x: PagedShape, plan: PagedPlan) -> Size:
+    """The most pairs that the list tells apart."""
+    return multiply(row_blocks(x, plan), listed(x, plan))
+
+
+def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
+    """Rows of the list of items; no part of a pair has a higher number."""
+    return combine(pairs(x, plan), walkers(x, plan), 1)
+
+
+def why_not(x: PagedShape, plan: PagedPlan) -> str:
+    """Why no Body with a Plan can be right; '' where one can."""
+    wrong = [
+        (x.heads % x.key_heads, "heads are a multiple of key heads"),
+        (per(x, plan) < 1, "the rows hold a token's query heads"),
+        (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
+        (plan.warps not in (4, 8), "4 or 8 warps multiply"),
+        (plan.block % (16 * plan.warps), "the warps share a block of keys"),
+        (padded(x.value_width) % (16 * plan.warps), "the warps share the values' width"),
+        (plan.programs < 1 or plan.programs % spread(x, plan), "every key head has its programs"),
+        (plan.stages < 2, "a ring has two stages or more"),
+        (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
+        (plan.block & (plan.block - 1), "a block is a power of two"),
+        (plan.block // x.page > 32, "a block has 32 pages at most"),
+        ((x.width * x.cache.size) % 16 or (x.value_width * x.cache.size) % 16,
+         "rows of the cache are multiples of 16 bytes"),
+        (x.dtype.size != 2, "queries have 16 bits"),
+        (x.cache is not x.dtype and not x.scaled, "the cache has the queries' dtype or 8 bits"),
+    ]  # fmt: skip
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def short_why_not(x: PagedShape, plan: ShortPlan) -> str:
+    """Why no Body of `short` with a Plan can be right; '' where one can."""
+    many = plan.cluster
+    wrong = [
+        (many < 2 or many & (many - 1), "a cluster is of a power of two of programs"),
+        (padded(x.value_width) % (8 * many), "the programs share the values' width in eights"),
+    ]
+    like = PagedPlan(plan.rows, plan.block, plan.stages, plan.warps, x.key_heads)
+    why = next((why for is_wrong, why in wrong if is_wrong), "")
+    return why or why_not(x, like)
+
+
+def padded(width: int) -> int:
+    """A width as a matrix operand has it."""
+    return -(-width // 64) * 64
+
+
+def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
+    """A Plan for requests with so many new tokens each."""
+    wide = padded(x.width) + padded(x.value_width)
+    plan = _filled(x, target, queries, 128 if wide <= 256 else 64)
+    if high(row_blocks(x, plan)) >= walkers(x, plan):
+        return plan
+    keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
+    if keys <= SHORT * walkers(x, plan):
+        plan = _filled(x, target, queries, 64)
+        most = -(-keys // (walkers(x, plan) * plan.block)) + 1  # blocks of a program, about
+        plan = replace(plan, stages=max(2, min(plan.stages, most)))  # the next launch has room
+    # Where every pair is cut, all combine at the end: many small programs do that sooner. With
+    # one token a request that is no sooner than a launch more takes.
+    return replace(plan, joined=queries == 1)
+
+
+def choose_short(x: PagedShape, target: Target, most: int | None = None) -> ShortPlan | None:
+    """A Plan for one token a request at most; None where the work is better shared out evenly.
+
+    A step takes as long as its longest request, so that none may have many keys: no more than the
+    table holds, or `most`, if that is known.
+    """
+    keys = high(x.most_pages) * x.page
+    plan = _short_plan(x, target)
+    if plan is None or min(keys, keys if most is None else most) > _few(plan):
+        return None
+    return plan
+
+
+def short_keys(x: PagedShape, target: Target) -> int:
+    """The most keys of a request for which `choose_short` has a Plan; 0 for none."""
+    plan = _short_plan(x, target)
+    return 0 if plan is None else _few(plan)
+
+
+def _few(plan: ShortPlan) -> int:
+    return max(FEW, FEWEST * plan.cluster)
+
+
+def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
+    """Programs take half of the target's cores and half of their shared memory, so that the next
+    launch begins beside them; all of the cores at most."""
+    if not (x.tokens is x.requests or x.tokens == x.requests):
+        return None
+    cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
+    most = min(8, target.limits.get("cluster", 1))
+    many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
+    plan = ShortPlan(-(-x.group // 8) * 8, cluster=many, alone=2 * pairs * many > cores)
+    fits = pairs * many <= cores and short_bytes(x, plan) <= SHARED
+    return plan if fits and not short_why_not(x, plan) else None
+
+
+def short_bytes(x: PagedShape, plan: ShortPlan) -> int:
+    """Shared memory of a program, about."""
+    wide, rows = padded(x.width) + padded(x.value_width), plan.rows
+    ring = plan.stages * plan.block * wide * x.cache.size
+    beside = plan.block * wide * 2 if x.scaled else 0
+    sent = rows * (padded(x.value_width) + 2 * plan.cluster) * 4
+    return 4096 + ring + beside + rows * 2 * (padded(x.width) + plan.block) + sent
+
+
+def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:
+    """A Plan with blocks of so many keys and as many stages as shared memory holds."""
+    wanted = x.group * queries
+    rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
+    rows = max(rows, -(-x.group // 8) * 8)
+    warps = 8 if padded(x.value_width) % 128 == 0 and block > 64 else 4
+    wide = padded(x.width) + padded(x.value_width)
+    held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
+    if x.scaled:
+        held += block * wide * 2
+    each = block * wide * x.cache.size
+    stages = max(2, min(UNDER_WAY, SHARED - held) // each)
+    cores = target.cores or 132
+    programs = max(1, cores // x.key_heads) * x.key_heads
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
+
+
+# ---- parameters ---------------------------------------------------------------------------------
+
+Parameters = list[tuple[str, Memory]]
+
+
+def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
+    """The work list: items (those a program begins with first), and pairs that were cut, each in
+    the row of the program that has its second part."""
+    return [("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
+            ("cuts", Memory((walkers(x, plan), CUT), int32, use=use))]  # fmt: skip
+
+
+def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
+    """Parts of pairs: results and log2 of their sums of weights."""
+    lead = (item_rows(x, plan), spread(x, plan), plan.rows)
+    return [("partial", Memory((*lead, x.value_width), float32, use=use)),
+            ("sums", Memory(lead, float32, use=use))]  # fmt: skip
+
+
+def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
+    """Keys and values."""
+    lead = (x.pages, x.key_heads, x.page)
+    return [("keys", Memory((*lead, x.width), x.cache, use=use)),
+            ("values", Memory((*lead, x.value_width), x.cache, use=use))]  # fmt: skip
+
+
+def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
+    """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums, and
+    counters, which are 0 before and after, if parts are combined here."""
+    made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x)]
+    if x.scaled:
+        made.append(("scales", Memory((2,), float32)))
+    made.append(("table", Memory((x.requests, x.most_pages), int32)))
+    made.append(work_parameters(x, plan)[0])
+    made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
+    made += scratch_parameters(x, plan, "result")
+    if plan.joined:
+        lead = (item_rows(x, plan), spread(x, plan))
+        made.append(("counters", Memory(lead, int32, use="state")))
+    return made

@@ -1,0 +1,108 @@
+"""Quantised products on CPUs: which kernel a shape gets; see `shape` for the functions.
+
+Few tokens go to `cpu_decode`, many to `cpu_prefill`. Invariant: what a Target
+can run is decided by its facts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.dtype import bfloat16, float16, float32
+from ...core.target import Target
+from ...ir.symbol import Size, combine, high, low, maximum, minimum
+from ...tile.build import Body
+from ...tile.callee import KernelCallee
+from .cpu_decode import decode, result_names
+from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
+from .cpu_prefill import prefill
+from .cpu_take import take
+from .shape import Around, QuantisedShape
+
+SPLITS = True  # `around_callee` writes several results
+MANY = 0  # tokens from which weights are unpacked before a product: never
+FEW = 24  # tokens; from about here on unpacking for a matrix unit costs less
+
+
+def why_not(shape: QuantisedShape, target: Target) -> str:
+    """Why no kernel takes this; '' where one does."""
+    if shape.format.name not in LAYOUTS:
+        return f"weights of {shape.format} are not quantised"
+    if shape.columns % STEP or not shape.columns or not shape.rows:
+        return f"columns are a multiple of {STEP}"
+    if shape.dtype not in (float32, bfloat16, float16):
+        return "tokens are float32, bfloat16 or float16"
+    return ""
+
+
+def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
+    """The product: x (tokens, columns) and the parts to (tokens, rows).
+
+    Where the number of tokens is known at run time only, both kernels are launched, and the grid
+    of one of them is empty. Results but the first are scratch.
+    """
+    most = few(target)
+    bodies: list[Body] = []
+    if low(shape.tokens) <= most:
+        own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
+        bodies.append(decode(shape, target, most, own))
+    if high(shape.tokens) > most:
+        own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
+        bodies += prefill(shape, target, own)
+    return _callee("quantised_matmul", bodies, ["x", *(n for n, _, _ in parts(shape))])
+
+
+def few(target: Target) -> int:
+    """Tokens up to which weights are multiplied as they are: with instructions for products of
+    four bytes, of pairs, or without."""
+    if target.has("avx512vnni") or target.has("avxvnni"):
+        return FEW
+    return FEW // 4 if target.has("avx2") or target.has("avx512bw") else 1
+
+
+def _between(value: Size) -> Size:
+    """1 where it is positive, else 0."""
+    return minimum(1, maximum(0, value))
+
+
+def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str],
+            results: Sequence[str] = ("out", "split")) -> KernelCallee:  # fmt: skip
+    """Parameters by name: arguments, else results."""
+    launches = []
+    for body in bodies:
+        names = [p.attrs["name"] for p in body.parameters]
+        launches.append((body, tuple(
+            ("store", results.index(n)) if n in results else ("read", arguments.index(n))
+            for n in names)))  # fmt: skip
+    return KernelCallee(name, tuple(launches))
+
+
+def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
+    """Why a product is not computed with what is around it; '' where it is."""
+    if high(shape.tokens) > few(target):
+        return f"more than {few(target)} tokens"
+    if around.gated not in ("", "silu"):
+        return f"the activation {around.gated}"
+    if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
+        return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
+    if around.splits and (around.residual or sum(around.splits) != shape.rows
+                          or any(s % ROWS for s in around.splits)):  # fmt: skip
+        return f"results of rows that are no multiple of {ROWS}"
+    return why_not(shape, target)
+
+
+def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
+    """A product with what is around it; arguments in the order of `Around`."""
+    body = decode(shape, target, name="quantised_around", around=around)
+    names, results = [p.attrs["name"] for p in body.parameters], result_names(shape, around)
+    return _callee("quantised_around", [body], names[: -len(results)], results)
+
+
+def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
+    """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
+    names = ["ids", *(n for n, _, _ in parts(shape))]
+    return _callee("quantised_take", [take(shape, target)], names)
+
+
+__all__ = ["ROWS", "SPLITS", "around_callee", "callee", "few", "pack", "parts", "take_callee",
+           "why_not", "why_not_around"]  # fmt: skip

@@ -1,0 +1,85 @@
+"""What the kernels of quantised products agree on: sizes, and what a kernel file offers.
+
+A product is x (tokens, columns) times the transpose of weights (rows, columns) whose rows are
+stored in blocks of a Format. The weights are repacked once into *parts*, named arrays in the
+layout that a machine's kernels read; they stay quantised. There is a kernel file for each kind of
+Target, `cpu` and `gpu`, with the same functions:
+
+- `ROWS`: rows that are repacked together; a chunk of rows begins at a multiple of it.
+- `why_not(shape, target) -> str`: why no kernel takes this, '' where one does.
+- `parts(shape) -> list[(name, shape, dtype)]`: the parts in order. They depend on format, rows and
+  columns alone. The first axis of each is cut as the rows are: of `padded(shape.rows, ROWS)` rows
+  (or of as many as there are, where ROWS divides them) it has an equal share for every ROWS.
+- `pack(shape, raw) -> dict[name, array]`: bytes (n, row bytes) of n rows of the Format as the
+  parts of n rows, that is of `replace(shape, rows=n)`. Where n is no multiple of ROWS, rows are
+  added that count for nothing.
+- `callee(shape, target) -> KernelCallee`: the product. Arguments: x (tokens, columns) in
+  `shape.dtype`, then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
+- `take_callee(shape, target) -> KernelCallee`: rows by number. Arguments: ids (tokens,) int32,
+  each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
+- `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
+  product with what is `Around` it in a decoder, in one launch; arguments in the order there.
+- `MANY`: tokens of 16 bits from which a product had better unpack its weights to scratch memory
+  first and be an ordinary one; 0 for never. Else `unpack_callee(shape, target)` has the parts as
+  arguments and (rows, columns) in `shape.dtype` as its result.
+- `SPLITS`: whether `around_callee` writes several results.
+
+Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may
+be a Symbol and nothing else may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...core.dtype import DType, float32
+from ...core.format import Format
+from ...ir.symbol import Size
+
+
+@dataclass(frozen=True)
+class QuantisedShape:
+    """A product of tokens with weights of a Format."""
+
+    format: Format
+    rows: int  # outputs
+    columns: int  # inputs, whole blocks of the Format
+    tokens: Size = 1
+    dtype: DType = float32  # of x and of the result
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as the Format stores it."""
+        return self.format.row_bytes(self.columns)
+
+    def with_rows(self, rows: int) -> QuantisedShape:
+        """The same for another number of rows."""
+        return replace(self, rows=rows)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is computed with a product. Parameters: x, `norm` (columns,), the parts, `bias`
+    (rows,), `residual` like the result; the last three where they are there."""
+
+    norm: float | None = None  # x is divided by the root of its mean square plus this, times norm
+    offset: float = 0.0  # that is added to norm
+    bias: bool = False
+    gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
+    residual: bool = False
+    splits: tuple[int, ...] = ()  # rows of several results that follow one another
+
+    def results(self, shape: QuantisedShape) -> tuple[int, ...]:
+        """Rows of each result."""
+        return self.splits or (shape.rows // (2 if self.gated else 1),)
+
+
+NOTHING = Around()
+
+
+def padded(rows: int, step: int) -> int:
+    """Rows up to a whole number of steps."""
+    return -(-rows // step) * step
+
+
+__all__ = ["NOTHING", "Around", "QuantisedShape", "padded"]

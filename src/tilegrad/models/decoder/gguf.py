@@ -1,0 +1,171 @@
+"""The fields of a DecoderConfig from the metadata of a GGUF file.
+
+Architectures are llama.cpp's: Llama, SmolLM2, Mistral and Mixtral files all say `llama`. What
+the metadata leaves out (tied heads, biases, divisors of rotary speeds) the tensors tell.
+Invariant: norms of GGUF files need no offset, Gemma's is in their weights already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import UserError
+from .fields import Fields
+from .rotary import Rotary, longrope_factor, yarn_factor
+
+OP = "DecoderConfig.from_gguf"
+GEMMA: dict[str, Any] = {"gemma": True, "post_norms": True, "tied": True,
+                         "activation": "gelu_tanh"}  # fmt: skip
+# What the architectures are where metadata is silent. `wide` is the depth of the one size whose
+# scores are scaled by width / heads and not by the width of a head.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"head_norms": True},
+    "gemma2": {**GEMMA, "pattern": 2, "wide": 46, "softcap": 50.0, "logit_softcap": 30.0},
+    "gemma3": {**GEMMA, "pattern": 6, "wide": 62, "head_norms": True, "base": 1000000.0},
+    "phi3": {},
+    "qwen2moe": {"qkv_bias": True, "shared": True, "normalize_experts": False},
+    "qwen3moe": {"head_norms": True},
+    "gpt2": {"qkv_bias": True, "output_bias": True, "feed_bias": True, "tied": True,
+             "activation": "gelu_tanh"},
+}  # fmt: skip
+
+
+def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of a DecoderConfig from GGUF metadata and the tensors by name."""
+    kind = metadata.get("general.architecture")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
+                        got=repr(kind), hint="'general.architecture' says it")  # fmt: skip
+    family, fields = FAMILIES[kind], Fields(metadata, f"{OP} ({kind})", f"{kind}.")
+    width, layers = fields.whole("embedding_length"), fields.layers("block_count")
+    heads = _same(fields, "attention.head_count", None)
+    if heads < 1 or (fields.get("attention.key_length") is None and width % heads):
+        raise fields.wrong("attention.head_count", f"a divisor of {width}", heads)
+    head_width = fields.whole("attention.key_length", width // heads)
+    if width < 1 or head_width < 1:
+        raise fields.wrong("attention.key_length", "above 0", head_width)
+    if fields.whole("attention.value_length", head_width) != head_width:
+        raise fields.wrong("attention.value_length", f"as key_length, {head_width}", "another")
+    rms = kind != "gpt2"
+    found: dict[str, Any] = {
+        "family": kind, "vocabulary": _vocabulary(fields, tensors), "width": width,
+        "layers": layers, "heads": heads,
+        "key_heads": _same(fields, "attention.head_count_kv", heads), "head_width": head_width,
+        "hidden": _same(fields, "feed_forward_length", None),
+        "context": fields.whole("context_length"), "norm": "rms" if rms else "layer",
+        "norm_epsilon": fields.number(f"attention.layer_norm_{'rms_' if rms else ''}epsilon"),
+        "gated": rms, "embedding_scale": width**0.5 if "gemma" in family else 1.0,
+        **{k: family[k] for k in ("post_norms", "head_norms", "activation") if k in family},
+        **_told(family, tensors),
+    }  # fmt: skip
+    if "gemma" in family:
+        scalar = width / heads if layers == family["wide"] else head_width
+        found |= {"scale": scalar**-0.5}
+        for ours, name in (("softcap", "attn"), ("logit_softcap", "final")):
+            found[ours] = fields.number(f"{name}_logit_softcapping", family.get(ours, 0.0))
+    found["scale"] = fields.number("attention.scale", found.get("scale", 0.0))
+    found["windows"] = _windows(fields, family, layers)
+    if fields.whole("expert_count", 0):
+        found |= _experts(fields, family, layers, tensors)
+    return found | (_positions(fields, family, found, tensors) if rms else {})
+
+
+def _same(fields: Fields, name: str, default: int | None) -> int:
+    """An int, or a list of equal ones, one for each layer."""
+    value = fields.get(name)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        found = {Fields({name: v}, fields.op).whole(name) for v in value}
+        if len(found) != 1:
+            raise fields.wrong(name, "the same for all layers", value)
+        return found.pop()
+    return fields.whole(name, default)
+
+
+def _vocabulary(fields: Fields, tensors: Mapping[str, Any] | None) -> int:
+    """Rows of the embedding; without tensors, how many tokens the tokenizer has."""
+    tokens = fields.given.get("tokenizer.ggml.tokens")
+    if tokens is not None and not isinstance(tokens, (list, tuple, np.ndarray)):
+        raise UserError("the tokens are no list", op=fields.op, expected="tokenizer.ggml.tokens",
+                        got=type(tokens).__name__)  # fmt: skip
+    count = None if tokens is None else len(tokens)
+    if tensors is None or "token_embd.weight" not in tensors:
+        return fields.whole("vocab_size", count)
+    rows = int(tensors["token_embd.weight"].shape[0])
+    if count is not None and count > rows:
+        raise UserError("the tokenizer has more tokens than the embedding has rows", op=fields.op,
+                        expected=f"at most {rows}", got=count)  # fmt: skip
+    return rows
+
+
+def _told(family: dict[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Biases and the tied head: by what tensors there are, or by the family."""
+    names = {"qkv_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
+             "output_bias": ("blk.0.attn_output.bias",), "feed_bias": ("blk.0.ffn_up.bias",),
+             "head_bias": ("output.bias",)}  # fmt: skip
+    if tensors is None:
+        return {n: family.get(n, False) for n in (*names, "tied")}
+    told = {n: any(w in tensors for w in wanted) for n, wanted in names.items()}
+    return {**told, "tied": "output.weight" not in tensors}
+
+
+def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, ...]:
+    window = fields.whole("attention.sliding_window", 4096 if "pattern" in family else 0)
+    every = family.get("pattern", 0)
+    return tuple(window if not every or (i + 1) % every else 0 for i in range(layers))
+
+
+def _experts(fields: Fields, family: dict[str, Any], layers: int,
+             tensors: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+    hidden = _same(fields, "feed_forward_length", None)
+    shared = family.get("shared", False)
+    routed = (True,) * layers
+    if tensors is not None:
+        routed = tuple(f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(layers))
+    return {
+        "experts": fields.whole("expert_count"), "experts_used": fields.whole("expert_used_count"),
+        "expert_hidden": fields.whole("expert_feed_forward_length", hidden),
+        "shared_hidden": fields.whole("expert_shared_feed_forward_length") if shared else 0,
+        "normalize_experts": family.get("normalize_experts", True), "routed": routed,
+    }  # fmt: skip
+
+
+def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
+               tensors: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+    """The rotary positions; divisors of speeds are tensors of the file."""
+    width = fields.whole("rope.dimension_count", found["head_width"])
+    rotary: dict[str, Any] = {"base": fields.number("rope.freq_base", family.get("base", 10000.0)),
+                              "width": width}  # fmt: skip
+    kind = fields.word("rope.scaling.type", "none")
+    original = fields.whole("rope.scaling.original_context_length", found["context"])
+    factor = fields.number("rope.scaling.factor", 1.0)
+    extra: dict[str, Any] = {}
+    if "gemma" in family and "head_norms" in family:  # Gemma 3: near layers turn as ever
+        extra["local_rotary"] = Rotary(10000.0, width)
+    if tensors is not None and "rope_freqs.weight" in tensors:
+        rotary["divisors"] = _values(tensors["rope_freqs.weight"])
+    elif tensors is not None and "rope_factors_short.weight" in tensors:
+        usual = longrope_factor(found["context"] / max(original, 2), max(original, 2))
+        rotary["divisors"] = _values(tensors["rope_factors_short.weight"])
+        rotary["attention_factor"] = fields.number("rope.scaling.attn_factor", usual)
+        extra["context"] = min(original, found["context"])
+    elif kind == "linear":
+        rotary |= {"kind": "linear", "factor": factor}
+    elif kind == "yarn":
+        by = fields.number("rope.scaling.attn_factor", 1.0) * yarn_factor(factor)
+        rotary |= {"kind": "yarn", "factor": factor, "original": original, "attention_factor": by}
+    elif kind != "none":
+        raise fields.wrong("rope.scaling.type", "none, linear or yarn, or tensors of factors", kind)
+    return {"rotary": Rotary(**rotary), **extra}
+
+
+def _values(tensor: Any) -> tuple[float, ...]:
+    array = tensor.values() if hasattr(tensor, "values") else tensor  # as files store it, or plain
+    return tuple(float(v) for v in np.asarray(array).reshape(-1))
+
+
+__all__ = ["FAMILIES", "read"]

@@ -1,0 +1,279 @@
+"""The fields of a DecoderConfig from a Hugging Face `config.json`.
+
+One table says what a family is besides what its file says (`FAMILIES`); the rest reads fields.
+Both spellings of rotary scaling are known: `rope_theta` with `rope_scaling`, and the newer
+`rope_parameters`. Invariant: a trait this decoder does not have is an error, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import UserError
+from .fields import Fields
+from .rotary import Rotary, longrope_factor, yarn_factor
+
+OP = "DecoderConfig.from_huggingface"
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+}  # fmt: skip
+GEMMA: dict[str, Any] = {
+    "norm_offset": 1.0, "post_norms": True, "tied": True, "activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+# What the families are where their files are silent.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"window": 4096},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"head_norms": True},
+    "gemma2": {**GEMMA, "softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "pattern": 2},
+    "gemma3_text": {**GEMMA, "head_norms": True, "window": 4096, "pattern": 6,
+                    "base": 1000000.0},
+    "phi3": {"epsilon": 1e-5},
+    "mixtral": {"experts": "num_local_experts", "epsilon": 1e-5, "base": 1000000.0},
+    "qwen2_moe": {"experts": "num_experts", "qkv_bias": True, "shared": True},
+    "qwen3_moe": {"experts": "num_experts", "head_norms": True},
+    "gpt2": {},
+}  # fmt: skip
+
+
+def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
+    """Fields of a DecoderConfig from the dict of a config.json."""
+    if not isinstance(given, Mapping):
+        raise UserError("not a configuration", op=OP, expected="a dict", got=type(given).__name__)
+    if isinstance(given.get("text_config"), Mapping):  # the text part of a model that also sees
+        given = given["text_config"]
+    family = given.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
+                        got=repr(family), hint="the field 'model_type' says it")  # fmt: skip
+    fields = Fields(given, f"{OP} ({family})")
+    found = _gpt2(fields) if family == "gpt2" else _rotating(fields, FAMILIES[family])
+    if found["context"] < 1:
+        raise UserError("the model has no positions", op=OP, expected="above 0",
+                        got=found["context"])  # fmt: skip
+    if context is not None:
+        if not 0 < context <= found["context"]:
+            raise UserError("the model has not so many positions", op=OP,
+                            expected=f"1..{found['context']}", got=context)  # fmt: skip
+        found["context"] = context
+    if family != "gpt2":
+        found |= _positions(fields, FAMILIES[family], found, context)
+    return {"family": family, **found}
+
+
+def _gpt2(fields: Fields) -> dict[str, Any]:
+    """GPT-2 has names of its own."""
+    for name, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
+                         ("add_cross_attention", False)):  # fmt: skip
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.wrong(name, wanted, not wanted)
+    width, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
+    _divides(fields, "n_embd", width, heads)
+    return {
+        "vocabulary": fields.whole("vocab_size"), "width": width,
+        "layers": fields.layers("n_layer", 12), "heads": heads, "key_heads": heads,
+        "head_width": width // heads, "hidden": fields.whole("n_inner", 4 * width),
+        "context": fields.whole("n_positions", 1024), "norm": "layer",
+        "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5),
+        "qkv_bias": True, "output_bias": True, "feed_bias": True, "gated": False,
+        "activation": fields.choice("activation_function", ACTIVATIONS, "gelu_new"),
+        "tied": fields.flag("tie_word_embeddings", True),
+    }  # fmt: skip
+
+
+def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
+    """All others: sizes, norms, biases, windows, experts."""
+    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    if heads < 1:
+        raise fields.wrong("num_attention_heads", "above 0", heads)
+    if fields.get("head_dim") is None:
+        _divides(fields, "hidden_size", width, heads)
+    gemma = "norm_offset" in family
+    if fields.get("use_bidirectional_attention") not in (None, False):
+        raise fields.wrong("use_bidirectional_attention", False, True)
+    bias = fields.flag("attention_bias", False)
+    act = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
+    found: dict[str, Any] = {
+        "vocabulary": fields.whole("vocab_size"), "width": width,
+        "layers": fields.layers("num_hidden_layers"), "heads": heads,
+        "key_heads": fields.whole("num_key_value_heads", heads),
+        "head_width": fields.whole("head_dim", width // heads),
+        "hidden": fields.whole("intermediate_size"),
+        "context": fields.whole("max_position_embeddings"),
+        "norm_epsilon": fields.number("rms_norm_eps", family.get("epsilon", 1e-6)),
+        "norm_offset": family.get("norm_offset", 0.0), "post_norms": gemma,
+        "head_norms": family.get("head_norms", False),
+        "qkv_bias": fields.flag("qkv_bias", True) if family.get("qkv_bias") else bias,
+        "output_bias": bias, "feed_bias": fields.flag("mlp_bias", False),
+        "head_bias": fields.flag("lm_head_bias", False),
+        "activation": fields.choice(act, ACTIVATIONS, family.get("activation", "silu")),
+        "embedding_scale": width**0.5 if gemma else 1.0,
+        "tied": fields.flag("tie_word_embeddings", family.get("tied", False)),
+    }  # fmt: skip
+    if gemma:
+        found |= _gemma(fields, family, found["head_width"])
+    found["windows"] = _windows(fields, family, found["layers"])
+    return found | (_experts(fields, family, found["layers"]) if "experts" in family else {})
+
+
+def _gemma(fields: Fields, family: dict[str, Any], head_width: int) -> dict[str, Any]:
+    """Scores are scaled by a number of its own, and capped."""
+    scalar = fields.number("query_pre_attn_scalar", float(head_width))
+    if scalar <= 0.0:
+        raise fields.wrong("query_pre_attn_scalar", "above 0", scalar)
+    capped = {}
+    for ours, name in (("softcap", "attn_logit_softcapping"),
+                       ("logit_softcap", "final_logit_softcapping")):  # fmt: skip
+        said = name in fields.given  # null switches a cap off, absence does not
+        capped[ours] = fields.number(name, 0.0 if said else family.get(ours, 0.0))
+    return {"scale": scalar**-0.5, **capped}
+
+
+def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """How far back each layer sees; 0: to the start."""
+    said = "sliding_window" in fields.given  # null switches it off, absence does not
+    window = fields.whole("sliding_window", 0 if said else family.get("window", 0))
+    asked = fields.get("use_sliding_window")
+    if asked is False or (asked is None and fields.given["model_type"].startswith("qwen")):
+        window = 0
+    kinds = fields.get("layer_types")
+    if kinds is not None:
+        known = {"full_attention": 0, "sliding_attention": window}
+        if not isinstance(kinds, (list, tuple)) or len(kinds) != layers:
+            raise fields.wrong("layer_types", f"{layers} words, one a layer", kinds)
+        if any(not isinstance(k, str) or k not in known for k in kinds):
+            raise fields.wrong("layer_types", " or ".join(known), kinds)
+        if "sliding_attention" in kinds and not window:
+            raise fields.wrong("sliding_window", "above 0: layer_types has such layers", window)
+        return tuple(known[k] for k in kinds)
+    if not window:
+        return (0,) * layers
+    if "pattern" in family:
+        every = fields.whole("sliding_window_pattern", family["pattern"])
+        if every < 1:
+            raise fields.wrong("sliding_window_pattern", "above 0", every)
+        return tuple(window if (i + 1) % every else 0 for i in range(layers))
+    if fields.get("max_window_layers") is not None:  # Qwen
+        from_layer = fields.whole("max_window_layers")
+        if fields.given["model_type"] == "qwen2_moe":
+            return tuple(window if i < from_layer and i % 2 == 0 else 0 for i in range(layers))
+        return tuple(window if i >= from_layer else 0 for i in range(layers))
+    return (window,) * layers
+
+
+def _experts(fields: Fields, family: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Routed experts; Qwen may keep some layers dense."""
+    name = family["experts"] if fields.get(family["experts"]) is not None else "num_local_experts"
+    if family["experts"] == "num_local_experts":  # Mixtral
+        return {"experts": fields.whole(name), "expert_hidden": fields.whole("intermediate_size"),
+                "experts_used": fields.whole("num_experts_per_tok")}  # fmt: skip
+    every = fields.whole("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers", ())
+    if every < 1 or not isinstance(dense, (list, tuple)):
+        raise fields.wrong("decoder_sparse_step", "above 0, and mlp_only_layers a list", every)
+    shared = fields.whole("shared_expert_intermediate_size") if family.get("shared") else 0
+    return {
+        "experts": fields.whole(name), "experts_used": fields.whole("num_experts_per_tok"),
+        "expert_hidden": fields.whole("moe_intermediate_size"), "shared_hidden": shared,
+        "normalize_experts": fields.flag("norm_topk_prob", False),
+        "routed": tuple(i not in dense and (i + 1) % every == 0 for i in range(layers)),
+    }  # fmt: skip
+
+
+# ---- rotary positions -------------------------------------------------------------------------
+
+
+def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
+               context: int | None) -> dict[str, Any]:  # fmt: skip
+    """The rotary positions, and those of layers with a window where they differ."""
+    base = family.get("base", 10000.0)
+    newer, older = fields.get("rope_parameters"), fields.get("rope_scaling")
+    if newer is not None and older is not None and newer != older:
+        raise fields.wrong("rope_scaling", "rope_parameters alone", older)
+    part = newer if newer is not None else {"rope_theta": fields.number("rope_theta", base),
+                                            **_mapping(fields, "rope_scaling", older)}  # fmt: skip
+    part = _mapping(fields, "rope_parameters", part)
+    local = None
+    if "full_attention" in part:  # one for each kind of layer
+        local = _mapping(fields, "rope_parameters", part.get("sliding_attention"))
+        part = _mapping(fields, "rope_parameters", part["full_attention"])
+    elif fields.given["model_type"] == "gemma3_text":
+        local = {"rope_theta": fields.number("rope_local_base_freq", 10000.0)}
+    result = _rotary(fields, part, found, base, context)
+    if local is not None:
+        result["local_rotary"] = _rotary(fields, local, found, 10000.0, None)["rotary"]
+    return result
+
+
+def _mapping(fields: Fields, name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise fields.wrong(name, "an object", value)
+    return value or {}
+
+
+def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], base: float,
+            context: int | None) -> dict[str, Any]:  # fmt: skip
+    """One Rotary; longrope also says how many positions there are."""
+    part = Fields(given, fields.op)
+    kind = part.word("rope_type", part.word("type", "default"))
+    share = part.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary: dict[str, Any] = {
+        "base": part.number("rope_theta", fields.number("rope_theta", base)),
+        "width": int(found["head_width"] * share),
+    }
+    if kind == "default":
+        return {"rotary": Rotary(**rotary)}
+    original = part.whole("original_max_position_embeddings",
+                          fields.whole("original_max_position_embeddings", 0))  # fmt: skip
+    if kind == "linear":
+        rotary["factor"] = part.number("factor")
+    elif kind == "llama3":
+        rotary |= {"factor": part.number("factor"), "original": original,
+                   "low": part.number("low_freq_factor"),
+                   "high": part.number("high_freq_factor")}  # fmt: skip
+    elif kind == "yarn":
+        rotary |= _yarn(part, original or found["context"], found["context"])
+    elif kind in ("longrope", "su"):
+        return _longrope(part, rotary, original, found["context"], context)
+    else:
+        raise part.wrong("rope_type", "default, linear, llama3, yarn or longrope", kind)
+    return {"rotary": Rotary(kind=kind, **rotary)}
+
+
+def _yarn(part: Fields, original: int, context: int) -> dict[str, Any]:
+    factor = part.number("factor", context / original)
+    by, by_all = part.number("mscale", 0.0), part.number("mscale_all_dim", 0.0)
+    usual = yarn_factor(factor)
+    if by and by_all:
+        usual = yarn_factor(factor, by) / yarn_factor(factor, by_all)
+    return {
+        "factor": factor, "original": original,
+        "beta_fast": part.number("beta_fast", 32.0), "beta_slow": part.number("beta_slow", 1.0),
+        "truncate": part.flag("truncate", True),
+        "attention_factor": part.number("attention_factor", usual),
+    }  # fmt: skip
+
+
+def _longrope(part: Fields, rotary: dict[str, Any], original: int, most: int,
+              context: int | None) -> dict[str, Any]:  # fmt: skip
+    """Phi-3: short divisors up to the original context, long ones where more is asked for."""
+    if original < 2:
+        raise part.wrong("original_max_position_embeddings", "above 1", original)
+    context = min(original, most) if context is None else context
+    factor = part.number("factor", most / original)
+    name = "long_factor" if context > original else "short_factor"
+    usual = longrope_factor(factor, original)
+    made = Rotary(divisors=part.numbers(name), **rotary,
+                  attention_factor=part.number("attention_factor", usual))  # fmt: skip
+    return {"rotary": made, "context": context}
+
+
+def _divides(fields: Fields, name: str, width: int, heads: int) -> None:
+    if heads < 1 or width % heads:
+        raise fields.wrong(name, f"a multiple of {heads} heads", width)
+
+
+__all__ = ["ACTIVATIONS", "FAMILIES", "read"]

@@ -1,0 +1,290 @@
+"""The decoder: one definition of the language models people run, configured by data.
+
+Llama, SmolLM2, Qwen, Mistral, Gemma, Phi-3, Mixtral, Qwen-MoE and GPT-2 differ in what
+`DecoderConfig` says, not in code. Shapes: B batch, T tokens, C features, H heads, K key heads,
+D features of a head, F features within the feed-forward part, E experts, V vocabulary.
+
+Attention is a function passed in, `attend(layer, q, k, v)`: without one it is plain causal
+attention over the tokens given, and with a cache the same model decodes. Invariant: logits at a
+position depend on tokens up to it alone; each layer calls `attend` once, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ... import nn
+from ...core import dtype as dtypes
+from ...core.errors import ShapeError
+from ...nn.functional import attention, gelu, relu, silu, softmax
+from ...nn.linear import new_parameter
+from ...nn.module import Keys
+from ...tensor.creation import arange
+from ...tensor.maths import cast, sigmoid, tanh
+from ...tensor.matmul import matmul
+from ...tensor.norm import rms_norm
+from ...tensor.select import scatter
+from ...tensor.tensor import Tensor, lift
+from .config import DecoderConfig
+from .names import load
+from .packed import Progress
+from .rotary import turn
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Angles = tuple[Tensor, Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu, "relu": relu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh"),
+}  # fmt: skip
+
+
+class Norm(nn.RMSNorm):
+    """RMS norm whose weight is counted from `offset` (Gemma keeps the distance from 1)."""
+
+    def __init__(self, width: int, epsilon: float, offset: float, dtype: Any) -> None:
+        super().__init__(width, epsilon, dtype=dtype)
+        self.offset = offset
+        if offset:
+            nn.init.constant_(self.weight, 1.0 - offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        weight = self.weight
+        if self.offset:  # added in float32: bfloat16 has few bits around 1
+            wide = weight if weight.dtype is dtypes.float64 else cast(weight, dtypes.float32)
+            weight = wide + self.offset
+        return rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def norm_of(config: DecoderConfig, width: int, dtype: Any) -> nn.Module:
+    """The norm of a family."""
+    if config.norm == "layer":
+        return nn.LayerNorm(width, config.norm_epsilon, dtype=dtype)
+    return Norm(width, config.norm_epsilon, config.norm_offset, dtype)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of one layer, and what comes out of attention projected back."""
+
+    def __init__(self, config: DecoderConfig, layer: int, dtype: Any) -> None:
+        super().__init__()
+        inner, outer = config.heads * config.head_width, config.key_heads * config.head_width
+        self.query = nn.Linear(config.width, inner, config.qkv_bias, dtype)
+        self.key = nn.Linear(config.width, outer, config.qkv_bias, dtype)
+        self.value = nn.Linear(config.width, outer, config.qkv_bias, dtype)
+        self.output = nn.Linear(inner, config.width, config.output_bias, dtype)
+        if config.head_norms:
+            self.query_norm = norm_of(config, config.head_width, dtype)
+            self.key_norm = norm_of(config, config.head_width, dtype)
+        self.layer, self.head_width, self.head_norms = layer, config.head_width, config.head_norms
+
+    def forward(self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module,
+                residual: Tensor | None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
+        found = nn.joint(x, self.query, self.key, self.value, norm=norm)
+        q, k, v = (self._heads(y) for y in found)  # (..., H, D), (..., K, D), (..., K, D)
+        if self.head_norms:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if angles is not None:
+            q, k = turn(q, angles), turn(k, angles)
+        return nn.added(attend(self.layer, q, k, v).flatten(-2), self.output, residual)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (x.shape[-1] // self.head_width, self.head_width))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them, gated by a third or not."""
+
+    def __init__(self, config: DecoderConfig, inner: int, dtype: Any) -> None:
+        super().__init__()
+        if config.gated:
+            self.gate = nn.Linear(config.width, inner, config.feed_bias, dtype)
+        self.up = nn.Linear(config.width, inner, config.feed_bias, dtype)
+        self.down = nn.Linear(inner, config.width, config.feed_bias, dtype)
+        self.gated, self.activation = config.gated, config.activation
+
+    def forward(self, x: Tensor, norm: nn.Module | None = None,
+                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
+        act = ACTIVATIONS[self.activation]
+        if self.gated:
+            inner = nn.gated(x, self.gate, self.up, self.activation, act, norm)  # (..., F)
+        else:
+            inner = act(nn.joint(x, self.up, norm=norm)[0])  # (..., F)
+        return nn.added(inner, self.down, residual)
+
+
+class Experts(nn.Module):
+    """Feed-forward parts of which a router picks a few for each token.
+
+    Every expert computes every token and what was not picked counts zero: right and simple, and
+    as much work as a dense layer of all experts.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: Any) -> None:
+        super().__init__()
+        count, inner, width = config.experts, config.expert_hidden, config.width
+        self.router = nn.Linear(width, count, False, dtype)
+        self.gate = _drawn(count, inner, width, dtype)
+        self.up = _drawn(count, inner, width, dtype)
+        self.down = _drawn(count, width, inner, dtype)
+        if config.shared_hidden:
+            self.shared = FeedForward(config, config.shared_hidden, dtype)
+            self.shared_gate = nn.Linear(width, 1, False, dtype)
+        self.used, self.normalize = config.experts_used, config.normalize_experts
+        self.activation, self.has_shared = config.activation, bool(config.shared_hidden)
+
+    def forward(self, x: Tensor, norm: nn.Module | None = None,
+                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+        """(..., C) -> (..., C): of x's norm, added to the residual."""
+        normed = x if norm is None else norm(x)
+        y = normed.reshape(-1, x.shape[-1])  # (N, C)
+        shares = cast(self._shares(y), y.dtype)  # (N, E)
+        act = ACTIVATIONS[self.activation]
+        gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
+        inner = act(gate) * matmul(y, self.up.transpose(1, 2))  # (E, N, F)
+        found = matmul(inner, self.down.transpose(1, 2))  # (E, N, C)
+        result = (found * shares.transpose(0, 1)[..., None]).sum(0)  # (N, C)
+        if self.has_shared:
+            result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
+        found = result.reshape(x.shape)
+        return found if residual is None else residual + found
+
+    def _shares(self, y: Tensor) -> Tensor:
+        """How much each expert counts for each token, (N, E): zero but for the picked."""
+        chances = softmax(cast(self.router(y), dtypes.float32), -1)  # (N, E)
+        picked = chances.topk(self.used, -1)
+        values = picked.values
+        if self.normalize:
+            values = values / values.sum(-1, keepdim=True)
+        return scatter(chances * 0.0, -1, picked.indices, values)
+
+
+def _drawn(count: int, rows: int, columns: int, dtype: Any) -> nn.Parameter:
+    """Weights of all experts, drawn as those of Linear are."""
+    weight = new_parameter(count, rows, columns, dtype=dtype)
+    nn.init.uniform_(weight, -1.0 / math.sqrt(columns), 1.0 / math.sqrt(columns))
+    return weight
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward part, each after a norm and added to its input."""
+
+    def __init__(self, config: DecoderConfig, layer: int, dtype: Any) -> None:
+        super().__init__()
+        self.attention_norm = norm_of(config, config.width, dtype)
+        self.attention = Attention(config, layer, dtype)
+        self.feed_norm = norm_of(config, config.width, dtype)
+        routed = config.experts and config.routed[layer]
+        self.feed = Experts(config, dtype) if routed else FeedForward(config, config.hidden, dtype)
+        if config.post_norms:
+            self.attention_post_norm = norm_of(config, config.width, dtype)
+            self.feed_post_norm = norm_of(config, config.width, dtype)
+        self.post_norms = config.post_norms
+
+    def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """(..., C) -> (..., C)."""
+        if not self.post_norms:
+            x = self.attention(x, attend, angles, self.attention_norm, x)
+            return self.feed(x, self.feed_norm, x)  # type: ignore[no-any-return]
+        y = self.attention(x, attend, angles, self.attention_norm, None)
+        x = x + self.attention_post_norm(y)
+        return x + self.feed_post_norm(self.feed(x, self.feed_norm))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """The language model: tokens to logits of the next ones."""
+
+    def __init__(self, config: DecoderConfig, dtype: Any = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.width, dtype=dtype)
+        if config.rotary is None:
+            self.positions = nn.Embedding(config.context, config.width, dtype=dtype)
+        self.blocks = nn.ModuleList(Block(config, i, dtype) for i in range(config.layers))
+        self.norm = norm_of(config, config.width, dtype)
+        self.head = nn.Linear(config.width, config.vocabulary, config.head_bias, dtype)
+        if config.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Any) -> Tensor:
+        """(B, T) -> (B, T, V): every token sees those before it."""
+        index = lift(tokens)
+        if index.ndim != 2:
+            raise ShapeError("tokens are rows of a batch", op="Decoder", expected="(batch, tokens)",
+                             got=index.shape)  # fmt: skip
+        count = index.shape[1]
+        if isinstance(count, int) and count > self.config.context:
+            raise ShapeError("too many tokens", op="Decoder", got=count,
+                             expected=f"at most {self.config.context}")  # fmt: skip
+        return self.logits(self.hidden(index, arange(count), self._causal))
+
+    def step(self, tokens: Any, positions: Any, attend: Attend, rows: Any = None,
+             turned: bool = True) -> Tensor:  # fmt: skip
+        """(N,), (N,) -> (N, V), or the logits of some rows alone.
+
+        `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
+        where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
+        `turned=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
+        """
+        x = self.hidden(lift(tokens), lift(positions), attend, turned)  # (N, C)
+        return self.logits(x if rows is None else x.index_select(0, rows))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend,
+               turned: bool = True) -> Tensor:  # fmt: skip
+        """(...) -> (..., C): what the head reads, before its norm."""
+        config = self.config
+        x = self.embed(tokens)  # (..., C)
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        if config.rotary is None:
+            x = x + self.positions(positions)
+        turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
+        for layer, block in enumerate(self.blocks):
+            x = block(x, attend, turns.get(config.rotary_of(layer)))
+        return x  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., V)."""
+        (found,) = nn.joint(x, self.head, norm=self.norm)
+        cap = self.config.logit_softcap
+        return cap * tanh(found / cap) if cap else found  # type: ignore[no-any-return]
+
+    def _causal(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Plain causal attention: (B, T, H, D) -> (B, T, H, D)."""
+        found = attention(q, k, v, causal=True, layout="bthd", **self.config.attention(layer))
+        return found  # type: ignore[no-any-return]
+
+    def load(self, weights: Mapping[str, Any], strict: bool = True, keep: str = "",
+             device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
+        """Take weights by the names of Hugging Face or of GGUF files; see `names`.
+
+        With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay
+        quantised: layers are packed for `device`, and `progress("pack", done, total)` is told.
+        """
+        return load(self, self.config, weights, strict, keep, device, progress)
+
+
+def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
+          query_starts: Any, queries: int | None = None, single: bool = False,
+          most: int | None = None) -> Attend:  # fmt: skip
+    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
+
+    `single` says that no request has more than one new token, `most` how many keys at most.
+    """
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rotary, how = config.rotary_of(layer), config.attention(layer)
+        speeds = {} if rotary is None else {"frequencies": rotary.frequencies(),
+                                            "factor": rotary.attention_factor}  # fmt: skip
+        how["window"] = how["window"] or 0
+        return cache.step(layer, q, k, v, table, lengths, query_starts, **speeds, **how,
+                          queries=queries, single=single, most=most)  # fmt: skip
+
+    return attend
+
+
+__all__ = ["Attention", "Block", "Decoder", "Experts", "FeedForward", "Norm", "paged"]

@@ -1,0 +1,289 @@
+"""Names of weights: from those of Hugging Face and of GGUF files to the decoder's own.
+
+A `Source` says where one of our Parameters comes from: a name (or one for each expert), which
+rows of it, and whether it is turned or its rows are in the order of llama.cpp. The tables list
+them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
+arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and turned here. Tensors
+of files (`exchange.Stored`) are read, or packed as they are (see `packed`).
+Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.errors import ShapeError, UserError
+from ...nn.module import Keys, Module
+from ...tensor.movement import stack
+from ...tensor.realize import from_array
+from ...tensor.tensor import Tensor, lift, no_grad, wrap
+from .packed import Progress, plan, replace
+
+if TYPE_CHECKING:
+    from .config import DecoderConfig
+
+OP = "Decoder.load"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a Parameter comes from; `{}` in the name is the number of an expert."""
+
+    name: str
+    part: str = ""  # rows of a fused weight: query, key, value, gate or up
+    turned: bool = False  # stored (in, out)
+    interleaved: bool = False  # rows of heads lie as llama.cpp turns them: pairs side by side
+
+
+def fused(name: str, *parts: str, turned: bool = False) -> dict[str, Source]:
+    """Sources of the parts of one weight, by part."""
+    return {p: Source(name, p, turned) for p in parts}
+
+
+QKV, GATED = ("query", "key", "value"), ("gate", "up")
+
+# Ours -> theirs, without the suffix (.weight, .bias): outside of blocks, then within one.
+HUGGINGFACE_TOP = {"embed": "embed_tokens", "positions": "", "norm": "norm", "head": "lm_head"}
+HUGGINGFACE: dict[str, tuple[Source, ...]] = {
+    "attention_norm": (Source("input_layernorm"),),
+    "feed_norm": (Source("post_attention_layernorm"),),
+    **{f"attention.{p}": (Source(f"self_attn.{p[0]}_proj"), s)
+       for p, s in fused("self_attn.qkv_proj", *QKV).items()},
+    "attention.output": (Source("self_attn.o_proj"),),
+    "attention.query_norm": (Source("self_attn.q_norm"),),
+    "attention.key_norm": (Source("self_attn.k_norm"),),
+    **{f"feed.{p}": (Source(f"mlp.{p}_proj"), s)
+       for p, s in fused("mlp.gate_up_proj", *GATED).items()},
+    "feed.down": (Source("mlp.down_proj"),),
+    "feed.router": (Source("mlp.gate"), Source("block_sparse_moe.gate")),
+    **{f"feed.shared.{p}": (Source(f"mlp.shared_expert.{p}_proj"),) for p in (*GATED, "down")},
+    "feed.shared_gate": (Source("mlp.shared_expert_gate"),),
+}  # fmt: skip
+GEMMA = {  # what the others call post_attention_layernorm comes after attention indeed
+    "attention_post_norm": (Source("post_attention_layernorm"),),
+    "feed_norm": (Source("pre_feedforward_layernorm"),),
+    "feed_post_norm": (Source("post_feedforward_layernorm"),),
+}
+GPT2_TOP = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head"}
+GPT2: dict[str, tuple[Source, ...]] = {
+    "attention_norm": (Source("ln_1"),), "feed_norm": (Source("ln_2"),),
+    **{f"attention.{p}": (s,) for p, s in fused("attn.c_attn", *QKV, turned=True).items()},
+    "attention.output": (Source("attn.c_proj", turned=True),),
+    "feed.up": (Source("mlp.c_fc", turned=True),),
+    "feed.down": (Source("mlp.c_proj", turned=True),),
+}  # fmt: skip
+GGUF_TOP = {"embed": "token_embd", "positions": "position_embd", "norm": "output_norm",
+            "head": "output"}  # fmt: skip
+GGUF: dict[str, tuple[Source, ...]] = {
+    "attention_norm": (Source("attn_norm"),), "feed_norm": (Source("ffn_norm"),),
+    **{f"attention.{p}": (Source(f"attn_{p[0]}"), s)
+       for p, s in fused("attn_qkv", *QKV).items()},
+    "attention.output": (Source("attn_output"),),
+    "attention.query_norm": (Source("attn_q_norm"),),
+    "attention.key_norm": (Source("attn_k_norm"),),
+    "attention_post_norm": (Source("post_attention_norm"),),
+    "feed_post_norm": (Source("post_ffw_norm"),),
+    **{f"feed.{p}": (Source(f"ffn_{p}"),) for p in (*GATED, "down")},
+    "feed.router": (Source("ffn_gate_inp"),),
+    **{f"feed.shared.{p}": (Source(f"ffn_{p}_shexp"),) for p in (*GATED, "down")},
+    "feed.shared_gate": (Source("ffn_gate_inp_shexp"),),
+}  # fmt: skip
+GGUF_LLAMA = {f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),)
+              for p in ("query", "key")}  # fmt: skip
+GGUF_PHI3 = {f"feed.{p}": (s,) for p, s in fused("ffn_up", *GATED).items()}
+
+# Weights of all experts, whole names: fused, stacked, or one by one.
+HUGGINGFACE_EXPERTS = {
+    "feed.gate": (Source("mlp.experts.gate_up_proj", "gate"),
+                  Source("mlp.experts.{}.gate_proj.weight"),
+                  Source("block_sparse_moe.experts.{}.w1.weight")),
+    "feed.up": (Source("mlp.experts.gate_up_proj", "up"),
+                Source("mlp.experts.{}.up_proj.weight"),
+                Source("block_sparse_moe.experts.{}.w3.weight")),
+    "feed.down": (Source("mlp.experts.down_proj"), Source("mlp.experts.{}.down_proj.weight"),
+                  Source("block_sparse_moe.experts.{}.w2.weight")),
+}  # fmt: skip
+GGUF_EXPERTS = {f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
+                for p in (*GATED, "down")}  # fmt: skip
+
+# Names in files that are no weights of the text model.
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_(freqs|factors_\w+)\.weight$"
+    r"|(^|\.)(vision_tower|vision_model|multi_modal_projector|mtp)\."
+)
+
+
+class Names:
+    """Where our names are found in one set of weights."""
+
+    def __init__(self, config: DecoderConfig, given: Mapping[str, Any]) -> None:
+        self.config, self.given = config, given
+        self.gguf = "token_embd.weight" in given
+        gpt2 = config.family == "gpt2"
+        self.top = GGUF_TOP if self.gguf else GPT2_TOP if gpt2 else HUGGINGFACE_TOP
+        self.experts = GGUF_EXPERTS if self.gguf else HUGGINGFACE_EXPERTS
+        if self.gguf:
+            special = {"llama": GGUF_LLAMA, "phi3": GGUF_PHI3}.get(config.family, {})
+            self.block, self.prefix, self.layers = {**GGUF, **special}, "", "blk"
+        elif gpt2:
+            self.block, self.layers = GPT2, "h"
+            self.prefix = self._prefix("wte.weight", "transformer.")
+        else:
+            self.block = {**HUGGINGFACE, **(GEMMA if config.post_norms else {})}
+            self.layers, self.prefix = "layers", self._prefix("embed_tokens.weight", "model.")
+
+    def _prefix(self, embedding: str, usual: str) -> str:
+        """What is before all names: the embedding's name tells."""
+        found = [n[: -len(embedding)] for n in self.given if n.endswith(embedding)]
+        return min(found, key=len) if found else usual
+
+    def sources(self, name: str) -> list[Source]:
+        """Where a Parameter may come from, whole names, the likeliest first."""
+        inside = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        if inside is None:
+            part, suffix = name.rsplit(".", 1)
+            whole = f"{self.top[part]}.{suffix}"
+            if part == "head" and not self.gguf:
+                heads = [n for n in self.given if n.endswith(whole)]
+                return [Source(heads[0] if heads else whole)]
+            return [Source(self.prefix + whole)]
+        start, path = f"{self.prefix}{self.layers}.{inside[1]}.", inside[2]
+        if path in self.experts:
+            return [_named(s, start + s.name) for s in self.experts[path]]
+        part, suffix = path.rsplit(".", 1)
+        return [_named(s, f"{start}{s.name}.{suffix}") for s in self.block[part]]
+
+    def given_names(self, source: Source) -> list[str]:
+        """The names a Source stands for: one, or one for each expert."""
+        if "{}" not in source.name:
+            return [source.name]
+        return [source.name.format(e) for e in range(self.config.experts)]
+
+    def pick(self, name: str) -> Source | None:
+        """The Source of a Parameter that is there."""
+        for source in self.sources(name):
+            if all(n in self.given for n in self.given_names(source)):
+                return source
+        return None
+
+    # ---- values -----------------------------------------------------------------------------
+
+    def value(self, name: str, source: Source) -> Any:
+        """The array of a Parameter: slices and other orders of what is given."""
+        arrays = [_plain(self.given[n]) for n in self.given_names(source)]
+        if "{}" in source.name:
+            return stack([lift(a) for a in arrays])
+        return self.arranged(name, source, arrays[0])
+
+    def arranged(self, name: str, source: Source, array: Any) -> Any:
+        """The rows of a given array that a Parameter has, in its order."""
+        if source.turned and array.ndim == 2:
+            array = array.T
+        if source.part:
+            array = self._rows(source, array)
+        if source.interleaved:
+            heads = self.config.heads if ".query." in name else self.config.key_heads
+            array = halves_of(array, heads)
+        if name.endswith("shared_gate.weight") and array.ndim == 1:
+            array = array.reshape(1, -1)
+        return array
+
+    def _rows(self, source: Source, array: Any) -> Any:
+        """The rows of one part of a fused weight; experts have an axis before them."""
+        config = self.config
+        inner, outer = config.heads * config.head_width, config.key_heads * config.head_width
+        axis = 1 if array.ndim == 3 else 0
+        each = config.expert_hidden if array.ndim == 3 else config.hidden
+        places = {"query": (0, inner), "key": (inner, inner + outer),
+                  "value": (inner + outer, inner + 2 * outer), "gate": (0, each),
+                  "up": (each, 2 * each)}  # fmt: skip
+        whole = 2 * each if source.part in GATED else inner + 2 * outer
+        if array.shape[axis] != whole:
+            raise ShapeError(f"{source.name} does not hold its parts", op=OP,
+                             expected=f"{whole} rows", got=tuple(array.shape))  # fmt: skip
+        first, end = places[source.part]
+        return array[:, first:end] if axis else array[first:end]
+
+
+def _plain(value: Any) -> Any:
+    """An array: a tensor of a file is read, and unpacked if it is quantised."""
+    if not hasattr(value, "format"):
+        return value
+    return value.values() if value.format.quantised else value.array()
+
+
+def _named(source: Source, name: str) -> Source:
+    return Source(name, source.part, source.turned, source.interleaved)
+
+
+def halves_of(array: Any, heads: int) -> Any:
+    """Rows of each head from pairs side by side (llama.cpp) to two halves (ours)."""
+    shape = tuple(array.shape)
+    if shape[0] % (2 * heads):
+        raise ShapeError("rows do not divide into pairs of heads", op=OP,
+                         expected=f"a multiple of {2 * heads}", got=shape)  # fmt: skip
+    cut = array.reshape(heads, shape[0] // heads // 2, 2, *shape[1:])
+    return cut.swapaxes(1, 2).reshape(*shape)
+
+
+def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any], strict: bool = True,
+         keep: str = "", device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
+    """Give a Decoder its weights; what is missing and what no Parameter wants, by name."""
+    if keep not in ("", "quantised"):
+        raise UserError("unknown way to keep weights", op=OP, expected="'' or 'quantised'",
+                        got=repr(keep))  # fmt: skip
+    names = Names(config, weights)
+    ours = dict(model.named_parameters())
+    picked = {n: names.pick(n) for n in ours}
+    missing = [names.sources(n)[0].name for n, s in picked.items() if s is None]
+    used = {g for s in picked.values() if s is not None for g in names.given_names(s)}
+    unused = [n for n in weights if n not in used and not _ignored(n, config)]
+    if strict and (missing or unused):
+        raise UserError("the names do not fit", op=OP, expected=f"missing: {_listed(missing)}",
+                        got=f"unused: {_listed(unused)}",
+                        hint="strict=False takes what fits")  # fmt: skip
+    groups = plan(model, names, picked, device) if keep else []
+    packed = {rows.name for group in groups for rows in group}
+    rest = {n: s for n, s in picked.items() if n not in packed}
+    with no_grad():
+        for name, tensor in list(_checked(names, ours, rest)):
+            ours[name].assign(tensor)
+    replace(model, groups, device, ours["embed.weight"].dtype, progress)
+    return Keys(missing, unused)
+
+
+def _checked(names: Names, ours: dict[str, Any],
+             picked: dict[str, Source | None]) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+    """Values with the shapes of our Parameters."""
+    for name, source in picked.items():
+        if source is None:
+            continue
+        value = _shared(names.value(name, source))
+        if tuple(value.shape) != tuple(ours[name].shape):
+            raise ShapeError(f"{source.name} does not fit", op=OP, got=tuple(value.shape),
+                             expected=f"{name} of {tuple(ours[name].shape)}")  # fmt: skip
+        yield name, value
+
+
+def _shared(value: Any) -> Tensor:
+    """A Tensor of a value; what nobody may write to, as the pages of a file, is not copied."""
+    mapped = isinstance(value, np.ndarray) and not value.flags.writeable
+    return wrap(from_array(value)) if mapped else lift(value)
+
+
+def _ignored(name: str, config: DecoderConfig) -> bool:
+    tied = config.tied and (name == "output.weight" or name.endswith("lm_head.weight"))
+    return tied or IGNORED.search(name) is not None
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return (shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")) or "none"
+
+
+__all__ = ["Names", "Source", "halves_of", "load"]
