@@ -360,7 +360,7 @@ def test_import_stays_light() -> None:
     import subprocess
     import sys
 
-    script = ("import sys, tilegrad.models.tokenizer, tilegrad.models.chat;"
+    script = ("import sys, tilegrad.models.tokens.tokenizer, tilegrad.models.tokens.chat;"
               "print([m for m in ('jinja2', 'tokenizers') if m in sys.modules])")  # fmt: skip
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
