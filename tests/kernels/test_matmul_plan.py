@@ -178,3 +178,12 @@ def test_few_tokens_on_all_cores(m: int, n: int, k: int, micros: float) -> None:
     choice = choose(Operands(m, n, k, bfloat16, bfloat16), H200)
     assert 0.88 * H200.cores <= choice.plan.programs <= H200.cores
     assert 1e6 * choice.seconds < 0.98 * micros
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 7, 16])
+def test_few_cores(cores: int) -> None:
+    """A GPU with few multiprocessors gets Plans too."""
+    target = H200.with_cores(cores)
+    for m in (1, 64, 512, 4096):
+        found = choose(Operands(m, 4096, 4096, bfloat16, bfloat16), target)
+        assert found.plan.split > 1 or found.plan.programs <= cores

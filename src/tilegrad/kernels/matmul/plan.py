@@ -166,7 +166,9 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         staged = columns // split if split > 1 else even
         staged = staged * 2 // x.result.size if split == 1 else staged
         limit = target.cores // (cluster * split)
-        if cluster > 1 and m >= 2048:
+        if limit == 0:
+            continue
+        if cluster > 1 and m >= 2048 and limit >= 8:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
         walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
