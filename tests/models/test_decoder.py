@@ -9,11 +9,14 @@ from decoder_families import FAMILIES, LLAMA_31_8B, loaded, peer, tokens
 from torch_peer import torch
 
 import tilegrad as tg
+from tilegrad.compiler.compile import host, schedule_for
 from tilegrad.core.errors import ShapeError
+from tilegrad.core.target import H200, Target
 from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder.config import DecoderConfig
-from tilegrad.models.decoder.model import Decoder, paged
+from tilegrad.models.decoder.model import Decoder, Experts, paged
 from tilegrad.nn import PagedCache
+from tilegrad.schedule.schedule import Launch
 
 PROMPT, COUNT = 8, 64
 TOKENS, REQUESTS = symbol("tokens", 1, 48), symbol("requests", 1, 6)
@@ -164,3 +167,36 @@ def test_errors_of_calls() -> None:
         ours(tokens(1, 129))
     with pytest.raises(ShapeError, match="rows of a batch"):
         ours(tokens(5))
+
+
+# ---- experts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_few_tokens_ask_their_own_experts(name: str) -> None:
+    ours = loaded(name)
+    feed = next(b.feed for b in ours.blocks if isinstance(b.feed, Experts))
+    for count in (1, 2, 5):
+        draw = np.random.default_rng(count).standard_normal((count, ours.config.width))
+        y = tg.tensor(draw.astype(np.float32))
+        picked, every = feed._of_picked(y).numpy(), feed._of_all(y).numpy()
+        assert np.abs(every).max() > 1e-3
+        np.testing.assert_allclose(picked, every, atol=1e-5 * np.abs(every).max())
+
+
+@pytest.mark.parametrize("target", [H200, None])
+@pytest.mark.parametrize("inner", [24, 8192])
+def test_weights_of_few_experts_are_not_copied(target: Target | None, inner: int) -> None:
+    """One token: no kernel writes as much as an expert's matrix, and none reads other experts'."""
+    sizes = {"width": 64, "layers": 1, "heads": 4, "key_heads": 2, "hidden": 32, "vocabulary": 64,
+             "head_width": 16, "context": 32, "experts": 16, "experts_used": 2,
+             "expert_hidden": inner}  # fmt: skip
+    feed = Experts(DecoderConfig("qwen3_moe", **sizes), "bfloat16").requires_grad_(False)
+    lowered = tg.jit(lambda y: feed(y)).lower(tg.zeros((1, 64), dtype=tg.bfloat16))
+    schedule = schedule_for(lowered.inputs, lowered.outputs, target or host())
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    assert launches
+    for launch in launches:
+        for memory in launch.body.parameters:
+            if memory.type.use == "result" and isinstance(memory.type.shape[0], int):
+                assert np.prod(memory.type.shape) < 64 * inner

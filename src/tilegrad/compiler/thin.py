@@ -58,7 +58,15 @@ def _thin_short(m: Match) -> Node | None:
     low_bits = a.dtype in (bfloat16, float16) and a.dtype is b.dtype
     library = streams(node) and high(b.shape[0]) >= MANY
     streamed = low_bits and (high(inner) > LONGEST or library)
+    streamed &= not any(_is_picked(x) for x in (a, b))
     return None if streamed and product(node.shape) != lead else _thin(m)
+
+
+def _is_picked(x: Node) -> bool:
+    """Whether a matrix is rows of another by number: the library would have it copied first."""
+    while x.op in (ops.reshape, ops.permute, ops.cast):
+        x = x.inputs[0]
+    return x.op is ops.gather
 
 
 MANY = 256  # rows of a matrix that the library streams

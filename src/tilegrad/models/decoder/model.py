@@ -120,8 +120,9 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Feed-forward parts of which a router picks a few for each token.
 
-    Every expert computes every token and what was not picked counts zero: right and simple, and
-    as much work as a dense layer of all experts.
+    Few tokens, whose picks are fewer than there are experts, read the weights of those alone. Of
+    more tokens every expert computes every one and what was not picked counts zero: right and
+    simple, and as much work as a dense layer of all experts.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any) -> None:
@@ -142,25 +143,46 @@ class Experts(nn.Module):
         """(..., C) -> (..., C): of x's norm, added to the residual."""
         normed = x if norm is None else norm(x)
         y = normed.reshape(-1, x.shape[-1])  # (N, C)
-        shares = cast(self._shares(y), y.dtype)  # (N, E)
-        act = ACTIVATIONS[self.activation]
-        gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
-        inner = act(gate) * matmul(y, self.up.transpose(1, 2))  # (E, N, F)
-        found = matmul(inner, self.down.transpose(1, 2))  # (E, N, C)
-        result = (found * shares.transpose(0, 1)[..., None]).sum(0)  # (N, C)
+        tokens, experts = y.shape[0], self.gate.shape[0]
+        few = isinstance(tokens, int) and tokens * self.used < experts
+        result = self._of_picked(y) if few else self._of_all(y)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
         found = result.reshape(x.shape)
         return found if residual is None else residual + found
 
-    def _shares(self, y: Tensor) -> Tensor:
-        """How much each expert counts for each token, (N, E): zero but for the picked."""
-        chances = softmax(cast(self.router(y), dtypes.float32), -1)  # (N, E)
+    def _of_picked(self, y: Tensor) -> Tensor:
+        """(N, C) -> (N, C): each token reads the weights of its own K experts."""
+        shares, picked, _ = self._picked(y)  # (N, K) each
+        gate, up, down = (self._weights(w, picked) for w in (self.gate, self.up, self.down))
+        x = y.reshape(-1, 1, 1, y.shape[-1])  # (N, 1, 1, C)
+        inner = ACTIVATIONS[self.activation](matmul(x, gate)) * matmul(x, up)  # (N, K, 1, F)
+        found = matmul(inner, down)[:, :, 0]  # (N, K, C)
+        return (found * cast(shares, y.dtype)[..., None]).sum(1)
+
+    def _weights(self, weight: Tensor, picked: Tensor) -> Tensor:
+        """Of (E, rows, columns) those picked, (N, K, columns, rows)."""
+        found = weight[picked.reshape(-1)]
+        return found.reshape(*picked.shape, *weight.shape[1:]).transpose(2, 3)
+
+    def _of_all(self, y: Tensor) -> Tensor:
+        """(N, C) -> (N, C): every expert computes every token."""
+        values, picked, chances = self._picked(y)
+        shares = cast(scatter(chances * 0.0, -1, picked, values), y.dtype)  # (N, E)
+        gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
+        inner = ACTIVATIONS[self.activation](gate) * matmul(y, self.up.transpose(1, 2))
+        found = matmul(inner, self.down.transpose(1, 2))  # (E, N, C)
+        return (found * shares.transpose(0, 1)[..., None]).sum(0)
+
+    def _picked(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(how much the picked experts count, which they are, the chances of all): (N, K) twice,
+        and (N, E)."""
+        chances = softmax(cast(self.router(y), dtypes.float32), -1)
         picked = chances.topk(self.used, -1)
         values = picked.values
         if self.normalize:
             values = values / values.sum(-1, keepdim=True)
-        return scatter(chances * 0.0, -1, picked.indices, values)
+        return values, picked.indices, chances
 
 
 def _drawn(count: int, rows: int, columns: int, dtype: Any) -> nn.Parameter:

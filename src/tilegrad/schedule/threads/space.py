@@ -119,7 +119,8 @@ class ThreadSpace(LoopSpace):
     def starts_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """What a tile evaluates, and where."""
         found = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
-        return found + [(v, self.index_at(v, row, lane)) for v in self.group.stored]
+        stored = [v for v in self.group.stored if v not in self.reduces]
+        return found + [(v, self.index_at(v, row, lane)) for v in stored]
 
     # ---- sizes ----------------------------------------------------------------------------
 
