@@ -70,6 +70,8 @@ class LoopSpace:
     shape: Group
     inner: Size
     lanes: int
+    strict = False  # whether loaded indices must not vary along a line
+    least_line = 32  # elements of a line that is worth being one
 
     def __init__(self, group: Group, values: set[Node], target: Target, name: str) -> None:
         self.group, self.all_values, self.target, self.name = group, values, target, name
@@ -115,11 +117,15 @@ class LoopSpace:
                 if v in self.reduces or v in self.group.stored]  # fmt: skip
 
     def pick_inner(self) -> Size:
-        """How many neighbouring elements the vector axis has: as many as stay linear."""
+        """How many neighbouring elements the vector axis has: as many as stay linear. Loaded
+        indices change between lines, if those are long enough."""
         extent, ordered = self.cuts()
-        for inner in ordered:
-            if modulo(extent, inner) == 0 and self._linear(extent, inner):
-                return inner
+        for self.strict in (True, False):
+            for inner in ordered:
+                if self.strict and high(inner) < self.least_line:
+                    continue
+                if modulo(extent, inner) == 0 and self._linear(extent, inner):
+                    return inner
         exact = [c for c in ordered if isinstance(c, int)]
         smallest = [c for c in exact if c > 1 and modulo(extent, c) == 0]
         return min(smallest, default=extent)
@@ -215,10 +221,12 @@ class LoopSpace:
         return True
 
     def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> bool:
-        """Follow a gather: through its source where its indices do not vary along the lane."""
+        """Follow a gather: through its source where its indices do not vary along the lane; false
+        where they are loaded ones that do, if that counts."""
         rank = len(node.inputs[1].shape)
         if any(lane in atoms(i) for i in index[:rank]):
-            return True  # a true gather, whatever the inner size
+            return not self.strict or all(symbolic(i, index[:rank], self.all_values) is not None
+                                          for i in node.inputs[1:])  # fmt: skip
         x, axes = node.inputs[0], node.attrs["axes"]
         rest, full = iter(index[rank:]), []
         for a in range(len(x.shape)):

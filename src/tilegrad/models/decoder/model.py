@@ -144,7 +144,7 @@ class Experts(nn.Module):
         normed = x if norm is None else norm(x)
         y = normed.reshape(-1, x.shape[-1])  # (N, C)
         tokens, experts = y.shape[0], self.gate.shape[0]
-        few = isinstance(tokens, int) and tokens * self.used < experts
+        few = isinstance(tokens, int) and tokens * self.used <= experts
         result = self._of_picked(y) if few else self._of_all(y)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)

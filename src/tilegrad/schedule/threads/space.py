@@ -16,7 +16,6 @@ from ...ir.node import Node
 from ...ir.symbol import (
     Expr,
     Size,
-    atoms,
     ceil_divide,
     coefficient,
     combine,
@@ -44,6 +43,7 @@ class ThreadSpace(LoopSpace):
 
     b: Viewed
     e: TileEvaluator
+    least_line = 1
 
     def begin(self, name: str, extra: Sequence[tuple[str, Memory]] = (), results: bool = True,
               after: Sequence[tuple[str, Memory]] = ()) -> list[Node]:  # fmt: skip
@@ -75,24 +75,6 @@ class ThreadSpace(LoopSpace):
         return found + [("store", i) for i in range(len(self.group.stored if results else []))]
 
     # ---- where vectors run ----------------------------------------------------------------
-
-    def pick_inner(self) -> Size:
-        """As many neighbouring elements as stay linear; loaded indices change between lines."""
-        extent, ordered = self.cuts()
-        for self.strict in (True, False):
-            for inner in ordered:
-                if modulo(extent, inner) == 0 and self._linear(extent, inner):
-                    return inner
-        return super().pick_inner()
-
-    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> bool:
-        """Follow a gather; false where it is at loaded indices that vary along the lane."""
-        rank = len(node.inputs[1].shape)
-        along = any(lane in atoms(i) for i in index[:rank])
-        if along and self.strict:
-            return all(symbolic(i, index[:rank], self.all_values) is not None
-                       for i in node.inputs[1:])  # fmt: skip
-        return super()._gather_reads(node, index, lane, stack)
 
     def pick_middle(self, rows: Size) -> Size:
         """How many neighbouring rows stay linear too: tiles of several rows lie within them."""
