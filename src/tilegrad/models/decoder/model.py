@@ -120,7 +120,7 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Feed-forward parts of which a router picks a few for each token.
 
-    Few tokens, whose picks are fewer than there are experts, read the weights of those alone. Of
+    Few tokens, whose picks are half of all experts or less, read the weights of those alone. Of
     more tokens every expert computes every one and what was not picked counts zero: right and
     simple, and as much work as a dense layer of all experts.
     """
@@ -144,7 +144,7 @@ class Experts(nn.Module):
         normed = x if norm is None else norm(x)
         y = normed.reshape(-1, x.shape[-1])  # (N, C)
         tokens, experts = y.shape[0], self.gate.shape[0]
-        few = isinstance(tokens, int) and tokens * self.used <= experts
+        few = isinstance(tokens, int) and 2 * tokens * self.used <= experts
         result = self._of_picked(y) if few else self._of_all(y)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
