@@ -382,10 +382,11 @@ def test_assembled() -> None:
             shape = QuantisedShape(BY_NAME[name], 4096, columns, 1, bfloat16)
             body = kernels.callee(shape, H200).launches[0][0]
             texts[f"{name} {columns}"] = emit(body, "entry", H200)[0]
-    for tokens in (16, symbol("tokens", 1, 512)):
-        shape = QuantisedShape(formats.Q4_K, 4096, 4096, tokens, bfloat16)
-        body = kernels.callee(shape, H200).launches[0][0]
-        texts[f"many {tokens}"] = emit(body, "entry", H200)[0]
+    for tokens in (16, 32, symbol("tokens", 1, 512)):
+        for form in (formats.Q4_K, formats.Q6_K, formats.Q8_0):
+            shape = QuantisedShape(form, 4096, 4096, tokens, bfloat16)
+            body = kernels.callee(shape, H200).launches[0][0]
+            texts[f"many {form.name} {tokens}"] = emit(body, "entry", H200)[0]
     shape = QuantisedShape(formats.Q8_0, 128256, 4096, 1, bfloat16)
     texts["take"] = emit(take(shape), "entry", H200)[0]
     older = {}

@@ -20,7 +20,7 @@ from .shape import Around, QuantisedShape, padded
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for
-MANY = 256  # tokens from which weights are unpacked before a product
+MANY = 64  # tokens from which weights are unpacked before a product
 FEW = 8  # tokens that byte products take faster than matrix units
 
 
@@ -35,10 +35,16 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
     return ""
 
 
+def is_heavy(shape: QuantisedShape) -> bool:
+    """Whether codes take many registers to take apart."""
+    x = layout_of(shape)
+    return bool(x.more) or x.scales == "power"
+
+
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
     groups, tokens, x = groups_of(shape), high(shape.tokens), layout_of(shape)
-    heavy = bool(x.more) or x.scales == "power"  # takes registers to take apart
+    heavy = is_heavy(shape)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
     if tokens == 1 and groups <= 128:
@@ -52,16 +58,17 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
 
 
 def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
-    """The Plan for many tokens: tiles as large as there are tokens for, and one for each core."""
+    """The Plan for more tokens: a warp for every 8 rows, and what is heavy on all cores."""
     most = high(shape.tokens)
     if not isinstance(shape.tokens, int):
         most = min(most, 64)  # steps are of all sizes
-    tokens = next((t for t in (16, 32, 64) if most <= t), 128)
+    tokens = next((t for t in (16, 32) if most <= t), 64)
     rows = padded(shape.rows, ROWS)
-    sizes = [r for r in (128, 64, 32, 16) if rows % r == 0]
+    sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
     programs = -(-most // tokens)
-    tall = next((r for r in sizes if rows // r * programs >= CORES), min(32, sizes[0]))
-    return MatrixPlan(tokens, tall, 2, max(1, tall // 16))
+    fill = [r for r in sizes if rows // r * programs >= CORES]
+    tall = (fill or sizes)[0] if is_heavy(shape) else sizes[0]
+    return MatrixPlan(tokens, tall, 4, tall // 8)
 
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:
