@@ -20,7 +20,7 @@ from .shape import Around, QuantisedShape, padded
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for
-MANY = 64  # tokens from which weights are unpacked before a product
+MANY = 32  # tokens from which weights are unpacked before a product
 FEW = 8  # tokens that byte products take faster than matrix units
 
 
@@ -67,8 +67,9 @@ def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
     programs = -(-most // tokens)
     fill = [r for r in sizes if rows // r * programs >= CORES]
-    tall = (fill or sizes)[0] if is_heavy(shape) else sizes[0]
-    return MatrixPlan(tokens, tall, 4, tall // 8)
+    heavy = is_heavy(shape)
+    tall = (fill or sizes)[0] if heavy else sizes[0]
+    return MatrixPlan(tokens, tall, 2 if heavy and tokens > 32 else 4, tall // 8)
 
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:

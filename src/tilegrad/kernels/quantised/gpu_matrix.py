@@ -20,7 +20,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, minimum
 from ...ir.types import Memory
-from ...tile import ops
+from ...tile import ops, placed
 from ...tile.build import Body, BodyBuilder
 from .gpu_layout import (
     BLOCK,
@@ -74,16 +74,25 @@ class _Matrix:
             last -= plan.groups  # groups that are there for their number alone
 
         def step(group: Size, carried: list[Node]) -> Sequence[Node]:
-            following = self.load(minimum(group + plan.groups, last))
+            at = minimum(group + plan.groups, last)
+            following = [self.load_input(at), *self.load_weights(at)]
             return [self.multiply(carried[0], carried[1:]), *following]
 
+        weights = self.load_weights(0)
+        # the launch after this one begins when it ends: programs that wait would take its place
+        b.add(placed.grid_dependency_wait())
         zero = b.constant(0.0, float32, (plan.tokens, plan.rows))
-        carried = b.loop("group", 0, last + 1, plan.groups, step, [zero, *self.load(0)])
+        given = [zero, self.load_input(0), *weights]
+        carried = b.loop("group", 0, last + 1, plan.groups, step, given)
         self.finish(carried[0])
-        return b.finish((self.rows // plan.rows, blocks), warps=plan.warps)
+        return b.finish((self.rows // plan.rows, blocks), warps=plan.warps, level="placed")
 
-    def load(self, group: Size) -> list[Node]:
-        """A step of x and of the weights, as they lie."""
+    def load_weights(self, group: Size) -> list[Node]:
+        """A step of the weights, as they lie."""
+        return self.weights.load(self.row, group, self.plan.rows, self.plan.groups)
+
+    def load_input(self, group: Size) -> Node:
+        """A step of x."""
         b, plan = self.b, self.plan
         shape = (plan.tokens, self.wide)
         mask = self.tokens_there(shape)
@@ -93,8 +102,7 @@ class _Matrix:
             inside = b.apply("less", at, b.constant(self.shape.columns, int64))
             inside = b.broadcast(b.add(ops.reshape(inside, shape=(1, self.wide))), shape)
             mask = b.logical_and(mask, inside)
-        x = b.load(self.input, (self.token, group * GROUP), shape, (0, 1), mask)
-        return [x, *self.weights.load(self.row, group, plan.rows, plan.groups)]
+        return b.load(self.input, (self.token, group * GROUP), shape, (0, 1), mask)
 
     def tokens_there(self, shape: tuple[int, int]) -> Node | None:
         """Which tokens of a tile there are; None for all."""
