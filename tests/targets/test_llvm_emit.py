@@ -16,10 +16,10 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.targets.llvm import driver
-from tilegrad.targets.llvm.emit import body_symbols, emit
+from tilegrad.targets.llvm.emit import emit
 from tilegrad.targets.llvm.target import host_target
 from tilegrad.tile import interpret, ops
-from tilegrad.tile.build import Body, BodyBuilder
+from tilegrad.tile.build import Body, BodyBuilder, body_symbols
 
 HOST = host_target()
 FLOATS = [dtypes.float32, dtypes.float64]

@@ -19,11 +19,12 @@ from tilegrad.core.errors import StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
 from tilegrad.targets.ptx import calls, driver
-from tilegrad.targets.ptx.emit import body_symbols, emit
+from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tensor import dlpack, interop, placement
 from tilegrad.tile import interpret
+from tilegrad.tile.build import body_symbols
 
 
 class Interpreted:

@@ -93,7 +93,7 @@ def _llvm() -> Offer:
         return Program(*emit(body, name, target))
 
     def symbols(body: Body) -> list[str]:
-        from ..targets.llvm.emit import body_symbols
+        from ..tile.build import body_symbols
 
         return [s.name for s in body_symbols(body)]
 

@@ -14,7 +14,7 @@ from ..core.dtype import DType, bool_, float32, float64, int64
 from ..core.errors import InternalError
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, high, low, named
+from ..ir.symbol import Expr, Size, atoms, high, low, named
 from ..ir.types import Memory, Tile
 from . import ops
 
@@ -51,6 +51,29 @@ class Body:
     def parameters(self) -> tuple[Node, ...]:
         """The Memory parameters."""
         return self.block.arguments
+
+
+def body_symbols(body: Body) -> list[Expr]:
+    """The Symbols a Body reads at run time, sorted by name."""
+    found: dict[Expr, None] = {}
+
+    def walk(block: Block) -> None:
+        for node in block.nodes:
+            if node.op.name == "symbol":
+                for atom in atoms(node.attrs["value"]):
+                    found[atom] = None
+            for inner in node.blocks:
+                walk(inner)
+
+    for parameter in body.parameters:
+        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
+            for atom in atoms(size):
+                found[atom] = None
+    for size in body.grid:
+        for atom in atoms(size):
+            found[atom] = None
+    walk(body.block)
+    return sorted(found, key=lambda e: e.name)
 
 
 def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:

@@ -117,17 +117,7 @@ class Backward(Forward):
             delta = b.load(self.delta, (c,), (width,), (0,))
 
             def row(j: Size, _: list[Node]) -> Sequence[Node]:
-                p = self.probability(j, c, width, base)
-                found = b.load(self.change_of, (j, c), (width,), (1,))
-                keep = self.kept(j, c, width)
-                if keep is not None:
-                    found = b.apply("multiply", found, keep)
-                found = b.apply("multiply", p, b.apply("subtract", found, delta))
-                if self.caps is not None:
-                    t = b.load(self.caps, (j, c), (width,), (1,))
-                    slope = b.apply("subtract", self.constant(1.0), b.apply("multiply", t, t))
-                    found = b.apply("multiply", found, slope)
-                p = p if keep is None else b.apply("multiply", p, keep)
+                p, found = self.both_of(j, c, width, base, delta)
                 b.store(self.scores, p, (j, c), (1,))
                 b.store(self.change_of, found, (j, c), (1,))
                 return ()
@@ -136,6 +126,21 @@ class Backward(Forward):
             return ()
 
         b.loop("gradients", 0, plan.queries, width, across)
+
+    def both_of(self, j: Size, c: Size, width: int, base: Node, delta: Node) -> tuple[Node, Node]:
+        """Probabilities (after dropout) of a key, and the gradient of its raw scores."""
+        b = self.b
+        p = self.probability(j, c, width, base)
+        found = b.load(self.change_of, (j, c), (width,), (1,))
+        keep = self.kept(j, c, width)
+        if keep is not None:
+            found = b.apply("multiply", found, keep)
+        found = b.apply("multiply", p, b.apply("subtract", found, delta))
+        if self.caps is not None:
+            t = b.load(self.caps, (j, c), (width,), (1,))
+            slope = b.apply("subtract", self.constant(1.0), b.apply("multiply", t, t))
+            found = b.apply("multiply", found, slope)
+        return (p if keep is None else b.apply("multiply", p, keep)), found
 
 
 class QueryGradient(Backward):

@@ -184,21 +184,6 @@ class MatrixBackward(Backward):
     def round_scores(self) -> None:
         """Probabilities and gradients of scores as the next products read them: each Body's own."""
 
-    def both_of(self, j: Size, c: Size, width: int, base: Node, delta: Node) -> tuple[Node, Node]:
-        """Probabilities (after dropout) of a key, and the gradient of its raw scores."""
-        b = self.b
-        p = self.probability(j, c, width, base)
-        found = b.load(self.change_of, (j, c), (width,), (1,))
-        keep = self.kept(j, c, width)
-        if keep is not None:
-            found = b.apply("multiply", found, keep)
-        found = b.apply("multiply", p, b.apply("subtract", found, delta))
-        if self.caps is not None:
-            t = b.load(self.caps, (j, c), (width,), (1,))
-            slope = b.apply("subtract", self.constant(1.0), b.apply("multiply", t, t))
-            found = b.apply("multiply", found, slope)
-        return (p if keep is None else b.apply("multiply", p, keep)), found
-
     def rounds(self, step: int, body: Callable[[Size, Size, int, Node, Node], None]) -> None:
         """body(key, first query, queries, base, delta) for all rows, some queries at a time."""
         b, width = self.b, PAIR

@@ -18,34 +18,12 @@ from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.symbol import Expr, atoms
 from ...ir.types import Tile
-from ...tile.build import Body
+from ...tile.build import Body, body_symbols
 from .emit_memory import MemoryEmitter
 from .emit_shape import Values, count_of, in_matrix_unit, lanes_of
 from .rules import convert, literal, row_for, scalar_type, splat_constant, vector
 
-
-def body_symbols(body: Body) -> list[Expr]:
-    """The Symbols a Body reads at run time, in the order of its scalars."""
-    found: dict[Expr, None] = {}
-
-    def walk(block: Block) -> None:
-        for node in block.nodes:
-            if node.op.name == "symbol":
-                found[node.attrs["value"]] = None
-            for inner in node.blocks:
-                walk(inner)
-
-    for parameter in body.parameters:
-        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
-            for atom in atoms(size):
-                found[atom] = None
-    for size in body.grid:
-        for atom in atoms(size):
-            found[atom] = None
-    walk(body.block)
-    return sorted(found, key=lambda e: e.name)
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
     """The LLVM IR of a Body and the scratch bytes it needs."""

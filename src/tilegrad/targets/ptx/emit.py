@@ -16,9 +16,9 @@ from ...core.errors import InternalError, UserError
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size, atoms, high
+from ...ir.symbol import Size, high
 from ...ir.types import Memory, product
-from ...tile.build import Body
+from ...tile.build import Body, body_symbols
 from . import rules
 from .emit_control import ControlEmitter
 from .emit_memory import SWIZZLES, all_nodes
@@ -36,29 +36,6 @@ ONE_THREAD = {
     "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
     "constant", "fence",
 }  # fmt: skip
-
-
-def body_symbols(body: Body) -> list[Expr]:
-    """The Symbols a Body reads at run time, sorted by name."""
-    found: dict[Expr, None] = {}
-
-    def walk(block: Block) -> None:
-        for node in block.nodes:
-            if node.op.name == "symbol":
-                for atom in atoms(node.attrs["value"]):
-                    found[atom] = None
-            for inner in node.blocks:
-                walk(inner)
-
-    for parameter in body.parameters:
-        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
-            for atom in atoms(size):
-                found[atom] = None
-    for size in body.grid:
-        for atom in atoms(size):
-            found[atom] = None
-    walk(body.block)
-    return sorted(found, key=lambda e: e.name)
 
 
 def entry_registers(warps: int) -> int:
@@ -362,4 +339,4 @@ def barrier_factors(roles: list[Node], telling: set[Node]) -> dict[Node, int]:
     return found
 
 
-__all__ = ["TensorMap", "body_symbols", "emit"]
+__all__ = ["TensorMap", "emit"]
