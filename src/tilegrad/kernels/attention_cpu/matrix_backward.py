@@ -19,7 +19,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, combine, floor_divide, high, minimum, modulo, multiply
 from ...tile import ops
 from ..attention.shape import AttentionShape
-from . import matrix as attention_cpu_matrix
+from . import matrix
 from .backward import Backward, KeyGradient, QueryGradient
 from .forward import fitting
 from .matrix import PAIR, SPACE, TILE, MatrixForward
@@ -28,7 +28,7 @@ from .tiles import CpuPlan
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     """The Plan for a shape, or None where no matrix unit of the Target fits."""
-    forward = attention_cpu_matrix.choose(x, target)
+    forward = matrix.choose(x, target)
     if forward is None:
         return None
     keys = min(128, PAIR * max(1, -(-high(x.keys) // PAIR)))

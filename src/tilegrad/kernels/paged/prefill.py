@@ -33,7 +33,7 @@ from ...tile import ops
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ...tile.placed import PlacedBuilder
-from ..attention import forward as attention
+from ..attention import forward
 from ..attention.forward import AttentionPlan, WideAttention, padded
 from ..attention.plan import fitted
 from ..attention.shape import AttentionShape
@@ -78,7 +78,7 @@ def why_not(x: PagedShape, target: Target) -> str:
         return "a page is a power of two, 8 or more"
     if not any(unit.name.startswith("wgmma") for unit in target.matrix):
         return "no matrix units that run beside the threads"
-    return attention.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
+    return forward.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
 
 
 def choose(x: PagedShape, target: Target) -> AttentionPlan | None:

@@ -20,8 +20,7 @@ from ...ir.symbol import Size, combine, floor_divide, high, minimum, modulo, mul
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape
-from ..attention_cpu import forward as attention_cpu
-from ..attention_cpu import matrix as attention_cpu_matrix
+from ..attention_cpu import forward, matrix
 from ..attention_cpu.forward import Forward
 from ..attention_cpu.matrix import MatrixForward
 from ..attention_cpu.tiles import Builder, CpuPlan
@@ -53,7 +52,7 @@ def shape_of(x: PagedShape) -> AttentionShape:
 def choose(x: PagedShape, target: Target) -> CpuPlan | None:
     """The Plan for a shape: on a matrix unit where there is one."""
     of = replace(shape_of(x), queries=high(x.tokens), keys=high(shape_of(x).keys))
-    return attention_cpu_matrix.choose(of, target) or attention_cpu.choose(of, target)
+    return matrix.choose(of, target) or forward.choose(of, target)
 
 
 def prefill(x: PagedShape, plan: CpuPlan, name: str = "paged_prefill") -> Body:

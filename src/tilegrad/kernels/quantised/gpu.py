@@ -11,7 +11,7 @@ from ...core.dtype import bfloat16, float16, float32
 from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.callee import KernelCallee
-from . import gpu_rows as quantised_gpu_rows
+from . import gpu_rows
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
@@ -92,7 +92,7 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     """Why a product is not computed with what is around it; '' where it is."""
     if not are_few(shape, target):
         return f"more than {FEW} tokens, or too many columns"
-    return quantised_gpu_rows.why_not_around(shape, around) or why_not(shape, target)
+    return gpu_rows.why_not_around(shape, around) or why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UserError
-from . import gguf as decoder_gguf
-from . import huggingface as decoder_huggingface
+from . import gguf, huggingface
 from .rotary import Rotary
 
 MOST_HEAD_WIDTH = 1 << 14
@@ -74,7 +73,7 @@ class DecoderConfig:
     def from_huggingface(cls, given: Mapping[str, Any],
                          context: int | None = None) -> DecoderConfig:  # fmt: skip
         """From the dict of a config.json; `context` asks for fewer positions (or longrope's)."""
-        return cls(**decoder_huggingface.read(given, context))
+        return cls(**huggingface.read(given, context))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any],
@@ -84,7 +83,7 @@ class DecoderConfig:
         Tensors say what the metadata does not: whether the head is tied, which biases there
         are, how many tokens, and the divisors of rotary speeds.
         """
-        return cls(**decoder_gguf.read(metadata, tensors))
+        return cls(**gguf.read(metadata, tensors))
 
     def attention(self, layer: int) -> dict[str, Any]:
         """How a layer attends: arguments of `tg.attention` besides q, k, v and causal."""
