@@ -56,6 +56,8 @@ def test_pure_ops_are_interned_and_effects_are_not() -> None:
     lambda: placed.copy_async(M, M, placed.barrier(name="b", count=1, stages=1), I, I, I,
                               shape=(8, 8), axes=(0, 1), row=9),
     lambda: placed.read_place(M, rows=(12, 8)),
+    lambda: placed.read_place(M, rows=(4, 8)),
+    lambda: placed.read_place(placed.register_tile(shape=(16, 8), dtype=float32), rows=(0, 8)),
     lambda: placed.matrix_async(M, M, M, ops.constant(value=True, dtype=bool_, shape=()),
                                 transpose_a=False, transpose_b=False),
     lambda: placed.write_place(M, X),

@@ -316,6 +316,9 @@ def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     shape = type_.shape[len(index) :]
     if rows:
         first, count = rows
+        if type_.scope == "register" or first % 8:
+            raise _fail("read_place", f"rows {rows} of {type_}: registers are read whole, other "
+                        "places from a multiple of 8 on")  # fmt: skip
         shape = (count, *shape[1:])
         _rows("read_place", type_, shape, first)  # type: ignore[arg-type]
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]

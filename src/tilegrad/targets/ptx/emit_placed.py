@@ -166,7 +166,7 @@ class PlacedEmitter(ShapeEmitter):
         """Where a place begins, as if its first rows were not there."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        if type_.layout == "held" or row % 8:
+        if type_.layout == "held":
             raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
         return self.w.value("b32", "add.s32", self.pointers[place],
                             str(self.row_offsets(type_, row)[0]))  # fmt: skip
