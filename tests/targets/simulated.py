@@ -15,6 +15,7 @@ import pytest
 from judge import compare
 
 from tilegrad.core.dtype import BY_NUMPY
+from tilegrad.core.errors import Site
 from tilegrad.core.target import H200, Target
 from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret as interpret_graph
@@ -25,7 +26,7 @@ from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, body_sites
 
 TEXTS: dict[str, str] = {}  # of this test, by themselves
 
@@ -51,7 +52,10 @@ def launch(
     text, entry = emit(body, "entry", target)
     TEXTS[text] = text
     if all(evaluate(size, symbols) for size in entry.grid):
-        simulate(text, entry, memories, symbols, policy=policy)
+        word, sites = np.zeros(4, np.uint32), body_sites(body)
+        simulate(text, entry, [*memories, word] if sites else memories, symbols, policy=policy)
+        if word[0]:
+            raise Site(**sites[word[0] - 1].attrs).error()
 
 
 class Machine(interpreted.Machine):

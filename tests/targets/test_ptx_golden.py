@@ -66,10 +66,23 @@ def small_dot() -> Body:
     return b.finish((1,), warps=4)
 
 
+def required() -> Body:
+    """Elements by number, each of which must be one of 100."""
+    b = BodyBuilder("required", [("x", Memory((100,), float32)), ("at", Memory((256,), int64)),
+                                 ("y", Memory((256,), float32, "global", "result"))])
+    at = b.load(b.parameters[1], (0,), (256,), (0,))
+    low = b.apply("less_equal", b.constant(0, int64), at)
+    inside = b.logical_and(low, b.apply("less", at, b.constant(100, int64)))
+    b.require(inside, "an index is out of bounds", "kernel.py:7")
+    b.store(b.parameters[2], b.gather(b.parameters[0], at, inside), (0,), (0,))
+    return b.finish((1,), warps=4)
+
+
 GOLDEN: dict[str, tuple[Callable[[], Body], Target]] = {
     "masked_add": (masked_add, H200),
     "row_softmax": (row_softmax, H200),
     "small_dot": (small_dot, A100),
+    "required": (required, H200),
 }
 
 

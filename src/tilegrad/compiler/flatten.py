@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..core.errors import Site
 from ..core.target import Target
 from ..ir.fingerprint import digest
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import product
 from ..runtime.executable import Recipe, Step, Storage
+from ..runtime.fault import WORD_BYTES
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
-from ..tile.build import Body
+from ..tile.build import Body, body_sites
 from .dispatch import offer, renamed
 from .estimate import copy_text, region_text, shares
 
@@ -25,7 +27,7 @@ SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
     """A Schedule as plain data, and the target text of each object it needs by key."""
-    flat = Flattener(target)
+    flat = Flattener(target, len(schedule.slots))
     for kernel in schedule.kernels:
         flat.begin(kernel)
         for step in kernel.steps:
@@ -33,9 +35,11 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
     for jump, label in flat.jumps:
         jump.numbers.append(flat.labels[label])
     storage = [storage_of(slot) for slot in schedule.slots]
+    storage += [Storage("fault", WORD_BYTES, i * WORD_BYTES) for i in range(flat.faults)]
     recipe = Recipe(flat.table, storage, flat.steps, schedule.inputs, schedule.outputs,
                     schedule.arena_bytes, flat.scratch, tiny(schedule),
-                    entries=[e for e in flat.entries if e])  # fmt: skip
+                    entries=[e for e in flat.entries if e],
+                    sites=flat.sites if any(flat.sites) else [])  # fmt: skip
     return recipe, flat.texts
 
 
@@ -49,8 +53,10 @@ def storage_of(slot: Slot) -> Storage:
 class Flattener:
     """Steps, Programs and texts gathered so far."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, n_slots: int) -> None:
+        self.target, self.n_slots = target, n_slots
+        self.faults = 0  # launches with a fault word; their Slots follow the Schedule's
+        self.sites: list[list[Site]] = []  # of the Programs
         self.programs: dict[int, int] = {}  # Body -> its place in the table
         self.table: list[tuple[str, str]] = []
         self.entries: list[str] = []  # of the same place
@@ -93,13 +99,19 @@ class Flattener:
             self.programs[id(body)] = len(self.table)
             self.table.append((name, key))
             self.entries.append(entry)
+            self.sites.append([Site(n.attrs["message"], n.attrs["location"])
+                               for n in body_sites(body)])  # fmt: skip
             self.texts[key] = text
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
         symbols = offer(self.target).symbols(body)
         small = high(kernel.flops) + high(kernel.bytes) < SMALL
         moved, flops = self.shares.pop(0)
-        self.steps.append(Step("kernel", self.programs[id(body)], list(step.slots),
+        program, slots = self.programs[id(body)], list(step.slots)
+        if self.sites[program]:
+            slots.append(self.n_slots + self.faults)
+            self.faults += 1
+        self.steps.append(Step("kernel", program, slots,
                                product(body.grid), symbols, small, region=self.region,
                                bytes=moved, flops=flops))  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NamedTuple
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -104,3 +105,17 @@ class InternalError(TilegradError):
     def __init__(self, where: str, message: str) -> None:
         self.where = where
         super().__init__(f"internal error in {where}: {message} (please report this)")
+
+
+class Site(NamedTuple):
+    """A condition of a Program: what is wrong where it does not hold, and the line ('file:line')
+    that made it."""
+
+    message: str
+    location: str
+
+    def error(self) -> AxisError:
+        """The error of a condition that did not hold."""
+        file, _, line = self.location.rpartition(":")
+        where = Location(file, int(line)) if line.isdigit() else None
+        return AxisError(self.message, location=where)

@@ -12,13 +12,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..core.errors import Site
 from ..ir.literal import Names, read_symbolic, write, write_symbolic
 from ..ir.symbol import Size
 
 
 @dataclass
 class Storage:
-    """One Slot: its kind ('input', 'output', 'scratch'), bytes, and place."""
+    """One Slot: its kind ('input', 'output', 'scratch', 'fault'), bytes, and place."""
 
     kind: str
     bytes: Size
@@ -66,6 +67,9 @@ class Recipe:
     inline: bool
     peak_bytes: int = 0
     entries: list[str] = field(default_factory=list)  # of programs: what a launch must know
+    # Conditions of each program that are checked while it runs; a launch of one that has some
+    # takes a Slot of the kind 'fault' last. Empty where no program has any.
+    sites: list[list[Site]] = field(default_factory=list)
 
     def owner(self, number: int) -> int:
         """The Slot whose memory a Slot has, through aliases."""
@@ -104,6 +108,7 @@ class Recipe:
             sizes = {name: read_size(s[name]) for name in ("grid", "bytes", "flops")}
             steps.append(Step(**{**s, **sizes, "numbers": numbers}))
         record["programs"] = [tuple(p) for p in record["programs"]]
+        record["sites"] = [[Site(*s) for s in sites] for sites in record["sites"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
 
 

@@ -18,7 +18,8 @@ LANGUAGE = {
     "multiply_add", "exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "tanh",
     "erf", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "trunc", "sign", "sigmoid", "fill",
     "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
-    "softmax_accumulate", "load", "store", "atomic_add", "shared", "index", "INF", *RENAMED,
+    "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "INF",
+    *RENAMED,
 }  # fmt: skip
 ROLES = {
     "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",

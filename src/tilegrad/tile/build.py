@@ -6,12 +6,12 @@ it is simplified before it exists. Invariant: every Node of the Body goes throug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.dtype import DType, bool_, float32, float64, int64
-from ..core.errors import InternalError
+from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, high, low, named
@@ -74,6 +74,19 @@ def body_symbols(body: Body) -> list[Expr]:
             found[atom] = None
     walk(body.block)
     return sorted(found, key=lambda e: e.name)
+
+
+def body_sites(body: Body) -> list[Node]:
+    """The `require` Nodes of a Body in order: the number of one is its place, from 1 on."""
+
+    def walk(block: Block) -> Iterator[Node]:
+        for node in block.nodes:
+            if node.op is ops.require:
+                yield node
+            for inner in node.blocks:
+                yield from walk(inner)
+
+    return list(walk(body.block))
 
 
 def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:
@@ -255,6 +268,18 @@ class BodyBuilder:
         value, offset = self._level([value, offset])
         extra = [] if mask is None else [self._mask(mask, offset.shape)]
         self.add(ops.scatter(memory, value, offset, *extra, mode=mode))
+
+    def require(
+        self, condition: Node, message: str, location: Location | str | None = None,
+        mask: Node | None = None,
+    ) -> None:  # fmt: skip
+        """End the run in an index error unless a condition holds wherever the mask does.
+
+        It is recorded and the program goes on: what it guards needs a mask or a clamped index.
+        """
+        if mask is not None:
+            condition = self.apply("bit_or", condition, self.apply("bit_not", mask))
+        self.add(ops.require(condition, message=message, location=str(location or "")))
 
     def allocate(self, shape: tuple[int, ...], dtype: DType, scope: str, layout: str = "") -> Node:
         """A private place."""

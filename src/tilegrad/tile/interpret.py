@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType
-from ..core.errors import InternalError
+from ..core.errors import InternalError, Site
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
@@ -404,6 +404,11 @@ def _prefetch(self: Interpreter, frame: Frame, node: Node) -> Any:
     return None  # it changes nothing, and may lie past the end
 
 
+def _require(self: Interpreter, frame: Frame, node: Node) -> Any:
+    if not np.all(frame.values[node.inputs[0]]):
+        raise Site(node.attrs["message"], node.attrs["location"]).error()
+
+
 def _hole(self: Interpreter, frame: Frame, node: Node) -> Any:
     raise InternalError("tile.interpret", f"the hole {node.attrs['name']!r} is not filled")
 
@@ -412,6 +417,7 @@ HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "program": _program, "symbol": _symbol, "constant": _constant, "iota": _iota, "get": _get,
     "load": _load, "store": _store, "gather": _gather, "scatter": _scatter,
     "allocate": _allocate, "sort": _sort, "hole": _hole, "prefetch": _prefetch,
+    "require": _require,
     "matrix_zero": _matrix_zero, "matrix_load": _matrix_load,
     "matrix_dot": _matrix_dot, "matrix_store": _matrix_store,
 }  # fmt: skip

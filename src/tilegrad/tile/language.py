@@ -24,7 +24,7 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, dtype_of, promote
-from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError
+from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError, user_location
 from ..ir.node import Node
 from ..ir.symbol import Size, maximum, minimum
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
@@ -762,6 +762,20 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     inputs = [memory.node, tile.node, b.cast(offsets.node, dtypes.int64)]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
     return TileValue(node, edges)
+
+
+def require(condition: Any, message: str) -> None:
+    """End the run in an index error at this line unless all elements of a bool tile hold.
+
+    The program itself goes on: what must not happen needs a mask as well.
+    """
+    test = tile_of(condition, None, "require")
+    if test.dtype is not dtypes.bool_:
+        raise DTypeError("not a condition", op="tile.require", expected="a bool tile",
+                         got=repr(test))  # fmt: skip
+    b = tracer("require").builder
+    b.require(test.node, f"tile.require: {message}", user_location(),
+              mask_of(test.shape, test.edges))  # fmt: skip
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:

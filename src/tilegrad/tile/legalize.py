@@ -384,6 +384,14 @@ class _Legalizer(MatrixPieces):
             memory, value.piece(index, lanes), offset.piece(index, lanes), mask(index, lanes),
             node.attrs["mode"]))  # fmt: skip
 
+    def _require(self, node: Node) -> None:
+        condition = self.source(node.inputs[0])
+
+        def piece(index: Indices, lanes: int) -> None:
+            self.b.add(ops.require(condition.piece(index, lanes), **node.attrs))
+
+        self.each(condition.shape, piece)
+
     def _atomic_add(self, node: Node) -> None:
         memory = self.value(node.inputs[0])
         value, offset = (self.source(i) for i in node.inputs[1:3])

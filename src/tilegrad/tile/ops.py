@@ -251,6 +251,20 @@ sort_rows = Op(tile, "sort",
                "`places` along; nan is largest; two Memories of the same sizes are "
                "scratch")  # fmt: skip
 
+# ---- conditions -----------------------------------------------------------------------------
+
+
+def _require(condition: Node, *, message: str, location: str) -> Type:
+    if _tile(condition).dtype is not bool_:
+        raise _fail("require", f"the condition is {condition.type}")
+    return NOTHING
+
+
+require = Op(tile, "require", _require, attrs=("message", "location"), effect=True, group="check",
+             meaning="every element of a bool tile holds, else the run ends in an index error "
+             "with this message at 'file:line'; the program goes on, so an access guards itself "
+             "by its mask or a clamped index")  # fmt: skip
+
 # ---- control --------------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@ index; a scalar is one value. The function runs grid programs [start, stop):
 
     void name(ptr args, ptr scalars, i64 start, i64 stop, ptr scratch)
 
-`args` holds one pointer per Memory parameter, `scalars` the values of the Body's Symbols in
+`args` holds one pointer per Memory parameter (and, where there are `require` ops, one to the
+launch's fault word), `scalars` the values of the Body's Symbols in
 sorted order, `scratch` memory private to the worker. Invariant: pure text, no state; the same
 Body gives the same text.
 """
@@ -19,7 +20,7 @@ from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
-from ...tile.build import Body, body_symbols
+from ...tile.build import Body, body_sites, body_symbols
 from .emit_memory import MemoryEmitter
 from .emit_shape import Values, count_of, in_matrix_unit, lanes_of
 from .rules import convert, literal, row_for, scalar_type, splat_constant, vector
@@ -45,6 +46,10 @@ class Emitter(MemoryEmitter):
         for i, symbol in enumerate(body_symbols(self.body)):
             slot = w.value(f"getelementptr i64, ptr %scalars, i64 {i}")
             self.symbols[symbol] = w.value(f"load i64, ptr {slot}")
+        self.sites = {node: i + 1 for i, node in enumerate(body_sites(self.body))}
+        if self.sites:
+            slot = w.value(f"getelementptr ptr, ptr %args, i64 {len(self.body.parameters)}")
+            self.fault = w.value(f"load ptr, ptr {slot}")
         self.program_loop()
         w.line("ret void")
         head = (
@@ -144,6 +149,25 @@ class Emitter(MemoryEmitter):
         self.values[node] = found if a == b else [
             self.w.value(f"bitcast {a} {x} to {b}") for x in found
         ]  # fmt: skip
+    # ---- conditions -----------------------------------------------------------------------
+
+    def emit_require(self, node: Node) -> None:
+        """The first Site whose condition does not hold leaves its number."""
+        w, (whole, *rest) = self.w, self.values[node.inputs[0]]
+        lanes = lanes_of(node.inputs[0].type)  # type: ignore[arg-type]
+        mask = vector("i1", lanes)
+        for other in rest:
+            whole = w.value(f"and {mask} {whole}, {other}")
+        if lanes > 1:
+            name = f"llvm.vector.reduce.and.v{lanes}i1"
+            whole = w.intrinsic(name, "i1", (mask, whole))
+        bad, after = w.fresh_label("fault"), w.fresh_label("held")
+        w.line(f"br i1 {whole}, label %{after}, label %{bad}")
+        w.start(bad)
+        w.value(f"cmpxchg ptr {self.fault}, i32 0, i32 {self.sites[node]} monotonic monotonic")
+        w.line(f"br label %{after}")
+        w.start(after)
+
     # ---- control --------------------------------------------------------------------------
 
     def emit_get(self, node: Node) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Back, Step
+from ...runtime.fault import Faults
 from ...runtime.profile import Profile, in_order
 from .table import SINGLE, TableBuilder
 from .workers import RECORD, worker_pool
@@ -59,6 +60,8 @@ class Fixed:
         )  # fmt: skip
         self.record_at = ctypes.addressof(self.record)
         self.inline = executable.inline
+        self.faults = Faults.on_host(recipe)
+        executable.point_faults(self.slots, self.faults)
         self.point(buffers)
 
     @property
@@ -115,7 +118,7 @@ class Fixed:
 
     def run(self) -> None:
         """Run once more."""
-        worker_pool().run_step(self.record_at, self.n_slots, self.inline)
+        worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
 
     # ---- profiles -------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Back, Recipe
+from ...runtime.fault import Faults, fault_slots
 from .driver import LoadedModule
 from .fixed import Fixed
 from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
@@ -64,6 +65,8 @@ class Executable:
                 self.scalar_values[i] = value
             else:
                 self.symbolic = True
+        self.faults = Faults.on_host(recipe)
+        self.point_faults(self.slots, self.faults)
         self.record = ctypes.create_string_buffer(RECORD.size)
         RECORD.pack_into(
             self.record, 0, table.ctypes.data, len(table), index.ctypes.data,
@@ -80,6 +83,12 @@ class Executable:
         self.aliases = [(n, self._owner(n)) for n, s in enumerate(recipe.slots) if s.alias >= 0]
         self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
                         if s.kind == "scratch" and s.alias < 0]  # fmt: skip
+
+    def point_faults(self, slots: Any, faults: Faults | None) -> None:
+        """Point the Slots of fault words at those of a run."""
+        if faults is not None:
+            for number, sites in fault_slots(self.recipe):
+                slots[number] = faults.add(sites)
 
     def _owner(self, number: int) -> int:
         while self.recipe.slots[number].alias >= 0:
@@ -171,7 +180,7 @@ class Executable:
                 slots[number] = extra[-1].pointer
             for number, owner in self.aliases:
                 slots[number] = slots[owner]
-            worker_pool().run_step(self.record_at, self.n_slots, self.inline)
+            worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
             return outputs
 
     def fix(

@@ -27,6 +27,7 @@ from ...core.config import config, usable_cores
 from ...core.errors import InternalError, StateError
 from ...core.target import NEON, SSE2
 from ...runtime.buffer import HUGE_PAGE, Buffer
+from ...runtime.fault import Faults
 from .driver import LoadedModule, compile_text, load
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
 from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
@@ -195,8 +196,11 @@ class WorkerPool:
             RECORD.pack_into(team.record, 0, table, n_entries, arg_index, slots, n_slots, scalars)
             self.run_step(team.record_at, n_slots, inline)
 
-    def run_step(self, record: int, n_slots: int, inline: bool = False) -> None:
-        """Walk the table of a packed RECORD at an address that stays valid: the fast way."""
+    def run_step(
+        self, record: int, n_slots: int, inline: bool = False, faults: Faults | None = None
+    ) -> None:
+        """Walk the table of a packed RECORD at an address that stays valid: the fast way. A
+        condition that did not hold is raised at the end, or at the next pause before it."""
         with self._lock:
             team = self._team or self._form()
             if self._busy:
@@ -208,12 +212,17 @@ class WorkerPool:
             try:
                 code = self._start(team.pool, record, workers)
                 while code:  # paused: Python has now looked at its signals
+                    if faults is not None and faults.seen():
+                        self._stop(team)
+                        break
                     code = self._resume(team.pool, workers)
             except BaseException:
                 self._stop(team)
                 raise
             finally:
                 self._busy = False
+            if faults is not None:
+                faults.check()
 
     def reserve(self, scratch_bytes: int) -> None:
         """Give each worker at least this much scratch from the next step on."""

@@ -25,6 +25,7 @@ from ...core.target import Target
 from ...runtime.buffer import Buffer
 from ...runtime.store import content_key
 from .calls import Recent, api, available, call, fail
+from .faults import DeviceFaults
 from .maps import MAP_BYTES, aligned
 from .memory import Pool, Staging, host_bytes
 from .module import Function, Module
@@ -108,6 +109,7 @@ class Device:
         self._target: Target | None = None
         self._arena: Buffer | None = None
         self._pinned: Any = None
+        self.faults = DeviceFaults(self)
 
     def __repr__(self) -> str:
         return f"Device({self.name}, {self.attributes['name']})"
@@ -147,6 +149,7 @@ class Device:
         """Wait until all work on the stream is done; a kernel's fault shows here."""
         self.activate()
         call("cuStreamSynchronize", self.stream)
+        self.faults.check()
 
     # ---- memory ---------------------------------------------------------------------------
 
@@ -173,11 +176,13 @@ class Device:
 
     def download(self, buffer: Buffer, shape: Sequence[int] | None = None,
                  dtype: Any = np.uint8) -> np.ndarray[Any, Any]:  # fmt: skip
-        """The values of a Buffer in host memory, after all work before."""
+        """The values of a Buffer in host memory, after all work before; what a program of that
+        work found wrong with its data is raised here."""
         result = host_bytes(buffer.bytes)
         if buffer.bytes:
             self.activate()
             self.staging.download(result.ctypes.data, buffer.pointer, buffer.bytes, self.stream)
+            self.faults.check()
         if shape is None:
             return result
         kind = np.dtype(getattr(dtype, "numpy", dtype))

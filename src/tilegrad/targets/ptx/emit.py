@@ -18,7 +18,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...ir.types import Memory, product
-from ...tile.build import Body, body_symbols
+from ...tile.build import Body, body_sites, body_symbols
 from . import rules
 from .emit_control import ControlEmitter
 from .emit_memory import SWIZZLES, all_nodes
@@ -63,8 +63,8 @@ class Emitter(ControlEmitter):
         self.w.put("ret")
         self.w.lines[start:start] = self.scratch_frame()
         symbols = [s.name for s in body_symbols(self.body)]
-        arguments: list[tuple[str, Any]] = [
-            ("pointer", i) for i in range(len(self.body.parameters))]  # fmt: skip
+        pointers = len(self.body.parameters) + bool(self.sites)
+        arguments: list[tuple[str, Any]] = [("pointer", i) for i in range(pointers)]
         arguments += [("symbol", s) for s in symbols]
         arguments += [("map", m) for m in self.maps]
         bytes_ = self.shared_bytes + (1024 if self.swizzled else 0)
@@ -125,6 +125,7 @@ class Emitter(ControlEmitter):
     def declared(self) -> list[str]:
         """The `.param` lines."""
         found = [f"\t.param .u64 memory_{i}" for i in range(len(self.body.parameters))]
+        found += ["\t.param .u64 fault"] if self.sites else []
         found += [f"\t.param .s64 symbol_{s.name}" for s in body_symbols(self.body)]
         return found + [f"\t.param .align 64 .b8 map_{i}[128]" for i in self.maps.values()]
 
@@ -142,6 +143,10 @@ class Emitter(ControlEmitter):
         for i, parameter in enumerate(self.body.parameters):
             generic = w.value("b64", "ld.param.u64", f"[memory_{i}]")
             self.pointers[parameter] = w.value("b64", "cvta.to.global.u64", generic)
+        self.sites = {node: i + 1 for i, node in enumerate(body_sites(self.body))}
+        if self.sites:
+            generic = w.value("b64", "ld.param.u64", "[fault]")
+            self.fault = w.value("b64", "cvta.to.global.u64", generic)
         for symbol in body_symbols(self.body):
             self.symbols[symbol.name] = w.value("b64", "ld.param.s64", f"[symbol_{symbol.name}]")
         for map_, number in self.maps.items():
@@ -243,6 +248,17 @@ class Emitter(ControlEmitter):
 
     def emit_symbol(self, node: Node) -> None:
         self.held[node] = [self.resize(self.size64(node.attrs["value"]), int64, self.dtype(node))]
+
+    def emit_require(self, node: Node) -> None:
+        """A thread that holds an element for which the condition fails leaves the Site's number;
+        of several any one is as good."""
+        condition, w = node.inputs[0], self.w
+        held = self.own(condition) if condition.shape else [self.scalar(condition)]
+        whole, *rest = dict.fromkeys(held)
+        for other in rest:
+            whole = w.value("pred", "and.pred", whole, other)
+        number = w.value("b32", "mov.b32", str(self.sites[node]))
+        w.put("st.relaxed.sys.global.b32", f"[{self.fault}]", number, guard=f"!{whole}")
 
     def emit_hole(self, node: Node) -> None:
         raise InternalError("ptx.emit", f"the hole {node.attrs['name']!r} is not filled")

@@ -73,6 +73,7 @@ class Landing:
     def wait(self) -> np.ndarray[Any, Any]:
         """The bytes, once they are here."""
         self.event.synchronize()
+        self.owner.device.faults.check()
         found = np.empty(self.bytes, np.uint8)
         ctypes.memmove(found.ctypes.data, self.place, self.bytes)
         return found

@@ -20,6 +20,7 @@ from ...core.errors import InternalError, UserError
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Back, Recipe, Step
+from ...runtime.fault import fault_slots
 from .driver import Device
 from .fixed import Fixed
 from .graph import Operation, Replay, run_directly
@@ -71,6 +72,8 @@ class Executable:
         self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
                         if s.kind == "scratch" and s.alias < 0]  # fmt: skip
         self.slots = [0] * max(1, len(recipe.slots))
+        for number, sites in fault_slots(recipe):
+            self.slots[number] = device.faults.add(sites)
         self.single = recipe.steps[0] if _is_single(recipe) else None
         self.on_host = any(s.kind == "jump_unless" for s in recipe.steps)
         self.fixed = _is_fixed(recipe, self.entries)
@@ -82,6 +85,8 @@ class Executable:
         """For one kernel with one new result and no Symbols: its launch, where its pointers come
         from (numbers of inputs, -1: the result), bytes of the result and their size class."""
         if self.single is None or not self.fixed or self.hidden or self.aliases or self.scratch:
+            return None
+        if self.recipe.sites:
             return None
         if len(self.owners) != 1 or self.owners[0] in self.input_of:
             return None

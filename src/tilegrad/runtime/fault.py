@@ -1,0 +1,66 @@
+"""Faults: what a running program finds wrong with its data, and the error that says so.
+
+A Program with `require` ops gets one more pointer, to a word of its launch; a condition that does
+not hold writes the number of its Site there, and the program goes on. Who ran it looks at the words
+afterwards: on the CPU when the run is over, on a GPU at the next read of any value. Invariant: a
+launch without Sites has no word and costs nothing; a word that was reported is 0 again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import Site
+
+if TYPE_CHECKING:
+    from .executable import Recipe
+
+WORD_BYTES = 16  # of a launch: kernels take pointers that are multiples of 16
+
+
+def fault_slots(recipe: Recipe) -> list[tuple[int, list[Site]]]:
+    """The Slots of a Recipe's fault words and their Sites, in the order of the launches."""
+    if not recipe.sites:
+        return []
+    return [(step.slots[-1], recipe.sites[step.program]) for step in recipe.steps
+            if step.kind == "kernel" and recipe.sites[step.program]]  # fmt: skip
+
+
+class Faults:
+    """Fault words in host memory, which is all 0: one of WORD_BYTES for each launch with Sites."""
+
+    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
+        self.sites: list[list[Site]] = []  # by word
+        self.memory = memory
+        self._bytes, self._zeros = memoryview(memory), bytes(memory.nbytes)
+
+    @staticmethod
+    def on_host(recipe: Recipe) -> Faults | None:
+        """Words of its own for a run of a Recipe; None if it has no Sites."""
+        found = fault_slots(recipe)
+        if not found:
+            return None
+        whole = np.zeros((len(found) + 1) * WORD_BYTES, np.uint8)
+        start = -whole.ctypes.data % WORD_BYTES
+        return Faults(whole[start : start + len(found) * WORD_BYTES])
+
+    def add(self, sites: list[Site]) -> int:
+        """The address of the next word, for a launch with these Sites."""
+        self.sites.append(sites)
+        return self.memory.ctypes.data + (len(self.sites) - 1) * WORD_BYTES
+
+    def seen(self) -> bool:
+        """Whether a condition did not hold."""
+        return self._bytes != self._zeros
+
+    def check(self) -> None:
+        """Raise the error of the first launch that has one; all words are 0 then."""
+        if self._bytes == self._zeros:
+            return
+        words = self.memory.view(np.uint32)[:: WORD_BYTES // 4].tolist()
+        self.memory[:] = 0
+        for number, sites in zip(words, self.sites):
+            if number:
+                raise sites[number - 1].error()
