@@ -130,7 +130,7 @@ def _summed(term: Term, needed: set[str]) -> Term:
     axes = [i for i, n in enumerate(names) if n not in needed]
     if not axes:
         return term
-    return x.sum(axes, dtype=x.dtype), "".join(n for n in names if n in needed)
+    return x.sum(axes), "".join(n for n in names if n in needed)
 
 
 def _cheapest(terms: list[Term], output: str, sizes: dict[str, Size]) -> tuple[int, int]:
@@ -154,6 +154,8 @@ def _contract(first: Term, second: Term, needed: set[str]) -> Term:
     """One dot: shared letters are batch axes where still needed, else contracted."""
     a, left = _summed(first, needed | set(second[1]))
     b, right = _summed(second, needed | set(first[1]))
+    if a.dtype is not b.dtype:  # one was summed alone, in int64
+        a, b = a.long(), b.long()
     shared = [n for n in left if n in right]
     batch = [n for n in shared if n in needed]
     inner = [n for n in shared if n not in needed]

@@ -14,7 +14,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import promote_scalar
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
-from ..ir.node import Node
+from ..ir.node import Node, Op
 from .compare import (
     bitwise_and,
     bitwise_left_shift,
@@ -40,7 +40,7 @@ from .maths import (
     sqrt,
     trunc,
 )  # fmt: skip
-from .operands import binary, checked, common, paired
+from .operands import beside, binary, checked, common, paired
 from .tensor import Tensor, in_place, lift, method, operand, wrap
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -49,13 +49,14 @@ from .tensor import Tensor, in_place, lift, method, operand, wrap
 @method("add", "__add__")
 def add(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
     """a + alpha * b."""
-    return binary(ops.add, a, b if _is_one(alpha) else mul(b, alpha))
+    return binary(ops.add, a, b) if _is_one(alpha) else _scaled(ops.add, a, b, alpha)
 
 
 @method("sub", "subtract", "__sub__")
 def sub(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
     """a - alpha * b."""
-    result = binary(ops.subtract, a, b if _is_one(alpha) else mul(b, alpha))
+    result = (binary(ops.subtract, a, b) if _is_one(alpha) else
+              _scaled(ops.subtract, a, b, alpha))  # fmt: skip
     if result.dtype.kind == "bool":
         raise DTypeError("bools have no difference", op="subtract", expected="numbers",
                          got="bool and bool", hint="use a ^ b, or ~a")  # fmt: skip
@@ -100,6 +101,21 @@ def _numbers(op: str, a: Any, b: Any) -> list[Node]:
 
 def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, (int, float)) and alpha == 1
+
+
+def _scaled(op: Op, a: Any, b: Any, alpha: Any) -> Tensor:
+    """op(a, alpha * b) in the dtype of a and b, rounded once."""
+    checked(op.name, a, b)
+    nodes = build.promoted(op.name, operand(a), operand(b))
+    dtype = nodes[0].dtype
+    factor = alpha if isinstance(alpha, (bool, int, float)) else lift(alpha).item()
+    if isinstance(factor, float) and not dtype.is_float:
+        raise DTypeError("integers have no fraction", op=op.name, expected="a whole alpha",
+                         got=f"alpha={factor} for {dtype}", hint="use x.float()")  # fmt: skip
+    wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
+    left, right = (build.cast(n, wide) for n in nodes)
+    scaled = ops.multiply(right, build.like(right, factor))
+    return wrap(build.cast(op(left, scaled), dtype), a, b)
 
 
 @method("floor_divide", "__floordiv__")
@@ -233,7 +249,8 @@ def lerp(start: Any, end: Any, weight: Any) -> Tensor:
 @method()
 def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Tensor:
     """x + value * a * b."""
-    return add(x, mul(mul(a, b), value))
+    product = mul(a, b)
+    return add(x, mul(product, beside(value, product.dtype)))
 
 
 @method()

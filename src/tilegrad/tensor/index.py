@@ -304,7 +304,7 @@ def gather_at(node: Node, indices: Sequence[Node], axes: Sequence[int]) -> Node:
 def setitem(self: Tensor, key: Any, value: Any) -> None:
     """x[key] = value: the Tensor is rebound to the changed value."""
     entries = parse(self, key, "assign")
-    source = lift(value)
+    source = lift(value, self.dtype)
     node = _masked(self, entries, source)
     if node is None:
         node = _updated(self, _without_masks(entries, "assign"), source)

@@ -15,6 +15,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..graph import build
 from ..ir.node import Node
 from .maths import cast
+from .operands import beside
 from .tensor import Tensor, lift, method, node_of, wrap
 
 
@@ -154,7 +155,7 @@ def _unrounded(node: Node, dtype: DType) -> Node:
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else x * factor
+    return x if factor == 1 else x * beside(factor, x.dtype)
 
 
 @method()

@@ -18,6 +18,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from .index import index_node, mask_places
 from .maths import cast, pick
+from .operands import beside
 from .tensor import Tensor, from_array, in_place, lift, method, node_of, wrap
 
 REDUCTIONS = {"sum": "add", "add": "add", "prod": "multiply", "multiply": "multiply",
@@ -91,11 +92,11 @@ def _reduction(name: str, op: str) -> str:
 def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) -> Tensor:
     if not x.ndim:
         line = lift(index).reshape(1)
-        source = src if isinstance(src, (bool, int, float)) else lift(src).reshape(1)
+        source = lift(src, x.dtype).reshape(1)
         return _scattered(x.reshape(1), 0, line, source, mode, op).reshape(())
     axis, places = _checked_index(x, dim, index, op)
     _fits(op, places.shape, x.shape, axis)
-    source = lift(src)
+    source = lift(src, x.dtype)
     node = build.cast(node_of(source), x.dtype)
     if source.ndim:
         if source.ndim != x.ndim:
@@ -117,8 +118,12 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
 @method()
 def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
                    include_self: bool = True) -> Tensor:  # fmt: skip
-    """x with src joined in: 'sum', 'prod', 'mean', 'amax' or 'amin'."""
+    """x with src joined in: 'sum', 'prod', 'mean', 'amax' or 'amin'; low precision in float32."""
     tensor = lift(x)
+    if tensor.dtype.is_float and tensor.dtype.bits < 32:
+        wide = cast(tensor, dtypes.float32)
+        joined = scatter_reduce(wide, dim, index, src, reduce, include_self=include_self)
+        return cast(joined, tensor.dtype)
     mode = _reduction(reduce, "scatter_reduce")
     start = tensor
     if not include_self:
@@ -130,7 +135,9 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
         return result
     count = wrap(build.full(tensor.shape, int(include_self), dtypes.int64))
     count = _scattered(count, dim, index, 1, "add", "scatter_reduce").clamp(min=1)
-    return result / cast(count, result.dtype) if result.dtype.is_float else result // count
+    if result.dtype.is_float:
+        return result / cast(count, result.dtype)
+    return cast(result // count, result.dtype)
 
 
 # ---- whole slices ---------------------------------------------------------------------------
@@ -158,7 +165,11 @@ def index_select(x: Any, dim: int, index: Any) -> Tensor:
 
 
 def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) -> Tensor:
-    tensor, value = lift(x), lift(source)
+    tensor = lift(x)
+    value = lift(source, tensor.dtype)
+    if not tensor.ndim:
+        line = value.reshape(-1) if value.ndim else value
+        return _index_write(tensor.reshape(1), dim, index, line, mode, op).reshape(())
     axis, places = _line(tensor, dim, index, op)
     shape = (*tensor.shape[:axis], *places.shape, *tensor.shape[axis + 1 :])
     if value.ndim and value.shape != shape:
@@ -172,7 +183,8 @@ def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) 
 @method()
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
     """x with slices added at indices of an axis."""
-    scaled = lift(source) if alpha == 1 else lift(source) * alpha
+    tensor = lift(source, lift(x).dtype)
+    scaled = tensor if alpha == 1 else tensor * beside(alpha, tensor.dtype)
     return _index_write(x, dim, index, scaled, "add", "index_add")
 
 
@@ -200,7 +212,8 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Tensor:
     tensor = lift(x)
     mode = "add" if accumulate else "set"
     flat, places = tensor.reshape(-1), lift(index).reshape(-1)
-    return _index_write(flat, 0, places, lift(source).reshape(-1), mode, "put").reshape(
+    return _index_write(
+        flat, 0, places, lift(source, tensor.dtype).reshape(-1), mode, "put").reshape(
         tensor.shape)  # fmt: skip
 
 
@@ -210,7 +223,8 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Tensor:
 @method()
 def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
     """x with one value where the mask holds."""
-    tensor, filler = lift(x), lift(value)
+    tensor = lift(x)
+    filler = lift(value, tensor.dtype)
     if filler.ndim:
         raise ShapeError("the value is not one number", op="masked_fill", expected="a scalar",
                          got=build.show(filler.shape))  # fmt: skip

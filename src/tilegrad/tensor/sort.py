@@ -15,6 +15,7 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
 from .maths import cast, pick
 from .movement import narrow
+from .operands import promoted_like
 from .reduce import Extremes
 from .tensor import Tensor, from_array, lift, method, node_of, wrap
 
@@ -59,7 +60,8 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
                  right: bool = False, side: str | None = None) -> Tensor:  # fmt: skip
     """Where values belong in sorted rows: before equals, or after them ('right')."""
-    row, wanted = lift(sorted_sequence), lift(values)
+    row = lift(sorted_sequence)
+    wanted = promoted_like(values, row)
     after = right or side == "right"
     if row.ndim != 1 and row.shape[:-1] != wanted.shape[:-1]:
         raise ShapeError("the leading axes differ", op="searchsorted",
@@ -142,5 +144,6 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
 @method()
 def isin(x: Any, test_elements: Any) -> Tensor:
     """Where x is one of the test elements."""
-    tensor, tests = lift(x), lift(test_elements).reshape(-1)
+    tensor = lift(x)
+    tests = promoted_like(test_elements, tensor).reshape(-1)
     return (tensor.unsqueeze(-1) == tests).any(-1)

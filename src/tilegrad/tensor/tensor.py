@@ -316,9 +316,9 @@ def operand(value: Any) -> Any:
     return build.size_value(value) if isinstance(value, Expr) else node_of(value)
 
 
-def lift(value: Any) -> Tensor:
-    """The Tensor itself, or a Tensor of an array, list or number."""
-    return value if isinstance(value, Tensor) else wrap(from_data(value))
+def lift(value: Any, like: DType | None = None) -> Tensor:
+    """The Tensor itself, or a Tensor of an array, list or number (in the dtype `like`)."""
+    return value if isinstance(value, Tensor) else wrap(from_data(value, like))
 
 
 def call(function: Callable[..., Node], *inputs: Any, **options: Any) -> Tensor:
