@@ -25,7 +25,7 @@ from ..ir.verify import verify
 from .expand import expand_attention
 from .level import level_sums
 from .norms import norms_behind_products
-from .split import split_places, split_reductions
+from .split import split_parts, split_places, split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
 
@@ -59,6 +59,7 @@ PIPELINE: list[tuple[str, Pass]] = [
     ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
     ("thin dots", thin_dots),  # after recognition, which would undo it
     ("split reductions", split_reductions),  # long sums with few results get parallel parts
+    ("split parts", split_parts),  # after simplification, which would undo it
 ]
 
 

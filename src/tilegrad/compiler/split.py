@@ -2,7 +2,8 @@
 
 sum over n becomes a sum over `parts` of sums over n / parts. The number of parts depends on the
 shape alone, so the order of additions does not depend on the number of workers. On a GPU the place
-of the largest of few long rows (the next token of an answer) is found in parts too.
+of the largest of few long rows (the next token of an answer) is found in parts too. Concatenations
+of many parts become ones of few.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
+from ..schedule.join import FEW as JOINED
+from ..schedule.join import has_many_parts, lies_in_line
 
 PARTS = 32
 LEAST = 1 << 15  # elements of a reduction worth splitting
@@ -70,6 +73,26 @@ def _split_argmax(m: Match) -> Node | None:
 
 FEW, LONG, MOST_PARTS = 128, 1 << 14, 64  # rows, elements of one, parts of one
 PLACES = RuleSet("places", [Rule("split_argmax", ops.argmax, _split_argmax)])
+
+
+def _split_parts(m: Match) -> Node | None:
+    """A concatenation of many parts that do not lie behind one another: one of ones of few."""
+    node = m.root
+    if not has_many_parts(node) or lies_in_line(node):
+        return None
+    axis, parts = node.attrs["axis"], node.inputs
+    return build.concatenate(
+        [build.concatenate(parts[at : at + JOINED], axis) for at in range(0, len(parts), JOINED)],
+        axis,
+    )
+
+
+PARTED = RuleSet("parts", [Rule("split_parts", ops.concatenate, _split_parts)])
+
+
+def split_parts(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+    """The pass: no Kernel asks of an element which of many parts it is of."""
+    return rewrite(results, PARTED, log)
 
 
 def split_places(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:

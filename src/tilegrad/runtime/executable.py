@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import Site
@@ -88,14 +88,12 @@ class Recipe:
 
     def to_text(self) -> str:
         """The Recipe as JSON."""
-        record = asdict(self)
-        for slot in record["slots"]:
-            slot["bytes"] = size_text(slot["bytes"])
-        for step in record["steps"]:
-            step["grid"] = size_text(step["grid"])
-            step["numbers"] = [size_text(n) for n in step["numbers"]]
-            step["bytes"], step["flops"] = size_text(step["bytes"]), size_text(step["flops"])
-        return json.dumps(record)
+        slots = [{**vars(s), "bytes": size_text(s.bytes)} for s in self.slots]
+        steps = []
+        for s in self.steps:
+            sizes = {name: size_text(getattr(s, name)) for name in ("grid", "bytes", "flops")}
+            steps.append({**vars(s), **sizes, "numbers": [size_text(n) for n in s.numbers]})
+        return json.dumps({**vars(self), "slots": slots, "steps": steps})
 
     @staticmethod
     def from_text(text: str) -> Recipe:

@@ -10,8 +10,10 @@ only a joint group reads are not stored.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from ..core.target import Target
 from ..graph import ops
@@ -28,13 +30,14 @@ from ..tile.build import Body
 from .access import MOVEMENT
 from .dot_wide import WideDot, accepts
 from .fuse import Fuser, Group, leaves_of
+from .order import bit
 
 MOST = 4  # weights of one launch
 APART = 4  # groups that one dot may need and another not: else they are ready at other times
 ORDERED = ("update", "control", "call")  # kinds of groups that are not moved behind others
 
 
-@dataclass
+@dataclass(eq=False)
 class Joint(Group):
     """Dot groups as one: kind 'dots' where results stay apart, 'gated' where they meet."""
 
@@ -128,8 +131,8 @@ class _Joiner:
         while left:
             some = [left.pop(0)]
             for group in list(left):
-                free = all(a.number not in group.needs and group.number not in a.needs
-                           for a in some)  # fmt: skip
+                free = not any(group.needs >> a.number & 1 or a.needs >> group.number & 1
+                               for a in some)  # fmt: skip
                 if free and len(some) < MOST and self.in_time([*some, group]) and \
                         joint_operands([self.wide(g) for g in [*some, group]], False):  # fmt: skip
                     some.append(group)
@@ -140,18 +143,17 @@ class _Joiner:
 
     def closed(self, groups: Sequence[Group]) -> bool:
         """Whether no other group stands between some of these: joined, they would be a cycle."""
-        own = {g.number for g in groups}
-        every = set.union(*(g.needs for g in groups)) - own
-        return not any(g.number in every and g.needs & own for g in self.fuser.groups)
+        own, every = _together(groups)
+        return not any(every >> g.number & 1 and g.needs & own for g in self.fuser.groups)
 
     def in_time(self, groups: Sequence[Group]) -> bool:
         """Whether groups are ready at about the same time, and no state is written between."""
-        own = {g.number for g in groups}
-        every = set.union(*(g.needs for g in groups)) - own
-        common = set.intersection(*(g.needs | own for g in groups))
-        late = every - common
-        kinds = {g.number: g.kind for g in self.fuser.groups}
-        return len(late) <= APART and not any(kinds[n] in ORDERED for n in late)
+        own, every = _together(groups)
+        late = every & ~reduce(operator.and_, (g.needs | own for g in groups))
+        if late.bit_count() > APART:
+            return False
+        kinds = [g.kind for g in self.fuser.groups if late >> g.number & 1]
+        return not any(kind in ORDERED for kind in kinds)
 
     def pays(self, groups: Sequence[Group], gated: bool) -> bool:
         """Whether the model expects one launch to be faster than one for each."""
@@ -180,19 +182,26 @@ class _Joiner:
         fuser, numbers = self.fuser, {p.number for p in parts}
         values = [v for p in parts for v in p.values]
         joint = Joint(kind, values, parts[0].total, number=min(numbers), parts=parts)
-        joint.needs = set.union(*(p.needs for p in parts)) - numbers
+        own, joint.needs = _together(parts)
+        joint.after = set.union(*(p.after for p in parts)) - numbers
         joint.reads = set.union(*(p.reads for p in parts)) - set(values)
         at = fuser.groups.index(parts[0])
         fuser.groups[at] = joint
         for p in parts[1:]:
             fuser.groups.remove(p)
-        more = joint.needs - parts[0].needs.intersection(*(p.needs for p in parts))
         for g in fuser.groups:
-            if not numbers.isdisjoint(g.needs):
-                g.needs -= numbers
-                g.needs |= {joint.number, *more}
+            if g.needs & own:
+                g.needs = g.needs & ~own | bit(joint.number) | joint.needs
+            if not numbers.isdisjoint(g.after):
+                g.after = g.after - numbers | {joint.number}
         for v in values:
             fuser.group_of[v] = joint
+
+
+def _together(groups: Sequence[Group]) -> tuple[int, int]:
+    """Some groups, and all that one of them needs but for themselves."""
+    own = reduce(operator.or_, (bit(g.number) for g in groups))
+    return own, reduce(operator.or_, (g.needs for g in groups)) & ~own
 
 
 def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:

@@ -21,6 +21,9 @@ from ..ir.symbol import Size, floor_divide, high, loop_index, multiply
 from ..ir.types import Array, product
 from .access import MOVEMENT, Index, unravel
 from .evaluate import DIRECT
+from .extent import DEPTH, NODES, READS, Extents
+from .join import has_many_parts, joins, stored_part
+from .order import bit, in_order, need
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
 ALONE = {ops.sort: "sort", ops.cumulative: "cumulative", ops.update: "update",
@@ -43,7 +46,7 @@ if "barrier" in ops.graph.ops:
 DOTS = ("dot", "dots", "gated")  # kinds of groups with products: one, several, two that meet
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Values computed by one Kernel."""
 
@@ -53,11 +56,13 @@ class Group:
     rows: Size | None = None  # of a group with reductions
     order: str = "row"  # where reductions run: 'row' = trailing, 'column' = leading
     number: int = 0
-    needs: set[int] = field(default_factory=set)  # groups, transitively
+    needs: int = 0  # groups, transitively: a bit for each number
+    after: set[int] = field(default_factory=set)  # groups that it needs itself
     reads: set[Node] = field(default_factory=set)  # stored values and inputs
     stored: list[Node] = field(default_factory=list)  # values someone outside wants
     constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
     rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
+    nodes: int = 0  # of the Graph that it computes, about
 
     @property
     def columns(self) -> Size:
@@ -97,29 +102,35 @@ def leaves_of(node: Node, values: set[Node]) -> list[Node]:
     return list(found)
 
 
-def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> set[Node]:
+def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> Extents:
     """The Nodes that are values: outputs, reductions, dots, and what pays to keep."""
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     values: set[Node] = set(arguments) | set(results)
+    extents = Extents(values)
     for node in order:
-        if node in values:
-            continue
-        if (node.op not in INLINE and node.op is not ops.get) or node.op is ops.get:
+        if node not in values and _is_value(node, readers, values):
             values.add(node)
-        elif node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
-            continue
-        elif _wanted(node, readers, values):
-            values.add(node)
+        extents.note(node)
     for node in order:
         if node.op is ops.dot:
             for i in node.inputs:
                 _store_below(i, values)
         elif node.op in _READS_STORED:
             values.update(needs(node))
+        elif joins(node):
+            values.update(stored_part(i) for i in node.inputs)
         elif node.op is ops.update:  # it may be in place: what reads the state is known before
             values.update(i for i in node.inputs[1:] if node.inputs[0] in leaves_of(i, values))
-    return values
+    return extents
+
+
+def _is_value(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
+    if node.op not in INLINE or has_many_parts(node):
+        return True
+    if node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
+        return False
+    return _wanted(node, readers, values)
 
 
 _READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call, ops.attention,
@@ -215,11 +226,14 @@ class Fuser:
 
     def __init__(self, arguments: Sequence[Node], results: Sequence[Node]) -> None:
         self.arguments, self.results = list(arguments), list(results)
-        self.values = choose_values(arguments, results)
+        self.extents = choose_values(arguments, results)
+        self.values = self.extents.values
         self.group_of: dict[Node, Group] = {}
         self.groups: list[Group] = []
         self.readers_of: dict[Node, list[Group]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
+        self.depths: dict[Node, int] = {}  # of values, within their groups
+        self.dependents: dict[int, list[Group]] = {}  # groups that need a group themselves
         # What products hand on. It holds no Fuser: Nodes go when their last reader goes.
         self.takes_parts: Callable[[Node, Group, Fuser], bool] | None = None
 
@@ -250,6 +264,7 @@ class Fuser:
     def start(self, node: Node) -> Group:
         """A new group for a value."""
         kind = ALONE.get(node.op, "dot" if node.op is ops.dot else "loops")
+        kind = "join" if joins(node) else kind
         group = Group(kind, number=len(self.groups))
         if node.op in REDUCE:
             group.total = product(node.inputs[0].shape)
@@ -266,7 +281,7 @@ class Fuser:
 
     def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Group]:
         """Groups worth joining: producers first (newest first), then those that share reads."""
-        if node.op in ALONE or node.op is ops.dot:
+        if node.op in ALONE or node.op is ops.dot or joins(node):
             return []
         found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
         near = sorted(found.values(), key=lambda g: -g.number)
@@ -296,12 +311,12 @@ class Fuser:
         limit = 16 * high(group.total)
         if not self.largest or group.kind != "loops" or limit > FEW:
             return False
-        own: set[int] = set()
+        own = 0
         for other in (self.group_of.get(leaf) for leaf in leaves):
-            own |= {other.number} | other.needs if other is not None else set()
-        if own - group.needs - {group.number}:
+            own |= bit(other.number) | other.needs if other is not None else 0
+        if own & ~group.needs & ~bit(group.number):
             return any(self.largest[v] > limit for v in group.values)
-        return bool(group.needs - own) and self.largest[node] > limit
+        return bool(group.needs & ~own) and self.largest[node] > limit
 
     def fits(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
         """Whether a value may join a group."""
@@ -309,8 +324,10 @@ class Fuser:
             return False
         for leaf in leaves:
             other = self.group_of.get(leaf)
-            if other is not None and other is not group and group.number in other.needs:
+            if other is not None and other is not group and other.needs >> group.number & 1:
                 return False
+        if not self.has_room(node, group, leaves):
+            return False
         if group.kind == "dot":
             return self.follows(node, group, leaves)
         if group.kind != "loops":
@@ -319,6 +336,17 @@ class Fuser:
             return False
         shape = self.adapted(node, group)
         return shape is not None and self.aligned(node, shape, leaves)
+
+    def has_room(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+        """Whether a group stays within what one Kernel computes."""
+        extent = self.extents.of(node)
+        return (group.nodes + extent.nodes <= NODES and len(group.reads) + len(leaves) <= READS
+                and self.depth_in(node, group, leaves) <= DEPTH)  # fmt: skip
+
+    def depth_in(self, node: Node, group: Group, leaves: Sequence[Node]) -> int:
+        """How deep a value would be in a group."""
+        below = [self.depths.get(leaf, 0) for leaf in leaves if self.group_of.get(leaf) is group]
+        return self.extents.of(node).depth + max(below, default=0)
 
     def follows(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
         """Whether a value can be computed of a product on its way out."""
@@ -415,22 +443,23 @@ class Fuser:
             split = reduce_split(node)
             assert split is not None
             group.rows, group.order = split
+        self.depths[node] = self.depth_in(node, group, leaves)
+        group.nodes += self.extents.of(node).nodes
         group.values.append(node)
         self.group_of[node] = group
+        others: dict[int, Group] = {}
         for leaf in leaves:
             other = self.group_of.get(leaf)
             if other is not None and other is not group:
-                group.needs |= {other.number} | other.needs
+                others[other.number] = other
             if other is not group:
                 group.reads.add(leaf)
                 self.readers_of.setdefault(leaf, []).append(group)
-        changed = True
-        while changed:  # groups that need this one need what it now needs
-            changed = False
-            for g in self.groups:
-                if group.number in g.needs and not group.needs <= g.needs:
-                    g.needs |= group.needs
-                    changed = True
+        for number, other in others.items():
+            if number not in group.after:
+                group.after.add(number)
+                self.dependents.setdefault(number, []).append(group)
+                need(group, bit(number) | other.needs, self.dependents)
 
     def mark_stored(self) -> None:
         """Values that outputs or other groups read get storage."""
@@ -442,13 +471,4 @@ class Fuser:
 
     def in_order(self) -> list[Group]:
         """Groups sorted so that each comes after what it needs, else by number."""
-        done: set[int] = set()
-        result: list[Group] = []
-        waiting = list(self.groups)
-        while waiting:
-            ready = [g for g in waiting if g.needs <= done]
-            for g in ready:
-                done.add(g.number)
-                result.append(g)
-            waiting = [g for g in waiting if g.number not in done]
-        return result
+        return in_order(self.groups)

@@ -30,7 +30,9 @@ from .dot_wide import takes_parts
 from .fuse import DOTS, Fuser, Group
 from .handed import hand_over, keep_sums
 from .in_place import take_over
+from .join import lower_join
 from .loops import LoopLowering
+from .order import bit
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
 from .schedule import Copy, Kernel, Launch, Schedule, Slot
@@ -84,7 +86,7 @@ class Lowering:
         """Fuse, and add the Kernels of every group."""
         self.fuser = Fuser(self.arguments, self.results)
         if self.target.kind == "gpu":
-            compute_again(self.fuser.values, self.arguments, self.results)
+            compute_again(self.fuser.extents, self.arguments, self.results)
             keep_sums(self.fuser.values, self.arguments, self.results)
             hand_over(self.fuser.values, self.arguments, self.results)
             self.fuser.look_ahead()
@@ -150,6 +152,9 @@ class Lowering:
                 self.slot_of[v] = self.place(v)
         if group.kind == "update":
             self.lower_state(group, reads)
+            return
+        if group.kind == "join":
+            lower_join(self, group, reads)
             return
         group.rounded = self.rounded
         if group.kind in DOTS and not self.depth and self.target.kind == "gpu":
@@ -238,12 +243,16 @@ class Lowering:
     def order_updates(self, groups: Sequence[Group]) -> None:
         """Let readers of a state run before it is overwritten, where that is possible."""
         self.in_place: set[tuple[Node, int]] = set()
+        readers: dict[Node, list[Group]] = {}
+        for group in groups:
+            for node in group.reads:
+                readers.setdefault(node, []).append(group)
         for group in groups:
             for number, state, promised in overwritten(group):
                 if not self.may_overwrite(state):
                     continue
-                others = [g for g in groups if g is not group and state in g.reads]
-                late = [g for g in others if group.number in g.needs]
+                others = [g for g in readers.get(state, ()) if g is not group]
+                late = [g for g in others if g.needs >> group.number & 1]
                 if needs(group.values[0]).count(state) > 1:
                     late = [group]  # it reads what it would overwrite
                 if late or state in self.wanted:
@@ -252,9 +261,10 @@ class Lowering:
                     continue
                 self.in_place.add((group.values[0], number))
                 for g in others:
-                    group.needs |= {g.number} | g.needs
+                    group.after.add(g.number)
+                    group.needs |= bit(g.number) | g.needs
                 for g in groups:
-                    if group.number in g.needs:
+                    if g.needs >> group.number & 1:
                         g.needs |= group.needs
 
     def refuse(self, reader: Node) -> StateError:

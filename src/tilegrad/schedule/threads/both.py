@@ -33,6 +33,7 @@ from ...tile.build import Body
 from ..access import MOVEMENT, Index, depends
 from ..evaluate import ravel_strides, wide
 from ..fuse import REDUCE, Group, leaves_of, own_index
+from ..order import bit
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .loops import ThreadLowering
 from .space import WARP, Roles, plain_reads
@@ -45,7 +46,7 @@ BUSY = 8192  # elements of rows that a core is at work on
 MOST = 4  # accumulators that stay in registers
 
 
-@dataclass
+@dataclass(eq=False)
 class Both(Group):
     """A group by rows and one by columns over the same elements, as one Kernel."""
 
@@ -61,7 +62,7 @@ def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node])
             continue
         for at, group in enumerate(found):
             first = group.first if isinstance(group, Both) else group
-            if first.number not in second.needs and not _shares(first, second):
+            if not second.needs >> first.number & 1 and not _shares(first, second):
                 continue
             joined = _with(group.second, second) if isinstance(group, Both) else second
             if not _fits(first, joined, values):
@@ -75,7 +76,8 @@ def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node])
 def _with(one: Group, other: Group) -> Group:
     """Two groups by columns as one."""
     found = Group("loops", [*one.values, *other.values], one.total, one.rows, one.order, one.number,
-                  one.needs | other.needs, one.reads | other.reads)  # fmt: skip
+                  one.needs | other.needs, one.after | other.after,
+                  one.reads | other.reads)  # fmt: skip
     found.stored = [*one.stored, *other.stored]
     return found if (one.total, one.rows) == (other.total, other.rows) else Group("apart")
 
@@ -89,7 +91,7 @@ def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequenc
             wanted |= g.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
     joined = Both("both", values, first.total, first.rows, first.order, first.number, first.needs,
-                  reads, first=first, second=second)  # fmt: skip
+                  first.after, reads, first=first, second=second)  # fmt: skip
     first.stored = [v for v in first.stored if v in wanted]
     joined.stored = [*first.stored, *second.stored]
     return joined
@@ -106,7 +108,7 @@ def _fits(first: Group, second: Group, values: set[Node]) -> bool:
         return False
     if first.rows is None or first.total != second.total or first.columns != second.rows:
         return False
-    if not second.needs - {first.number} <= first.needs or second.number in first.needs:
+    if second.needs & ~bit(first.number) & ~first.needs or first.needs >> second.number & 1:
         return False
     columns = first.columns
     if not isinstance(columns, int) or not SHORTEST < columns <= LONGEST or high(first.rows) < 256:

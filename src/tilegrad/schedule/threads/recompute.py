@@ -15,30 +15,39 @@ from ...ir.node import Node, topological, users
 from ...ir.symbol import high
 from ...ir.types import Array, product
 from ..access import MOVEMENT
+from ..extent import Extents
 from ..fuse import INLINE, cost, leaves_of
 
 SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
 
 
-def compute_again(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
-    """Take such values out of the set."""
-    given = set(arguments) | set(results)
+def compute_again(
+    extents: Extents, arguments: Sequence[Node], results: Sequence[Node]
+) -> None:
+    """Take such values out of the set, as long as a Kernel does not grow too large."""
+    given, values = set(arguments) | set(results), extents.values
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     for node in order:
-        if node not in values or node in given or node.op not in INLINE or node.op in KEPT:
-            continue
-        if not isinstance(node.type, Array) or node.op in MOVEMENT:
-            continue
-        if _is_index(node, readers, values, set(arguments)):
+        if node in values and node not in given and _is_again(node, readers, values, arguments):
             values.discard(node)
-            continue
-        if _needed(node, readers) or _spread(node, readers):
-            continue
-        values.discard(node)
-        if _bytes([*leaves_of(node, values)]) > high(product(node.shape)) * node.dtype.size * 5 / 4:
-            values.add(node)
+        extents.note(node)
+
+
+def _is_again(node: Node, readers: dict[Node, list[Node]], values: set[Node],
+              arguments: Sequence[Node]) -> bool:  # fmt: skip
+    """Whether a value is better computed by each of its readers."""
+    if node.op not in INLINE or node.op in KEPT:
+        return False
+    if not isinstance(node.type, Array) or node.op in MOVEMENT:
+        return False
+    if _is_index(node, readers, values, set(arguments)):
+        return True
+    if _needed(node, readers) or _spread(node, readers):
+        return False
+    read = [leaf for leaf in leaves_of(node, values) if leaf is not node]
+    return _bytes(read) <= high(product(node.shape)) * node.dtype.size * 5 / 4
 
 
 def _is_index(node: Node, readers: dict[Node, list[Node]], values: set[Node],

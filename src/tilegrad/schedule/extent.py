@@ -1,0 +1,87 @@
+"""How much one Kernel computes at most: Regions are cut where they would grow past it.
+
+A chain of a thousand elementwise ops would fuse into one Kernel, which takes long to compile, has
+more values than registers, and is walked by functions that call themselves. So an expression that
+is deep, large, or reads many arrays is stored on the way, and a group takes no more than so much.
+Invariant: no Region is deeper than `DEPTH` or reads more than `READS` arrays by what is inlined in
+it, whatever the Graph; so what recurses over a Region does not recurse over a Graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.types import Array
+from .access import MOVEMENT
+
+DEPTH = 64  # Nodes from a result of a Region to what it reads
+NODES = 512  # Nodes of a Region
+READS = 64  # arrays that a Region reads
+LEAVES = {ops.constant, ops.iota, ops.size, ops.input_}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Depth of an expression, its Nodes and the reads in it; what is shared counts each time."""
+
+    depth: int = 0
+    nodes: int = 0
+    reads: int = 0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether it is too much for one Region."""
+        return self.depth > DEPTH or self.nodes > NODES or self.reads > READS
+
+
+READ = Extent(0, 0, 1)
+NOTHING = Extent()
+
+
+class Extents:
+    """The extents of expressions, given which Nodes are values; Nodes are noted inputs first."""
+
+    def __init__(self, values: set[Node]) -> None:
+        self.values = values
+        self.own: dict[Node, Extent] = {}
+
+    def of(self, node: Node) -> Extent:
+        """The extent of a value's own expression, down to other values."""
+        return self.own.get(node, NOTHING)
+
+    def note(self, node: Node) -> None:
+        """Find the extent of a Node; of one that is too much, inputs become values."""
+        if node.op in LEAVES:
+            return
+        self.own[node] = self._of(node)
+        if self.own[node].exceeds:
+            for i in sorted(node.inputs, key=lambda i: -self.below(i).nodes):
+                if self.own[node].exceeds and i not in self.values:
+                    self._store(i)
+                    self.own[node] = self._of(node)
+
+    def below(self, node: Node) -> Extent:
+        """What a Node adds to the extent of its reader."""
+        return READ if node in self.values else self.own.get(node, NOTHING)
+
+    def _of(self, node: Node) -> Extent:
+        depth, nodes, reads = 0, 1, 0
+        for i in node.inputs:
+            below = self.below(i)
+            depth = max(depth, below.depth)
+            nodes += below.nodes
+            reads += below.reads
+        return Extent(depth + 1, nodes, reads)
+
+    def _store(self, node: Node) -> None:
+        """Make a value of a Node, or of what it only moves: it may repeat that."""
+        moved = []
+        while node.op in MOVEMENT and node not in self.values and len(moved) < DEPTH // 2:
+            moved.append(node)
+            node = node.inputs[0]
+        if node in self.own and isinstance(node.type, Array):
+            self.values.add(node)
+        for between in reversed(moved):
+            self.own[between] = self._of(between)
