@@ -2,8 +2,9 @@
 
 The key is taken from the Graph as it was traced, before any pass, together with the Target, the
 compiler's version and (where kernels of the library may be chosen) the PlanTable's content, so a
-warm start runs no pass at all, and imports none. Invariant: two Graphs of equal structure share
-one Executable per Target and PlanTable.
+warm start runs no pass at all, and imports none. Lines of the user are in the key of the memory,
+where errors are raised, and not in that of the disk. Invariant: two Graphs of equal structure share
+one Recipe per Target and PlanTable, and what is raised names the line of the Graph at hand.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from ..core.config import config
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
+from ..graph.sizes import size_requirements
 from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, located
+from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..kernels.plan_table import plans
 from ..runtime.executable import Recipe
@@ -66,23 +69,46 @@ def host() -> Target:
 
 def executable_for(
     inputs: tuple[Node, ...], outputs: tuple[Node, ...], donate: tuple[int, ...] = (),
-    device: str = "cpu",
+    device: str = "cpu", requirements: Sequence[Requirement] = (),
 ) -> Any:  # fmt: skip
     """The Executable that computes outputs from inputs (in that order) on a device; `donate`
-    numbers the inputs whose Buffers it may overwrite. `run(buffers, symbols) -> buffers`."""
+    numbers the inputs whose Buffers it may overwrite, `requirements` are what it needs of its
+    Symbols. `run(buffers, symbols) -> buffers`, `check(symbols)`."""
+    if not outputs:
+        return Idle(requirements)
     if config().eager_debug:
         from .guard import GuardedExecutable
 
-        return GuardedExecutable(inputs, outputs, device)
+        return GuardedExecutable(inputs, outputs, device, requirements)
     where = config().threads if device == "cpu" else (device, *_choices())
-    key = (structure(inputs, outputs), donate, where)
+    key: tuple[Any, ...] = (structure(inputs, outputs), donate, where)
+    if requirements:
+        key += (tuple(requirements),)
     found = _memory.get(key)
     if found is None:
         with _lock:
             found = _memory.get(key)
             if found is None:
-                found = _memory[key] = _make(key, inputs, outputs, donate, device)
+                found = _memory[key] = _make(key, inputs, outputs, donate, device, requirements)
     return found
+
+
+class Idle:
+    """The Executable of a function that computes nothing."""
+
+    def __init__(self, requirements: Sequence[Requirement]) -> None:
+        self.requirements = requirements
+
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        check_all(self.requirements, symbols)
+
+    def run(
+        self, buffers: Sequence[Any], symbols: Mapping[str, int] | None = None
+    ) -> list[Any]:
+        """No results."""
+        self.check(symbols)
+        return []
 
 
 def _choices() -> tuple[str, ...]:
@@ -98,20 +124,24 @@ def compile_for(
     from .flatten import recipe_of
 
     schedule = schedule_for(inputs, outputs, target, donate)
-    recipe, texts = recipe_of(schedule, target)
+    recipe, texts = recipe_of(schedule, target, size_requirements(inputs, outputs))
     _compile(texts, target, device)
     return _bind(recipe, target, device)
 
 
 def _make(
-    key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int], device: str
-) -> Any:
+    key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int], device: str,
+    requirements: Sequence[Requirement],
+) -> Any:  # fmt: skip
     """Load from disk, else compile and store."""
     target = target_for(device)
-    name = "recipe-" + digest(key, target.key, version())
+    needs = [r.to_text(placed=False) for r in requirements]
+    name = "recipe-" + digest(key[:3], needs, target.key, version())
     data = default_store().get(name)
     if data is not None:
-        bound = _bind(Recipe.from_text(data.decode()), target, device)
+        recipe = Recipe.from_text(data.decode())
+        recipe.requirements = list(requirements)  # equal but for the lines
+        bound = _bind(recipe, target, device)
         if bound is not None:
             counters["loaded"] += 1
             return bound
@@ -119,7 +149,7 @@ def _make(
 
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate)
-    recipe, texts = recipe_of(schedule, target)
+    recipe, texts = recipe_of(schedule, target, requirements)
     _compile(texts, target, device)
     bound = _bind(recipe, target, device)
     default_store().put(name, recipe.to_text().encode())

@@ -17,6 +17,7 @@ from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.block import argument, pure_block
 from ..ir.node import Node, located, topological
+from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import high
 from ..ir.text import print_block
@@ -151,7 +152,9 @@ class Explanation:
     def __init__(
         self, name: str, inputs: Sequence[Node], stages: list[Stage], schedule: Schedule,
         target: Target, level: str, labels: Sequence[str] = (),
+        requirements: Sequence[Requirement] = (),
     ) -> None:  # fmt: skip
+        self.requirements = list(requirements)
         self.name, self.inputs, self.target, self.level = name, tuple(inputs), target, level
         self.stages, self.schedule_ir = stages, schedule
         self.labels = [labels[i] if i < len(labels) else f"in{i}" for i in range(len(inputs))]
@@ -281,6 +284,7 @@ class Explanation:
             f"{counted(launched, 'kernel')} served by {counted(self.programs, 'program')}",
             f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
             self._memory_line(),
+            *(f"requires {r}" for r in self.requirements),
         ])  # fmt: skip
 
     @property
@@ -311,7 +315,7 @@ class Explanation:
 def explain_graph(
     inputs: Sequence[Node], outputs: Sequence[Node], *, name: str = "main",
     donate: Sequence[int] = (), labels: Sequence[str] = (), level: str = "all",
-    target: Target | None = None,
+    target: Target | None = None, requirements: Sequence[Requirement] = (),
 ) -> Explanation:  # fmt: skip
     """Every stage of compiling a Graph for `target` (this machine by default)."""
     if level not in LEVELS:
@@ -321,7 +325,7 @@ def explain_graph(
         inputs, outputs = cut(inputs, outputs)
         results, stages = run_pipeline(inputs, outputs, target)
         schedule = lower_graph(inputs, results, target, donate)
-    return Explanation(name, inputs, stages, schedule, target, level, labels)
+    return Explanation(name, inputs, stages, schedule, target, level, labels, requirements)
 
 
 def counted(things: Sequence[Any], word: str) -> str:

@@ -7,11 +7,13 @@ the same Recipe and the same target text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import Site
 from ..core.target import Target
 from ..ir.fingerprint import digest
+from ..ir.requirement import Requirement
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import product
 from ..runtime.executable import Recipe, Step, Storage
@@ -25,7 +27,9 @@ from .estimate import copy_text, region_text, shares
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 
-def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str]]:
+def recipe_of(
+    schedule: Schedule, target: Target, requirements: Sequence[Requirement] = ()
+) -> tuple[Recipe, dict[str, str]]:
     """A Schedule as plain data, and the target text of each object it needs by key."""
     flat = Flattener(target, len(schedule.slots))
     for kernel in schedule.kernels:
@@ -39,7 +43,8 @@ def recipe_of(schedule: Schedule, target: Target) -> tuple[Recipe, dict[str, str
     recipe = Recipe(flat.table, storage, flat.steps, schedule.inputs, schedule.outputs,
                     schedule.arena_bytes, flat.scratch, tiny(schedule),
                     entries=[e for e in flat.entries if e],
-                    sites=flat.sites if any(flat.sites) else [])  # fmt: skip
+                    sites=flat.sites if any(flat.sites) else [],
+                    requirements=list(requirements))  # fmt: skip
     return recipe, flat.texts
 
 

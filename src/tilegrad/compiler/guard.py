@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..graph.interpret import interpret
 from ..ir.node import Node, topological
+from ..ir.requirement import Requirement, check_all
 from ..ir.symbol import evaluate
 from ..runtime.buffer import Buffer
 from .dispatch import device
@@ -25,14 +26,21 @@ class GuardedExecutable:
     """Runs op by op with NaN and infinity guards."""
 
     def __init__(
-        self, inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu"
-    ) -> None:
+        self, inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu",
+        requirements: Sequence[Requirement] = (),
+    ) -> None:  # fmt: skip
         self.inputs, self.outputs, self.device = tuple(inputs), tuple(outputs), device
+        self.requirements = requirements
+
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        check_all(self.requirements, symbols)
 
     def run(
         self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
     ) -> list[Buffer]:
         """Run once; raises at the first op that makes a NaN or infinity out of good values."""
+        self.check(symbols)
         symbols = symbols or {}
         known: dict[Node, Any] = {}
         for node, buffer in zip(self.inputs, buffers):

@@ -18,8 +18,10 @@ from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import AxisError, DTypeError, ShapeError
 from ..ir.block import Block, argument, pure_block
 from ..ir.node import Node, Op, next_serial, topological
+from ..ir.requirement import require
 from ..ir.rewrite import replace
 from ..ir.symbol import Expr, Size, combine, floor_divide
+from ..ir.symbol import minimum as size_minimum
 from ..ir.types import Array, product
 from . import ops
 
@@ -294,12 +296,11 @@ def reshape(x: Node, shape: Sequence[Size], op: str = "reshape") -> Node:
         total = product(x.shape)
         whole: Size = floor_divide(total, rest) if rest != 0 else 0
         shape = shape[: where_[0]] + (whole,) + shape[where_[0] + 1 :]
-    if product(shape) != product(x.shape):
-        raise ShapeError(
-            "the number of elements changes", op=op,
-            expected=f"{product(x.shape)} elements as in {show(x.shape)}",
-            got=f"{product(shape)} elements in {show(shape)}",
-        )  # fmt: skip
+    before, after = product(x.shape), product(shape)
+    if after != before:
+        require(combine(after, before, -1), ShapeError, "the number of elements changes", op=op,
+                expected="{before} elements as in {source}", got="{after} elements in {shape}",
+                exact=True, before=before, source=x.shape, after=after, shape=shape)  # fmt: skip
     return x if shape == x.shape else ops.reshape(x, shape=shape)
 
 
@@ -482,6 +483,11 @@ def matmul(a: Node, b: Node) -> Node:
 def gather(x: Node, indices: Sequence[Node], axes: Sequence[int]) -> Node:
     """x at integer indices, one per axis, broadcast together; their axes come first."""
     shape = broadcast_shapes("gather", *(i.shape for i in indices))
+    for axis in axes:
+        require(size_minimum(x.shape[axis], 1) - size_minimum(product(shape), 1), AxisError,
+                "an axis of no elements has no index", op="gather", axis=axis,
+                got="axis {axis} of {shape}", expected="a size > 0 where there are indices",
+                shape=x.shape)  # fmt: skip
     return ops.gather(x, *(broadcast_to(i, shape) for i in indices), axes=tuple(axes))
 
 

@@ -365,8 +365,8 @@ def write_symbolic(parts: Callable[[Names], str]) -> str:
 
 def read_symbolic(text: str, what: str, symbols: Mapping[str, Size] | None = None) -> Reader:
     """A Reader over what `write_symbolic` printed, its Symbols declared."""
-    body, found, tail = text.partition(" where ")
-    reader = Reader(body, what)
+    body, found, tail = text.rpartition(" where ")
+    reader = Reader(body if found else tail, what)
     if found:
         declared = Reader(tail, what)
         declared.declarations()

@@ -348,9 +348,13 @@ def _split(a: Expr, b: int) -> tuple[int, Size, Size] | None:
 
 @remember
 def floor_divide(a: Size, b: Size) -> Size:
-    """a // b for b > 0; where b may be 0 nothing is there to index, and the result is 0."""
-    if low(b) < 0:
-        raise InternalError("symbol", f"division by {b}, which may be negative")
+    """a // b for b > 0; where b may be 0 nothing is there to index, and the result is 0.
+
+    A divisor is a size, and requirements see to it that no size is negative: bounds that allow it
+    only say that they are not tight.
+    """
+    if high(b) < 0:
+        raise InternalError("symbol", f"division by {b}, which is negative")
     if isinstance(b, int) and b == 0:
         return 0
     if isinstance(a, int) and isinstance(b, int):
@@ -405,8 +409,8 @@ def _id(value: Size) -> Any:
 @remember
 def modulo(a: Size, b: Size) -> Size:
     """a % b for b > 0, in 0 .. b-1; where b may be 0 nothing is there to index."""
-    if low(b) < 0:
-        raise InternalError("symbol", f"modulo by {b}, which may be negative")
+    if high(b) < 0:
+        raise InternalError("symbol", f"modulo by {b}, which is negative")
     if isinstance(b, int) and b == 0:
         return 0
     if isinstance(a, int) and isinstance(b, int):

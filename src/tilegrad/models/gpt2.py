@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import nn
 from ..core.errors import ShapeError, UserError
+from ..ir.requirement import require
 from ..nn.functional import cross_entropy, gelu, scaled_dot_product_attention, softmax
 from ..nn.module import Keys
 from ..tensor.creation import arange
@@ -146,9 +147,9 @@ class GPT2(nn.Module):
         """(B, T) -> (B, T, V)."""
         index = lift(tokens)
         count = index.shape[-1]
-        if isinstance(count, int) and count > self.config.n_positions:
-            raise ShapeError("too many tokens", op="GPT2", got=count,
-                             expected=f"at most {self.config.n_positions}")  # fmt: skip
+        require(self.config.n_positions - count, ShapeError, "too many tokens", op="GPT2",
+                got="{count}", expected="at most {most}", count=count,
+                most=self.config.n_positions)  # fmt: skip
         parts = self.transformer
         x = parts["wte"](index) + parts["wpe"](arange(count))  # (B, T, C)
         x = parts["drop"](x)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.errors import Site
 from ..ir.literal import Names, read_symbolic, write, write_symbolic
+from ..ir.requirement import Requirement
 from ..ir.symbol import Size
 
 
@@ -70,6 +71,7 @@ class Recipe:
     # Conditions of each program that are checked while it runs; a launch of one that has some
     # takes a Slot of the kind 'fault' last. Empty where no program has any.
     sites: list[list[Site]] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
 
     def owner(self, number: int) -> int:
         """The Slot whose memory a Slot has, through aliases."""
@@ -93,7 +95,8 @@ class Recipe:
         for s in self.steps:
             sizes = {name: size_text(getattr(s, name)) for name in ("grid", "bytes", "flops")}
             steps.append({**vars(s), **sizes, "numbers": [size_text(n) for n in s.numbers]})
-        return json.dumps({**vars(self), "slots": slots, "steps": steps})
+        needs = [r.to_text() for r in self.requirements]
+        return json.dumps({**vars(self), "slots": slots, "steps": steps, "requirements": needs})
 
     @staticmethod
     def from_text(text: str) -> Recipe:
@@ -107,6 +110,7 @@ class Recipe:
             steps.append(Step(**{**s, **sizes, "numbers": numbers}))
         record["programs"] = [tuple(p) for p in record["programs"]]
         record["sites"] = [[Site(*s) for s in sites] for sites in record["sites"]]
+        record["requirements"] = [Requirement.from_text(r) for r in record["requirements"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
 
 

@@ -58,7 +58,8 @@ def unravel(linear: Size, shape: Sequence[Size]) -> Index:
 
 
 def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
-    """Align runs of axes with equal sizes, so that only what really mixes is divided."""
+    """Align runs of axes with equal sizes, so that only what really mixes is divided. What is left
+    at the end is equal by a requirement (N as N // 2 rows of 2)."""
     source, target = node.inputs[0].shape, node.shape
     if product(source) == 0:
         return (0,) * len(source), []  # nothing is ever read
@@ -76,6 +77,8 @@ def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
                 size_b, j = multiply(size_b, target[j]), j + 1
             elif i < len(source):
                 size_a, i = multiply(size_a, source[i]), i + 1
+            elif isinstance(size_a, Expr) or isinstance(size_b, Expr):
+                break
             else:
                 raise InternalError("access", f"cannot align {source} with {target}")
         found += unravel(ravel(index[b:j], target[b:j]), source[a:i])

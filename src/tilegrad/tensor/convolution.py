@@ -15,6 +15,7 @@ from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..graph.grad import gradients
 from ..ir.node import Node
+from ..ir.requirement import require
 from ..ir.symbol import Size
 from .maths import cast
 from .matmul import matched
@@ -49,10 +50,9 @@ def check_fits(op: str, shape: Sequence[Size], widths: Sequence[int],
     """Refuse windows that are wider than the (padded) space."""
     for size, width, dilation in zip(shape, widths, dilations):
         reach = dilation * (width - 1) + 1
-        if isinstance(size, int) and size < reach:
-            raise ShapeError("the window does not fit", op=op,
-                             expected=f"padded sizes >= {reach}",
-                             got=build.show(tuple(shape)))  # fmt: skip
+        require(size - reach, ShapeError, "the window does not fit", op=op,
+                expected="padded sizes >= {reach}", got="{shape}", reach=reach,
+                shape=tuple(shape))  # fmt: skip
 
 
 # ---- the core -------------------------------------------------------------------------------
@@ -186,11 +186,13 @@ def conv3d(input: Any, weight: Any, bias: Any = None, stride: Sizes = 1, padding
 # ---- its transpose --------------------------------------------------------------------------
 
 
-def _spread_out(x: Tensor, axis: int, step: int) -> Tensor:
+def _spread_out(op: str, x: Tensor, axis: int, step: int) -> Tensor:
     """step - 1 zeros between the elements of an axis."""
     if step == 1:
         return x
     size = x.shape[axis]
+    require(size - 1, ShapeError, "the space is empty", op=op, expected="sizes > 0",
+            got="{shape}", shape=x.shape)  # fmt: skip
     node = build.unsqueeze(node_of(x), axis + 1)
     high = [0] * len(node.shape)
     high[axis + 1] = step - 1
@@ -216,7 +218,7 @@ def _convolve_transposed(
                         expected="less than stride or dilation")  # fmt: skip
     widths: Any = kernel.shape[2:]
     for i, step in enumerate(steps):
-        x = _spread_out(x, 2 + i, step)
+        x = _spread_out(op, x, 2 + i, step)
     reach = [d * (w - 1) for d, w in zip(dilations, widths)]
     pairs = [(r - c, r - c + e) for r, c, e in zip(reach, cut, extra)]
     padded = pad_tensor(x, _flat(pairs))

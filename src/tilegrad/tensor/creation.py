@@ -16,6 +16,7 @@ from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
+from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from .convert import place, settle
 from .maths import cast
@@ -77,9 +78,9 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _sizes(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
     found = sizes_of(op, sizes)
-    if any(isinstance(s, int) and s < 0 for s in found):
-        raise ShapeError("a size is negative", op=op, expected="sizes >= 0",
-                         got=build.show(found))  # fmt: skip
+    for size in found:
+        require(size, ShapeError, "a size is negative", op=op, expected="sizes >= 0",
+                got="{sizes}", sizes=found)  # fmt: skip
     return found
 
 
@@ -210,12 +211,11 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, dev
     found = dtype_of(dtype) if dtype is not None else (
         dtypes.int64 if whole else dtypes.float32)  # fmt: skip
     count = -((start - end) // step) if whole else math.ceil((end - start) / step)
-    if isinstance(count, (int, np.integer)):
-        if count < 0:
-            raise UserError("the step leads away from the end", op="arange",
-                            expected="end on the side the step goes to",
-                            got=f"start {start}, end {end}, step {step}")  # fmt: skip
-        count = int(count)
+    count = count if isinstance(count, Expr) else int(count)
+    require(count, UserError, "the step leads away from the end", op="arange",
+            expected="end on the side the step goes to",
+            got="start {start}, end {end}, step {step}", start=start, end=end,
+            step=step)  # fmt: skip
     node = _line(count, start, step, whole, found)
     return _made(node, requires_grad, device, "arange")
 

@@ -13,6 +13,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
+from ..ir.requirement import require
 from .maths import cast, one_rounding, pick
 from .movement import narrow, reshape
 from .padding import pad
@@ -101,8 +102,9 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
         return Extremes(tensor, wrap(build.constant(0, dtypes.int64)))
     axis = build.axis_of(tensor.node, dim, "kthvalue")
     size = tensor.shape[axis]
-    if not 1 <= k <= size:  # type: ignore[operator]
-        raise UserError("k is out of range", op="kthvalue", expected=f"1 <= k <= {size}", got=k)
+    for room in (k - 1, size - k):
+        require(room, UserError, "k is out of range", op="kthvalue", expected="1 <= k <= {size}",
+                got="{k}", size=size, k=k)  # fmt: skip
     _, order = build.items(ops.sort(tensor.node, axis=axis, descending=False))
     return _pick_at(tensor, wrap(order), axis, k - 1, keepdim)
 

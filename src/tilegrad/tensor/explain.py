@@ -42,6 +42,7 @@ def explain(
         lowered.inputs, lowered.outputs, donate=lowered.donate, target=target_for(lowered.device),
         name=_identifier(jitted.name.split("<locals>.")[-1]),
         labels=_labels(jitted, lowered.sources, args, kwargs), level=level,
+        requirements=lowered.requirements,
     )  # fmt: skip
 
 

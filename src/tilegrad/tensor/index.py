@@ -17,7 +17,9 @@ from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserErr
 from ..graph import build, ops
 from ..ir import symbol
 from ..ir.node import Node
+from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
+from ..ir.types import product
 from .tensor import Tensor, from_array, lift, method, mode, node_of, values, wrap
 
 
@@ -105,7 +107,9 @@ def _entry(x: Tensor, axis: int, item: Any, op: str) -> Entry:
     if isinstance(item, slice):
         return _slice_entry(axis, size, item)
     if isinstance(item, Expr):
-        return Entry("int", axis, item)
+        for room in (size + item, size - item - 1):
+            _inside(room, item, size, axis, op)
+        return Entry("int", axis, item if item.low >= 0 else symbol.modulo(item, size))
     if isinstance(item, int):
         return Entry("int", axis, in_range(item, size, axis, op))
     node = index_node(item, size, axis, op)
@@ -124,11 +128,15 @@ def _mask_entry(x: Tensor, axis: int, mask: Tensor, op: str) -> Entry:
 
 def in_range(index: int, size: Size, axis: int, op: str) -> Size:
     """A static index made non-negative, checked."""
-    top = symbol.high(size)
-    if not -top <= index < top:
-        raise AxisError(f"index {index} is out of range for axis {axis} of size {size}", op=op,
-                        expected=f"-{size} <= index < {size}", got=index)  # fmt: skip
+    _inside(size + index if index < 0 else size - index - 1, index, size, axis, op)
     return index + size if index < 0 else index
+
+
+def _inside(room: Size, index: Size, size: Size, axis: int, op: str) -> None:
+    """An error unless there is room: an index is out of range by what is missing."""
+    require(room, AxisError, "index {index} is out of range for axis {axis} of size {size}", op=op,
+            expected="-{size} <= index < {size}", got="{index}", index=index, axis=axis,
+            size=size)  # fmt: skip
 
 
 def _slice_entry(axis: int, size: Size, item: slice) -> Entry:
@@ -180,22 +188,27 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
         if not item.dtype.is_integer:
             raise DTypeError("indices are not integers", op=op, expected="integers or bools",
                              got=item.dtype, hint="cast with .long()")  # fmt: skip
-        known = item.numpy() if mode.trace is None and item.node in values else None
+        known = item.numpy() if item.node in values else None
         node = item.node
     else:
         known, node = np.asarray(item), None
-    if known is not None and known.size and isinstance(size, int):
+    low, count = 0, product(known.shape if node is None else node.shape)  # type: ignore[union-attr]
+    require(symbol.minimum(size, 1) - symbol.minimum(count, 1), AxisError,
+            "an axis of no elements has no index", op=op, got="axis {axis} of size {size}",
+            expected="a size > 0 where there are indices", axis=axis, size=size)  # fmt: skip
+    if known is not None and known.size:
         low, high = int(known.min()), int(known.max())
-        if low < -size or high >= size:
-            wrong = high if high >= size else low
-            raise AxisError(f"index {wrong} is out of range for axis {axis} of size {size}",
-                            op=op, expected=f"-{size} <= index < {size}", got=wrong)  # fmt: skip
-        if node is None:
-            known = np.where(known < 0, known + size, known).astype(np.int64)
-        elif low >= 0:
+        _inside(size - high - 1, high, size, axis, op)
+        _inside(size + low, low, size, axis, op)
+        if low >= 0 and node is not None:
             return node
+        if node is None and isinstance(size, int):
+            known = np.where(known < 0, known + size, known).astype(np.int64)
+            low = 0
     if node is None:
-        return from_array(np.ascontiguousarray(known, dtype=np.int64))  # type: ignore[arg-type]
+        node = from_array(np.ascontiguousarray(known, dtype=np.int64))  # type: ignore[arg-type]
+        if low >= 0:
+            return node
     if node.dtype.kind == "uint":
         return build.cast(node, dtypes.int64) if node.dtype.bits < 64 else node
     wide = build.cast(node, dtypes.int64)

@@ -22,7 +22,9 @@ from ..compiler.compile import executable_for
 from ..core.dtype import float32, int64
 from ..core.errors import DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
+from ..graph.sizes import size_requirements
 from ..ir.node import Node, next_serial
+from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array
@@ -78,6 +80,7 @@ class Lowered:
     randomness: list[tuple[Any, int]] = field(default_factory=list)
     tracked: bool = False  # results have derivatives
     device: str = "cpu"
+    requirements: Sequence[Requirement] = ()  # what the ops need of the Symbols
     executable: Any = None
     other: Lowered | None = None
     _direct: tuple[int, ...] | None = None
@@ -100,6 +103,9 @@ class Lowered:
     def run(self, leaves: Sequence[Any], states: States, symbols: dict[str, int] | None) -> Any:
         """Bind, run, and wrap the results."""
         direct = self._direct
+        executable = self.executable
+        if executable is None:
+            executable = self.compiled()
         if direct is not None:
             buffers = []
             for i in direct:
@@ -110,11 +116,10 @@ class Lowered:
         else:
             buffers = self._buffers(leaves, states)
             nodes = self._nodes(leaves, states, buffers) if self.tracked else None
+            if self.requirements:
+                executable.check(symbols)
             buffers = self._give_away(leaves, states, buffers)
-        executable = self.executable
-        if executable is None:
-            executable = self.compiled()
-        results = executable.run(buffers, symbols) if self.outputs else []
+        results = executable.run(buffers, symbols)
         for write in self.writes:
             self._write(write, leaves, states, buffers, results, symbols)
         places = self.places
@@ -142,10 +147,9 @@ class Lowered:
         """The Executable; compiled or loaded at the first call."""
         with self._lock:
             if self.executable is None:
-                self.executable = (
-                    executable_for(self.inputs, self.outputs, self.donate, self.device)
-                    if self.outputs else ()
-                )  # fmt: skip
+                self.executable = executable_for(
+                    self.inputs, self.outputs, self.donate, self.device, self.requirements
+                )
             return self.executable
 
     def _value(
@@ -377,6 +381,7 @@ def trace_function(
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
         tracked=differentiable and not writes and not given,
         device=device,
+        requirements=size_requirements(inputs, find.outputs(), trace.requirements.values()),
     )  # fmt: skip
 
 

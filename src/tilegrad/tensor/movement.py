@@ -15,6 +15,7 @@ import numpy as np
 from ..core.dtype import DType, dtype_of
 from ..core.errors import AxisError, DTypeError, ShapeError, UserError
 from ..graph import build
+from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from ..ir.types import product
 from .tensor import Tensor, call, lift, method, node_of, wrap
@@ -133,9 +134,9 @@ def unflatten(x: Any, dim: int, sizes: Sequence[Size]) -> Tensor:
     known = [s for s in sizes if not (isinstance(s, int) and s == -1)]
     whole, rest = tensor.shape[axis], product(tuple(known))
     full = [whole // rest if isinstance(s, int) and s == -1 else s for s in sizes]
-    if product(tuple(full)) != whole:
-        raise ShapeError("the sizes do not make the axis", op="unflatten",
-                         expected=f"sizes with product {whole}", got=tuple(sizes))  # fmt: skip
+    require(product(tuple(full)) - whole, ShapeError, "the sizes do not make the axis",
+            op="unflatten", expected="sizes with product {whole}", got="{sizes}", exact=True,
+            whole=whole, sizes=tuple(sizes))  # fmt: skip
     return reshape(tensor, *tensor.shape[:axis], *full, *tensor.shape[axis + 1 :])
 
 
@@ -405,10 +406,10 @@ def narrow(x: Any, dim: int, start: Any, length: Size) -> Tensor:
         index = build.add(build.iota(length), build.cast(node_of(start), dtype_of("int64")))
         return tensor.index_select(axis, wrap(index))
     begin = start + size if isinstance(start, int) and start < 0 else start
-    fixed = all(isinstance(v, int) for v in (begin, length, size))
-    if fixed and not 0 <= begin <= begin + length <= size:
-        raise AxisError("reaches past the axis", op="narrow", expected=f"within 0..{size}",
-                        got=f"start {start}, length {length}")  # fmt: skip
+    for room in (begin, length, size - begin - length):
+        require(room, AxisError, "reaches past the axis", op="narrow", expected="within 0..{size}",
+                got="start {start}, length {length}", size=size, start=start,
+                length=length)  # fmt: skip
     return call(build.slice_axis, tensor, axis=axis, start=begin, stop=begin + length)
 
 
@@ -425,9 +426,9 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         sizes = [split_size] * (count - 1) + [size - split_size * (count - 1)]
     else:
         sizes = list(split_size)
-        if sum(sizes) != size:
-            raise ShapeError("the sizes do not make the axis", op="split",
-                             expected=f"sizes that add up to {size}", got=sizes)  # fmt: skip
+        require(sum(sizes) - size, ShapeError, "the sizes do not make the axis", op="split",
+                expected="sizes that add up to {size}", got="{sizes}", exact=True, size=size,
+                sizes=tuple(sizes))  # fmt: skip
     starts = itertools.accumulate(sizes, initial=0)
     return tuple(narrow(tensor, axis, start, s) for start, s in zip(starts, sizes))
 

@@ -16,6 +16,7 @@ import ml_dtypes
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
+from ..ir.requirement import require
 from ..ir.symbol import Size
 from .elementwise import clamp
 from .maths import cast, pick, rsqrt
@@ -122,9 +123,9 @@ def batch_norm(x: Any, running_mean: Tensor | None, running_var: Tensor | None, 
 
 def _moments(op: str, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Mean and variance over axes, which stay with size 1."""
-    if count_of(x, axes) in (0, 1):
-        raise ShapeError("needs more than one value for each channel in training", op=op,
-                         got=build.show(x.shape), hint="use eval() or a larger batch")  # fmt: skip
+    require(count_of(x, axes) - 2, ShapeError,
+            "needs more than one value for each channel in training", op=op, got="{shape}",
+            hint="use eval() or a larger batch", shape=x.shape)  # fmt: skip
     middle = mean(x, axes, True)
     away = x - middle
     return middle, mean(away * away, axes, True)

@@ -12,7 +12,8 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from ..graph import build, ops
-from ..ir.symbol import Size
+from ..ir.requirement import require
+from ..ir.symbol import Size, minimum
 from .movement import cat, expand, flip, movedim, narrow, reshape, unsqueeze
 from .tensor import Tensor, call, lift, method, node_of, wrap
 
@@ -47,9 +48,9 @@ def _crop(x: Tensor, axis: int, low: int, high: int) -> Tensor:
     if not cut:
         return x
     size = x.shape[axis] - cut
-    if isinstance(size, int) and size < 0:
-        raise ShapeError("cuts more than there is", op="pad", got=(low, high),
-                         expected=f"at most {x.shape[axis]} on axis {axis}")  # fmt: skip
+    require(size, ShapeError, "cuts more than there is", op="pad", got="{amounts}",
+            expected="at most {size} on axis {axis}", amounts=(low, high), size=x.shape[axis],
+            axis=axis)  # fmt: skip
     return narrow(x, axis, start, size)
 
 
@@ -66,10 +67,10 @@ def _fill(x: Tensor, pairs: list[tuple[int, int]], value: float) -> Tensor:
 
 
 def _checked_border(x: Tensor, axis: int, low: int, high: int, most: Size, mode: str) -> None:
-    if isinstance(most, int) and max(low, high) > most:
-        raise ShapeError(f"the border is wider than {mode} can fill", op="pad",
-                         expected=f"at most {most} on axis {axis} of size {x.shape[axis]}",
-                         got=(low, high))  # fmt: skip
+    require(most - max(low, high), ShapeError, "the border is wider than {mode} can fill",
+            op="pad", expected="at most {most} on axis {axis} of size {size}", got="{amounts}",
+            mode=mode, most=most, axis=axis, size=x.shape[axis],
+            amounts=(low, high))  # fmt: skip
 
 
 def _reflect(x: Tensor, axis: int, low: int, high: int) -> Tensor:
@@ -82,7 +83,8 @@ def _reflect(x: Tensor, axis: int, low: int, high: int) -> Tensor:
 
 def _replicate(x: Tensor, axis: int, low: int, high: int) -> Tensor:
     size, shape = x.shape[axis], list(x.shape)
-    _checked_border(x, axis, low, high, 0 if size == 0 else max(low, high), "replicate")
+    wide = max(low, high)  # of one element as of many, but of none nothing
+    _checked_border(x, axis, low, high, minimum(size * wide, wide), "replicate")
     before = expand(narrow(x, axis, 0, 1), *shape[:axis], low, *shape[axis + 1 :])
     after = expand(narrow(x, axis, size - 1, 1), *shape[:axis], high, *shape[axis + 1 :])
     return cat([before, x, after], axis)
@@ -105,9 +107,10 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
         tensor = reshape(tensor, 1)
     axis = build.axis_of(tensor.node, dimension, "unfold")
     whole = tensor.shape[axis]
-    if size < 0 or step < 1 or (isinstance(whole, int) and size > whole):
-        raise ShapeError("the window does not fit", op="unfold", got=f"size {size}, step {step}",
-                         expected=f"size <= {whole}, step >= 1")  # fmt: skip
+    for room in (size, step - 1, whole - size):
+        require(room, ShapeError, "the window does not fit", op="unfold",
+                got="size {size}, step {step}", expected="size <= {whole}, step >= 1", size=size,
+                step=step, whole=whole)  # fmt: skip
     return call(build.windows, tensor, axis=axis, width=size, step=step)
 
 

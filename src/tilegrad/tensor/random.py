@@ -22,6 +22,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
+from ..ir.requirement import require
 from .convert import place
 from .placement import device_name, elsewhere
 from .tensor import Tensor, from_array, method, mode, node_of, wrap
@@ -336,10 +337,10 @@ def multinomial(weights: Tensor, num_samples: int, replacement: bool = False,
     lead = weights.shape[:-1]
     node = build.cast(weights.node, dtypes.float32)
     if not replacement:
-        if isinstance(count, int) and num_samples > count:
-            raise ShapeError("cannot draw more than there are without replacement",
-                             op="multinomial", expected=f"at most {count}",
-                             got=num_samples)  # fmt: skip
+        require(count - num_samples, ShapeError,
+                "cannot draw more than there are without replacement", op="multinomial",
+                expected="at most {count}", got="{drawn}", count=count,
+                drawn=num_samples)  # fmt: skip
         # the first arrivals of exponential clocks that tick at these rates
         noise = _exponential(node.shape, dtypes.float32, 1.0, generator)
         tiny = build.full((), 1e-30, dtypes.float32)

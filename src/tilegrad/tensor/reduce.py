@@ -15,6 +15,7 @@ from ..core.dtype import DType, dtype_of
 from ..core.errors import AxisError, DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
+from ..ir.requirement import require
 from ..ir.symbol import Size
 from ..ir.types import product
 from .maths import abs_, cast, exp, floating, largest_finite, log, one_rounding, pick, sqrt
@@ -204,11 +205,9 @@ def var_mean(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: boo
 def _filled(x: Tensor, axes: tuple[int, ...], op: str) -> None:
     """Refuse to take an extreme of nothing."""
     for axis in axes:
-        if isinstance(x.shape[axis], int) and x.shape[axis] == 0:
-            raise ShapeError("there is nothing to choose from", op=op,
-                             expected="at least one element on the axis",
-                             got=f"shape {build.show(x.shape)}, axis {axis}",
-                             hint="an empty axis has no extreme")  # fmt: skip
+        require(x.shape[axis] - 1, ShapeError, "there is nothing to choose from", op=op,
+                expected="at least one element on the axis", got="shape {shape}, axis {axis}",
+                hint="an empty axis has no extreme", shape=x.shape, axis=axis)  # fmt: skip
 
 
 @method()

@@ -14,6 +14,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from ..graph import build
+from ..ir.requirement import require
 from .maths import cast
 from .movement import permute, reshape
 from .pooling import adaptive_avg_pool, from_flat
@@ -151,9 +152,9 @@ def _image(op: str, x: Any) -> Tensor:
 
 
 def _divides(op: str, whole: Any, part: int, what: str) -> None:
-    if whole % part:
-        raise ShapeError(f"the {what} do not divide", op=op, expected=f"a multiple of {part}",
-                         got=whole)  # fmt: skip
+    require(whole % part, ShapeError, "the {what} do not divide", op=op,
+            expected="a multiple of {part}", got="{whole}", exact=True, what=what, part=part,
+            whole=whole)  # fmt: skip
 
 
 @method()

@@ -15,6 +15,7 @@ from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from ..graph import build
 from ..ir.node import Node
+from ..ir.requirement import require
 from ..ir.symbol import Size
 from .index import index_node, mask_places
 from .maths import cast, pick
@@ -42,10 +43,10 @@ def _checked_index(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]
 
 def _fits(op: str, part: tuple[Size, ...], whole: tuple[Size, ...], but: int = -1) -> None:
     for axis, (a, b) in enumerate(zip(part, whole)):
-        if axis != but and isinstance(a, int) and isinstance(b, int) and a > b:
-            raise ShapeError("the index is larger than the Tensor", op=op,
-                             expected=f"at most {build.show(whole)} off the axis",
-                             got=build.show(part))  # fmt: skip
+        if axis != but:
+            require(b - a, ShapeError, "the index is larger than the Tensor", op=op,
+                    expected="at most {whole} off the axis", got="{part}", whole=whole,
+                    part=part)  # fmt: skip
 
 
 @method()

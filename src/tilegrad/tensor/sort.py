@@ -13,6 +13,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
+from ..ir.requirement import require
 from .maths import cast, pick
 from .movement import narrow
 from .operands import promoted_like
@@ -51,8 +52,9 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
         return sort(tensor)
     axis = build.axis_of(tensor.node, dim, "topk")
     size = tensor.shape[axis]
-    if k < 0 or (isinstance(size, int) and k > size):
-        raise UserError("k is out of range", op="topk", expected=f"0 <= k <= {size}", got=k)
+    for room in (k, size - k):
+        require(room, UserError, "k is out of range", op="topk", expected="0 <= k <= {size}",
+                got="{k}", size=size, k=k)  # fmt: skip
     ordered = sort(tensor, axis, descending=largest)
     return Extremes(narrow(ordered.values, axis, 0, k), narrow(ordered.indices, axis, 0, k))
 

@@ -16,6 +16,7 @@ from ..core.dtype import uint32
 from ..core.errors import Location, TraceError, user_location
 from ..graph import build, ops
 from ..ir.node import Node, topological
+from ..ir.requirement import Requirement, gathering
 from ..ir.rewrite import replace
 from .placement import check_device, elsewhere
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
@@ -75,6 +76,7 @@ class Trace:
     nodes: dict[int, Node] = field(default_factory=dict)  # outside Tensors, by id
     kept: list[Tensor] = field(default_factory=list)
     randomness: dict[int, tuple[Any, Randomness]] = field(default_factory=dict)
+    requirements: dict[Any, Requirement] = field(default_factory=dict)  # of symbolic sizes
 
     # ---- inputs ---------------------------------------------------------------------------
 
@@ -202,12 +204,15 @@ class Tracing:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.gathering = gathering(trace.requirements)
 
     def __enter__(self) -> Trace:
         if mode.trace is not None:
             raise TraceError("a trace is already in progress", op="jit")
         mode.trace = self.trace
+        self.gathering.__enter__()
         return self.trace
 
     def __exit__(self, *_: Any) -> None:
         mode.trace = None
+        self.gathering.__exit__(None, None, None)

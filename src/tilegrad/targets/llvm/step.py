@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.errors import InternalError
+from ...ir.requirement import check_all
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Back, Recipe
@@ -45,7 +46,11 @@ class Executable:
         self.lock = threading.Lock()
         self.arena: Buffer | None = None
         self.inline = recipe.inline
-        self.symbolic = False
+        self.symbolic = bool(recipe.requirements)
+        self.symbols: Mapping[str, int] | None = None  # those that the scalars and sizes are of
+        self.checked: Mapping[str, int] | None = None  # those that meet the requirements
+        self.sizes: list[int] = []  # of the outputs, and of those that stay inside
+        self.hidden_sizes: list[tuple[int, int]] = []
         self.scalars: list[Any] = []  # ints, Symbol names or Exprs
         self._build()
 
@@ -161,9 +166,9 @@ class Executable:
             output_bytes = self.output_bytes
             hidden = self.hidden
             if self.symbolic:
-                self._set_symbols(symbols or {})
-                output_bytes = [evaluate(b, symbols or {}) for b in output_bytes]
-                hidden = [(n, evaluate(b, symbols or {})) for n, b in hidden]
+                if symbols is None or symbols != self.symbols:
+                    self._set_symbols(symbols or {})
+                output_bytes, hidden = self.sizes, self.hidden_sizes
             outputs, made = [], {}
             for owner, size in zip(self.owners, output_bytes):
                 if owner in self.input_of:
@@ -188,6 +193,7 @@ class Executable:
         back: Sequence[Back],
     ) -> Fixed:  # fmt: skip
         """Bound to Buffers that stay, to run again and again."""
+        self.check(symbols)
         return Fixed(self, buffers, symbols, placed, back)
 
     def prepare(self) -> None:
@@ -198,9 +204,21 @@ class Executable:
         for number, offset in self.scratch:
             self.slots[number] = self.arena.pointer + offset
 
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        if self.recipe.requirements and symbols != self.checked:
+            check_all(self.recipe.requirements, symbols)
+            self.checked = dict(symbols or {})
+
     def _set_symbols(self, symbols: Mapping[str, int]) -> None:
+        """What depends on the Symbols alone; calls with the same ones find it done."""
+        self.check(symbols)
+        self.symbols = None
         for i, value in enumerate(self.scalars):
             if isinstance(value, str):
                 self.scalar_values[i] = symbols[value]
             elif not isinstance(value, int):
                 self.scalar_values[i] = evaluate(value, symbols)
+        self.sizes = [evaluate(b, symbols) for b in self.output_bytes]
+        self.hidden_sizes = [(n, evaluate(b, symbols)) for n, b in self.hidden]
+        self.symbols = dict(symbols)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...core.config import config
 from ...core.errors import InternalError, UserError
+from ...ir.requirement import check_all
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
 from ...runtime.executable import Back, Recipe, Step
@@ -174,10 +175,18 @@ class Executable:
         key: Any = () if self.fixed else tuple(sorted((symbols or {}).items()))
         found = self.bindings.get(key)
         if found is None:
+            check_all(self.recipe.requirements, symbols)
             found = self.bindings[key] = Binding(self, dict(symbols or {}))
             if len(self.bindings) > BINDINGS:
                 self.bindings.popitem(last=False)
         return found
+
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        if self.recipe.requirements:
+            with self.device.lock:
+                self.device.activate()
+                self.bound_to(symbols)
 
     def here(self, buffer: Buffer) -> Buffer:
         """A Buffer on this Device, aligned as kernels expect: small values of the host come along
@@ -337,6 +346,8 @@ def _is_single(recipe: Recipe) -> bool:
 
 def _is_fixed(recipe: Recipe, entries: Sequence[Entry]) -> bool:
     """Whether nothing in it depends on a Symbol."""
+    if recipe.requirements:
+        return False
     sizes: list[Any] = [slot.bytes for slot in recipe.slots]
     for step in recipe.steps:
         sizes += (step.grid, *step.numbers)
