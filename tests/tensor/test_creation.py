@@ -7,6 +7,7 @@ import pytest
 from torch_tables import compare, data, torch
 
 import tilegrad as tg
+from tilegrad.core.errors import ShapeError
 
 CASES = [
     ("zeros", lambda m: [m.zeros(2, 3), m.zeros((2, 3)), m.zeros([2]), m.zeros(())]),
@@ -99,3 +100,17 @@ def test_large_data_is_copied_to_whole_lines() -> None:
         np.testing.assert_array_equal(found, source.astype(found.dtype))
     source[:] = 0
     assert found[0, 1] == 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda: tg.ones(2**40, 2**40).sum(), lambda: tg.zeros(0, 2**40, 2**40),
+    lambda: tg.arange(2**61),
+    lambda: tg.ones(2**40, 1) @ tg.ones(1, 2**40), lambda: tg.randn(2**33, 2**31),
+    lambda: tg.ones(2**40, 1).repeat(1, 2**30), lambda: tg.ones(2**31).outer(tg.ones(2**31)),
+    lambda: tg.pad(tg.ones(2**60), (2**62, 0)), lambda: tg.cat([tg.zeros(2**60, dtype="int8")] * 9),
+    lambda: tg.jit(lambda x: x.expand(2**40, -1).sum(), dynamic={"x": {0: ("N", 1, 2**40)}})(
+        tg.ones(4)),
+])  # fmt: skip
+def test_sizes_beyond_64_bits_are_refused(make) -> None:
+    with pytest.raises(ShapeError, match="cannot be addressed"):
+        make()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InternalError, Location, user_location
-from .types import Type
+from .types import Array, Type, check_addressable
 
 if TYPE_CHECKING:
     from .block import Block
@@ -137,6 +137,8 @@ class Op:
             node.type = self.infer(*inputs, blocks=blocks, **node.attrs)
         else:
             node.type = self.infer(*inputs, **node.attrs)
+        if node.type.__class__ is Array:
+            check_addressable(node.type, self.name)  # type: ignore[arg-type]
         node.serial = next(_serial)
         if not unique:
             _interned[key] = node

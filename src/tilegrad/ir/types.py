@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from ..core.dtype import DType
+from ..core.errors import ShapeError
 from .symbol import Size, high, multiply
 
 
@@ -32,6 +33,22 @@ class Array:
     def size(self) -> Size:
         """Number of elements."""
         return product(self.shape)
+
+
+LARGEST = (1 << 63) - 1  # bytes that an index of 64 bits reaches
+
+
+def check_addressable(type_: Array, op: str) -> None:
+    """An error for an array whose elements or bytes a 64-bit index does not reach; sizes of 0 do
+    not make the others small, since strides are made of them."""
+    bits = type_.dtype.bits
+    for size in type_.shape:
+        bits *= (size if size.__class__ is int else high(size)) or 1  # type: ignore[operator]
+    if bits > LARGEST << 3:
+        raise ShapeError(
+            "an array of this size cannot be addressed", op=op,
+            expected=f"at most {LARGEST} bytes (2**63 - 1)", got=repr(type_),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
