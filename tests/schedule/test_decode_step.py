@@ -162,7 +162,8 @@ def test_launches_of_a_layer(batch: int, monkeypatch: pytest.MonkeyPatch) -> Non
     some, more = (launches(step_schedule(batch, n, monkeypatch)) for n in (3, 5))
     assert len(more) - len(some) <= 2 * 6
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
-    assert len(some) + 29 * 6 <= 200  # of 32 layers
+    each = (len(more) - len(some)) // 2
+    assert len(some) + 29 * each <= (166 if batch <= 8 else 199)  # of 32 layers
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")

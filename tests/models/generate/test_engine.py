@@ -101,7 +101,7 @@ def test_arrivals_and_cancelling_do_not_change_what_others_get() -> None:
             engine.add(Request("d", prompt(5), max_tokens=COUNT))  # waits: no slot is free
             engine.add(Request("e", prompt(12), max_tokens=COUNT))
         if number == 6:
-            assert [w.id for w in engine.waiting] == ["d", "e"]
+            assert list(engine.waiting) == ["d", "e"]
             assert engine.cancel("c") and engine.cancel("d") and not engine.cancel("c")
         for produced in engine.step():
             found.setdefault(produced.id, []).append(produced)

@@ -107,22 +107,6 @@ def test_temperature_0_is_greedy_in_any_variant(variant) -> None:
     assert found.tolist() == rows.argmax(-1).tolist()
 
 
-def test_nothing_possible_gives_the_first_token() -> None:
-    rows = np.full((2, 70), -np.inf, np.float32)
-    state = state_of(70, Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3, top_p=0.5))
-    assert step(rows, state, [0, 1], [0, 0], ALL)[0].tolist() == [0, 0]
-
-
-def test_logits_that_are_no_numbers_give_some_token() -> None:
-    rows = np.zeros((3, 70), np.float32)
-    rows[0, 4] = np.inf
-    rows[1, 5] = np.nan
-    rows[2] = np.nan
-    for s in (Sampling(temperature=0.5), Sampling(temperature=1.0, top_k=3, top_p=0.5), Sampling()):
-        found = step(rows, state_of(70, s), [0] * 3, range(3), ALL)[0]
-        assert found[0] == 4 and ((found >= 0) & (found < 70)).all()
-
-
 # ---- sets --------------------------------------------------------------------------------------
 
 
@@ -480,7 +464,8 @@ def test_ptx_of_large_vocabularies_assembles(rows, vocabulary) -> None:
     made, _ = lowered(rows, vocabulary, Variant(draws=True), Sampling(temperature=1.0, top_k=9))
     schedule = schedule_for(made.inputs, made.outputs, H200, made.donate)
     steps = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
-    assert len(steps) == (3 if rows > 1 else 5), [s.body.name for s in steps]
+    # the last says which rows have a token; in a step it is part of the update of ids
+    assert len(steps) == (4 if rows > 1 else 6), [s.body.name for s in steps]
     for one in steps:
         text, _ = emit(one.body, "entry", H200)
         assert "$look" not in text, "places are compared one by one"

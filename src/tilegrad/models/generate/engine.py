@@ -4,13 +4,12 @@ Requests wait in the order they came until a slot is free and pages for all they
 are; then their prompts go through the model in chunks, together with the next tokens of those
 that decode already. On a GPU a decode step is begun before the ids of the one before are read, as
 long as the requests stay the same: what it needs is on the device.
-Invariant: a request's tokens do not depend on its neighbours; its slot and its pages are free
-again as soon as it is finished or cancelled.
+Invariant: a request's tokens do not depend on its neighbours, nor on whether they fail; its slot
+and its pages are free again as soon as it is finished, cancelled or failed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from ...tensor.placement import default_device, use
 from ..decoder.model import Decoder
 from .pages import PagePool
 from .request import Produced, Request
-from .sampling import Variant, needs
+from .sampling import NO_TOKEN, Variant, needs
 from .sampling_state import write
 from .steps import Found, Launched, Part, Steps, Tell
 
@@ -76,8 +75,12 @@ class Engine:
         self, model: Decoder, *, device: Any = None, requests: int = 8,
         context: int | None = None, page: int | None = None, pages: int | None = None,
         cache_dtype: Any = None, chunk: int | None = None, tell: Tell | None = None,
+        words: int | None = None,
     ) -> None:  # fmt: skip
-        """`pages` is the size of the pool; all requests can have the whole context if None."""
+        """`pages` is the size of the pool; all requests can have the whole context if None.
+
+        `words` is how many ids the tokenizer has, if fewer than the model: no other is picked.
+        """
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
         self.model, self.config, self.requests = model, config, _positive("requests", requests)
@@ -95,10 +98,11 @@ class Engine:
             config.layers, count, page, config.key_heads, config.head_width,
             requests=requests + 1, most_pages=most_pages, dtype=dtype, device=device,
         )  # fmt: skip
-        self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None))
-        self.waiting: deque[Request] = deque()
+        self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None), words)
+        self.waiting: dict[Hashable, Request] = {}  # in order
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
+        self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
         self._group: Group | None = None  # None: requests came or went
         self.overlaps = device != "cpu"  # the next step begins before the ids of one are read
         self._ahead: tuple[Group, Launched] | None = None  # what was begun
@@ -114,9 +118,12 @@ class Engine:
 
     # ---- requests ---------------------------------------------------------------------------
 
+    def __contains__(self, id: Hashable) -> bool:
+        return id in self.running or id in self.waiting
+
     def add(self, request: Request) -> None:
         """Queue a request; what can never be served is an error at once."""
-        if request.id in self.running or any(w.id == request.id for w in self.waiting):
+        if request.id in self:
             raise UserError("two requests have one id", op="Engine.add", got=request.id)
         self._check(request.tokens, "a prompt")
         if request.sampling is not None and request.sampling.logit_bias:
@@ -133,17 +140,14 @@ class Engine:
                 expected=f"at most {self.pool.pages * self.pool.page} tokens", got=request.most,
                 hint="lower max_tokens, or give the engine more pages",
             )  # fmt: skip
-        self.waiting.append(request)
+        self.waiting[request.id] = request
 
     def cancel(self, id: Hashable) -> bool:
         """Forget a request and free what it has; whether there was one."""
         if id in self.running:
             self._end(self.running[id])
             return True
-        found = [w for w in self.waiting if w.id == id]
-        for request in found:
-            self.waiting.remove(request)
-        return bool(found)
+        return self.waiting.pop(id, None) is not None
 
     def _check(self, tokens: Sequence[int], what: str) -> None:
         wrong = [t for t in tokens if not 0 <= t < self.config.vocabulary]
@@ -152,16 +156,37 @@ class Engine:
                             expected=f"0 to {self.config.vocabulary - 1}",
                             got=wrong[:5])  # fmt: skip
 
-    def _admit(self) -> None:
-        """Give slots and pages to those that wait, in order, while there are some."""
-        while self.waiting and self.slots and self.pool.fits(self.waiting[0].most):
-            request = self.waiting.popleft()
-            slot = self.slots.pop()
-            self._seat(slot, request.id, request.most)
-            if request.sampling is not None and needs([request.sampling]) != Variant():
-                self.steps.sampling().set_row(slot, request.sampling, request.tokens)
-            self.running[request.id] = Running(request, slot)
+    def _comes(self) -> Request | None:
+        """The first that waits, if there is room for it."""
+        first = next(iter(self.waiting.values()), None)
+        fits = first is not None and self.slots and self.pool.fits(first.most)
+        return first if fits else None
+
+    def _admit(self) -> list[Produced]:
+        """Give slots and pages to those that wait, in order, while there are some.
+
+        One that cannot begin ends in an error: what is given back.
+        """
+        failed = []
+        while (request := self._comes()) is not None:
             self._group = None
+            run = self.running[request.id] = Running(request, self.slots.pop())
+            del self.waiting[request.id]
+            try:
+                self._seat(run.slot, request.id, request.most)
+                self._set_sampling(run.slot, request)
+            except Exception as error:  # of one request alone: no step has begun
+                failed.append(self._fail(run, error))
+        return failed
+
+    def _set_sampling(self, slot: int, request: Request) -> None:
+        """Tell the device how a request samples, or that it takes the likeliest token."""
+        if request.sampling is not None and needs([request.sampling]) != Variant():
+            self._sampled.add(slot)
+            self.steps.sampling().set_row(slot, request.sampling, request.tokens)
+        elif slot in self._sampled:
+            self.steps.sampling().clear_row(slot)
+            self._sampled.discard(slot)
 
     def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
         """Pages for a slot that begins anew."""
@@ -172,36 +197,42 @@ class Engine:
         write(self.cache.lengths, slot, np.zeros(1))
 
     def _end(self, run: Running) -> None:
+        """Take back what a request has; nothing here can fail."""
         del self.running[run.request.id]
         self._group = None
         if not self.running:
             self._ahead = None
-        self.pool.give_back(run.request.id)
-        if run.request.sampling is not None and needs([run.request.sampling]) != Variant():
-            self.steps.sampling().clear_row(run.slot)
+        if run.request.id in self.pool.owned:
+            self.pool.give_back(run.request.id)
         self.slots.append(run.slot)
+
+    def _fail(self, run: Running, error: Exception) -> Produced:
+        self._end(run)
+        return Produced(run.request.id, finished="error", error=error)
 
     # ---- steps ------------------------------------------------------------------------------
 
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them.
 
+        A request that cannot begin, or whose logits are no numbers, ends in an error of its own.
         A step that fails, or is interrupted, ends the requests that run: nobody knows how far
         it came.
         """
         try:
+            failed = self._admit() if self._ahead is None else []
             runs, found = self._step()
         except BaseException:
             for run in list(self.running.values()):
                 self._end(run)
             raise
-        return [self._made(run, found, row) for row, run in enumerate(runs)
-                if not run.left and self.running.get(run.request.id) is run]  # fmt: skip
+        return failed + [
+            self._made(run, found, row) for row, run in enumerate(runs)
+            if not run.left and self.running.get(run.request.id) is run]  # fmt: skip
 
     def _step(self) -> tuple[list[Running], Found]:
         """The requests of a step and what it gave for each."""
         if self._ahead is None:
-            self._admit()
             if not self.running:
                 return [], Found(np.zeros(0, np.int32))
             group = self._group = self._group or Group.of(list(self.running.values()))
@@ -224,8 +255,7 @@ class Engine:
 
         One that stops meanwhile leaves a token in its own pages, which nobody reads.
         """
-        comes = self.waiting and self.slots and self.pool.fits(self.waiting[0].most)
-        return self._group is group and not comes and all(
+        return self._group is group and self._comes() is None and all(
             run.made + 2 <= run.request.max_tokens for run in group.runs)  # fmt: skip
 
     def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
@@ -246,6 +276,8 @@ class Engine:
     def _made(self, run: Running, found: Found, row: int) -> Produced:
         """What a request got, as the row of a step says."""
         request, token = run.request, int(found.ids[row])
+        if token == NO_TOKEN:
+            return self._fail(run, not_numbers(self.config.family, run))
         run.made += 1
         finished = None
         if token in request.stop_tokens:
@@ -271,11 +303,25 @@ class Engine:
             raise UserError("the engine is busy", op="score", expected="a free slot and pages",
                             got=repr(self))  # fmt: skip
         slot = self.slots[-1]
-        self._seat(slot, SCORING, len(tokens))
         try:
+            self._seat(slot, SCORING, len(tokens))
             return self.steps.score(slot, tokens)
         finally:
-            self.pool.give_back(SCORING)
+            if SCORING in self.pool.owned:
+                self.pool.give_back(SCORING)
+
+
+def not_numbers(family: str, run: Running) -> UserError:
+    """The error of a request whose logits say nothing."""
+    request = run.request
+    return UserError(
+        "the logits of the next token are not finite", op=f"generate ({family})",
+        expected="numbers, of which some are above -inf",
+        got=f"NaN or infinity at position {len(request.tokens) + run.made}, after "
+        f"{len(request.tokens)} tokens of the prompt and {run.made} of the answer",
+        location=request.location, hint="the weights have NaN or are too large for the dtype "
+        "(dtype='float32'?), or logit_bias leaves no token",
+    )  # fmt: skip
 
 
 def page_size(device: str) -> int:

@@ -1,17 +1,16 @@
 """`LLM`: a model by its name, and answers from it.
 
 `LLM("smollm2").generate("Once upon a time")`, `.chat("What is a tile?")`, or piece by piece with
-`.stream` and `.chat_stream`. Several answers may be on their way at once, in threads too: whoever
-waits for a token runs the next step for all. Invariant: a prompt that does not fit is an error
-before anything runs; closing a stream frees its request.
+`.stream` and `.chat_stream`. Several answers may be on their way at once, in threads too (see
+`tasks`). Invariant: a prompt that does not fit is an error before anything runs; closing a stream
+frees its request.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from .request import Request
 from .sampling import Sampling
 from .steps import Tell
 from .task import Task
+from .tasks import Tasks
 
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
@@ -57,10 +57,10 @@ class LLM:
         self.context, pages = room_for(self.model, place, cache, requests, context,
                                        page_size(place))
         self.engine = Engine(self.model, device=place, requests=requests, context=self.context,
-                             pages=pages, cache_dtype=cache, tell=tell)  # fmt: skip
-        self._tasks: dict[Hashable, Task] = {}
+                             pages=pages, cache_dtype=cache, tell=tell,
+                             words=len(self.tokenizer))  # fmt: skip
+        self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
-        self._lock = threading.RLock()  # a stream may be thrown away in the middle of a step
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.family}, {self.device}, context {self.context})"
@@ -80,37 +80,32 @@ class LLM:
         """
         if is_one(prompt):
             task = self._task(self._ids(prompt), **settings)  # type: ignore[arg-type]
-            return self._answers([task])[0]
+            return self._tasks.answers([task])[0]
         tasks = [self._task(self._ids(p), **settings) for p in prompt]  # type: ignore[arg-type]
-        return self._answers(tasks)
+        return self._tasks.answers(tasks)
 
     def stream(self, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
         """An answer piece by piece, as its tokens come; `settings` as for `generate`."""
-        return self._pieces(self._task(self._ids(prompt), **settings))
+        return self._tasks.pieces(self._task(self._ids(prompt), **settings))
 
     def chat(self, messages: Messages, *, system: str | None = None, **settings: Any) -> Answer:
         """The answer to a chat (or to one message) by the model's template."""
-        return self._answers([self._task(self.chat_ids(messages, system), **settings)])[0]
+        task = self._task(self.chat_ids(messages, system), **settings)
+        return self._tasks.answers([task])[0]
 
     def chat_stream(self, messages: Messages, *, system: str | None = None,
                     **settings: Any) -> Iterator[Piece]:  # fmt: skip
         """The answer to a chat piece by piece."""
-        return self._pieces(self._task(self.chat_ids(messages, system), **settings))
+        return self._tasks.pieces(self._task(self.chat_ids(messages, system), **settings))
 
     def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it, as float32."""
-        with self._lock:
+        with self._tasks.turns.taken():
             return self.engine.score([int(t) for t in tokens])
 
     def cancel(self) -> None:
         """End all answers that are on their way."""
-        with self._lock:
-            self._cancel(set(self._tasks))
-
-    def _cancel(self, numbers: set[Any]) -> None:
-        for number in numbers:
-            self.engine.cancel(number)
-            self._tasks[number].cancel()
+        self._tasks.cancel()
 
     # ---- prompts ------------------------------------------------------------------------------
 
@@ -152,60 +147,6 @@ class LLM:
             frozenset(ends), _fewer(max_tokens, left),
         )  # fmt: skip
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
-
-    # ---- running ------------------------------------------------------------------------------
-
-    def _answers(self, tasks: list[Task]) -> list[Answer]:
-        try:
-            for task in tasks:
-                self._add(task)
-            while any(not task.finish for task in tasks):
-                self._advance()
-        finally:
-            for task in tasks:
-                self._drop(task)
-        return [task.answer() for task in tasks]
-
-    def _pieces(self, task: Task) -> Iterator[Piece]:
-        try:
-            self._add(task)
-            while True:
-                while task.pieces:
-                    piece = task.pieces.popleft()
-                    yield piece
-                    if piece.finish:
-                        return
-                self._advance(task)
-        finally:
-            self._drop(task)
-
-    def _add(self, task: Task) -> None:
-        with self._lock:
-            self.engine.add(task.request)
-            self._tasks[task.request.id] = task
-
-    def _drop(self, task: Task) -> None:
-        with self._lock:
-            self.engine.cancel(task.request.id)
-            self._tasks.pop(task.request.id, None)
-
-    def _advance(self, task: Task | None = None) -> None:
-        """Run one step for all, unless another thread did and `task` has its next Piece."""
-        with self._lock:
-            if task is not None and task.pieces:
-                return
-            try:
-                made = self.engine.step()
-            except BaseException:
-                self._cancel(set(self._tasks) - {w.id for w in self.engine.waiting})
-                raise
-            for produced in made:
-                found = self._tasks.get(produced.id)
-                if found is None:
-                    continue
-                found.take(produced)
-                if found.finish and not produced.finished:  # a stop string ended it
-                    self.engine.cancel(produced.id)
 
 
 def is_one(prompt: Any) -> bool:

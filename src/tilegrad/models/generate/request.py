@@ -7,9 +7,9 @@ on an engine (its context, its vocabulary) is checked where it is added.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ...core.errors import UserError
+from ...core.errors import Location, UserError, user_location
 from .sampling_limits import Sampling
 
 
@@ -22,6 +22,7 @@ class Request:
     sampling: Sampling | None = None  # None: the likeliest token
     stop_tokens: frozenset[int] = frozenset()
     max_tokens: int = 16
+    location: Location | None = field(default_factory=user_location, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -44,13 +45,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """One token of a request; `finished` says why it was the last ("stop" or "length")."""
+    """One token of a request; `finished` says why it was the last ("stop", "length", "error").
+
+    A request that ends in an error has no token (-1).
+    """
 
     id: Hashable
-    token: int
+    token: int = -1
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens with their logprobs
     finished: str | None = None
+    error: Exception | None = None
 
 
 __all__ = ["Produced", "Request"]

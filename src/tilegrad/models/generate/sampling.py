@@ -3,12 +3,14 @@
 `Sampling` says what a request wants, `SamplingState` holds that of every slot on the device,
 `needs` says which Variant of a step serves a set of requests, and `sample` is that part of the
 step. The order of things is in Sampling's docstring; `draw` explains how no row is sorted.
-Invariant: a row's token depends on its logits, its slot's state and nothing else.
+Invariant: a row's token depends on its logits, its slot's state and nothing else; a row whose
+largest logit is no finite number has NO_TOKEN.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from ...core.config import config
@@ -16,6 +18,8 @@ from ...core.dtype import float32, int32
 from ...core.errors import ShapeError
 from ...core.target import Target
 from ...graph import build
+from ...tensor.compare import isfinite
+from ...tensor.creation import arange
 from ...tensor.elementwise import maximum, minimum, where
 from ...tensor.kernel import target_of
 from ...tensor.maths import cast
@@ -27,13 +31,14 @@ from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
 NEAR = 2048  # tokens of a list that a program takes at a time
-LOWEST = -3e38  # the largest of a row that is all -inf is taken for this, and inf for -LOWEST
+LARGEST = 3e38  # what penalties make of a finite logit is not beyond
+NO_TOKEN = -1  # the id of a row without a token: a logit is NaN or inf, or all are -inf
 
 
 class Sampled(NamedTuple):
     """What a step gives: ids (R,) int32, and logprobs in the Variants that have them."""
 
-    ids: Tensor
+    ids: Tensor  # or NO_TOKEN
     logprob: Tensor | None = None  # (R,) of the ids
     top_ids: Tensor | None = None  # (R, Variant.logprobs), the likeliest first
     top_logprobs: Tensor | None = None
@@ -41,7 +46,24 @@ class Sampled(NamedTuple):
 
 def greedy(logits: Any) -> Sampled:
     """The first of the largest logits (R, V) of each row."""
-    return Sampled(cast(lift(logits).argmax(-1), int32))
+    return Sampled(_checked(*_first(lift(logits))))
+
+
+def possible(logits: Tensor, words: int) -> Tensor:
+    """Logits (R, V) where tokens from `words` on, which no tokenizer knows, are -inf."""
+    columns = logits.shape[-1]
+    return logits if words >= columns else where(arange(columns) < words, logits, -inf)
+
+
+def _first(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The first (R,) of the largest of each row and its logit (R,): NaN where one is."""
+    ids = cast(logits.argmax(-1), int32)
+    return ids, gather(logits, 1, ids[:, None])[:, 0]
+
+
+def _checked(ids: Tensor, highest: Tensor) -> Tensor:
+    """Ids (R,), or NO_TOKEN where the highest logit (R,) is no finite number."""
+    return where(isfinite(highest), ids, NO_TOKEN)
 
 
 def sample(
@@ -58,7 +80,7 @@ def sample(
     _check(raw, state, slots, positions)
     target = target_of(raw.device, config().threads) if target is None else target
     if not variant.draws:
-        return _with_logprobs(greedy(logits).ids, raw, variant, target)
+        return _with_logprobs(*_first(lift(logits)), raw, variant, target)
     x = raw
     if variant.bias:
         x = _kernel(biased, target, state.vocabulary)(raw, state.biases, state.bias_ids,
@@ -66,8 +88,7 @@ def sample(
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
-    x = minimum(x, -LOWEST)
-    highest = maximum(x.amax(-1, keepdim=True), LOWEST)
+    highest = x.amax(-1, keepdim=True)
     p = ((x - highest) * _column(rows, "sharpness")).exp()
     lists, draws = (_kernel(k, target, state.vocabulary) for k in (pick, draw))
     listed = lists(p, state.floats, state.top_k, slots, skip=target.kind == "cpu")
@@ -75,7 +96,7 @@ def sample(
     ids = draws(p, *listed, state.floats, state.seeds, slots, positions, near=near)
     if variant.penalties:
         _count(state, slots, ids)
-    return _with_logprobs(ids, raw, variant, target)
+    return _with_logprobs(ids, highest[:, 0], raw, variant, target)
 
 
 def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tensor) -> None:
@@ -109,22 +130,26 @@ def _column(rows: Tensor, name: str) -> Tensor:
 
 
 def _penalised(x: Tensor, counts: Tensor, rows: Tensor) -> Tensor:
-    """Logits (R, V) with what tokens that were there before cost."""
+    """Logits (R, V) with what tokens that were there before cost; finite ones stay finite."""
     often = counts & (PROMPT - 1)
     factor = _column(rows, "repetition")
-    x = where(counts > 0, where(x > 0, x / factor, x * factor), x)
-    x = x - _column(rows, "frequency") * cast(often, float32)
-    return x - where(often > 0, _column(rows, "presence"), 0.0)
+    y = where(counts > 0, where(x > 0, x / factor, x * factor), x)
+    y = y - _column(rows, "frequency") * cast(often, float32)
+    y = y - where(often > 0, _column(rows, "presence"), 0.0)
+    return where(isfinite(x), maximum(minimum(y, LARGEST), -LARGEST), x)
 
 
-def _with_logprobs(ids: Tensor, raw: Tensor, variant: Variant, target: Target) -> Sampled:
+def _with_logprobs(
+    ids: Tensor, highest: Tensor, raw: Tensor, variant: Variant, target: Target
+) -> Sampled:
+    checked = _checked(ids, highest)
     if not variant.logprobs:
-        return Sampled(ids)
+        return Sampled(checked)
     count = min(variant.logprobs, raw.shape[1])
     total = logsumexp(raw, -1, keepdim=True)
     places = _kernel(largest, target, int(raw.shape[1]))(raw, count=count)
     chosen = gather(raw, 1, ids[:, None]) - total
-    return Sampled(ids, chosen[:, 0], places, gather(raw, 1, places) - total)
+    return Sampled(checked, chosen[:, 0], places, gather(raw, 1, places) - total)
 
 
 def _block(target: Target, tokens: int) -> int:
@@ -139,4 +164,5 @@ def _kernel(kernel: Any, target: Target, tokens: int) -> Any:
     return partial(found, block=block)
 
 
-__all__ = ["Sampled", "Sampling", "SamplingState", "Variant", "greedy", "needs", "sample"]
+__all__ = ["NO_TOKEN", "Sampled", "Sampling", "SamplingState", "Variant", "greedy", "needs",
+           "possible", "sample"]  # fmt: skip

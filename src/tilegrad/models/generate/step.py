@@ -3,7 +3,7 @@
 Prefill, a chunk of it, decode and any mix of them are this one function at different sizes. What
 a request has so far lies on the device: pages and their table, lengths, the id it got last, how it
 samples. So a decode step, where every request has one token, needs nothing from the host, and the
-host needs nothing from it but the ids.
+host needs nothing from it but the ids, which are state: the last of each request.
 
 R rows of a step are requests, T tokens are theirs, one request's after the other's. A *slot* is a
 request's row of the device's state; the last slot is nobody's. A row that only pads has that slot
@@ -24,11 +24,13 @@ from ...tensor.reduce import log_softmax
 from ...tensor.select import gather
 from ...tensor.tensor import Tensor
 from ..decoder.model import Decoder, paged
-from .sampling import Sampled, SamplingState, Variant, greedy, sample
+from .sampling import SamplingState, Variant, greedy, possible, sample
+
+Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled has but ids
 
 
 class Rows:
-    """What the device knows of each slot besides its pages: the id that it got last."""
+    """What the device knows of each slot besides its pages: the id it got last, or NO_TOKEN."""
 
     def __init__(self, slots: int, device: str) -> None:
         self.last = tensor(np.zeros(slots, np.int32), device=device)
@@ -42,14 +44,15 @@ def step(
     model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
     variant: Variant, slots: Tensor, starts: Tensor, into: Tensor | None = None,
     owner: Tensor | None = None, given: Tensor | None = None, most: int | None = None,
-) -> Sampled:  # fmt: skip
-    """The next id (R,) of each row, picked as its slot's sampling says.
+    words: int | None = None,
+) -> Logprobs:  # fmt: skip
+    """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
 
     Row r has the request of slots[r] (R,) and the tokens starts[r] to starts[r + 1] (R + 1,); its
     next id goes to slot into[r] (R,), the slot that is nobody's if its prompt is not whole yet.
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
     that is negative. Without these three every row has one token, the id it got last. No request
-    has more keys than `most`, if that is known.
+    has more keys than `most`, if that is known. Ids from `words` on are never picked.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
     lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
@@ -61,20 +64,23 @@ def step(
         ends = maximum(starts[1:] - 1, 0)
     attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts,
                    single=ends is None, most=most)  # fmt: skip
-    logits = model.step(tokens, maximum(positions, 0), attend, ends, turned=False)  # (R, V)
+    # NO_TOKEN is read as 0: a step begun before its request ended has that row still
+    logits = model.step(maximum(tokens, 0), maximum(positions, 0), attend, ends,
+                        turned=False)  # (R, V)  # fmt: skip
+    logits = logits if words is None else possible(logits, words)
     found = greedy(logits) if sampling is None else sample(
         logits, sampling, into, lengths, variant)  # fmt: skip
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     rows.last.assign(rows.last.index_copy(0, into, found.ids))
-    return found
+    return found[1:]
 
 
 def decode(
     model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
-    variant: Variant, most: int | None, slots: Tensor, starts: Tensor,
-) -> Sampled:  # fmt: skip
+    variant: Variant, most: int | None, words: int | None, slots: Tensor, starts: Tensor,
+) -> Logprobs:  # fmt: skip
     """`step` where every row has one token at most."""
-    return step(model, cache, rows, sampling, variant, slots, starts, most=most)
+    return step(model, cache, rows, sampling, variant, slots, starts, most=most, words=words)
 
 
 def score(

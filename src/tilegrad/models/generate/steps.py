@@ -47,7 +47,7 @@ class Part:
 
 
 class Found(NamedTuple):
-    """What a step gave, on the host: `Sampled` as arrays."""
+    """What a step gave, on the host: `Sampled` as arrays. An id may be NO_TOKEN."""
 
     ids: Array
     logprob: Array | None = None
@@ -59,12 +59,15 @@ class Found(NamedTuple):
 class Launched:
     """A step that was begun."""
 
+    last: Pending  # of all slots
     results: list[Pending]
-    rows: int
+    slots: Sequence[int]
 
     def wait(self) -> Found:
         """What it gave."""
-        return Found(*(result.wait()[: self.rows] for result in self.results))
+        rows = len(self.slots)
+        return Found(self.last.wait()[list(self.slots)],
+                     *(result.wait()[:rows] for result in self.results))  # fmt: skip
 
 
 @dataclass
@@ -78,8 +81,13 @@ class Bucket:
 class Steps:
     """Runs steps; slots are rows of the cache's table, of which the last is nobody's."""
 
-    def __init__(self, model: Decoder, cache: nn.PagedCache, chunk: int, tell: Tell) -> None:
+    def __init__(
+        self, model: Decoder, cache: nn.PagedCache, chunk: int, tell: Tell,
+        words: int | None = None,
+    ) -> None:  # fmt: skip
+        """Ids from `words` on, which no tokenizer knows, are never picked."""
         self.model, self.cache, self.chunk, self.tell = model, cache, chunk, tell
+        self.words = words if words is not None and words < model.config.vocabulary else None
         self.nobody = cache.requests - 1
         self.rows = Rows(cache.requests, cache.device)
         self._sampling: SamplingState | None = None  # made when a request needs one
@@ -88,7 +96,7 @@ class Steps:
         self._wide = _ragged_step(self.many, chunk, self.nobody) if self.many else self._ragged
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
-        self._decode = jit(decode, name="decode", static=("variant", "most"))
+        self._decode = jit(decode, name="decode", static=("variant", "most", "words"))
         self._buckets: dict[tuple[int, Variant, int | None], Bucket] = {}
         self._few: dict[int, int] = {}  # keys of a request, by bucket
         self._compiled: set[Any] = set()
@@ -129,7 +137,7 @@ class Steps:
             bound.write("slots", np.array([*slots, *[self.nobody] * (size - len(slots))], np.int32))
             bound.write("starts", np.minimum(np.arange(size + 1, dtype=np.int32), len(slots)))
         bound.run()
-        return Launched([bound.read_later(i) for i in range(_results(variant))], len(slots))
+        return Launched(bound.read_later("rows.last"), _read(bound, variant), bucket.slots)
 
     def bound(self, size: int) -> Bound | None:
         """The decode step of so many rows that take the likeliest token, once one has run."""
@@ -151,7 +159,7 @@ class Steps:
         def make() -> Bound:
             return self._decode.bind(
                 self.model, self.cache, self.rows, self._sampler(variant), variant, most,
-                self._whole([self.nobody] * size), self._whole([0] * (size + 1)),
+                self.words, self._whole([self.nobody] * size), self._whole([0] * (size + 1)),
             )  # type: ignore[no-any-return]  # fmt: skip
 
         return Bucket(self._first(("decode", size, variant, most), make), [])
@@ -164,7 +172,8 @@ class Steps:
         taken = self._wide if is_wide else self._ragged
         bound = self._chunks.get(sizes)
         if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
-            bound = self._chunks[sizes] = taken.bind(*self._ragged_arguments(sizes, arrays))
+            bound = self._chunks[sizes] = taken.bind(*self._ragged_arguments(sizes, arrays),
+                                                     words=self.words)  # fmt: skip
             if len(self._chunks) > CHUNKS_BOUND:
                 self._chunks.popitem(last=False)
         self._last_sizes = sizes
@@ -172,10 +181,13 @@ class Steps:
             for name, array in arrays.items():
                 bound.write(name, array)
             bound.run()
-            return Found(*(bound.read(i) for i in range(_results(variant))))
-        found = self._first(("ragged", variant, is_wide), lambda: taken(
-            *self._ragged_arguments(sizes, arrays)))  # fmt: skip
-        return Found(*(np.array(f.numpy()) for f in found[: _results(variant)]))
+            last, found = bound.read("rows.last"), [p.wait() for p in _read(bound, variant)]
+        else:
+            made = self._first(("ragged", variant, is_wide), lambda: taken(
+                *self._ragged_arguments(sizes, arrays), words=self.words))  # fmt: skip
+            last = self.rows.last.numpy()
+            found = [np.array(f.numpy()) for f in made if f is not None]
+        return Found(last[[part.slot for part in parts]], *found)
 
     def _ragged_arguments(self, sizes: Any, arrays: dict[str, Array]) -> list[Any]:
         variant = sizes[-1]
@@ -216,7 +228,7 @@ class Steps:
 def _ragged_step(least: int, most: int, nobody: int) -> Any:
     """The jitted step over so many tokens."""
     tokens, requests = symbol("tokens", least, most), symbol("requests", 1, max(2, nobody))
-    return jit(step, name="step", static="variant", dynamic={
+    return jit(step, name="step", static=("variant", "words"), dynamic={
         "slots": {0: requests}, "into": {0: requests}, "starts": {0: requests + 1},
         "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
 
@@ -237,8 +249,9 @@ def bucket_of(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _results(variant: Variant) -> int:
-    return 4 if variant.logprobs else 1
+def _read(bound: Bound, variant: Variant) -> list[Pending]:
+    """What a step gives besides ids."""
+    return [bound.read_later(i) for i in range(3 if variant.logprobs else 0)]
 
 
 __all__ = ["Found", "Launched", "Part", "Steps", "bucket_of"]

@@ -1,7 +1,7 @@
 """One answer on its way: tokens in, Pieces of text out.
 
 Invariant: once a Task is finished nothing more comes out of it, and its text ends before the stop
-string or the token that ended it.
+string or the token that ended it. One that failed has the error instead of a last Piece.
 """
 
 from __future__ import annotations
@@ -25,9 +25,17 @@ class Task:
         self.taken: list[Piece] = []
         self.begun = self.first = self.last = time.perf_counter()
         self.finish: str | None = None
+        self.error: Exception | None = None  # why it failed
+
+    @property
+    def has_news(self) -> bool:
+        """Whether somebody who waits for it has something to do."""
+        return bool(self.pieces or self.finish)
 
     def take(self, produced: Produced) -> None:
-        """One more token."""
+        """One more token, or the error that ends it."""
+        if produced.error is not None:
+            self.fail(produced.error)
         if self.finish:
             return
         self.last = time.perf_counter()
@@ -46,6 +54,11 @@ class Task:
         """End it where it is."""
         if not self.finish:
             self._put(Piece(self.text.finish(), -1, "cancelled"))
+
+    def fail(self, error: Exception) -> None:
+        """End it in an error; what came before it stays."""
+        if not self.finish:
+            self.finish, self.error = "error", error
 
     def _put(self, piece: Piece) -> None:
         self.finish = piece.finish
