@@ -103,13 +103,22 @@ def one_round(llm: Any, prompt: int, tokens: int, batch: int, number: int) -> Ro
         waiting.add(request.id)
     start = time.perf_counter()
     while waiting:
-        waiting -= {made.id for made in engine.step()}
+        waiting -= {made.id for made in stepped(engine)}
     middle = time.perf_counter()
     decoded = steps = 0
     while engine.busy:
-        decoded += len(engine.step())
+        decoded += len(stepped(engine))
         steps += 1
     return Round(middle - start, time.perf_counter() - middle, decoded, steps)
+
+
+def stepped(engine: Any) -> list[Any]:
+    """What one step made; the error of a request that failed."""
+    made: list[Any] = engine.step()
+    for one in made:
+        if one.error is not None:
+            raise one.error
+    return made
 
 
 def requests_of(llm: Any, prompt: int, tokens: int, batch: int, number: int) -> list[Any]:
@@ -166,8 +175,8 @@ def profiled(llm: Any, prompt: int, tokens: int, batch: int) -> Any:
         engine.add(request)
     try:
         while waiting:
-            waiting -= {one.id for one in engine.step()}
-        engine.step()
+            waiting -= {one.id for one in stepped(engine)}
+        stepped(engine)
         bound = engine.steps.bound(batch)
         # Shapes tell the bytes of the whole cache and of all rows of an embedding; a step reads
         # what is in it, and a row for each token.
