@@ -421,8 +421,8 @@ BATCH: dict[Op, Rule] = {
 
 def draws(node: Node) -> bool:
     """Whether a Node draws random bits, itself or in its Blocks."""
-    if node.op is ops.random_bits or node.attrs.get("dropout"):
-        return True
+    if not node.blocks:
+        return node.op is ops.random_bits or bool(node.attrs.get("dropout"))
     return any(draws(inner) for block in node.blocks for inner in block.nodes)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from ..core.errors import AxisError, DTypeError, ShapeError
 from ..graph import build, ops
-from ..graph.batch import batched
+from ..graph.batch import batched, draws
 from ..graph.forward import tangents
 from ..graph.grad import gradients
-from ..ir.node import Node
+from ..ir.node import Node, next_serial, topological
 from ..ir.rewrite import replace
+from ..ir.types import Array
 from .autograd import leaves_below, recognized
 from .container import Structure, broadcast_prefix, flatten, is_stateful
 from .tensor import Tensor, grad_mode, mode, node_of, own_node, wrap
@@ -260,27 +261,34 @@ def matching(given: Any, nodes: Sequence[Node], structure: Structure, op: str) -
     return found
 
 
-def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tuple[Any, Any]:
-    """(value, tangent of the value) when the arguments move along tangents."""
-    if len(primals) != len(moved):
-        raise ShapeError("needs one tangent for each argument", op="jvp", expected=len(primals),
-                         got=len(moved))  # fmt: skip
+def linearize(function: Function, *primals: Any) -> tuple[Any, Function]:
+    """(value, push) where push(*tangents) gives the tangent of the value; the function runs once,
+    so that every tangent is one of the same value."""
     inputs = enter(primals, range(len(primals)), "jvp")
-    directions: list[Node] = []
-    place = 0
-    for tangent, structure, count in zip(moved, inputs.structures, inputs.counts):
-        part = inputs.originals[place : place + count]
-        directions += matching(tangent, part, structure, "jvp")
-        place += count
     with inside_transform():
         nodes, leaves, structure = nodes_of(function(*inputs.values))
         nodes = recognized(nodes)
-        found = or_zeros(tangents(nodes, inputs.stand_ins, directions), nodes)
-    tensors = tracked(inputs.restore([*nodes, *found]))
-    return (
-        rebuilt(leaves, structure, tensors[: len(nodes)]),
-        rebuilt(leaves, structure, tensors[len(nodes) :]),
-    )
+
+    def push(*moved: Any) -> Any:
+        if len(primals) != len(moved):
+            raise ShapeError("needs one tangent for each argument", op="jvp",
+                             expected=len(primals), got=len(moved))  # fmt: skip
+        directions: list[Node] = []
+        place = 0
+        for tangent, part, count in zip(moved, inputs.structures, inputs.counts):
+            directions += matching(tangent, inputs.originals[place : place + count], part, "jvp")
+            place += count
+        with inside_transform():
+            found = or_zeros(tangents(nodes, inputs.stand_ins, directions), nodes)
+        return rebuilt(leaves, structure, tracked(inputs.restore(found)))
+
+    return rebuilt(leaves, structure, tracked(inputs.restore(nodes))), push
+
+
+def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tuple[Any, Any]:
+    """(value, tangent of the value) when the arguments move along tangents."""
+    value, push = linearize(function, *primals)
+    return value, push(*moved)
 
 
 # ---- batches ---------------------------------------------------------------------------------
@@ -305,10 +313,11 @@ def vmap(
             else leaf for leaf, axis in zip(leaves, places)
         ]  # fmt: skip
         count = _batch_size(given, size)
+        since = next_serial()
         with inside_transform(record=False):
             result = function(*structure.unflatten(inside), **kwargs)
         nodes, out_leaves, out_structure = nodes_of(result)
-        pairs = batched(recognized(nodes), given, count)
+        pairs = _over_batch(nodes, given, count, since)
         out_places = [
             p for p, r in zip(broadcast_prefix(out_axes, result, "vmap"), out_leaves)
             if isinstance(r, Tensor)
@@ -317,6 +326,21 @@ def vmap(
         return rebuilt(out_leaves, out_structure, tracked(made))
 
     return run
+
+
+def _over_batch(
+    nodes: Sequence[Node], given: dict[Node, Node], count: Any, since: int
+) -> list[tuple[Node, bool]]:
+    """The Nodes over a batch. What was drawn at random before the function ran is one value for
+    all examples, computed by now or not; what the function draws is drawn for each."""
+    drawn = {n for n in topological(nodes) if n.serial < since and draws(n)}
+    if not drawn:
+        return batched(recognized(nodes), given, count)
+    drawn |= {n for n in topological(nodes) if n.op is ops.get and n.inputs[0] in drawn}
+    shared = {n: build.input_(n.shape, n.dtype) for n in drawn if isinstance(n.type, Array)}
+    pairs = batched(recognized(replace(nodes, shared)), given, count)
+    made = replace([n for n, _ in pairs], {b: a for a, b in shared.items()})
+    return [(n, on) for n, (_, on) in zip(made, pairs)]
 
 
 def _one_example(leaf: Tensor, axis: int, given: dict[Node, Node]) -> Tensor:
@@ -388,10 +412,9 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         (position,) = positions_of(argnums, len(args), "jacfwd")
-        one = _of_one(function, args, position)
         x = _single(args[position], "jacfwd")
-        columns = vmap(lambda t: jvp(one, (x,), (t,))[1])(_basis(x.node))
-        leaves, structure = flatten(columns)
+        push = linearize(_of_one(function, args, position), x)[1]
+        leaves, structure = flatten(vmap(push)(_basis(x.node)))
         made = []
         for column in leaves:
             last = build.move_axis(column.node, 0, len(column.shape) - 1)
