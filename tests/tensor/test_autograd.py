@@ -162,3 +162,39 @@ def test_backward_through_the_result_of_a_jitted_function():
     assert len(calls) == 1
     with no_grad():
         assert not f(x, y).requires_grad
+
+
+def test_a_second_backward_says_where_the_first_was() -> None:
+    w = Tensor([1.0, 2.0], requires_grad=True)
+    loss = (w * w).sum()
+    loss.backward()
+    with pytest.raises(StateError, match="called on this Tensor before") as error:
+        loss.backward()
+    assert "test_autograd.py" in str(error.value) and "retain_graph=True" in str(error.value)
+    assert w.grad.tolist() == [2.0, 4.0]  # nothing was added
+    (w * w).sum().backward()  # computed anew: an equal value, another Tensor
+    assert w.grad.tolist() == [4.0, 8.0]
+
+
+def test_a_second_backward_where_the_first_kept_the_graph() -> None:
+    w = Tensor([1.0, 2.0], requires_grad=True)
+    loss = (w * w).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert w.grad.tolist() == [4.0, 8.0]
+    with pytest.raises(StateError):
+        loss.backward()
+
+
+def test_backward_of_a_step_that_did_it_says_why() -> None:
+    w = Tensor([1.0, 2.0], requires_grad=True)
+
+    @jit
+    def step(w):
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    loss = step(w)
+    with pytest.raises(StateError, match="jitted function that called backward"):
+        loss.backward()

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.errors import DTypeError, ShapeError, StateError
+from ..core.errors import DTypeError, ShapeError, StateError, user_location
 from ..graph import build, ops
 from ..graph.grad import gradients
 from ..ir.node import Node, topological
@@ -82,13 +82,52 @@ def _check_reachable(output: Tensor, op: str) -> None:
 
 
 def _no_leaf(output: Tensor, op: str) -> StateError:
+    node = output.node
+    if node.op is ops.stop_gradient:
+        why = "one whose history was cut by detach(), no_grad() or backward() itself"
+    elif node.op is ops.input_:
+        why = ("a plain value: data, or the result of a jitted function that called backward() or "
+               "changed state itself")  # fmt: skip
+    elif output._requires_grad:
+        why = "one whose leaves are gone"
+    else:
+        why = "one computed of Tensors without it"
     return StateError(
         "no Tensor that requires a gradient is reachable", op=op,
         expected="a value computed from a Tensor with requires_grad=True",
-        got=f"a Tensor {output.node.type} without one",
+        got=f"a Tensor {node.type}, {why}",
         hint="set x.requires_grad = True before computing; detach(), no_grad() and values read "
-        "back as numbers cut the history",
+        "back as numbers cut the history; create_graph=True keeps that of gradients",
     )  # fmt: skip
+
+
+class Done:
+    """The Tensors on which `backward` was called, and where; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Node], Any]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Note a call."""
+        key = id(tensor)
+        gone = weakref.ref(tensor, lambda _: self._places.pop(key, None))
+        self._places[key] = (gone, weakref.ref(tensor.node), user_location())
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse a second call on the same value: it would add the same gradients again."""
+        found = self._places.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1]() is not tensor.node:
+            return
+        raise StateError(
+            "backward() was called on this Tensor before", op="backward",
+            expected="a value computed anew, or retain_graph=True in the first call",
+            got=f"a second backward(), after the one at {found[2]}",
+            hint="compute the loss inside the loop; or say loss.backward(retain_graph=True) where "
+            "the same gradients are to be added again",
+        )  # fmt: skip
+
+
+done = Done()
 
 
 @method("backward")
@@ -99,8 +138,12 @@ def backward(
     create_graph: bool = False,
     inputs: Sequence[Tensor] | None = None,
 ) -> None:
-    """Add d(self)/d(leaf) to `.grad` of every leaf (or of `inputs`); the Graph is always kept."""
+    """Add d(self)/d(leaf) to `.grad` of every leaf (or of `inputs`).
+
+    A second call on the same Tensor is an error unless the first had `retain_graph=True`.
+    """
     _check_reachable(self, "backward")
+    done.check(self)
     start = cotangent(self, gradient, "backward")
     (root,) = with_history([self.node])
     if inputs is None:
@@ -117,6 +160,8 @@ def backward(
     for tensor, node in zip(targets, found):
         if tensor is not None and node is not None:
             _accumulate(tensor, node, create_graph)
+    if not (create_graph if retain_graph is None else retain_graph):
+        done.add(self)
 
 
 def _accumulate(tensor: Tensor, node: Node, create_graph: bool) -> None:
