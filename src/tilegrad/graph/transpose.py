@@ -7,6 +7,7 @@ backward pass fuses like its forward pass. Invariant: a cotangent has the type o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..core.dtype import bool_, int64
@@ -154,10 +155,12 @@ def prod(node: Node, g: Node, wanted: Wanted) -> Cotangents:
 
 
 def extreme(node: Node, g: Node, wanted: Wanted) -> Cotangents:
-    """Shared evenly among ties."""
+    """Shared evenly among ties; nan, which equals nothing, for all where nan won."""
     x, axes = node.inputs[0], node.attrs["axes"]
     mask, count = ties(x, node, axes)
-    return [build.where(mask, keep_axes(ops.divide(g, count), axes, x.shape), 0.0)]
+    other = build.where(build.equal(count, 0.0), math.nan, build.like(count, 0.0))
+    share, other = (keep_axes(v, axes, x.shape) for v in (ops.divide(g, count), other))
+    return [build.where(mask, share, other)]
 
 
 def cumulative(node: Node, g: Node, wanted: Wanted) -> Cotangents:

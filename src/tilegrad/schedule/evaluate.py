@@ -46,6 +46,12 @@ def wide(dtype: DType) -> DType:
     return dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+def running(dtype: DType, kind: str) -> DType:
+    """The dtype in which a running sum or product is carried along: float64 for floats, since
+    all that came before adds to its error."""
+    return dtypes.float64 if dtype.is_float and kind in ("sum", "prod") else wide(dtype)
+
+
 class Evaluator:
     """Evaluates Graph values inside one Body under construction."""
 

@@ -14,14 +14,16 @@ from ..core.dtype import int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, modulo, multiply
+from ..ir.symbol import Size, ceil_divide, combine, floor_divide, high, minimum, modulo, multiply
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import Index, unravel
-from .evaluate import Evaluator, ravel_strides, wide
+from .evaluate import Evaluator, ravel_strides, running, wide
 from .fuse import Group
 from .space import COMBINE, identity
+
+BLOCK = 64  # elements that a running sum adds one by one before what came before is added
 
 
 class AxisLowering:
@@ -58,31 +60,49 @@ def lower_cumulative(
     """A running sum, product, maximum or minimum."""
     node = group.values[0]
     low = AxisLowering(group, reads, [node.type], target, name)  # type: ignore[list-item]
-    b, e, kind = low.b, low.e, node.attrs["kind"]
-    dtype = wide(node.dtype)
-    lanes = target.lanes(dtype) if high(low.inner) >= 4 else 1
+    b, e = low.b, low.e
+    lanes = target.lanes(wide(node.dtype)) if high(low.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(low.inner):
         lanes //= 2
     blocks = ceil_divide(low.inner, lanes)
     p = b.program(0, multiply(low.outer, blocks))
     outer, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
-
-    def walk(lane: Size, shape: tuple[int, ...]) -> None:
-        def step(k: Size, carried: list[Node]) -> Sequence[Node]:
-            with e.scope():
-                x = e.value(low.x, low.index(outer, k, lane))
-                total = b.apply(COMBINE[kind], carried[0], b.broadcast(x, shape))
-                e.store(low.results[0], total, low.offset(outer, k, lane))
-            return [total]
-
-        b.loop("k", 0, low.size, 1, step, [b.constant(identity(kind, dtype), dtype, shape)])
-
     if lanes == 1:
-        walk(base, ())
+        _run_along(low, outer, base, ())
     else:
         with e.vector(base, lanes, low.inner, modulo(low.inner, lanes) == 0) as lane:
-            walk(lane, (lanes,))
+            _run_along(low, outer, lane, (lanes,))
     return b.finish((multiply(low.outer, blocks),))
+
+
+def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
+    """Walk the axis: one element in float64, vectors in blocks whose totals are float64."""
+    b, e, kind = low.b, low.e, low.node.attrs["kind"]
+    dtype, kept = wide(low.node.dtype), running(low.node.dtype, kind)
+
+    def block(start: Size, stop: Size, before: Node | None) -> Node:
+        own = kept if before is None else dtype
+
+        def step(k: Size, carried: list[Node]) -> Sequence[Node]:
+            with e.scope():
+                x = b.cast(e.value(low.x, low.index(outer, k, lane)), own)
+                total = b.apply(COMBINE[kind], carried[0], b.broadcast(x, shape))
+                whole = total if before is None else b.apply(COMBINE[kind], before, total)
+                e.store(low.results[0], whole, low.offset(outer, k, lane))
+            return [total]
+
+        return b.loop("k", start, stop, 1, step, [b.constant(identity(kind, own), own, shape)])[0]
+
+    def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
+        stop = minimum(combine(at, BLOCK, 1), low.size)
+        total = block(at, stop, b.cast(carried[0], dtype))
+        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
+
+    if not shape or kept is dtype or high(low.size) <= BLOCK:
+        block(0, low.size, None)
+    else:
+        none = b.constant(identity(kind, kept), kept, shape)
+        b.loop("block", 0, low.size, BLOCK, turn, [none])
 
 
 def lower_sort(

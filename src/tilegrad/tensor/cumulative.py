@@ -11,13 +11,13 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
-from ..core.errors import DTypeError, UserError
+from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
 from .maths import cast, one_rounding, pick
 from .movement import narrow, reshape
 from .padding import pad
-from .reduce import Extremes, axes_of, sum_
+from .reduce import Extremes, amin, axes_of, shared_extreme, sum_
 from .tensor import Tensor, lift, method, node_of, wrap
 
 
@@ -122,7 +122,7 @@ def median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The lower median of all, or (values, indices) along an axis; nan wins."""
     tensor = lift(x)
     if dim is None:
-        return median(reshape(tensor, -1), 0).values
+        return _median_of_all(tensor)
     if not tensor.ndim:
         return kthvalue(tensor, 1, dim)
     axis = build.axis_of(tensor.node, dim, "median")
@@ -137,6 +137,20 @@ def median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     if keepdim:
         return lower
     return Extremes(lower.values.squeeze(axis), lower.indices.squeeze(axis))
+
+
+def _median_of_all(x: Tensor) -> Tensor:
+    """The lower median; elements equal to it share its derivative."""
+    if x.dtype.is_float and isinstance(x.numel(), int) and x.numel() == 0:
+        return sum_(x) + math.nan
+    line = reshape(x, -1)
+    middle = median(line.detach(), 0).values
+    if not x.requires_grad:
+        return middle  # type: ignore[no-any-return]
+    equal = (line == middle) | ((line != line) & (middle != middle))
+    above = shared_extreme(pick(equal, line, -math.inf), True)
+    lowest = amin(pick(line == -math.inf, line, math.inf))
+    return pick(middle == -math.inf, lowest, above)
 
 
 INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
@@ -165,7 +179,10 @@ def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *,
 
 def _quantiles(line: Tensor, share: Tensor, interpolation: str) -> Tensor:
     """Quantiles of the last axis; the shares become axis 0."""
-    size = line.shape[-1]
+    size: Any = line.shape[-1]
+    if isinstance(line.numel(), int) and line.numel() == 0:
+        raise ShapeError("there is nothing to choose from", op="quantile",
+                         expected="at least one element", got=build.show(line.shape))  # fmt: skip
     ordered = wrap(build.items(ops.sort(node_of(line), axis=line.ndim - 1, descending=False))[0],
                    line)  # fmt: skip
     place = share * (size - 1)
@@ -179,4 +196,4 @@ def _quantiles(line: Tensor, share: Tensor, interpolation: str) -> Tensor:
     shape = (-1,) + (1,) * (line.ndim - 1)
     result = low.lerp(high, cast(weight.reshape(shape), line.dtype))
     bad = sum_(line != line, -1) > 0
-    return pick(bad, math.nan, result)
+    return pick(bad, narrow(ordered, -1, size - 1, 1).squeeze(-1), result)

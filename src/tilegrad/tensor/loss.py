@@ -340,6 +340,8 @@ def gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool = False, eps
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along an axis."""
     a, b = _floats("cosine_similarity", x1, x2)
+    shape = build.broadcast_shapes("cosine_similarity", a.shape, b.shape)
+    a, b = a.expand(*shape), b.expand(*shape)  # a repeated axis counts as often
     a = a / clamp(norm(a, 2, dim, True), min=eps)
     b = b / clamp(norm(b, 2, dim, True), min=eps)
     return sum_(a * b, dim)

@@ -19,7 +19,7 @@ from ..ir.requirement import require
 from ..ir.symbol import Size
 from ..ir.types import product
 from .maths import abs_, cast, exp, floating, largest_finite, log, one_rounding, pick, sqrt
-from .tensor import Tensor, lift, method, node_of, wrap
+from .tensor import Tensor, lift, method, mode, node_of, wrap
 
 Dim = Union[int, Sequence[int], None]
 
@@ -254,6 +254,8 @@ def _extreme(x: Tensor, dim: Any, keepdim: bool, largest: bool) -> Any:
     name = "max" if largest else "min"
     if dim is None:
         _filled(x, axes_of(x, None, name), name)
+        if x.requires_grad and mode.grad_enabled:
+            return shared_extreme(x, largest)
         return amax(x) if largest else amin(x)
     indices = _places(x, dim, True, largest, name)
     if not x.ndim:
@@ -262,6 +264,19 @@ def _extreme(x: Tensor, dim: Any, keepdim: bool, largest: bool) -> Any:
     if keepdim:
         return Extremes(values, indices)
     return Extremes(values.squeeze(dim), indices.squeeze(dim))
+
+
+def shared_extreme(x: Tensor, largest: bool) -> Tensor:
+    """The extreme of all, whose derivative nans share evenly where there are some."""
+    bad = x != x
+    count = sum_(cast(bad, x.dtype))
+    return pick(count > 0, sum_(pick(bad, x, 0.0)) / count, _of_numbers(x, None, False, largest))
+
+
+def _of_numbers(x: Tensor, dim: Dim, keepdim: bool, largest: bool) -> Tensor:
+    """The extreme of what is not nan."""
+    numbers = pick(x != x, -math.inf if largest else math.inf, x)
+    return amax(numbers, dim, keepdim) if largest else amin(numbers, dim, keepdim)
 
 
 def reversed_order(node: Node) -> Node:
@@ -338,13 +353,22 @@ def _norm(x: Tensor, p: float, dim: Dim, keepdim: bool) -> Tensor:
     size = abs_(x)
     if p == 1:
         return sum_(size, dim, keepdim)
-    if p == math.inf:
-        return amax(size, dim, keepdim)
-    if p == -math.inf:
-        return amin(size, dim, keepdim)
+    if abs(p) == math.inf:
+        top = amax(size, dim, keepdim) if p > 0 else amin(size, dim, keepdim)
+        if not x.requires_grad:
+            return top
+        return pick(top != top, math.nan, _of_numbers(size, dim, keepdim, p > 0))
     if p == 0:
         return sum_(cast(x != 0, x.dtype), dim, keepdim)
-    total = sum_(size**p, dim, keepdim)
+    if p < 1:  # the derivative of |x|**p is infinite at 0; a zero's is 0 there
+        zero = x == 0
+        powers = pick(zero, 0.0 if p > 0 else math.inf, pick(zero, 1.0, size) ** p)
+    else:
+        powers = size**p
+    total = sum_(powers, dim, keepdim)
+    if p < 0:
+        _filled(x, axes_of(x, dim, "norm"), "norm")
+        return total ** (1.0 / p)
     zero = total == 0
     return pick(zero, 0.0, pick(zero, 1.0, total) ** (1.0 / p))
 

@@ -73,14 +73,17 @@ def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
     if not isinstance(size, int):
         raise UserError("the row is symbolic", op="searchsorted", expected="a known size",
                         got=size)  # fmt: skip
-    place = wrap(build.full(wanted.shape, 0, dtypes.int64))
-    for bit in reversed(range(size.bit_length())):  # binary search, all values at once
-        tried = place + (1 << bit)
-        last = (tried - 1).clamp(max=size - 1)
-        found = row[last] if row.ndim == 1 else row.gather(-1, last)
-        before = (found <= wanted) if after else (found < wanted)
-        place = pick((tried <= size) & before, tried, place)
-    return cast(place, dtypes.int32) if out_int32 else place
+    first = wrap(build.full(wanted.shape, 0, dtypes.int64))
+    past = wrap(build.full(wanted.shape, size, dtypes.int64))
+    for _ in range(size.bit_length()):  # binary search, all values at once
+        middle = (first + past) >> 1
+        place = middle.clamp(max=size - 1)
+        found = row[place] if row.ndim == 1 else row.gather(-1, place)
+        open_ = first < past
+        here = (found > wanted) if after else (found >= wanted)  # never beside nan: it is last
+        first = pick(open_ & ~here, middle + 1, first)
+        past = pick(open_ & here, middle, past)
+    return cast(first, dtypes.int32) if out_int32 else first
 
 
 def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Tensor:
@@ -123,7 +126,7 @@ def _bins(x: Tensor, minlength: int) -> int:
 @method()
 def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
            return_counts: bool = False, dim: int | None = None) -> Any:  # fmt: skip
-    """The distinct values in order (or slices of an axis); reads x."""
+    """The distinct values in order (or slices of an axis), each nan apart; reads x."""
     tensor = lift(x)
     try:
         known = tensor.numpy()
@@ -132,9 +135,11 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
                          expected="a result of known shape inside a jitted function",
                          got="a traced Tensor", hint="call it outside of jit",
         ) from None  # fmt: skip
-    found = np.unique(known, return_inverse=True, return_counts=True, axis=dim)
+    low = tensor.dtype.is_float and tensor.dtype.bits < 32  # which NumPy does not order with nan
+    found = np.unique(known.astype(np.float32) if low else known, return_inverse=True,
+                      return_counts=True, axis=dim, equal_nan=False)  # fmt: skip
     shape = known.shape if dim is None else (-1,)
-    results = [found[0]]
+    results = [found[0].astype(known.dtype)]
     if return_inverse:
         results.append(found[1].reshape(shape).astype(np.int64))
     if return_counts:

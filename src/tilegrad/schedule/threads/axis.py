@@ -15,7 +15,7 @@ from ...ir.types import Array, Memory, product, row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import Index, unravel
-from ..evaluate import ravel_strides, wide
+from ..evaluate import ravel_strides, running, wide
 from ..fuse import Group
 from ..space import COMBINE, identity
 from .space import WARP, Roles
@@ -79,16 +79,18 @@ def _along_axis(walk: Axis) -> tuple[Size, int]:
     p = b.program(0, ceil_divide(lines, rows))
     dtype = wide(walk.node.dtype)
     kind = walk.node.attrs["kind"]
-    start = b.constant(identity(kind, dtype), dtype, (rows, 1) if rows > 1 else ())
+    kept = running(walk.node.dtype, kind)
+    start = b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())
 
     def step(at: Size, carried: list[Node]) -> Sequence[Node]:
         with e.tile(multiply(p, rows), rows, lines, at, lanes, walk.size) as (line, lane):
             index = walk.line_index(line, lane)
             x, run = _scan(walk, index, dtype, len(e.full) - 1)
-            e.store(walk.results[0], b.apply(COMBINE[kind], carried[0], run), walk.offset(index))
+            before = b.cast(carried[0], dtype)
+            e.store(walk.results[0], b.apply(COMBINE[kind], before, run), walk.offset(index))
             total = b.add(tile_ops.reduce(x, axis=len(e.full) - 1, kind=kind))
             total = e.column(total) if total.shape else total
-        return [b.apply(COMBINE[kind], carried[0], total)]
+        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
 
     b.loop("k", 0, walk.size, lanes, step, [start])
     return ceil_divide(lines, rows), rows * lanes
@@ -109,11 +111,13 @@ def _along_inner(walk: Axis) -> tuple[Size, int]:
         with e.tile(at, rows, walk.size, base, lanes, walk.inner) as (k, lane):
             index = walk.index(outer, k, lane)
             x, run = _scan(walk, index, dtype, 0)
-            e.store(walk.results[0], b.apply(COMBINE[kind], carried[0], run), walk.offset(index))
+            before = b.cast(carried[0], dtype)
+            e.store(walk.results[0], b.apply(COMBINE[kind], before, run), walk.offset(index))
             total = b.add(tile_ops.reduce(x, axis=0, kind=kind))
-        return [b.apply(COMBINE[kind], carried[0], total)]
+        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
 
-    start = b.constant(identity(kind, dtype), dtype, (lanes,))
+    kept = running(walk.node.dtype, kind)
+    start = b.constant(identity(kind, kept), kept, (lanes,))
     b.loop("k", 0, walk.size, rows, step, [start])
     return multiply(walk.outer, blocks), rows * lanes
 
