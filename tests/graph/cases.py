@@ -114,14 +114,15 @@ def within(name: str, low: float, high: float, *shape: int) -> np.ndarray:
 # ---- elementwise ----------------------------------------------------------------------------
 
 DOMAINS: dict[Op, tuple[float, float]] = {
-    ops.square_root: (0.3, 2), ops.log: (0.3, 2), ops.log1p: (-0.5, 2), ops.asin: (-0.8, 0.8),
+    ops.square_root: (0.3, 2), ops.log: (0.3, 2), ops.log2: (0.3, 2), ops.log10: (0.3, 2),
+    ops.log1p: (-0.5, 2), ops.asin: (-0.8, 0.8),
     ops.acos: (-0.8, 0.8), ops.erf_inverse: (-0.8, 0.8), ops.reciprocal: (0.4, 2),
     ops.tan: (-1, 1),
 }  # fmt: skip
 UNARY = (
-    ops.negative, ops.reciprocal, ops.absolute, ops.square_root, ops.exp, ops.log, ops.expm1,
-    ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos, ops.atan, ops.tanh, ops.erf,
-    ops.erf_inverse, ops.sigmoid,
+    ops.negative, ops.reciprocal, ops.absolute, ops.square_root, ops.exp, ops.log, ops.exp2,
+    ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
+    ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc, ops.erf_inverse, ops.sigmoid,
 )  # fmt: skip
 for op in UNARY:
     for shape in ((3, 2), (), (0, 2)):
@@ -135,6 +136,7 @@ for op in (ops.add, ops.subtract, ops.multiply, ops.divide, ops.maximum, ops.min
     case(op, "scalar", op, normal(op.name), normal(op.name + "b"))
 case(ops.multiply, "square", lambda x: ops.multiply(x, x), normal("square", 4))
 case(ops.remainder, "plain", ops.remainder, normal("rem", 5) * 3, within("remb", 0.9, 1.3, 5))
+case(ops.fmod, "plain", ops.fmod, normal("rem", 5) * 3, within("remb", 0.9, 1.3, 5))
 case(ops.power, "plain", ops.power, within("pow", 0.3, 2, 4), normal("powb", 4))
 for exponent in (0.0, 1.0, 2.0, 3.0, -1.5):
     case(ops.power, f"x**{exponent}", lambda x, e=exponent: ops.power(x, build.like(x, e)),

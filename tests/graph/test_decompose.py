@@ -28,15 +28,12 @@ def custom():
 EXAMPLES = {
     "sign": lambda: ops.sign(f()),
     "sigmoid": lambda: ops.sigmoid(f()),
-    "tan": lambda: ops.tan(f(float64)),
     "asin": lambda: ops.asin(f()),
     "acos": lambda: ops.acos(f()),
     "atan2": lambda: ops.atan2(f(), f()),
-    "floor_divide": lambda: ops.floor_divide_(f(), f()),
-    "remainder": lambda: ops.remainder(f(), f()),
     "custom": custom,
 }
-SMALL = {ops.sign, ops.sigmoid, ops.tan, ops.asin, ops.acos, ops.atan2, ops.custom}
+SMALL = {ops.sign, ops.sigmoid, ops.asin, ops.acos, ops.atan2, ops.custom}
 
 
 def test_every_rule_has_an_example():
@@ -48,8 +45,6 @@ def test_rule(name):
     example = EXAMPLES[name]()
     after = rewrite([example], DECOMPOSE)
     assert not SMALL & {n.op for n in topological(after)}
-    if name == "remainder":
-        return  # below: rounding may move a value by a whole period
     agree([example], [fires(DECOMPOSE, name, example)], close=1e-6)
     agree([example], after, close=1e-6)
 
@@ -64,8 +59,7 @@ def test_zeros_and_infinities():
     special = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -3.0], np.float32)
     a, b = (v.ravel() for v in np.meshgrid(special, special))
     x, y = given(a.size, dtype=float32), given(a.size, dtype=float32)
-    before = [ops.atan2(x, y), ops.remainder(x, y), ops.floor_divide_(x, y), ops.asin(x),
-              ops.sigmoid(x)]  # fmt: skip
+    before = [ops.atan2(x, y), ops.asin(x), ops.sigmoid(x)]
     after = rewrite(before, DECOMPOSE)
     for old, new in zip(interpret(before, {x: a, y: b}), interpret(after, {x: a, y: b})):
         np.testing.assert_allclose(new, old, rtol=1e-6)
@@ -73,25 +67,11 @@ def test_zeros_and_infinities():
         np.testing.assert_array_equal(np.signbit(new)[known], np.signbit(old)[known])
 
 
-@pytest.mark.parametrize("dtype", [float32, float64])
-def test_remainder_is_within_rounding(dtype):
-    random = np.random.default_rng(0)
-    a = (random.normal(size=2000) * 100).astype(dtype.numpy)
-    b = random.normal(size=2000).astype(dtype.numpy)
-    x, y = given(2000, dtype=dtype), given(2000, dtype=dtype)
-    before = [ops.remainder(x, y)]
-    (old,) = interpret(before, {x: a, y: b})
-    (new,) = interpret(rewrite(before, DECOMPOSE), {x: a, y: b})
-    difference = np.abs(old.astype(np.float64) - new)
-    difference = np.minimum(difference, np.abs(difference - np.abs(b)))
-    assert (difference <= 4 * np.abs(np.spacing(a))).all()
-    assert (np.abs(new) <= np.abs(b)).all() and ((new == 0) | ((new < 0) == (b < 0))).all()
-
-
-def test_integers_stay():
-    x, y = f(int32), f(int32)
-    kept = [ops.remainder(x, y), ops.floor_divide_(x, y), ops.absolute(x)]
-    assert rewrite(kept, DECOMPOSE) == kept
+def test_remainders_stay():
+    for dtype in (int32, float32, float64):
+        x, y = f(dtype), f(dtype)
+        kept = [ops.remainder(x, y), ops.fmod(x, y), ops.floor_divide_(x, y), ops.absolute(x)]
+        assert rewrite(kept, DECOMPOSE) == kept
 
 
 def test_custom_inside_custom():

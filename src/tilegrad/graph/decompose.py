@@ -1,8 +1,9 @@
 """Decomposition: ops that no target has a direct form for, written in ops that they have.
 
 What stays: ops with an instruction (sqrt, floor, round, max, ...), functions every target
-writes its own way (exp, log, sin, cos, atan, tanh, erf, erf_inverse, expm1, log1p, power),
-loops (scan, while_loop, cond) and whole-axis ops (argmax, prod, cumulative, sort).
+writes its own way (exp, log, sin, tan, sinh, atan, tanh, erf, erfc, erf_inverse, power, ...),
+exact remainders, loops (scan, while_loop, cond) and whole-axis ops (argmax, prod, cumulative,
+sort).
 Invariant: values are those of the op, within its rounding; nan, inf and signs of zero too.
 """
 
@@ -13,7 +14,6 @@ import math
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
 from . import build, ops
-from .notation import is_float
 
 x, a, b = any_("x"), any_("a"), any_("b")
 
@@ -58,24 +58,6 @@ def _atan2(m: Match) -> Node:
     return ops.where(_negative_sign(m.a), ops.negative(angle), angle)
 
 
-def _remainder(m: Match) -> Node:
-    """a - floor(a / b) * b, brought back between 0 and b where rounding left it outside.
-
-    The error is within one unit in the last place of a.
-    """
-    zero = build.like(m.a, 0)
-    whole = ops.floor(ops.divide(m.a, m.b))
-    nothing = build.equal(whole, 0)  # 0 * inf would be nan
-    rest = ops.where(nothing, m.a, ops.subtract(m.a, ops.multiply(whole, m.b)))
-    down = build.less(m.b, 0)
-    opposite = ops.bit_and(ops.not_equal(build.less(rest, 0), down), ops.not_equal(rest, zero))
-    rest = ops.where(opposite, ops.add(rest, m.b), rest)
-    beyond = ops.less_equal(ops.absolute(m.b), ops.absolute(rest))
-    beyond = ops.bit_and(beyond, ops.less(ops.absolute(m.b), build.like(rest, math.inf)))
-    rest = ops.where(beyond, ops.subtract(rest, m.b), rest)
-    return ops.where(build.equal(rest, 0), ops.where(down, ops.negative(zero), zero), rest)
-
-
 def _inline(m: Match) -> Node:
     """The Block of a custom op: its derivative rules have been used by now."""
     return build.inline(m.x.blocks[0], m.x.inputs)[m.root.attrs["index"]]
@@ -86,13 +68,9 @@ DECOMPOSE = RuleSet(
     [
         Rule("sign", of(ops.sign, x), _sign),
         Rule("sigmoid", of(ops.sigmoid, x), _sigmoid),
-        Rule("tan", of(ops.tan, x), lambda m: ops.divide(ops.sin(m.x), ops.cos(m.x))),
         Rule("asin", of(ops.asin, x), lambda m: ops.atan2(m.x, _cathetus(m.x))),
         Rule("acos", of(ops.acos, x), lambda m: ops.atan2(_cathetus(m.x), m.x)),
         Rule("atan2", of(ops.atan2, a, b), _atan2),
-        Rule("floor_divide", of(ops.floor_divide_, a, b),
-             lambda m: ops.floor(ops.divide(m.a, m.b)), is_float),
-        Rule("remainder", of(ops.remainder, a, b), _remainder, is_float),
         Rule("custom", of(ops.get, any_("x", ops=ops.custom)), _inline),
     ],
 )  # fmt: skip

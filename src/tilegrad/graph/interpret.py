@@ -108,7 +108,21 @@ def _subtract(a: Ndarray, b: Ndarray) -> Ndarray:
 
 
 def _floor_divide(a: Ndarray, b: Ndarray) -> Ndarray:
-    return np.floor(a / b) if a.dtype.kind == "f" else a // b
+    """Of floats by the exact remainder, as PyTorch has it."""
+    if a.dtype.kind != "f":
+        return a // b
+    rest = np.fmod(a, b)
+    quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
+    whole = np.where(quotient == 0, np.copysign(0, a / b), np.rint(quotient)).astype(a.dtype)
+    return np.where(b == 0, a / b, whole)
+
+
+def _remainder(a: Ndarray, b: Ndarray) -> Ndarray:
+    """Of floats: zero has the sign of a."""
+    if a.dtype.kind != "f":
+        return np.remainder(a, b)
+    rest = np.fmod(a, b)
+    return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 
 def _power(a: Ndarray, b: Ndarray) -> Ndarray:
@@ -366,6 +380,9 @@ REFERENCE: dict[Op, Reference] = {
     ops.square_root: _elementwise(np.sqrt),
     ops.exp: _elementwise(np.exp),
     ops.log: _elementwise(np.log),
+    ops.exp2: _elementwise(np.exp2),
+    ops.log2: _elementwise(np.log2),
+    ops.log10: _elementwise(np.log10),
     ops.expm1: _elementwise(np.expm1),
     ops.log1p: _elementwise(np.log1p),
     ops.sin: _elementwise(np.sin),
@@ -374,9 +391,12 @@ REFERENCE: dict[Op, Reference] = {
     ops.asin: _elementwise(np.arcsin),
     ops.acos: _elementwise(np.arccos),
     ops.atan: _elementwise(np.arctan),
+    ops.sinh: _elementwise(np.sinh),
+    ops.cosh: _elementwise(np.cosh),
     ops.tanh: _elementwise(np.tanh),
     ops.sigmoid: _elementwise(_sigmoid),
     ops.erf: _elementwise(_mapped(math.erf)),
+    ops.erfc: _elementwise(_mapped(math.erfc)),
     ops.erf_inverse: _elementwise(_mapped(_erf_inverse)),
     ops.floor: _elementwise(np.floor),
     ops.ceil: _elementwise(np.ceil),
@@ -388,7 +408,8 @@ REFERENCE: dict[Op, Reference] = {
     ops.multiply: _elementwise(np.multiply),
     ops.divide: _elementwise(np.divide),
     ops.floor_divide_: _elementwise(_floor_divide),
-    ops.remainder: _elementwise(np.remainder),
+    ops.remainder: _elementwise(_remainder),
+    ops.fmod: _elementwise(np.fmod),
     ops.power: _elementwise(_power),
     ops.maximum: _elementwise(np.maximum),
     ops.minimum: _elementwise(np.minimum),

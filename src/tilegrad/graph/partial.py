@@ -17,6 +17,7 @@ from ..ir.node import Node, Op
 from ..ir.types import Array, Type, product
 from . import build, ops
 
+LN2, LN10 = math.log(2.0), math.log(10.0)
 Partial = Callable[[Node, Node], Node] | None
 
 
@@ -85,12 +86,21 @@ def _asin(n: Node, g: Node) -> Node:
     return ops.divide(g, ops.square_root(build.subtract(1.0, _square(n.inputs[0]))))
 
 
+def _erf(n: Node, g: Node) -> Node:
+    density = ops.exp(ops.negative(_square(n.inputs[0])))
+    return times(g, build.multiply(density, 2 / math.sqrt(math.pi)))
+
+
 def _divide_right(n: Node, g: Node) -> Node:
     return ops.negative(times(g, ops.divide(n, n.inputs[1])))
 
 
 def _remainder_right(n: Node, g: Node) -> Node:
-    return ops.negative(times(g, ops.floor(ops.divide(*n.inputs))))
+    return ops.negative(times(g, ops.floor_divide_(*n.inputs)))
+
+
+def _fmod_right(n: Node, g: Node) -> Node:
+    return ops.negative(times(g, ops.trunc(ops.divide(*n.inputs))))
 
 
 def _same(n: Node, g: Node) -> Node:
@@ -112,6 +122,9 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ops.square_root: (lambda n, g: ops.divide(g, build.multiply(n, 2.0)),),
     ops.exp: (lambda n, g: times(g, n),),
     ops.log: (lambda n, g: ops.divide(g, n.inputs[0]),),
+    ops.exp2: (lambda n, g: times(g, build.multiply(n, LN2)),),
+    ops.log2: (lambda n, g: ops.divide(g, build.multiply(n.inputs[0], LN2)),),
+    ops.log10: (lambda n, g: ops.divide(g, build.multiply(n.inputs[0], LN10)),),
     ops.expm1: (lambda n, g: times(g, build.add(n, 1.0)),),
     ops.log1p: (lambda n, g: ops.divide(g, build.add(n.inputs[0], 1.0)),),
     ops.sin: (lambda n, g: times(g, ops.cos(n.inputs[0])),),
@@ -120,13 +133,12 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ops.asin: (_asin,),
     ops.acos: (_acos,),
     ops.atan: (lambda n, g: ops.divide(g, build.add(_square(n.inputs[0]), 1.0)),),
+    ops.sinh: (lambda n, g: times(g, ops.cosh(n.inputs[0])),),
+    ops.cosh: (lambda n, g: times(g, ops.sinh(n.inputs[0])),),
     ops.tanh: (lambda n, g: times(g, build.subtract(1.0, _square(n))),),
     ops.sigmoid: (lambda n, g: times(g, ops.multiply(n, build.subtract(1.0, n))),),
-    ops.erf: (
-        lambda n, g: times(
-            g, build.multiply(ops.exp(ops.negative(_square(n.inputs[0]))), 2 / math.sqrt(math.pi))
-        ),
-    ),
+    ops.erf: (_erf,),
+    ops.erfc: (lambda n, g: ops.negative(_erf(n, g)),),
     ops.erf_inverse: (
         lambda n, g: times(g, build.multiply(ops.exp(_square(n)), math.sqrt(math.pi) / 2)),
     ),
@@ -138,6 +150,7 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ),
     ops.divide: (lambda n, g: ops.divide(g, n.inputs[1]), _divide_right),
     ops.remainder: (_same, _remainder_right),
+    ops.fmod: (_same, _fmod_right),
     ops.power: (_power_base, _power_exponent),
     ops.maximum: (_extreme(0, True), _extreme(1, True)),
     ops.minimum: (_extreme(0, False), _extreme(1, False)),

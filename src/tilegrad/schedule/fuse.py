@@ -30,9 +30,10 @@ ALONE = {ops.sort: "sort", ops.cumulative: "cumulative", ops.update: "update",
          ops.scan: "control", ops.cond: "control", ops.while_loop: "control",
          ops.call: "call", ops.attention: "attention",
          ops.attention_backward: "attention"}  # fmt: skip
-COSTLY = {ops.exp, ops.log, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
-          ops.atan, ops.tanh, ops.erf, ops.erf_inverse, ops.power, ops.random_bits,
-          ops.floor_divide_, ops.remainder}  # fmt: skip
+COSTLY = {ops.exp, ops.exp2, ops.log, ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos,
+          ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc,
+          ops.erf_inverse, ops.power, ops.random_bits, ops.floor_divide_, ops.remainder,
+          ops.fmod}  # fmt: skip
 INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
     ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
     ops.concatenate, ops.gather, ops.random_bits,

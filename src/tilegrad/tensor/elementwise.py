@@ -35,7 +35,6 @@ from .maths import (
     floating,
     log1p,
     reciprocal,
-    round_,
     rsqrt,
     sqrt,
     trunc,
@@ -120,14 +119,9 @@ def _scaled(op: Op, a: Any, b: Any, alpha: Any) -> Tensor:
 
 @method("floor_divide", "__floordiv__")
 def floor_divide(a: Any, b: Any) -> Tensor:
-    """The quotient rounded towards -inf."""
+    """The quotient rounded towards -inf, by the exact remainder."""
     left, right = _numbers("floor_divide", a, b)
-    if not left.dtype.is_float:
-        return wrap(ops.floor_divide_(left, right))
-    (x, y), dtype = common("floor_divide", wrap(left, a), wrap(right, b))
-    rest = fmod(x, y)
-    quotient = (x - rest) / y - where((rest != 0) & ((rest < 0) != (y < 0)), 1.0, 0.0)
-    return cast(where(y == 0, x / y, round_(quotient)), dtype)
+    return wrap(ops.floor_divide_(left, right), a, b)
 
 
 @method("remainder", "__mod__")
@@ -140,10 +134,8 @@ def remainder(a: Any, b: Any) -> Tensor:
 @method()
 def fmod(a: Any, b: Any) -> Tensor:
     """a modulo b, with the sign of a."""
-    nodes = _numbers("fmod", a, b)
-    x, y = wrap(nodes[0], a), wrap(nodes[1], b)
-    rest = binary(ops.remainder, where(x < 0, -x, x), where(y < 0, -y, y))
-    return where(x < 0, -rest, rest)  # type: ignore[no-any-return]
+    left, right = _numbers("fmod", a, b)
+    return wrap(ops.fmod(left, right), a, b)
 
 
 @method("pow", "__pow__")

@@ -21,7 +21,7 @@ from ..ir.node import Op
 from .tensor import Tensor, in_place, lift, method, operand, wrap
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-LN2, LN10 = math.log(2.0), math.log(10.0)
+LN2 = math.log(2.0)
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
@@ -90,6 +90,9 @@ def _rounding(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
 
 exp = _of_floats(ops.exp, "e ** x.", "exp")
 log = _of_floats(ops.log, "The natural logarithm.", "log")
+exp2 = _of_floats(ops.exp2, "2 ** x.", "exp2")
+log2 = _of_floats(ops.log2, "The logarithm to base 2.", "log2")
+log10 = _of_floats(ops.log10, "The logarithm to base 10.", "log10")
 expm1 = _of_floats(ops.expm1, "e ** x - 1, exact for small x.", "expm1")
 log1p = _of_floats(ops.log1p, "log(1 + x), exact for small x.", "log1p")
 sqrt = _of_floats(ops.square_root, "The square root.", "sqrt")
@@ -100,8 +103,11 @@ tan = _of_floats(ops.tan, "The tangent.", "tan")
 asin = _of_floats(ops.asin, "The inverse sine.", "asin", "arcsin")
 acos = _of_floats(ops.acos, "The inverse cosine.", "acos", "arccos")
 atan = _of_floats(ops.atan, "The inverse tangent.", "atan", "arctan")
+sinh = _of_floats(ops.sinh, "The hyperbolic sine.", "sinh")
+cosh = _of_floats(ops.cosh, "The hyperbolic cosine.", "cosh")
 tanh = _of_floats(ops.tanh, "The hyperbolic tangent.", "tanh")
 erf = _of_floats(ops.erf, "The error function.", "erf")
+erfc = _of_floats(ops.erfc, "1 - erf(x), exact where erf is near 1.", "erfc")
 erfinv = _of_floats(ops.erf_inverse, "The inverse of erf.", "erfinv")
 floor = _rounding(ops.floor, "Round towards -inf.", "floor", "__floor__")
 ceil = _rounding(ops.ceil, "Round towards +inf.", "ceil", "__ceil__")
@@ -182,41 +188,6 @@ def rsqrt(x: Tensor) -> Tensor:
     return reciprocal(sqrt(x))
 
 
-@method()
-@one_rounding
-def exp2(x: Tensor) -> Tensor:
-    """2 ** x."""
-    return 2.0**x  # type: ignore[no-any-return]
-
-
-@method()
-@one_rounding
-def log2(x: Tensor) -> Tensor:
-    """The logarithm to base 2."""
-    return log(x) / LN2
-
-
-@method()
-@one_rounding
-def log10(x: Tensor) -> Tensor:
-    """The logarithm to base 10."""
-    return log(x) / LN10
-
-
-@method()
-@one_rounding
-def sinh(x: Tensor) -> Tensor:
-    """The hyperbolic sine."""
-    return (expm1(x) - expm1(-x)) * 0.5
-
-
-@method()
-@one_rounding
-def cosh(x: Tensor) -> Tensor:
-    """The hyperbolic cosine."""
-    return (exp(x) + exp(-x)) * 0.5
-
-
 @method("asinh", "arcsinh")
 @one_rounding
 def asinh(x: Tensor) -> Tensor:
@@ -246,33 +217,6 @@ def acosh(x: Tensor) -> Tensor:
 def atanh(x: Tensor) -> Tensor:
     """The inverse hyperbolic tangent."""
     return (log1p(x) - log1p(-x)) * 0.5
-
-
-# Chebyshev coefficients of log(erfc(z) exp(z*z) / t) in t = 2 / (2 + z) (Numerical Recipes 6.2)
-_ERFC = (
-    -1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
-    -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
-    -1.624290004647e-6, 1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8,
-    6.529054439e-9, 5.059343495e-9, -9.91364156e-10, -2.27365122e-10, 9.6467911e-11,
-    2.394038e-12, -6.886027e-12, 8.94487e-13, 3.13092e-13, -1.12708e-13, 3.81e-16, 7.106e-15,
-)  # fmt: skip
-
-
-@method()
-@one_rounding
-def erfc(x: Tensor) -> Tensor:
-    """1 - erf(x), exact where erf is near 1."""
-    z = abs_(x.detach())
-    t = 2.0 / (2.0 + z)
-    twice = 4.0 * t - 2.0
-    terms = _ERFC if x.dtype is dtypes.float64 else _ERFC[:13]
-    before, last = 0.0, twice * 0.0 + terms[-1]
-    for coefficient in reversed(terms[1:-1]):
-        last, before = twice * last - before + coefficient, last
-    tail = t * exp(-z * z + 0.5 * (terms[0] + twice * last) - before)
-    value = pick(z < 0.5, 1.0 - erf(z), tail)
-    value = pick(x < 0, pick(z < 0.5, 1.0 + erf(z), 2.0 - tail), value)
-    return with_derivative_of(value, -erf(x))
 
 
 @method()

@@ -89,9 +89,9 @@ def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
     return tuple(result)
 
 
-FLOAT_RESULT = {"divide", "exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan",
-                "asin", "acos", "atan", "tanh", "erf", "erf_inverse", "square_root",
-                "reciprocal"}  # fmt: skip
+FLOAT_RESULT = {"divide", "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "sin", "cos",
+                "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "erfc",
+                "erf_inverse", "square_root", "reciprocal"}  # fmt: skip
 BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
 
 

@@ -3,11 +3,12 @@
 The compiler passes a builder that emits vector instructions, the tests pass NumPy. A function
 sees its values only through `Operations`, so what the tests measure is what a kernel computes.
 
-Invariant: no function branches on a value. Each is one straight line of operations for a dtype,
-elementwise, with `select` where the ranges of an argument need different formulas. NaN, infinities,
-signed zeros and subnormals give what C99 asks for. One exception is meant: sin, cos and tan are
-NaN from |x| = 2**21 (float32) or 2**45 (float64) on, where an exact reduction would triple their
-price. Error bounds in ulp and the price of exp, tanh and erf stand in tests/tile/test_functions.py.
+Invariant: each is one straight line of operations for a dtype, elementwise, with `select` where
+the ranges of an argument need different formulas. NaN, infinities, signed zeros and subnormals give
+what C99 asks for. No function branches on a value but those that say so with `rarely`: sin, cos and
+tan of |x| from 2**21 (float32) or 2**45 (float64) on, and remainders with large quotients, go
+another way (`modulo`), as few arguments need it and it costs several times the usual one. Error
+bounds in ulp and the price of exp, tanh and erf stand in tests/tile/test_functions.py.
 
 Every coefficient below was fitted for this file (Remez exchange, or rational interpolation at
 Chebyshev points, in 50 decimal digits) and is listed from the highest power to the lowest, which
@@ -17,7 +18,10 @@ is why the file is long.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
+
+from . import modulo
 
 Value = Any
 Mask = Any
@@ -30,6 +34,11 @@ class Operations(Protocol):
     Three promises matter. `multiply_add` rounds once. `minimum(a, b)` and `maximum(a, b)` give
     NaN when b is NaN (a is never NaN here), so `b if not a < b else a` will do. Comparisons with
     NaN are false. Results may not be reassociated or contracted.
+
+    Two operations branch. `rarely(name, near, far, done, *inputs)` gives done(inputs, values),
+    where near(inputs) gives a mask and the values that hold outside it, far(inputs) those inside:
+    each of these three gets the operations first, which may be others. `repeat(going, step, x)`
+    takes x to step(x) while going(x) holds, each element by itself; only `far` may use it.
     """
 
     def constant(self, value: float | int, like: Value) -> Value: ...
@@ -67,6 +76,18 @@ class Operations(Protocol):
     def int_shift_right(self, i: Integer, n: int) -> Integer: ...
     def int_equal(self, a: Integer, b: Integer) -> Mask: ...
     def int_less(self, a: Integer, b: Integer) -> Mask: ...
+    def int_multiply(self, a: Integer, b: Integer) -> Integer: ...
+    def int_multiply_high(self, a: Integer, b: Integer) -> Integer: ...  # unsigned
+    def int_shift_right_unsigned(self, i: Integer, n: int) -> Integer: ...
+    def int_shift_left_by(self, i: Integer, n: Integer) -> Integer: ...
+    def int_shift_right_by(self, i: Integer, n: Integer) -> Integer: ...  # unsigned
+    def repeat(
+        self, going: Callable[[Value], Mask], step: Callable[[Value], Value], x: Value
+    ) -> Value: ...
+    def rarely(
+        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
+        done: Callable[..., Value], *inputs: Value,
+    ) -> Value: ...  # fmt: skip
 
 
 Coefficients = tuple[float, ...]
@@ -84,6 +105,8 @@ class _Constants(NamedTuple):
     ln2: tuple[float, float]  # high and low part
     half_pi: tuple[float, float, float]
     two_log2_e: tuple[float, float]
+    log10_2: tuple[float, float]
+    log10_e: tuple[float, float]
     third: tuple[float, float]
     exp_range: tuple[float, float]  # below: zero, above: infinity
     exp2_range: tuple[float, float]
@@ -92,7 +115,7 @@ class _Constants(NamedTuple):
     tanh_split: float
     erf_limit: float  # erf is 1 from here
     erf_split: float
-    angle_limit: float  # sin, cos and tan are NaN from here
+    angle_limit: float  # sin, cos and tan go another way from here on
     exp: Coefficients
     exp2: Coefficients
     tanh: Coefficients
@@ -101,6 +124,9 @@ class _Constants(NamedTuple):
     power: Coefficients
     erf: Coefficients
     erf_tail: Coefficients
+    erfc: Coefficients
+    erfc_center: float  # the argument its polynomial has in the middle
+    erfc_limit: float  # erfc is 0 from here
     atan: Coefficients
     asin: Coefficients
     sin: Coefficients
@@ -124,6 +150,8 @@ _FLOAT32 = _Constants(
     ln2=(0.6931472, -1.9046542e-09),
     half_pi=(1.5707964, -4.371139e-08, -1.7151245e-15),
     two_log2_e=(2.88539, 3.851926e-08),
+    log10_2=(0.30103, -1.4320989e-08),
+    log10_e=(0.4342945, -1.010305e-08),
     third=(0.33333334, -9.934108e-09),
     exp_range=(-105.0, 90.0),
     exp2_range=(-151.0, 130.0),
@@ -149,6 +177,12 @@ _FLOAT32 = _Constants(
         -0.00017561187, 0.0031800566, -0.021896936, 0.06511586, -0.048600215, -0.065489635,
         -0.30755126, 1.005188,
     ),
+    erfc=(
+        2.1667789e-05, -0.00037305907, -0.0012513748, 0.0012824425, 0.008639491,
+        -0.008047966, -0.054205723, 0.16405365, -0.1660313, -0.092763916, 0.2769784,
+    ),
+    erfc_center=2.0,
+    erfc_limit=10.2,
     atan=(
         -0.0017881879, 0.010889659, -0.031130066, 0.05790822, -0.08400479, 0.109511405, -0.14264038,
         0.1999853, -0.333333,
@@ -180,6 +214,8 @@ _FLOAT64 = _Constants(
     ln2=(0.6931471805599453, 2.3190468138462996e-17),
     half_pi=(1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
     two_log2_e=(2.8853900817779268, 4.0710547481862066e-17),
+    log10_2=(0.3010299956639812, -2.8037281277851704e-18),
+    log10_e=(0.4342944819032518, 1.098319650216765e-17),
     third=(0.3333333333333333, 1.850371707708594e-17),
     exp_range=(-746.0, 712.0),
     exp2_range=(-1076.0, 1026.0),
@@ -234,6 +270,17 @@ _FLOAT64 = _Constants(
         -0.0007335909537873917, 0.0024670368056935654, -0.008001569382278407, 0.024937997087135875,
         -0.0743473467897623, 0.21080636406114006,
     ),
+    erfc=(
+        -1.907388627007971e-09, -1.3952812123042382e-08, -7.796210935750394e-09,
+        1.1597564919712835e-07, 6.326381936013846e-08, -8.356886054802244e-07,
+        3.006053020270926e-07, 5.718067004785881e-06, -1.1224293594679385e-05,
+        -2.4403160497192634e-05, 0.0001506220523230599, -0.00019925553476007838,
+        -0.0007577732963739462, 0.005031969765051122, -0.016197734065502876,
+        0.03716751556105671, -0.0663303658110103, 0.09373283499690535, -0.10103906603637362,
+        0.0680970542547336, 0.015379652102621091, -0.13962111684056286, 0.2329951186255525,
+    ),
+    erfc_center=4.0,
+    erfc_limit=27.5,
     atan=(
         1.3230325925966636e-05, -0.00015221421222913297, 0.0008315729363477548,
         -0.0028856448845575376, 0.00719794866798421, -0.013902657390610463, 0.02198714867467777,
@@ -291,9 +338,10 @@ _FLOAT64 = _Constants(
 
 
 _CONSTANTS = {"float32": _FLOAT32, "float64": _FLOAT64}
+ANGLE_LIMITS = {name: table.angle_limit for name, table in _CONSTANTS.items()}
 
 
-class _Scope:
+class Scope:
     """Operations with the constants of one argument's dtype at hand, and the shared idioms."""
 
     def __init__(self, operations: Operations, like: Value) -> None:
@@ -304,15 +352,19 @@ class _Scope:
         self.like_int = operations.bitcast_int(like)
 
     def constant(self, value: float) -> Value:
+        """A value of the argument's dtype."""
         return self.operations.constant(value, self.like)
 
     def integer(self, value: int) -> Integer:
+        """An integer of the argument's width."""
         return self.operations.int_constant(value, self.like_int)
 
     def multiply_add(self, a: Value, b: Value, c: Value | float) -> Value:
+        """a * b + c, rounded once."""
         return self.operations.multiply_add(a, b, self.constant(c) if isinstance(c, float) else c)
 
     def scale(self, x: Value, factor: float) -> Value:
+        """x times a number."""
         return self.operations.multiply(x, self.constant(factor))
 
     def polynomial(self, x: Value, coefficients: Coefficients) -> Value:
@@ -372,10 +424,10 @@ class _Scope:
 
 def exp(operations: Operations, x: Value) -> Value:
     """e**x, underflowing gradually."""
-    return _exponential(_Scope(operations, x), x, 1.0)
+    return _exponential(Scope(operations, x), x, 1.0)
 
 
-def _exponential(scope: _Scope, x: Value, factor: float) -> Value:
+def _exponential(scope: Scope, x: Value, factor: float) -> Value:
     """factor * e**x: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
     operations, table = scope.operations, scope.table
     lowest, highest = table.exp_range
@@ -393,7 +445,7 @@ def _exponential(scope: _Scope, x: Value, factor: float) -> Value:
 
 def exp2(operations: Operations, x: Value) -> Value:
     """2**x, exact where x is an integer."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     x = scope.clamp(x, scope.table.exp2_range)
     bits, n = scope.nearest_integer(x, 1.0, 2 * scope.table.bias)
     result = scope.polynomial(operations.subtract(x, n), (*scope.table.exp2, 1.0))
@@ -402,7 +454,7 @@ def exp2(operations: Operations, x: Value) -> Value:
 
 def expm1(operations: Operations, x: Value) -> Value:
     """e**x - 1, accurate near zero."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     table = scope.table
     held = scope.clamp(x, table.expm1_range)
     bits, n = scope.nearest_integer(held, table.log2_e, table.bias - 1)
@@ -421,7 +473,7 @@ def expm1(operations: Operations, x: Value) -> Value:
 
 def tanh(operations: Operations, x: Value) -> Value:
     """Hyperbolic tangent: a polynomial, then 1 - 2 / (e**(2|x|) + 1)."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     table = scope.table
     one = scope.constant(1.0)
     a = operations.minimum(scope.constant(table.tanh_limit), operations.absolute(x))
@@ -439,7 +491,7 @@ def tanh(operations: Operations, x: Value) -> Value:
 
 def sinh(operations: Operations, x: Value) -> Value:
     """Hyperbolic sine."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     a = operations.absolute(x)
     square = operations.multiply(a, a)
     cube = operations.multiply(square, a)
@@ -452,12 +504,12 @@ def sinh(operations: Operations, x: Value) -> Value:
 
 def cosh(operations: Operations, x: Value) -> Value:
     """Hyperbolic cosine."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     half = _exponential(scope, operations.absolute(x), 0.5)
     return operations.add(half, operations.divide(scope.constant(0.25), half))
 
 
-def _reduce_logarithm(scope: _Scope, x: Value) -> tuple[Integer, Value]:
+def _reduce_logarithm(scope: Scope, x: Value) -> tuple[Integer, Value]:
     """e and m with x = 2**e * m and 2/3 <= m < 4/3, for normal x."""
     operations, table = scope.operations, scope.table
     bits = operations.bitcast_int(x)
@@ -467,7 +519,7 @@ def _reduce_logarithm(scope: _Scope, x: Value) -> tuple[Integer, Value]:
     return e, operations.bitcast_float(m)
 
 
-def _reduce_any(scope: _Scope, x: Value) -> tuple[Value, Value]:
+def _reduce_any(scope: Scope, x: Value) -> tuple[Value, Value]:
     """e as a float and f = m - 1 for positive x, subnormals included."""
     operations, digits = scope.operations, scope.table.digits
     small = operations.less(x, scope.constant(2.0 ** (2 - scope.table.bias)))
@@ -478,7 +530,7 @@ def _reduce_any(scope: _Scope, x: Value) -> tuple[Value, Value]:
     return e, operations.subtract(m, scope.constant(1.0))
 
 
-def _logarithm_rest(scope: _Scope, f: Value) -> Value:
+def _logarithm_rest(scope: Scope, f: Value) -> Value:
     """log(1 + f) - f for |f| <= 1/3."""
     operations = scope.operations
     if scope.dtype == "float32":
@@ -492,7 +544,7 @@ def _logarithm_rest(scope: _Scope, f: Value) -> Value:
     return scope.multiply_add(s, tail, operations.negative(half_square))
 
 
-def _logarithm(scope: _Scope, e: Value, f: Value, f_low: Value | None = None) -> Value:
+def _logarithm(scope: Scope, e: Value, f: Value, f_low: Value | None = None) -> Value:
     """e * ln(2) + log(1 + f + f_low)."""
     rest = _logarithm_rest(scope, f)
     if f_low is not None:
@@ -501,7 +553,7 @@ def _logarithm(scope: _Scope, e: Value, f: Value, f_low: Value | None = None) ->
     return scope.multiply_add(e, scope.constant(scope.table.ln2[0]), scope.operations.add(f, low))
 
 
-def _logarithm_edges(scope: _Scope, x: Value, result: Value) -> Value:
+def _logarithm_edges(scope: Scope, x: Value, result: Value) -> Value:
     """-infinity at x = 0, NaN below; infinity and NaN stay what they are."""
     operations = scope.operations
     zero = scope.constant(0.0)
@@ -513,27 +565,39 @@ def _logarithm_edges(scope: _Scope, x: Value, result: Value) -> Value:
 
 def log(operations: Operations, x: Value) -> Value:
     """Natural logarithm."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     e, f = _reduce_any(scope, x)
     return _logarithm_edges(scope, x, _logarithm(scope, e, f))
 
 
 def log2(operations: Operations, x: Value) -> Value:
     """Logarithm to base 2, exact at powers of two."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     e, f = _reduce_any(scope, x)
     high, low = (0.5 * part for part in scope.table.two_log2_e)
-    rest = scope.scale(_logarithm_rest(scope, f), high)
-    rest = scope.multiply_add(f, scope.constant(low), rest)
-    head, error = scope.two_product(f, scope.constant(high))
-    total, lost = scope.two_sum(e, head)
-    result = operations.add(total, operations.add(lost, operations.add(error, rest)))
+    result = operations.add(e, _scaled_logarithm(scope, f, (high, low)))
     return _logarithm_edges(scope, x, result)
+
+
+def log10(operations: Operations, x: Value) -> Value:
+    """Logarithm to base 10."""
+    scope = Scope(operations, x)
+    e, f = _reduce_any(scope, x)
+    high, low = (scope.constant(part) for part in scope.table.log10_2)
+    rest = scope.multiply_add(e, low, _scaled_logarithm(scope, f, scope.table.log10_e))
+    return _logarithm_edges(scope, x, scope.multiply_add(e, high, rest))
+
+
+def _scaled_logarithm(scope: Scope, f: Value, factor: tuple[float, float]) -> Value:
+    """factor * log(1 + f)."""
+    rest = scope.scale(_logarithm_rest(scope, f), factor[0])
+    rest = scope.multiply_add(f, scope.constant(factor[1]), rest)
+    return scope.multiply_add(f, scope.constant(factor[0]), rest)
 
 
 def log1p(operations: Operations, x: Value) -> Value:
     """log(1 + x), accurate near zero."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     table = scope.table
     one = scope.constant(1.0)
     u = operations.add(one, x)
@@ -554,7 +618,7 @@ def log1p(operations: Operations, x: Value) -> Value:
 
 def power(operations: Operations, x: Value, y: Value) -> Value:
     """x**y = 2**(y * log2|x|) with log2 in two parts, and the sign and edges of C99 pow."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     zero, infinity = scope.constant(0.0), scope.constant(math.inf)
     a = operations.absolute(x)
     high, low = _logarithm2_parts(scope, a)
@@ -574,7 +638,7 @@ def power(operations: Operations, x: Value, y: Value) -> Value:
     return _power_edges(scope, x, y, result)
 
 
-def _logarithm2_parts(scope: _Scope, x: Value) -> tuple[Value, Value]:
+def _logarithm2_parts(scope: Scope, x: Value) -> tuple[Value, Value]:
     """log2(x) for positive finite x as an unrounded sum of two values."""
     operations, table = scope.operations, scope.table
     e, f = _reduce_any(scope, x)
@@ -604,7 +668,7 @@ def _logarithm2_parts(scope: _Scope, x: Value) -> tuple[Value, Value]:
     return scope.two_sum(total, rest)
 
 
-def _power_edges(scope: _Scope, x: Value, y: Value, result: Value) -> Value:
+def _power_edges(scope: Scope, x: Value, y: Value, result: Value) -> Value:
     """The sign of a negative base, and the cases where C99 answers 1."""
     operations = scope.operations
     zero, one = scope.constant(0.0), scope.constant(1.0)
@@ -626,7 +690,7 @@ def _power_edges(scope: _Scope, x: Value, y: Value, result: Value) -> Value:
 
 def erf(operations: Operations, x: Value) -> Value:
     """Error function."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     table = scope.table
     a = operations.minimum(scope.constant(table.erf_limit), operations.absolute(x))
     square = operations.multiply(a, a)
@@ -643,9 +707,44 @@ def erf(operations: Operations, x: Value) -> Value:
     return scope.copy_sign(result, x)
 
 
+def erfc(operations: Operations, x: Value) -> Value:
+    """1 - erf(x), accurate where erf is near 1: e**(-a*a) * (1 + polynomial) / (1 + 2 a), a = |x|.
+
+    The square and the divisor have low parts, and the power of two comes last.
+    """
+    scope = Scope(operations, x)
+    table, o = scope.table, operations
+    one, zero = scope.constant(1.0), scope.constant(0.0)
+    a = o.minimum(scope.constant(table.erfc_limit), o.absolute(x))
+    square, square_low = scope.two_product(a, a)
+    center = scope.constant(table.erfc_center)
+    q = o.divide(o.subtract(a, center), o.add(a, center))
+    bend = scope.polynomial(q, table.erfc)
+    double = o.add(a, a)
+    divisor = o.add(double, one)
+    divisor_low = o.subtract(one, o.subtract(divisor, double))  # exact for double >= 1, ...
+    small = o.subtract(double, o.subtract(divisor, one))  # ... and this below
+    divisor_low = o.select(o.less(double, one), small, divisor_low)
+    inverse = o.divide(one, divisor)
+    lost = scope.multiply_add(o.negative(inverse), divisor, one)
+    lost = scope.multiply_add(o.negative(inverse), divisor_low, lost)
+    tail = scope.multiply_add(inverse, bend, o.multiply(inverse, lost))
+    whole = o.add(inverse, tail)
+    tail = scope.multiply_add(o.negative(whole), square_low, tail)
+    bits, n = scope.nearest_integer(o.negative(square), table.log2_e, 2 * table.bias)
+    r = scope.multiply_add(n, scope.constant(-table.ln2[0]), o.negative(square))
+    r = scope.multiply_add(n, scope.constant(-table.ln2[1]), r)
+    power = scope.polynomial(r, (*table.exp, 1.0, 1.0))
+    result = scope.multiply_add(power, inverse, o.multiply(power, tail))
+    result = scope.scale_by_power(result, bits)
+    near = o.subtract(one, scope.multiply_add(a, scope.polynomial(square, table.erf), a))
+    result = o.select(o.less(a, scope.constant(0.5)), near, result)
+    return o.select(o.less(x, zero), o.subtract(scope.constant(2.0), result), result)
+
+
 def erf_inverse(operations: Operations, x: Value) -> Value:
     """The y with erf(y) = x: a rational function of x**2, then of sqrt(-log(1 - |x|))."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     table = scope.table
     one = scope.constant(1.0)
     a = operations.absolute(x)
@@ -669,7 +768,7 @@ def erf_inverse(operations: Operations, x: Value) -> Value:
     return scope.copy_sign(result, x)
 
 
-def _root_of_logarithm(scope: _Scope, u: Value) -> tuple[Value, Value]:
+def _root_of_logarithm(scope: Scope, u: Value) -> tuple[Value, Value]:
     """sqrt(-log(u)) in two parts for 0 < u < 1; NaN for negative u."""
     operations = scope.operations
     e, f = _reduce_any(scope, u)
@@ -687,20 +786,18 @@ def _root_of_logarithm(scope: _Scope, u: Value) -> tuple[Value, Value]:
 
 
 def _ratio(
-    scope: _Scope, x: Value, tables: tuple[Coefficients, Coefficients]
+    scope: Scope, x: Value, tables: tuple[Coefficients, Coefficients]
 ) -> tuple[Value, Value]:
     """Numerator and denominator of a rational function."""
     return scope.polynomial(x, tables[0]), scope.polynomial(x, tables[1])
 
 
-def _reduce_angle(scope: _Scope, x: Value) -> tuple[Integer, Value, Value]:
-    """x = n * pi/2 + r + r_low: low bits of n, and r in two parts; NaN from angle_limit on.
+def _near_angle(scope: Scope, x: Value) -> tuple[Integer, Value, Value]:
+    """x = n * pi/2 + r + r_low below angle_limit: low bits of n, and r in two parts.
 
     pi/2 in three parts leaves r relatively accurate however close x is to a multiple of it.
     """
     operations, table = scope.operations, scope.table
-    inside = operations.less(operations.absolute(x), scope.constant(table.angle_limit))
-    x = operations.select(inside, x, scope.constant(math.nan))
     bits, n = scope.nearest_integer(x, 2.0 / math.pi, 0)
     first, second, third = (scope.constant(-part) for part in table.half_pi)
     exact = scope.multiply_add(n, first, x)
@@ -712,7 +809,24 @@ def _reduce_angle(scope: _Scope, x: Value) -> tuple[Integer, Value, Value]:
     return bits, r, scope.multiply_add(n, third, operations.add(lost, product_low))
 
 
-def _sine_and_cosine(scope: _Scope, r: Value, r_low: Value) -> tuple[Value, Value]:
+def _of_angle(name: str, operations: Operations, x: Value, done: Callable[..., Value]) -> Value:
+    """done(scope, x, n, r, r_low) for the angle x = n * pi/2 + r + r_low."""
+
+    def near(o: Operations, x: Value) -> tuple[Any, ...]:
+        scope = Scope(o, x)
+        inside = o.less(o.absolute(x), scope.constant(scope.table.angle_limit))
+        return o.logical_not(inside), *_near_angle(scope, x)
+
+    def far(o: Operations, x: Value) -> tuple[Any, ...]:
+        return modulo.far_angle(Scope(o, x), x)
+
+    def end(o: Operations, x: Value, *parts: Any) -> Value:
+        return done(Scope(o, x), x, *parts)
+
+    return operations.rarely(name, near, far, end, x)
+
+
+def _sine_and_cosine(scope: Scope, r: Value, r_low: Value) -> tuple[Value, Value]:
     """sin and cos of r + r_low for |r| <= pi/4."""
     operations, table = scope.operations, scope.table
     w = operations.multiply(r, r)
@@ -728,13 +842,10 @@ def _sine_and_cosine(scope: _Scope, r: Value, r_low: Value) -> tuple[Value, Valu
     return sine, operations.add(half, tail)
 
 
-def _quadrant(scope: _Scope, x: Value, turn: int) -> Value:
-    """sin(x + turn * pi/2)."""
+def _quadrant(scope: Scope, bits: Integer, r: Value, r_low: Value) -> Value:
+    """sin(n * pi/2 + r + r_low), where `bits` has the low bits of n."""
     operations, table = scope.operations, scope.table
-    bits, r, r_low = _reduce_angle(scope, x)
     sine, cosine = _sine_and_cosine(scope, r, r_low)
-    if turn:
-        bits = operations.int_add(bits, scope.integer(turn))
     odd = operations.int_equal(operations.int_and(bits, scope.integer(1)), scope.integer(1))
     result = operations.select(odd, cosine, sine)
     half_turn = operations.int_and(bits, scope.integer(2))
@@ -743,35 +854,124 @@ def _quadrant(scope: _Scope, x: Value, turn: int) -> Value:
 
 
 def sin(operations: Operations, x: Value) -> Value:
-    """Sine; NaN from angle_limit on."""
-    scope = _Scope(operations, x)
-    result = _quadrant(scope, x, 0)
-    return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+    """Sine."""
+
+    def done(scope: Scope, x: Value, bits: Integer, r: Value, r_low: Value) -> Value:
+        result = _quadrant(scope, bits, r, r_low)
+        zero = scope.operations.equal(x, scope.constant(0.0))
+        return scope.operations.select(zero, x, result)
+
+    return _of_angle("sin", operations, x, done)
 
 
 def cos(operations: Operations, x: Value) -> Value:
-    """Cosine; NaN from angle_limit on."""
-    return _quadrant(_Scope(operations, x), x, 1)
+    """Cosine."""
+
+    def done(scope: Scope, x: Value, bits: Integer, r: Value, r_low: Value) -> Value:
+        return _quadrant(scope, scope.operations.int_add(bits, scope.integer(1)), r, r_low)
+
+    return _of_angle("cos", operations, x, done)
 
 
 def tan(operations: Operations, x: Value) -> Value:
-    """Tangent; NaN from angle_limit on."""
-    scope = _Scope(operations, x)
-    bits, r, r_low = _reduce_angle(scope, x)
-    w = operations.multiply(r, r)
-    cube = operations.multiply(w, r)
-    slope = scope.multiply_add(r_low, w, r_low)  # derivative 1 + tan**2, near enough
-    tail = scope.multiply_add(cube, scope.polynomial(w, scope.table.tan), slope)
-    result = operations.add(r, tail)
-    odd = operations.int_equal(operations.int_and(bits, scope.integer(1)), scope.integer(1))
-    inverse = operations.divide(scope.constant(-1.0), result)
-    result = operations.select(odd, inverse, result)
-    return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+    """Tangent."""
+
+    def done(scope: Scope, x: Value, bits: Integer, r: Value, r_low: Value) -> Value:
+        operations = scope.operations
+        w = operations.multiply(r, r)
+        cube = operations.multiply(w, r)
+        slope = scope.multiply_add(r_low, w, r_low)  # derivative 1 + tan**2, near enough
+        tail = scope.multiply_add(cube, scope.polynomial(w, scope.table.tan), slope)
+        result = operations.add(r, tail)
+        odd = operations.int_equal(operations.int_and(bits, scope.integer(1)), scope.integer(1))
+        inverse = operations.divide(scope.constant(-1.0), result)
+        result = operations.select(odd, inverse, result)
+        return operations.select(operations.equal(x, scope.constant(0.0)), x, result)
+
+    return _of_angle("tan", operations, x, done)
+
+
+# ---- remainders -----------------------------------------------------------------------------
+
+
+def _of_remainder(
+    name: str, operations: Operations, x: Value, y: Value, done: Callable[..., Value]
+) -> Value:
+    """done(scope, x, y, rest) for the exact remainder of x by y that has the sign of x.
+
+    A quotient below 2**(digits + 1) is at most one too large when it is rounded to a whole
+    number, and what it leaves is a float: so is what adding the divisor once makes of that.
+    """
+
+    def near(o: Operations, x: Value, y: Value) -> tuple[Any, ...]:
+        scope = Scope(o, x)
+        a, b = o.absolute(x), o.absolute(y)
+        quotient = o.divide(a, b)
+        whole = o.floor(quotient)
+        rest = scope.multiply_add(o.negative(whole), b, a)
+        rest = o.select(o.less(rest, scope.constant(0.0)), o.add(rest, b), rest)
+        rest = o.select(o.equal(whole, scope.constant(0.0)), a, rest)  # b may be infinite
+        few = o.less(quotient, scope.constant(2.0 ** (scope.table.digits + 1)))
+        return o.logical_not(few), rest
+
+    def far(o: Operations, x: Value, y: Value) -> tuple[Any, ...]:
+        return (modulo.far_modulo(Scope(o, x), x, y),)
+
+    def end(o: Operations, x: Value, y: Value, rest: Value) -> Value:
+        scope = Scope(o, x)
+        return done(scope, x, y, scope.copy_sign(rest, x))
+
+    return operations.rarely(name, near, far, end, x, y)
+
+
+def _crosses(scope: Scope, rest: Value, y: Value) -> Mask:
+    """Whether a remainder that is not zero has another sign than the divisor."""
+    operations = scope.operations
+    sign = operations.int_xor(operations.bitcast_int(rest), operations.bitcast_int(y))
+    other = operations.int_less(sign, scope.integer(0))
+    none = operations.equal(rest, scope.constant(0.0))
+    return operations.logical_and(other, operations.logical_not(none))
+
+
+def fmod(operations: Operations, x: Value, y: Value) -> Value:
+    """The remainder of x by y with the sign of x, exact."""
+    return _of_remainder("fmod", operations, x, y, lambda scope, x, y, rest: rest)
+
+
+def remainder(operations: Operations, x: Value, y: Value) -> Value:
+    """The remainder of x by y with the sign of y; fmod plus y, rounded, where fmod's is another."""
+
+    def done(scope: Scope, x: Value, y: Value, rest: Value) -> Value:
+        moved = scope.operations.add(rest, y)
+        return scope.operations.select(_crosses(scope, rest, y), moved, rest)
+
+    return _of_remainder("remainder", operations, x, y, done)
+
+
+def floor_divide(operations: Operations, x: Value, y: Value) -> Value:
+    """x / y rounded down, by its remainder; x / y where y is 0."""
+
+    def done(scope: Scope, x: Value, y: Value, rest: Value) -> Value:
+        o = scope.operations
+        zero, one = scope.constant(0.0), scope.constant(1.0)
+        ratio = o.divide(x, y)
+        quotient = o.divide(o.subtract(x, rest), y)
+        quotient = o.subtract(quotient, o.select(_crosses(scope, rest, y), one, zero))
+        whole = o.floor(quotient)
+        up = o.less(scope.constant(0.5), o.subtract(quotient, whole))
+        whole = o.add(whole, o.select(up, one, zero))
+        none = o.bitcast_float(
+            o.int_and(o.bitcast_int(ratio), scope.integer(scope.table.sign_bit))
+        )  # fmt: skip
+        whole = o.select(o.equal(quotient, zero), none, whole)
+        return o.select(o.equal(y, zero), ratio, whole)
+
+    return _of_remainder("floor_divide", operations, x, y, done)
 
 
 def atan(operations: Operations, x: Value) -> Value:
     """Inverse tangent."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     one = scope.constant(1.0)
     a = operations.absolute(x)
     z = operations.divide(operations.minimum(one, a), operations.maximum(one, a))
@@ -785,7 +985,7 @@ def atan(operations: Operations, x: Value) -> Value:
     return scope.copy_sign(result, x)
 
 
-def _arc(scope: _Scope, a: Value) -> tuple[Mask, Value]:
+def _arc(scope: Scope, a: Value) -> tuple[Mask, Value]:
     """Whether a > 1/2, and then asin(sqrt((1 - a) / 2)), else asin(a)."""
     operations = scope.operations
     half = scope.constant(0.5)
@@ -799,7 +999,7 @@ def _arc(scope: _Scope, a: Value) -> tuple[Mask, Value]:
 
 def asin(operations: Operations, x: Value) -> Value:
     """Inverse sine; NaN outside [-1, 1]."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     big, arc = _arc(scope, operations.absolute(x))
     high, low, _ = scope.table.half_pi
     folded = scope.multiply_add(arc, scope.constant(-2.0), high)
@@ -809,7 +1009,7 @@ def asin(operations: Operations, x: Value) -> Value:
 
 def acos(operations: Operations, x: Value) -> Value:
     """Inverse cosine; NaN outside [-1, 1]."""
-    scope = _Scope(operations, x)
+    scope = Scope(operations, x)
     big, arc = _arc(scope, operations.absolute(x))
     high, low, _ = scope.table.half_pi
     signed = scope.copy_sign(arc, x)

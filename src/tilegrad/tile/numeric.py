@@ -156,8 +156,14 @@ def _divide(d: DType, a: Array, b: Array) -> Array:
 
 
 def _floor_divide(d: DType, a: Array, b: Array) -> Array:
+    """Of floats by the exact remainder, as PyTorch has it."""
     if d.is_float:
-        return np.floor(np.divide(a, b))
+        rest, ratio = np.fmod(a, b), np.divide(a, b)
+        quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
+        whole = np.floor(quotient)
+        whole = np.where(quotient - whole > 0.5, whole + 1, whole)
+        whole = np.where(quotient == 0, np.copysign(np.zeros_like(a), ratio), whole)
+        return np.where(b == 0, ratio, whole)
     return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b)))
 
 
@@ -166,6 +172,13 @@ def _remainder(d: DType, a: Array, b: Array) -> Array:
         rest = np.fmod(a, b)
         return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
     return np.where(b == 0, 0, np.remainder(a, np.where(b == 0, 1, b)))
+
+
+def _fmod(d: DType, a: Array, b: Array) -> Array:
+    """With the sign of a."""
+    if d.is_float:
+        return np.fmod(a, b)
+    return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b)))
 
 
 def _unsigned(ufunc: Any) -> Callable[..., Array]:
@@ -278,10 +291,12 @@ TABLE: dict[str, Callable[..., Array]] = {
     "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
     "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
     "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
-    "log2": _exact(np.log2), "expm1": _exact(np.expm1), "log1p": _exact(np.log1p),
+    "log2": _exact(np.log2), "log10": _exact(np.log10), "expm1": _exact(np.expm1),
+    "log1p": _exact(np.log1p),
     "sin": _exact(np.sin), "cos": _exact(np.cos), "tan": _exact(np.tan),
     "asin": _exact(np.arcsin), "acos": _exact(np.arccos), "atan": _exact(np.arctan),
-    "tanh": _exact(np.tanh), "erf": _by_float64(math.erf),
+    "sinh": _exact(np.sinh), "cosh": _exact(np.cosh), "tanh": _exact(np.tanh),
+    "erf": _by_float64(math.erf), "erfc": _by_float64(math.erfc),
     "erf_inverse": _by_float64(_erf_inverse),
     "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
     "trunc": _rounding(np.trunc),
@@ -291,7 +306,7 @@ TABLE: dict[str, Callable[..., Array]] = {
     "subtract": _two(np.subtract, np.logical_xor),
     "multiply": _two(np.multiply, np.logical_and),
     "divide": _divide, "quick_divide": _divide, "floor_divide": _floor_divide,
-    "remainder": _remainder, "power": _power,
+    "remainder": _remainder, "fmod": _fmod, "power": _power,
     "maximum": _maximum, "minimum": _minimum,
     "bit_and": _two(np.bitwise_and, np.logical_and),
     "bit_or": _two(np.bitwise_or, np.logical_or),

@@ -43,11 +43,12 @@ iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("siz
 # ---- elementwise ----------------------------------------------------------------------------
 
 UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "log", "log2",
-         "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "tanh", "erf",
-         "erf_inverse", "floor",
+         "log10", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+         "tanh", "erf", "erfc", "erf_inverse", "floor",
          "ceil", "round", "trunc", "bit_not", "sign", "quick_exp",
          "quick_exp2", "quick_reciprocal")  # fmt: skip
-BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power",
+BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod",
+          "power",
           "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
           "multiply_high", "unsigned_divide", "unsigned_remainder",
           "quick_divide")  # fmt: skip

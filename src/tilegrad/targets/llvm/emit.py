@@ -21,6 +21,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
+from ...tile.magnitude import near_angle
 from .emit_memory import MemoryEmitter
 from .emit_shape import Values, count_of, in_matrix_unit, lanes_of
 from .rules import convert, literal, row_for, scalar_type, splat_constant, vector
@@ -56,9 +57,13 @@ class Emitter(MemoryEmitter):
             f"define void @{name}(ptr noalias %args, ptr noalias %scalars, i64 %start, i64 %stop, "
             "ptr noalias align 64 %scratch) #0 {"
         )
+        entry, *lines = w.lines
+        text = "\n".join([head, entry, *w.stack, *lines, "}", *w.defined.values()])
         declares = "\n".join(sorted(w.declared.values()))
-        text = "\n".join([head, *w.lines, "}"])
-        return f"{text}\n{declares}\nattributes #0 = {{ nounwind }}\n", self.scratch
+        attributes = "attributes #0 = { nounwind }\n"
+        if w.defined:
+            attributes += "attributes #1 = { nounwind noinline }\n"
+        return f"{text}\n{declares}\n{attributes}", self.scratch
 
     def program_loop(self) -> None:
         """The loop over this worker's programs."""
@@ -110,7 +115,8 @@ class Emitter(MemoryEmitter):
         """One row of `rules`, for every vector of the tile."""
         inputs = [self.values[i] for i in node.inputs]
         dtype = node.inputs[-1].dtype
-        row, lanes = row_for(node.op.name), lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        row = row_for(node.op.name, near_angle(node))
         self.values[node] = [row(self.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
     def emit_program(self, node: Node) -> None:

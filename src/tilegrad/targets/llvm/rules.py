@@ -78,6 +78,8 @@ class Writer:
         self.native = native  # features of the Target, for conversions that may need a library
         self.lines: list[str] = []
         self.declared: dict[str, str] = {}
+        self.defined: dict[str, str] = {}  # functions of the module's own, by name
+        self.stack: list[str] = []  # lines that make room for values on the stack
         self.count = 0
         self.label = "entry"
 
@@ -106,6 +108,12 @@ class Writer:
         self.count += 1
         return f"{base}{self.count}"
 
+    def room(self, type_: str) -> str:
+        """The address of room for a value, the same on every turn of a loop."""
+        name = self.name()
+        self.stack.append(f"  {name} = alloca {type_}, align 64")
+        return name
+
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
         """Call an intrinsic, declaring it once."""
         types = ", ".join(t for t, _ in operands)
@@ -133,8 +141,9 @@ FLOAT = {32: dtypes.float32, 64: dtypes.float64}
 class Operations:
     """The array operations `tile.functions` is written over, as LLVM instructions."""
 
-    def __init__(self, writer: Writer, lanes: int) -> None:
+    def __init__(self, writer: Writer, lanes: int, near: bool = False) -> None:
         self.writer, self.lanes = writer, lanes
+        self.near = near  # no lane is ever far
 
     def _type(self, dtype: DType) -> str:
         return vector(scalar_type(dtype), self.lanes)
@@ -262,15 +271,135 @@ class Operations:
     def int_less(self, a: Vector, b: Vector) -> Vector:
         return self._two("icmp slt", a, b, dtypes.bool_)
 
+    def int_multiply(self, a: Vector, b: Vector) -> Vector:
+        return self._two("mul", a, b)
+
+    def int_multiply_high(self, a: Vector, b: Vector) -> Vector:
+        return Vector(
+            _multiply_high(self.writer, a.dtype, self.lanes, [a.name, b.name]), a.dtype
+        )
+
+    def int_shift_right_unsigned(self, a: Vector, n: int) -> Vector:
+        return self._two("lshr", a, self.constant(n, a))
+
+    def int_shift_left_by(self, a: Vector, n: Vector) -> Vector:
+        return self._two("shl", a, n)
+
+    def int_shift_right_by(self, a: Vector, n: Vector) -> Vector:
+        return self._two("lshr", a, n)
+
+    def repeat(
+        self, going: Callable[[Vector], Vector], step: Callable[[Vector], Vector], x: Vector
+    ) -> Vector:
+        """A loop over one lane."""
+        if self.lanes != 1:
+            raise InternalError("llvm.rules", f"a loop over {self.lanes} lanes at once")
+        w, type_ = self.writer, self._type(x.dtype)
+        head, inside, out = (w.fresh_label(n) for n in ("again", "turn", "enough"))
+        before = w.label
+        w.line(f"br label %{head}")
+        w.start(head)
+        current = Vector(w.name(), x.dtype)
+        slot = len(w.lines)
+        w.line("")  # the phi, written when the last label is known
+        w.line(f"br i1 {going(current).name}, label %{inside}, label %{out}")
+        w.start(inside)
+        following = step(current)
+        pair = f"[ {x.name}, %{before} ], [ {following.name}, %{w.label} ]"
+        w.lines[slot] = f"  {current.name} = phi {type_} {pair}"
+        w.line(f"br label %{head}")
+        w.start(out)
+        return current
+
+    def rarely(
+        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
+        done: Callable[..., Vector], *inputs: Vector,
+    ) -> Vector:  # fmt: skip
+        """done(near) for all lanes; where one is far, a call goes over them on the stack."""
+        mask, *values = near(self, *inputs)
+        result = done(self, *inputs, *values)
+        if self.near:
+            return result
+        w, type_ = self.writer, self._type(result.dtype)
+        some = self._any(mask, result.dtype.bits)
+        cold, join = w.fresh_label("far"), w.fresh_label("joined")
+        before = w.label
+        w.declared["!rare"] = "!0 = !{!\"branch_weights\", i32 1, i32 100000}"
+        w.line(f"br i1 {some}, label %{cold}, label %{join}, !prof !0")
+        w.start(cold)
+        places = [w.room(type_) for _ in (*inputs, result)]
+        for value, place in zip((*inputs, result), places):
+            w.line(f"store {type_} {value.name}, ptr {place}, align 64")
+        function = self._out_of_line(name, near, far, done, [i.dtype for i in inputs])
+        arguments = ", ".join(f"ptr {place}" for place in places)
+        w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
+        mended = w.value(f"load {type_}, ptr {places[-1]}, align 64")
+        w.line(f"br label %{join}")
+        w.start(join)
+        both = f"[ {result.name}, %{before} ], [ {mended}, %{cold} ]"
+        return Vector(w.value(f"phi {type_} {both}"), result.dtype)
+
+    def _any(self, mask: Vector, bits: int) -> str:
+        """Whether a mask over values of so many bits holds in any lane."""
+        w, lanes = self.writer, self.lanes
+        if lanes == 1:
+            return mask.name
+        if "avx512f" in w.native:  # where masks have registers of their own
+            whole = w.value(f"bitcast <{lanes} x i1> {mask.name} to i{lanes}")
+            return w.value(f"icmp ne i{lanes} {whole}, 0")
+        v = vector(f"i{bits}", lanes)
+        wide = w.value(f"sext <{lanes} x i1> {mask.name} to {v}")
+        whole = w.intrinsic(f"llvm.vector.reduce.or.v{lanes}i{bits}", f"i{bits}", (v, wide))
+        return w.value(f"icmp ne i{bits} {whole}, 0")
+
+    def _out_of_line(
+        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
+        done: Callable[..., Vector], kinds: list[DType],
+    ) -> str:  # fmt: skip
+        """A function of the module that goes over values one by one and mends the far ones."""
+        outer, element = self.writer, scalar_type(kinds[0])
+        full = f"far_{name}_{SUFFIX[element]}"
+        if full in outer.defined:
+            return full
+        w = Writer(outer.native)
+        one = Operations(w, 1)
+        w.start("entry")
+        w.line("br label %each")
+        w.start("each")
+        index, following = "%index", "%following"
+        w.line(f"{index} = phi i64 [ 0, %entry ], [ {following}, %next ]")
+        inputs = []
+        for i, kind in enumerate(kinds):
+            place = w.value(f"getelementptr {element}, ptr %x{i}, i64 {index}")
+            inputs.append(Vector(w.value(f"load {element}, ptr {place}"), kind))
+        mask = near(one, *inputs)[0]
+        w.line(f"br i1 {mask.name}, label %mend, label %next")
+        w.start("mend")
+        result = done(one, *inputs, *far(one, *inputs))
+        place = w.value(f"getelementptr {element}, ptr %y, i64 {index}")
+        w.line(f"store {element} {result.name}, ptr {place}")
+        w.line("br label %next")
+        w.start("next")
+        w.line(f"{following} = add nuw i64 {index}, 1")
+        going = w.value(f"icmp ult i64 {following}, %count")
+        w.line(f"br i1 {going}, label %each, label %out")
+        w.start("out")
+        w.line("ret void")
+        parameters = ", ".join(f"ptr noalias %x{i}" for i in range(len(kinds)))
+        head = f"define internal void @{full}({parameters}, ptr noalias %y, i64 %count) #1 {{"
+        outer.defined[full] = "\n".join([head, *w.lines, "}"])
+        outer.declared.update(w.declared)
+        return full
+
 
 Row = Callable[[Writer, DType, int, list[str]], str]
 
 
-def _function(name: str) -> Row:
+def _function(name: str, near: bool = False) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        operations: Any = Operations(w, lanes)
+        operations: Any = Operations(w, lanes, near)
         values = [Vector(i, d) for i in inputs]
         return getattr(functions, name)(operations, *values).name  # type: ignore[no-any-return]
 
@@ -366,7 +495,9 @@ def _unsigned_division(instruction: str) -> Row:
 
 
 def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    """Integer floor division; a zero divisor gives 0."""
+    """Division rounded down; a zero divisor of integers gives 0."""
+    if d.is_float:
+        return _function("floor_divide")(w, d, lanes, inputs)
     quotient, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
     type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
     zero = splat_constant(0, d, lanes)
@@ -409,7 +540,7 @@ def _signs_differ(w: Writer, d: DType, lanes: int, remainder: str, divisor: str)
 def _remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
     if d.is_float:
-        return _float_remainder(w, d, lanes, inputs)
+        return _function("remainder")(w, d, lanes, inputs)
     _, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
     if d.kind == "int":
         adjust = _signs_differ(w, d, lanes, remainder, divisor)
@@ -419,26 +550,11 @@ def _remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     return w.value(f"select {mask} {zero_divisor}, {type_} {zero}, {type_} {remainder}")
 
 
-def _float_remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    """fmod, then moved to the sign of the divisor."""
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
-    zero = splat_constant(0, d, lanes)
-    rest = w.value(f"frem {type_} {inputs[0]}, {inputs[1]}")
-    a = w.value(f"fcmp olt {type_} {rest}, {zero}")
-    b = w.value(f"fcmp olt {type_} {inputs[1]}, {zero}")
-    differ = w.value(f"xor {mask} {a}, {b}")
-    some = w.value(f"fcmp one {type_} {rest}, {zero}")
-    adjust = w.value(f"and {mask} {differ}, {some}")
-    more = w.value(f"fadd {type_} {rest}, {inputs[1]}")
-    return w.value(f"select {mask} {adjust}, {type_} {more}, {type_} {rest}")
-
-
-def _float_floor_divide(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    if not d.is_float:
-        return _divide_floor(w, d, lanes, inputs)
-    type_ = vector(scalar_type(d), lanes)
-    quotient = w.value(f"fdiv {type_} {inputs[0]}, {inputs[1]}")
-    return w.intrinsic(f"llvm.floor.{mangle(scalar_type(d), lanes)}", type_, (type_, quotient))
+def _fmod(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    """The remainder with the sign of the dividend; 0 of a zero divisor of integers."""
+    if d.is_float:
+        return _function("fmod")(w, d, lanes, inputs)
+    return _division(w, d, lanes, inputs)[1]  # a zero divisor was taken for 1
 
 
 def _shift(instruction: str) -> Row:
@@ -623,8 +739,9 @@ ROWS: dict[str, Row] = {
     "multiply": _pick("fmul", "mul", boolean="and"),
     "divide": _divide,
     "quick_divide": _divide,
-    "floor_divide": _float_floor_divide,
+    "floor_divide": _divide_floor,
     "remainder": _remainder,
+    "fmod": _fmod,
     "unsigned_divide": _unsigned_division("udiv"),
     "unsigned_remainder": _unsigned_division("urem"),
     "power": _integer_power,
@@ -645,9 +762,10 @@ ROWS: dict[str, Row] = {
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
 }
-for _name in ("exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin",
-              "acos", "atan", "tanh", "erf", "erf_inverse"):  # fmt: skip
+for _name in ("exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "sin", "cos", "tan", "asin",
+              "acos", "atan", "sinh", "cosh", "tanh", "erf", "erfc", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
+NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
 
@@ -835,8 +953,8 @@ def _to_narrow(w: Writer, target: DType, lanes: int, x: str) -> str:
     return w.value(f"trunc {i} {full} to {short}")
 
 
-def row_for(name: str) -> Row:
-    """The row of an elementwise op."""
+def row_for(name: str, near: bool = False) -> Row:
+    """The row of an elementwise op; where it has another way for far arguments, also without."""
     if name not in ROWS:
         raise InternalError("llvm.rules", f"no row for {name}")
-    return ROWS[name]
+    return NEAR[name] if near else ROWS[name]

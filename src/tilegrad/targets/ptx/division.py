@@ -1,4 +1,4 @@
-"""Division of one element: quotients and remainders of integers and floats, also by a literal.
+"""Division of one element: quotients of integers and floats, remainders of integers.
 
 Integers divided by zero give 0, and so do their remainders; the lowest by -1 wraps. A floored
 quotient and its remainder follow the sign of the divisor. Invariant: no instruction sees a zero
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
-from .convert import convert
 from .element import (
     TYPES,
     constant,
@@ -77,9 +76,7 @@ def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
 
 
 def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
-    """The quotient rounded down; 0 of a zero divisor of integers."""
-    if d.is_float:
-        return typed(w, d, f"cvt.rmi.{TYPES[d.name]}", typed(w, d, "div.rn", a, b))
+    """The quotient of integers rounded down; 0 of a zero divisor."""
     quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
     if d.kind == "uint":
         return quotient
@@ -91,9 +88,7 @@ def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
 
 
 def remainder(w: Writer, d: DType, a: str, b: str) -> str:
-    """With the sign of the divisor; 0 of a zero divisor."""
-    if d.is_float:
-        return _float_remainder(w, d, a, b)
+    """Of integers, with the sign of the divisor; 0 of a zero divisor."""
     if not d.is_integer:
         raise refuse("remainder", d)
     _, safe = _safe(w, d, b)
@@ -102,6 +97,13 @@ def remainder(w: Writer, d: DType, a: str, b: str) -> str:
         return rest
     more = w.value(kind_of(d), f"add.{TYPES[d.name]}", rest, safe)
     return select(w, d, _crossed(w, d, rest, safe), more, rest)
+
+
+def fmod(w: Writer, d: DType, a: str, b: str) -> str:
+    """Of integers, with the sign of the dividend; 0 of a zero divisor."""
+    if not d.is_integer:
+        raise refuse("fmod", d)
+    return w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, _safe(w, d, b)[1])
 
 
 def unsigned_division(name: str, form: str) -> Row:
@@ -197,48 +199,3 @@ def _by_instruction(w: Writer, name: str, d: DType, a: str, b: str) -> str:
         rest = w.value(kind, f"sub.{letter}", a, back)
     moved = w.value(kind, f"add.{letter}", result, b if name == "remainder" else "-1")
     return select(w, d, _crossed(w, d, rest, b), moved, result)
-
-
-# ---- floats ----------------------------------------------------------------------------------
-
-
-def _float_remainder(w: Writer, d: DType, a: str, b: str) -> str:
-    """fmod, then moved to the sign of the divisor."""
-    zero = literal(0, d)
-    x, y = (convert(w, d, F64, v) for v in (a, b))
-    rest = convert(w, F64, d, _modulo(w, x, y, d is F64))
-    rest = w.value(kind_of(d), f"copysign.{TYPES[d.name]}", a, rest)
-    low = w.value("pred", "xor.pred", test(w, d, "lt", rest, zero), test(w, d, "lt", b, zero))
-    low = w.value("pred", "and.pred", low, test(w, d, "neu", rest, zero))
-    return select(w, d, low, typed(w, d, "add.rn", rest, b), rest)
-
-
-def _modulo(w: Writer, x: str, y: str, far: bool) -> str:
-    """|x| modulo |y| in float64, 53 bits of the quotient a turn.
-
-    A quotient rounded towards zero leaves a remainder that is exact: one that rounded up, which
-    a negative remainder tells, goes back by a bit. Where the exponents may lie `far` apart a
-    multiple of y by a power of two is divided by first, so that no quotient overflows: r
-    stays below 2**583 times the divisor that is chosen, or 2**1015 times the largest.
-    """
-    r, step, quotient = w.new("b64"), w.new("b64"), w.new("b64")
-    head, end = w.label("modulo"), w.label("modulo_end")
-    w.put("abs.f64", r, x)
-    y = w.value("b64", "abs.f64", y)
-    steps = [y]
-    if far:
-        steps.append(w.value("b64", "mul.rn.f64", y, literal(2.0**500, F64)))
-        steps.append(w.value("b64", "mul.rn.f64", steps[1], literal(2.0**583, F64)))
-    w.put("bra", end, guard=test(w, F64, "lt", r, y))
-    w.place(head)
-    w.put("mov.b64", step, y)
-    for larger in steps[1:]:
-        w.put("selp.f64", step, larger, step, test(w, F64, "ge", r, larger))
-    w.put("div.rn.f64", quotient, r, step)
-    lost = w.value("b64", "fma.rn.f64", w.value("b64", "neg.f64", quotient), step, r)
-    w.put("sub.s64", quotient, quotient, "1", guard=test(w, F64, "lt", lost, literal(0, F64)))
-    whole = w.value("b64", "cvt.rzi.f64.f64", quotient)
-    w.put("fma.rn.f64", r, w.value("b64", "neg.f64", whole), step, r)
-    w.put("bra", head, guard=test(w, F64, "ge", r, y))
-    w.place(end)
-    return r

@@ -16,6 +16,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...tile.build import Body
+from ...tile.magnitude import near_angle
 from . import rules
 from .bounds import Bounds
 from .division import DIVISIONS
@@ -268,7 +269,7 @@ class Values:
         of = node.inputs[-1].dtype
         if of is not int64:
             given = self.literal_divisor(node, of, operands) if of.is_integer else operands
-            return rules.apply(w, name, of, *given)
+            return rules.apply(w, name, of, *given, near=near_angle(node))
         operands_held = held[1:] if name == "where" else held
         if all(h is int32 for h in operands_held) and (result is int32 or node.dtype is not int64):
             return rules.apply(w, name, int32, *self.literal_divisor(node, int32, operands))

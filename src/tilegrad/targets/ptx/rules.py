@@ -44,12 +44,13 @@ Row = Callable[..., str]
 F32, F64 = dtypes.float32, dtypes.float64
 
 
-def apply(w: Writer, name: str, dtype: DType, *inputs: str) -> str:
+def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) -> str:
     """One elementwise op on one element; `dtype` is that of the operands (of `where`: a, b).
 
     Operands are registers. Only the divisor of integers may be a literal: a product then does.
+    Where an op has another way for far arguments, `near` leaves it out.
     """
-    row = ROWS.get(name)
+    row = (NEAR if near else ROWS).get(name)
     if row is None:
         raise InternalError("ptx.rules", f"no row for {name}")
     if not all(x.startswith("%") for x in inputs) and dtype is not dtypes.int4:
@@ -91,8 +92,9 @@ FLOAT = {32: F32, 64: F64}
 class Operations:
     """The array operations `tile.functions` is written over, as PTX instructions."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, near: bool = False) -> None:
         self.writer = writer
+        self.near = near  # no argument is ever far
 
     def _do(self, form: str, *inputs: Value, dtype: DType | None = None) -> Value:
         d = dtype or inputs[0].dtype
@@ -213,14 +215,75 @@ class Operations:
     def int_less(self, a: Value, b: Value) -> Value:
         return self._do("setp.lt", a, b, dtype=dtypes.bool_)
 
+    def int_multiply(self, a: Value, b: Value) -> Value:
+        return self._do("mul.lo", a, b)
 
-def _function(name: str) -> Row:
+    def int_multiply_high(self, a: Value, b: Value) -> Value:
+        return self._unsigned("mul.hi", a, b)
+
+    def int_shift_right_unsigned(self, a: Value, n: int) -> Value:
+        return self._unsigned("shr", a, Value(str(n), dtypes.int32))
+
+    def int_shift_left_by(self, a: Value, n: Value) -> Value:
+        return self._bits("shl", a, self._amount(n))
+
+    def int_shift_right_by(self, a: Value, n: Value) -> Value:
+        return self._unsigned("shr", a, self._amount(n))
+
+    def _unsigned(self, form: str, *inputs: Value) -> Value:
+        d = inputs[0].dtype
+        texts = (i.text for i in inputs)
+        return Value(self.writer.value(kind_of(d), f"{form}.u{d.bits}", *texts), d)
+
+    def _amount(self, n: Value) -> Value:
+        """A shift's amount, which has 32 bits."""
+        if n.dtype.bits == 32:
+            return n
+        return Value(self.writer.value("b32", "cvt.u32.u64", n.text), dtypes.int32)
+
+    def _held(self, x: Value) -> Value:
+        """The value in a register that may be written again."""
+        kind = kind_of(x.dtype)
+        return Value(self.writer.value(kind, f"mov.{kind}", x.text), x.dtype)
+
+    def repeat(
+        self, going: Callable[[Value], Value], step: Callable[[Value], Value], x: Value
+    ) -> Value:
+        """A loop of each thread."""
+        w, current = self.writer, self._held(x)
+        head, end = w.label("again"), w.label("enough")
+        w.place(head)
+        w.put("bra", end, guard="!" + going(current).text)
+        w.put(f"mov.{kind_of(x.dtype)}", current.text, step(current).text)
+        w.put("bra", head)
+        w.place(end)
+        return current
+
+    def rarely(
+        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
+        done: Callable[..., Value], *inputs: Value,
+    ) -> Value:  # fmt: skip
+        """The near values, a branch around the far ones, and what is made of either."""
+        w = self.writer
+        mask, *values = near(self, *inputs)
+        if self.near:
+            return done(self, *inputs, *values)
+        held = [self._held(value) for value in values]
+        end = w.label(f"near_{name}")
+        w.put("bra", end, guard="!" + mask.text)
+        for place, value in zip(held, far(self, *inputs)):
+            w.put(f"mov.{kind_of(place.dtype)}", place.text, value.text)
+        w.place(end)
+        return done(self, *inputs, *held)
+
+
+def _function(name: str, near: bool = False) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if not d.is_float:
             raise refuse(name, d)
-        operations: Any = Operations(w)
+        operations: Any = Operations(w, near)
         result: Value = getattr(functions, name)(operations, *[Value(i, d) for i in inputs])
         return result.text
 
@@ -498,6 +561,12 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     return select(w, d, test(w, d, "lt", b, "0"), small, wrap(w, d, result))
 
 
+def _division(name: str, of_integers: Row) -> Row:
+    """A row by `tile.functions` for floats, by `division` for integers."""
+    of_floats = _function(name)
+    return lambda w, d, a, b: (of_floats if d.is_float else of_integers)(w, d, a, b)
+
+
 ROWS: dict[str, Row] = {
     "negative": _negative,
     "absolute": _absolute,
@@ -513,8 +582,9 @@ ROWS: dict[str, Row] = {
     "subtract": _arithmetic("subtract", "sub", boolean="xor"),
     "multiply": _arithmetic("multiply", "mul", boolean="and", integer="mul.lo"),
     "divide": division.divide,
-    "floor_divide": division.floor_divide,
-    "remainder": division.remainder,
+    "floor_divide": _division("floor_divide", division.floor_divide),
+    "remainder": _division("remainder", division.remainder),
+    "fmod": _division("fmod", division.fmod),
     "unsigned_divide": division.unsigned_division("unsigned_divide", "div"),
     "unsigned_remainder": division.unsigned_division("unsigned_remainder", "rem"),
     "power": _power,
@@ -542,9 +612,10 @@ ROWS: dict[str, Row] = {
     "quick_divide": _quick_divide,
     "tanh": _tanh,
 }
-for _name in ("log", "log2", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
-              "erf", "erf_inverse"):  # fmt: skip
+for _name in ("log", "log2", "log10", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos",
+              "atan", "sinh", "cosh", "erf", "erfc", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
+NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
 EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
