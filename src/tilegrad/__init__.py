@@ -375,7 +375,8 @@ LAZY: dict[str, str] = {
     "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
     "LLM": "models.generate.llm",
 }  # fmt: skip
-FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve", "chip")
+FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve",
+           "chip", "linalg", "optim")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Optimizers against torch: trajectories, jitted and not; state exchanged; rates and clipping."""
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
@@ -17,6 +18,11 @@ OPTIMIZERS = [
     ("SGD", {"lr": 0.1, "momentum": 0.5, "dampening": 0.2, "maximize": True}),
     ("Adam", {"lr": 0.05, "weight_decay": 0.1}), ("Adam", {"lr": 0.05, "amsgrad": True}),
     ("AdamW", {"lr": 0.05}), ("AdamW", {"lr": 0.05, "betas": (0.5, 0.9), "weight_decay": 0.3}),
+    ("RMSprop", {"lr": 0.02}), ("RMSprop", {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}),
+    ("RMSprop", {"lr": 0.02, "centered": True, "alpha": 0.9, "eps": 1e-4, "maximize": True}),
+    ("Adagrad", {"lr": 0.1}),
+    ("Adagrad", {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1, "maximize": True,
+                 "initial_accumulator_value": 0.5}),
 ]  # fmt: skip
 X, Y = random_array((6, 3)), random_array((6, 4), 1)
 
@@ -168,3 +174,29 @@ def test_errors() -> None:
         train.AdamW([weight], betas=(1.0, 0.9))
     with pytest.raises(UserError, match="bad learning rate"):
         train.SGD([weight], lr=-1.0)
+
+
+def test_optim_is_train() -> None:
+    """torch.optim's names for the one implementation."""
+    import tilegrad.optim as optim
+
+    assert tg.optim is optim
+    for name in {name for name, _ in OPTIMIZERS}:
+        assert getattr(optim, name) is getattr(train, name)
+        theirs = inspect.signature(getattr(torch.optim, name)).parameters
+        ours = inspect.signature(getattr(optim, name)).parameters
+        assert [n for n in theirs if n in ours] == list(ours), name
+
+
+def test_state_of_adaptive_optimizers_from_torch() -> None:
+    for name, options in OPTIMIZERS[-5:]:
+        ours, theirs = models()
+        peer = getattr(torch.optim, name)(theirs.parameters(), **options)
+        their_step(theirs, peer)
+        ours.load_state_dict(theirs.state_dict())
+        mine = getattr(train, name)(ours.parameters(), **options)
+        mine.load_state_dict(peer.state_dict())
+        their_step(theirs, peer)
+        our_step(ours, mine, tg.tensor(X), tg.tensor(Y))
+        for (n, a), b in zip(ours.named_parameters(), theirs.parameters()):
+            close(a, b, 2e-5, f"{name} {n}")

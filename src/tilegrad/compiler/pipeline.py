@@ -25,6 +25,7 @@ from ..ir.verify import verify
 from .expand import expand_attention
 from .level import level_sums
 from .norms import norms_behind_products
+from .share import share_loops
 from .split import split_parts, split_places, split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
@@ -49,11 +50,14 @@ def _recognize(arguments: Sequence[Node], results: Results, log: Log) -> Results
 
 
 PIPELINE: list[tuple[str, Pass]] = [
+    ("separate loops", share_loops),  # a derivative may hold copies of what it derives
     ("strip", rules(STRIP)),  # derivatives are done: stop_gradient is identity now
     ("inline", rules(DECOMPOSE)),  # custom functions and ops no target has
+    ("share loops", share_loops),
     ("unroll", unroll_scans),  # short scans of known length; inner ones first
     ("simplify", rules(SIMPLIFY)),
     ("recognize", _recognize),  # small ops into big: dot, attention
+    ("share loops again", share_loops),  # those that a derivative had recognized before
     ("expand attention", expand_attention(None)),  # what no kernel of the Target takes
     ("simplify again", rules(SIMPLIFY)),
     ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products

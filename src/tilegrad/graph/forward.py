@@ -260,7 +260,9 @@ def _custom(node: Node, moved: list[Any]) -> Tangent:
     """rules.jvp; without it, the tangents of the Block."""
     rules = node.attrs["rules"]
     if getattr(rules, "jvp", None) is not None:
-        return list(rules.jvp(list(node.inputs), outputs_of(node), _filled(node, moved)))
+        outputs = outputs_of(node)
+        found = rules.jvp(list(node.inputs), outputs, _filled(node, moved))
+        return [t if carries_derivative(o.type) else None for t, o in zip(found, outputs)]
     if getattr(rules, "vjp", None) is not None:
         raise UserError(
             "a function with only a custom reverse derivative has no forward one", op="custom",

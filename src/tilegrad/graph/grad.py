@@ -208,7 +208,10 @@ def _custom(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cota
     moved = [argument(f"tangent{i}", x.type) for i, x in enumerate(wrt)]
     rest = iter(moved)
     tangents = [next(rest) if on else zeros_or_none(x) for x, on in zip(node.inputs, wanted)]
-    found = iter(gradients(rules.jvp(list(node.inputs), outputs, tangents), g, moved))
+    given = g if isinstance(g, list) else [g]
+    pairs = zip(rules.jvp(list(node.inputs), outputs, tangents), given)
+    known = [(t, c) for t, c in pairs if t is not None]
+    found = iter(gradients([t for t, _ in known], [c for _, c in known], moved))
     return [next(found) if on else None for on in wanted]
 
 

@@ -250,7 +250,7 @@ def _named(value: Any) -> str:
     return f"Tensor {value.node.type}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _checked(op: str, **ranges: tuple[float, float, float]) -> None:
+def checked(op: str, **ranges: tuple[float, float, float]) -> None:
     """Refuse settings outside of [low, high)."""
     for name, (value, low, high) in ranges.items():
         if not low <= value < high:
@@ -264,7 +264,7 @@ class SGD(Optimizer):
         self, params: Any, lr: float | Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
         weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        _checked("SGD", momentum=(momentum, 0.0, math.inf),
+        checked("SGD", momentum=(momentum, 0.0, math.inf),
                  weight_decay=(weight_decay, 0.0, math.inf))  # fmt: skip
         if nesterov and (momentum <= 0 or dampening != 0):
             raise UserError("nesterov needs momentum and no dampening", op="SGD",
@@ -308,7 +308,7 @@ class Adam(Optimizer):
         maximize: bool = False,
     ) -> None:  # fmt: skip
         decay = self.default_decay if weight_decay is None else weight_decay
-        _checked(type(self).__name__, beta1=(betas[0], 0.0, 1.0), beta2=(betas[1], 0.0, 1.0),
+        checked(type(self).__name__, beta1=(betas[0], 0.0, 1.0), beta2=(betas[1], 0.0, 1.0),
                  eps=(eps, 0.0, math.inf), weight_decay=(decay, 0.0, math.inf))  # fmt: skip
         super().__init__(params, {
             "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": decay,

@@ -1,0 +1,5 @@
+# ruff: noqa: F401
+"""Optimizers, with PyTorch's names and arguments (`torch.optim`): those of `tilegrad.train`."""
+
+from .train.adaptive import Adagrad, RMSprop
+from .train.optimizer import SGD, Adam, AdamW, Optimizer

@@ -1,0 +1,199 @@
+"""Blocked factorisations of batches of matrices (batch, rows, columns): panels and products.
+
+A `scan` walks over blocks of columns (or rows). Each step runs one panel kernel and changes the
+rest by matrix products of the Graph, so nearly all work is products, and the number of Programs
+does not grow with the size. Sizes are padded to whole blocks; padding never reaches a result.
+
+Invariant: no function here is differentiable by itself; `factor` gives the derivatives.
+"""
+
+from __future__ import annotations
+
+from ...core import dtype as dtypes
+from ..control import scan
+from ..creation import arange, eye, zeros
+from ..elementwise import where
+from ..maths import cast
+from ..movement import flip, movedim, swapaxes
+from ..padding import pad
+from ..tensor import Tensor
+from .panels import cholesky_block, lu_panel, qr_panel, solve_block, spread
+
+BLOCK = 32  # rows of a diagonal block
+TALL = 1024  # rows from which panels are narrower
+
+
+def block_of(size: int) -> int:
+    """Rows of a diagonal block: a small matrix is one block."""
+    return BLOCK if size > BLOCK else max(4, 1 << (size - 1).bit_length())
+
+
+def panel_width(rows: int, columns: int) -> int:
+    """Columns of a panel that one tile holds whole."""
+    most = 16 if rows <= TALL else 8
+    return min(most, max(4, 1 << (columns - 1).bit_length()))
+
+
+def whole(size: int, block: int) -> int:
+    """A size rounded up to whole blocks."""
+    return -(-size // block) * block
+
+
+def padded(a: Tensor, rows: int, columns: int, diagonal: bool = False) -> Tensor:
+    """Zeros after the rows and columns; ones on the diagonal of what is added if asked for."""
+    more_rows, more_columns = rows - a.shape[-2], columns - a.shape[-1]  # type: ignore[operator]
+    if not more_rows and not more_columns:
+        return a
+    made = pad(a, (0, more_columns, 0, more_rows))
+    if not diagonal:
+        return made
+    added = cast(arange(columns) >= a.shape[-1], a.dtype)
+    return made + eye(rows, columns, dtype=a.dtype) * added
+
+
+def columns_of(a: Tensor, width: int) -> Tensor:
+    """Blocks of columns (blocks, batch, rows, width)."""
+    batch, rows, columns = a.shape
+    return movedim(a.reshape(batch, rows, columns // width, width), 2, 0)  # type: ignore[operator]
+
+
+def rows_of(a: Tensor, height: int) -> Tensor:
+    """Blocks of rows (blocks, batch, height, columns)."""
+    batch, rows, columns = a.shape
+    return movedim(a.reshape(batch, rows // height, height, columns), 1, 0)  # type: ignore[operator]
+
+
+def _solve(lower: Tensor, y: Tensor, unit: bool) -> Tensor:
+    """x of one block, with programs over blocks of columns."""
+    columns: int = y.shape[-1]  # type: ignore[assignment]
+    block = min(64, max(4, 1 << (columns - 1).bit_length()))
+    return solve_block(lower, y, unit=unit, block=block)  # type: ignore[no-any-return]
+
+
+def solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
+    """x with a x = b: a (batch, n, n) lower triangular, b (batch, n, columns)."""
+    n: int = a.shape[-1]  # type: ignore[assignment]
+    w = block_of(n)
+    size = whole(n, w)
+    lower, right = padded(a, size, size, True), padded(b, size, b.shape[-1])  # type: ignore[arg-type]
+    if size == w:
+        return _solve(lower, right, unit)[:, :n]  # type: ignore[no-any-return]
+    lines, inside = arange(size), arange(w)
+
+    def step(x: Tensor, slices: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, None]:
+        k, rows, y = slices  # (), (batch, w, n), (batch, w, columns)
+        block = rows.index_select(2, k * w + inside)
+        found = _solve(block, y - rows @ x, unit)
+        here = (lines // w == k).unsqueeze(-1)
+        return where(here, found.index_select(1, lines % w), x), None
+
+    blocks = (arange(size // w), rows_of(lower, w), rows_of(right, w))
+    x, _ = scan(step, zeros(*right.shape, dtype=a.dtype), blocks)
+    return x[:, :n]  # type: ignore[no-any-return]
+
+
+def solve_upper(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
+    """x with a x = b: a (batch, n, n) upper triangular."""
+    return flip(solve_lower(flip(a, (1, 2)), flip(b, (1,)), unit), (1,))
+
+
+def cholesky(a: Tensor) -> Tensor:
+    """Lower L with L L' = a, of the lower triangle of a (batch, n, n)."""
+    n: int = a.shape[-1]  # type: ignore[assignment]
+    w = block_of(n)
+    size = whole(n, w)
+    lower = a.tril()
+    full = padded(lower + swapaxes(a.tril(-1), 1, 2), size, size, True)
+    if size == w:
+        return spread(cholesky_block, w, w)(full).tril()[:, :n, :n]  # type: ignore[no-any-return]
+    lines, inside = arange(size), arange(w)
+
+    def step(done: Tensor, slices: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        k, column = slices  # (), (batch, n, w)
+        own = k * w + inside
+        column = column - done @ swapaxes(done.index_select(1, own), 1, 2)
+        block = spread(cholesky_block, w, w)(column.index_select(1, own)).tril()
+        below = swapaxes(_solve(block, swapaxes(column, 1, 2), False), 1, 2)
+        row = (lines // w).unsqueeze(-1)
+        found = where(row == k, block.index_select(1, lines % w), where(row > k, below, 0.0))
+        return where(lines // w == k, found.index_select(2, lines % w), done), None
+
+    blocks = (arange(size // w), columns_of(full, w))
+    found, _ = scan(step, zeros(*full.shape, dtype=a.dtype), blocks)
+    return found[:, :n, :n]  # type: ignore[no-any-return]
+
+
+def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(L below and U in one matrix, the row at each place, what each place was swapped with)."""
+    batch, m, n = a.shape
+    least: int = min(m, n)  # type: ignore[type-var, assignment]
+    w = panel_width(m, least)  # type: ignore[arg-type]
+    height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
+    full = padded(a, height, width)
+    rows, columns, inside = arange(height), arange(width), arange(w)
+    panel = spread(lu_panel, height, w)
+
+    def step(carry: tuple[Tensor, Tensor], k: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        matrix, order = carry
+        own = k * w + inside
+        found, chosen, swaps = panel(matrix.index_select(2, own), _first(k, w))
+        chosen = cast(chosen, dtypes.int64)
+        found = _rows(found, chosen)
+        matrix = _rows(matrix, chosen)
+        right = columns >= k * w + w
+        upper = _solve(found.index_select(1, own), matrix.index_select(1, own), True)
+        upper = where(right, upper, 0.0)
+        below = where((rows >= k * w + w).unsqueeze(-1), found, 0.0)
+        matrix = matrix - below @ upper
+        here = (rows // w == k).unsqueeze(-1) & right
+        matrix = where(here, upper.index_select(1, rows % w), matrix)
+        matrix = where(columns // w == k, found.index_select(2, columns % w), matrix)
+        return (matrix, order.gather(1, chosen)), swaps
+
+    start = (full, arange(height).expand(batch, height))
+    (matrix, order), swaps = scan(step, start, arange(whole(least, w) // w))
+    swaps = movedim(swaps, 0, 1).reshape(batch, -1)[:, :least]
+    return matrix[:, :m, :n], order[:, :m], swaps
+
+
+def _first(k: Tensor, width: int) -> Tensor:
+    """The row of a panel's first pivot, as its kernel takes it."""
+    return cast(k * width, dtypes.int32).reshape(1)
+
+
+def _rows(a: Tensor, order: Tensor) -> Tensor:
+    """Rows of each matrix in another order."""
+    return a.gather(1, order.unsqueeze(-1).expand(*a.shape))
+
+
+def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
+    """Q (batch, m, k) with orthonormal columns and R (batch, k, n): k = min(m, n), or m."""
+    batch, m, n = a.shape
+    least: int = min(m, n)  # type: ignore[type-var, assignment]
+    w = panel_width(m, least)  # type: ignore[arg-type]
+    height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
+    columns, inside = arange(width), arange(w)
+    panel = spread(qr_panel, height, w)
+
+    def step(matrix: Tensor, k: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        own = k * w + inside
+        vectors, found, t = panel(matrix.index_select(2, own), _first(k, w))
+        change = swapaxes(t, 1, 2) @ (swapaxes(vectors, 1, 2) @ matrix)
+        right = columns >= k * w + w
+        matrix = matrix - vectors @ where(right, change, 0.0)
+        matrix = where(columns // w == k, found.index_select(2, columns % w), matrix)
+        return matrix, (vectors, t)
+
+    r, reflections = scan(step, padded(a, height, width), arange(whole(least, w) // w))
+
+    def back(q: Tensor, one: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        vectors, t = one
+        return q - vectors @ (t @ (swapaxes(vectors, 1, 2) @ q)), None
+
+    kept: int = m if complete else least  # type: ignore[assignment]
+    start = eye(height, kept, dtype=a.dtype).expand(batch, height, kept)
+    q, _ = scan(back, start, reflections, reverse=True)
+    return q[:, :m], r[:, :kept, :n].triu()  # type: ignore[return-value]
+
+
+__all__ = ["cholesky", "lu", "qr", "solve_lower", "solve_upper"]
