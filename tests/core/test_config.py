@@ -31,14 +31,14 @@ def test_every_variable_is_read():
             "TILEGRAD_THREADS": "3", "TILEGRAD_CACHE": "/c", "TILEGRAD_CACHE_MB": "5",
             "TILEGRAD_DEVICE": "gpu", "TILEGRAD_LOG": "DEBUG", "TILEGRAD_VERIFY": "1",
             "TILEGRAD_EAGER": "on", "TILEGRAD_MEMORY_MB": "7",
-            "TILEGRAD_SUMS": "fast", "TILEGRAD_DOTS": "tf32",
+            "TILEGRAD_SUMS": "fast", "TILEGRAD_DOTS": "tf32", "TILEGRAD_KEEP": "9",
         }
     )  # fmt: skip
     assert settings.threads == 3 and settings.cache_folder == "/c"
     assert settings.cache_bytes == 5 << 20 and settings.memory_bytes == 7 << 20
     assert settings.device == "gpu" and settings.log_level == "debug"
     assert settings.verify and settings.eager_debug
-    assert (settings.sums, settings.dots) == ("fast", "tf32")
+    assert (settings.sums, settings.dots, settings.keep) == ("fast", "tf32", 9)
 
 
 def test_bad_sums_are_refused_and_change_nothing():

@@ -538,3 +538,32 @@ def test_equal_constants_may_be_donated_together():
     state = f(state, tensor(1, 2))
     state = f(state, tensor(1, 2))
     assert state["m"].tolist() == [2.0, 4.0] and state["v"].tolist() == [4.0, 8.0]
+
+
+# ---- Python floats ---------------------------------------------------------------------------
+
+FLOATS = {
+    "product": lambda x, a: x * a,
+    "of the number alone": lambda x, a: x * (1 - a / 3) + a**2,
+    "compared": lambda x, a: (x > a) * x,
+    "chosen": lambda x, a: elementwise.where(x > 1, a, x),
+    "less": lambda x, a: a - x,
+    "a divisor": lambda x, a: x / a,
+    "beside a scalar": lambda x, a: x.sum() * a,
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_python_float_is_what_it_is_outside(name: str, dtype: type) -> None:
+    """Exact beside float64; beside float32 it does not promote."""
+    x = Tensor(np.array([1.0, 3.0, 0.1], dtype))
+    for a in (0.1, 1 / 3, 1e-40, 2.0):
+        expected, found = FLOATS[name](x, a), jit(FLOATS[name])(x, a)
+        assert found.dtype is expected.dtype
+        limit = 1e-15 if dtype is np.float64 else 3e-7
+        assert np.allclose(found.numpy(), expected.numpy(), rtol=limit, atol=0), a
+
+
+def test_a_number_alone_has_the_dtype_of_numbers() -> None:
+    assert jit(lambda a: a * 2)(0.1).dtype is Tensor([0.1]).dtype

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
 from ..core.errors import InternalError
+from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
@@ -38,10 +40,12 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tilegrad.compile")
 
-_memory: dict[Any, Any] = {}
+BODIES = 8  # lowered Bodies that are kept for each Executable that is
+
+_memory: Recent[Any] = Recent(lambda: config().keep)
 _lock = threading.RLock()
-_bodies: dict[Any, dict[Any, Any]] = {}  # lowered Bodies by Target and PlanTable
-_modules: dict[str, dict[str, Any]] = {}  # loaded object code by kind of machine and key
+_bodies: dict[Any, Recent[Any]] = {}  # lowered Bodies by Target and PlanTable
+_modules: dict[str, Any] = {}  # object code that Executables hold, by kind of machine and key
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
@@ -80,8 +84,7 @@ def executable_for(
         from .guard import GuardedExecutable
 
         return GuardedExecutable(inputs, outputs, device, requirements)
-    where = config().threads if device == "cpu" else (device, *_choices())
-    key: tuple[Any, ...] = (structure(inputs, outputs), donate, where)
+    key: tuple[Any, ...] = (structure(inputs, outputs), donate, circumstances(device))
     if requirements:
         key += (tuple(requirements),)
     found = _memory.get(key)
@@ -111,6 +114,11 @@ class Idle:
         return []
 
 
+def circumstances(device: str) -> Any:
+    """What an Executable on a device depends on besides its Graph."""
+    return config().threads if device == "cpu" else (device, *_choices())
+
+
 def _choices() -> tuple[str, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
     return plans().digest, config().sums, config().dots
@@ -125,8 +133,7 @@ def compile_for(
 
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target, size_requirements(inputs, outputs))
-    _compile(texts, target, device)
-    return _bind(recipe, target, device)
+    return _bind(recipe, target, device, _compile(texts, target, device))
 
 
 def _make(
@@ -150,8 +157,7 @@ def _make(
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target, requirements)
-    _compile(texts, target, device)
-    bound = _bind(recipe, target, device)
+    bound = _bind(recipe, target, device, _compile(texts, target, device))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
     LOG.info("compiled %d kernels (%d programs) in %.0f ms", len(schedule.kernels), len(texts),
@@ -170,7 +176,7 @@ def schedule_for(
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs, target)
         choices = () if target.kind == "cpu" else _choices()
-        bodies = _bodies.setdefault((target.key, *choices), {})
+        bodies = _bodies.setdefault((target.key, *choices), Recent(lambda: BODIES * config().keep))
         return lower_graph(inputs, results, target, donate, bodies)
 
 
@@ -181,14 +187,24 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
     return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
-def _compile(texts: dict[str, str], target: Target, device: str) -> None:
+def _loaded(machine: str) -> Any:
+    """The table of object code for a kind of machine; code goes with the Executables that use it
+    where it is loaded there, else after so many."""
+    if machine not in _modules:
+        _modules[machine] = Recent(lambda: BODIES * config().keep) if machine else (
+            weakref.WeakValueDictionary())  # fmt: skip
+    return _modules[machine]
+
+
+def _compile(texts: dict[str, str], target: Target, device: str) -> dict[str, Any]:
     """Object code of every text, in parallel."""
     serving = offer(target)
     machine = serving.machine(device)
-    modules = _modules.setdefault(machine, {})
-    missing = [key for key in texts if key not in modules]
+    modules = _loaded(machine)
+    held = {key: found for key in texts if (found := modules.get(key)) is not None}
+    missing = [key for key in texts if key not in held]
     if not missing:
-        return
+        return held
 
     def one(key: str) -> tuple[str, bytes]:
         return key, serving.compile(texts[key], target, machine)
@@ -197,22 +213,26 @@ def _compile(texts: dict[str, str], target: Target, device: str) -> None:
     with ThreadPoolExecutor(workers) as pool:
         for key, data in pool.map(one, missing):
             default_store().put(f"object{machine}-{key}", data)
-            modules[key] = serving.load(data)
+            held[key] = modules[key] = serving.load(data)
             counters["programs"] += 1
+    return held
 
 
-def _bind(recipe: Recipe, target: Target, device: str) -> Any:
+def _bind(recipe: Recipe, target: Target, device: str, held: dict[str, Any] | None = None) -> Any:
     """The Executable, or None if object code is missing."""
     serving = offer(target)
     machine = serving.machine(device)
-    modules = _modules.setdefault(machine, {})
+    modules = _loaded(machine)
+    own: dict[str, Any] = {}
     for _, key in recipe.programs:
-        if key not in modules:
+        found = (held or {}).get(key) or modules.get(key)
+        if found is None:
             data = default_store().get(f"object{machine}-{key}")
             if data is None:
                 return None
-            modules[key] = serving.load(data)
-    return serving.bind(recipe, modules, device)
+            found = modules[key] = serving.load(data)
+        own[key] = found
+    return serving.bind(recipe, own, device)
 
 
 __all__ = ["executable_for", "schedule_for"]

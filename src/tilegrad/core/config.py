@@ -5,6 +5,7 @@
 | TILEGRAD_THREADS   | worker threads on the CPU                         | cores we may use     |
 | TILEGRAD_CACHE     | folder of compiled programs ("" turns it off)     | XDG cache / tilegrad |
 | TILEGRAD_CACHE_MB  | most MiB that folder may hold                     | 2048                 |
+| TILEGRAD_KEEP      | most compiled Graphs kept in memory, of each kind | 256                  |
 | TILEGRAD_DEVICE    | device new tensors live on                        | cpu                  |
 | TILEGRAD_LOG       | debug, info, warning or error                     | warning              |
 | TILEGRAD_VERIFY    | run the IR verifiers after every pass (0 or 1)    | 1 under pytest       |
@@ -40,6 +41,7 @@ class Config:
     threads: int
     cache_folder: str
     cache_bytes: int = 2048 << 20
+    keep: int = 256  # compiled Graphs in memory, and as many of each jitted function
     device: str = "cpu"
     log_level: str = "warning"
     verify: bool = False
@@ -76,6 +78,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), least=1),
         cache_folder=environment.get("TILEGRAD_CACHE", os.path.join(home, "tilegrad")),
         cache_bytes=_whole(environment, "TILEGRAD_CACHE_MB", 2048) << 20,
+        keep=_whole(environment, "TILEGRAD_KEEP", 256, least=1),
         device=environment.get("TILEGRAD_DEVICE", "cpu"),
         log_level=level,
         verify=_flag(environment, "TILEGRAD_VERIFY", "PYTEST_VERSION" in environment),

@@ -8,6 +8,7 @@ one short function for nearly every op.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
@@ -279,7 +280,39 @@ def where(condition: Node, a: Value, b: Value) -> Node:
 
 def cast(x: Node, dtype: DType) -> Node:
     """x converted to the dtype."""
-    return x if x.dtype is dtype else ops.cast(x, dtype=dtype)
+    if x.dtype is dtype:
+        return x
+    if dtype is dtypes.float64 and not x.shape and x.dtype is dtypes.float32 and numbers:
+        exact = _unrounded(x)
+        if exact is not None:
+            return exact
+    return ops.cast(x, dtype=dtype)
+
+
+# Inputs that are a Python float each: float64, so that none of it is lost beside float64.
+numbers: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+def number(exact: Node) -> Node:
+    """What stands for a Python float given as a float64 input: float32 to all that look at its
+    dtype, and exact again, with what was computed of it and of constants, beside float64."""
+    numbers.add(exact)
+    return ops.cast(exact, dtype=dtypes.float32)
+
+
+def _unrounded(x: Node) -> Node | None:
+    """An expression of Python numbers alone in float64; None if x is anything else."""
+    done: dict[Node, Node] = {}
+    for node in topological([x], stop=numbers.__contains__):
+        if node in numbers or (node.op is ops.cast and node.inputs[0] in numbers):
+            done[node] = node if node in numbers else node.inputs[0]
+        elif node.op is ops.constant and node.dtype is dtypes.float32:
+            done[node] = constant(node.attrs["value"], dtypes.float64)
+        elif node.op.group in ("unary", "binary") and node.dtype is dtypes.float32:
+            done[node] = node.op.make(tuple([done[i] for i in node.inputs]), node.attrs)
+        else:
+            return None
+    return done[x] if any(n in numbers for n in done.values()) else None
 
 
 # ---- movement -------------------------------------------------------------------------------

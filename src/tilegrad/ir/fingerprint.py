@@ -7,21 +7,29 @@ arguments, in order; locations and Node serials do not matter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .block import Block
 from .node import Node, topological
 
 
-def structure(arguments: Sequence[Node], results: Sequence[Node]) -> tuple[Any, ...]:
-    """A hashable description of the function from arguments to results."""
+def structure(
+    arguments: Sequence[Node], results: Sequence[Node],
+    is_apart: Callable[[Node], bool] | None = None, apart: list[Node] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """A hashable description of the function from arguments to results. Nodes for which
+    `is_apart` holds (outside of Blocks) are told by their type alone and put into `apart`."""
     number: dict[Node, int] = {a: i for i, a in enumerate(arguments)}
     rows: list[Any] = [tuple(a.type for a in arguments)]
     for node in topological(results, stop=number.__contains__):
         if node in number:
             continue
         number[node] = len(number)
+        if is_apart is not None and is_apart(node):
+            apart.append(node)  # type: ignore[union-attr]
+            rows.append(node.type)
+            continue
         attrs = tuple([repr(v) if v.__class__ is float else v for v in node.attrs.values()])
         row: tuple[Any, ...] = (node.op, tuple([number[i] for i in node.inputs]), attrs)
         if node.blocks:

@@ -17,7 +17,7 @@ from ..ir.fingerprint import digest, structure
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
-from ..tile.build import Body, prune
+from ..tile.build import prune
 from .attention import lower_attention
 from .beside import put_side_by_side
 from .call import lower_call, state_behind, states_of, work_of_body
@@ -49,14 +49,14 @@ class Lowering:
 
     def __init__(
         self, arguments: Sequence[Node], results: Sequence[Node], target: Target,
-        donated: Sequence[int] = (), bodies: dict[Any, Any] | None = None,
+        donated: Sequence[int] = (), bodies: Any = None,
     ) -> None:  # fmt: skip
         self.arguments, self.results, self.target = list(arguments), list(results), target
         self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
         self.strict = set(self.donated)  # a copy of these would break a promise
         self.rounded: set[Node] = set()  # of which only 16 bits are ever seen
-        self.bodies: dict[Any, Any] = {} if bodies is None else bodies
+        self.bodies: Any = {} if bodies is None else bodies  # dict or Recent
         self.frame = Frame()
         self.slots, self.kernels = self.frame.slots, self.frame.kernels
         self.depth = 0
@@ -350,12 +350,13 @@ class Lowering:
         scratch: dict[Any, int] = {}
         launches = []
         key = ("update", stored, self.key(group, reads))
-        if key not in self.bodies:
+        found = self.bodies.get(key)
+        if found is None:
             values = self.fuser.values
-            self.bodies[key] = threads_update(group, reads, values, self.target, stored)
-            for body, _ in self.bodies[key]:
+            found = self.bodies[key] = threads_update(group, reads, values, self.target, stored)
+            for body, _ in found:
                 prune(body.block, set())
-        for body, roles in self.bodies[key]:
+        for body, roles in found:
             slots = []
             for role, what in roles:
                 if role == "scratch" and what not in scratch:
@@ -379,7 +380,7 @@ def tiny(schedule: Schedule) -> bool:
 
 def lower_graph(
     arguments: Sequence[Node], results: Sequence[Node], target: Target,
-    donated: Sequence[int] = (), bodies: dict[Any, Body] | None = None,
+    donated: Sequence[int] = (), bodies: Any = None,
 ) -> Schedule:  # fmt: skip
     """The Schedule of a Graph."""
     return Lowering(arguments, results, target, donated, bodies).run()

@@ -17,7 +17,7 @@ from ..graph import build, ops
 from ..graph.grad import gradients
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace
-from .tensor import Tensor, leaves, method, mode, node_of, wrap
+from .tensor import Tensor, leaves, made_together, method, mode, node_of, wrap
 
 # How to compute what a jitted function already computed, by the Node of its result.
 histories: weakref.WeakKeyDictionary[Node, Callable[[], Node]] = weakref.WeakKeyDictionary()
@@ -157,18 +157,19 @@ def backward(
     if all(n.op is ops.input_ for n in wanted):  # no rewriting loses them
         (root,) = recognized([root])
     found = gradients([root], [start], wanted)
-    for tensor, node in zip(targets, found):
-        if tensor is not None and node is not None:
-            _accumulate(tensor, node, create_graph)
+    made = [_accumulate(tensor, node, create_graph) for tensor, node in zip(targets, found)
+            if tensor is not None and node is not None]  # fmt: skip
+    made_together(made)
     if not (create_graph if retain_graph is None else retain_graph):
         done.add(self)
 
 
-def _accumulate(tensor: Tensor, node: Node, create_graph: bool) -> None:
+def _accumulate(tensor: Tensor, node: Node, create_graph: bool) -> Tensor:
     before = tensor.grad
     if before is not None:
         node = build.add(before.node, node)
-    tensor.grad = as_gradient(node, create_graph)
+    tensor.grad = made = as_gradient(node, create_graph)
+    return made
 
 
 def as_gradient(node: Node, create_graph: bool) -> Tensor:
@@ -210,7 +211,9 @@ def grad_of(
             expected="inputs that the outputs depend on", got=str(targets[found.index(None)].dtype),
             hint="pass allow_unused=True to get None for it",
         )  # fmt: skip
-    return tuple(None if n is None else as_gradient(n, create_graph) for n in found)
+    made = tuple(None if n is None else as_gradient(n, create_graph) for n in found)
+    made_together([m for m in made if m is not None])
+    return made
 
 
 @method("requires_grad_")

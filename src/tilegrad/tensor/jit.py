@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.config import config
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
+from ..core.recent import Turns
 from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
 from .annotation import annotations_of, check_call, dynamic_axes, parameters_of
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tilegrad.jit")
 NUMBERS = (int, float)
+DESCRIBED = 63  # traces that a new one is compared with, for the log
 Names = Sequence["int | str"] | int | str
 
 
@@ -62,7 +65,7 @@ class Jitted:
         self.traces = 0
         self._lock = threading.RLock()
         self._recent: Structure | None = None
-        self._lowered: dict[Any, Lowered] = {}
+        self._lowered: Turns[Lowered] = Turns()
         self._described: list[list[tuple[str, str]]] = []
         self._objects: dict[int, weakref.ref[Any]] = {}
         self._dynamic_leaves: dict[Structure, list[Any] | None] = {}
@@ -107,6 +110,7 @@ class Jitted:
             if not self._static and not self.dynamic:
                 lowered = self._lowered.get(tuple(key))
                 if lowered is not None:
+                    lowered.used = True
                     self._last = remembered(args, lowered)
                     return lowered.run(leaves, {}, None)
         return self._general(given, leaves, structure)
@@ -116,6 +120,7 @@ class Jitted:
         lowered = self._lowered.get(key)
         if lowered is None or not lowered.matches(states):
             lowered = self._find(key, given, leaves, structure, states)
+        lowered.used = True
         return lowered.run(leaves, states, symbols)
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -281,7 +286,7 @@ class Jitted:
             self._log(given, leaves, structure, states)
             fresh = self._trace(given, leaves, structure, states)
             fresh.other = self._lowered.get(key)
-            self._lowered[key] = fresh
+            self._lowered.keep(key, fresh, config().keep)
             self.traces += 1
             return fresh
 
@@ -338,7 +343,7 @@ class Jitted:
             nearest = min((differences(before, now) for before in self._described), key=len)
             LOG.info("jit %s: trace %d at %s: %s", self.name, self.traces + 1, user_location(),
                      "; ".join(nearest) or "a gradient or a setting differs")  # fmt: skip
-        self._described.append(now)
+        self._described = [*self._described[-DESCRIBED:], now]
 
     def _describe(
         self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,

@@ -19,7 +19,7 @@ from weakref import ref
 import numpy as np
 
 from ..compiler.compile import executable_for
-from ..core.dtype import float32, int64
+from ..core.dtype import float64, int64
 from ..core.errors import DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
@@ -83,6 +83,7 @@ class Lowered:
     requirements: Sequence[Requirement] = ()  # what the ops need of the Symbols
     executable: Any = None
     other: Lowered | None = None
+    used: bool = False  # since it was last looked at for being kept
     _direct: tuple[int, ...] | None = None
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -429,9 +430,10 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
         if leaf.trace is not None:
             raise unknown_value(leaf._node)
         return trace.add_leaf(Source("leaf", index), leaf, shape)
-    if leaf.__class__ is int or leaf.__class__ is float:
-        dtype = int64 if leaf.__class__ is int else float32
-        return wrap(trace.add_input(Source("number", index), (), dtype))
+    if leaf.__class__ is float:
+        return wrap(build.number(trace.add_input(Source("number", index), (), float64)))
+    if leaf.__class__ is int:
+        return wrap(trace.add_input(Source("number", index), (), int64))
     if is_stateful(leaf):
         for name, tensor in states[index].items():
             trace.add_state(Source("state", index, name), tensor)

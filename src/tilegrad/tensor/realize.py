@@ -87,10 +87,10 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
     wanted = [n for n in wanted if not usable(n)]
     if not wanted:
         return
-    from ..compiler.compile import executable_for  # the compiler loads when it is first needed
+    from ..compiler.lift import executable_on_numbers  # the compiler loads when first needed
 
-    executable = executable_for(tuple(inputs), tuple(wanted), (), device or "cpu")
-    given = [values[n] for n in inputs]
+    executable, numbers = executable_on_numbers(inputs, wanted, device or "cpu")
+    given = [*(values[n] for n in inputs), *numbers]
     if device is not None:
         given = [moved(buffer, device) for buffer in given]
     buffers = executable.run(given)

@@ -413,6 +413,7 @@ def _nested(data: Any) -> Any:
 
 def realize(tensors: Sequence[Tensor], device: str | None = None) -> None:
     """Compute the values of Tensors together, in one Executable; on `device` if any will do."""
+    tensors = _with_companions(tensors)
     if elsewhere():
         for tensor in tensors:
             if tensor.node not in values and is_pure(tensor.node):
@@ -428,6 +429,34 @@ def realize(tensors: Sequence[Tensor], device: str | None = None) -> None:
     for tensor in tensors:
         if not tensor._requires_grad or leaves.get(tensor.node) is tensor:
             _drop_history(tensor)
+
+
+# Results of one computation, by their Nodes: reading one computes all that are still held.
+_made_together: weakref.WeakKeyDictionary[Node, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def made_together(tensors: Sequence[Tensor]) -> None:
+    """Note that Tensors share their work: the first that is read has all of them computed.
+
+    Read one at a time, each gradient of a `backward` would compile a Graph of its own and compute
+    what they share again.
+    """
+    if len(tensors) > 1 and mode.trace is None and not mode.depth:
+        group = [weakref.ref(t) for t in tensors]
+        for tensor in tensors:
+            _made_together[tensor._node] = group
+
+
+def _with_companions(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The Tensors, and those made together with one that live and have no value yet."""
+    found = {id(t): t for t in tensors}
+    for group in [_made_together.get(t._node) for t in tensors] if _made_together else ():
+        for other in () if group is None else [made() for made in group]:
+            if other is None or other._node in values:
+                continue
+            if _made_together.get(other._node) is group:
+                found[id(other)] = other
+    return list(found.values())
 
 
 def _drop_history(tensor: Tensor) -> None:
@@ -461,5 +490,5 @@ def is_symbolic(size: Size) -> bool:
 
 
 __all__ = ["StateError", "Tensor", "call", "compute", "from_array", "from_buffer", "grad_mode",
-           "in_place", "leaves", "lift", "method", "mode", "no_grad", "node_of", "operand",
-           "realize", "stand_ins", "unknown_value", "values", "wrap"]  # fmt: skip
+           "in_place", "leaves", "lift", "made_together", "method", "mode", "no_grad", "node_of",
+           "operand", "realize", "stand_ins", "unknown_value", "values", "wrap"]  # fmt: skip

@@ -25,7 +25,7 @@ from ..ir.rewrite import replace
 from ..ir.types import Array
 from .autograd import leaves_below, recognized
 from .container import Structure, broadcast_prefix, flatten, is_stateful
-from .tensor import Tensor, grad_mode, mode, node_of, own_node, wrap
+from .tensor import Tensor, grad_mode, made_together, mode, node_of, own_node, wrap
 
 Function = Callable[..., Any]
 
@@ -197,6 +197,7 @@ def value_and_grad(
             found = gradients([root], [build.like(root, 1.0)], inputs.stand_ins)
         made = inputs.restore([root, *or_zeros(found, inputs.stand_ins), *aux_nodes])
         tensors = tracked(made)
+        made_together(tensors)
         count = 1 + len(inputs.stand_ins)
         nested = inputs.nest(tensors[1:count])
         grads = nested[0] if isinstance(argnums, int) else tuple(nested)

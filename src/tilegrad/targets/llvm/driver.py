@@ -90,7 +90,7 @@ def assembly(text: str, target: Target, level: int = 3) -> str:
 class LoadedModule:
     """Object code in this process; addresses are valid while it is alive."""
 
-    __slots__ = ("_addresses", "_tracker")
+    __slots__ = ("__weakref__", "_addresses", "_tracker")
 
     def __init__(self, tracker: Any, addresses: dict[str, int]) -> None:
         self._tracker = tracker

@@ -1,0 +1,71 @@
+"""Numbers as arguments: Graphs that differ in their constants alone share one Executable.
+
+A loop that computes with another Python number at each turn (a learning rate, a temperature) has
+a Graph of the same structure each time. The first is compiled with its numbers as constants, so
+that all Rules see them. When the same structure comes with other numbers, those that differ become
+inputs and the rest stay constants; from then on only their values are handed over. So what never
+changes (a scale, an epsilon, an exponent) is a constant always. Constants inside Blocks stay.
+Invariant: the Executable on its numbers computes what the Graph says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.config import config
+from ..core.recent import Recent
+from ..graph import build, ops
+from ..ir.fingerprint import structure
+from ..ir.node import Node, exact
+from ..ir.rewrite import replace
+from ..runtime.buffer import Buffer
+from .compile import circumstances, executable_for
+
+
+@dataclass
+class Family:
+    """Graphs of one structure: the numbers of the first, and which of them have differed."""
+
+    first: tuple[Any, ...]
+    plain: Any  # the Executable for the first numbers
+    lifted: tuple[Sequence[int], Any] = ((), None)  # places of numbers that are inputs, Executable
+
+
+_families: Recent[Family] = Recent(lambda: config().keep)
+
+
+def executable_on_numbers(
+    inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu"
+) -> tuple[Any, list[Buffer]]:
+    """The Executable that computes outputs from inputs, and Buffers to give it after those."""
+    if config().eager_debug:
+        return executable_for(tuple(inputs), tuple(outputs), (), device), []
+    constants: list[Node] = []
+    rows = structure(inputs, outputs, _is_number, constants)
+    numbers = tuple([exact(c.attrs["value"]) for c in constants])
+    key = (rows, circumstances(device))
+    family = _families.get(key)
+    if family is None:
+        plain = executable_for(tuple(inputs), tuple(outputs), (), device)
+        _families[key] = Family(numbers, plain)
+        return plain, []
+    if numbers == family.first:
+        return family.plain, []
+    places, executable = family.lifted
+    differ = {i for i, (a, b) in enumerate(zip(numbers, family.first)) if a != b}
+    if not differ <= set(places):
+        places = sorted(differ | set(places))
+        fresh = {constants[i]: build.input_((), constants[i].dtype) for i in places}
+        executable = executable_for((*inputs, *fresh.values()), tuple(replace(outputs, fresh)),
+                                    (), device)  # fmt: skip
+        family.lifted = places, executable
+    given = [constants[i] for i in places]
+    return executable, [Buffer.wrap(np.array(c.attrs["value"], c.dtype.numpy)) for c in given]
+
+
+def _is_number(node: Node) -> bool:
+    return node.op is ops.constant and node.dtype.kind != "bool"
