@@ -12,6 +12,7 @@
 | TILEGRAD_EAGER     | run op by op with NaN guards, for debugging       | 0                    |
 | TILEGRAD_MEMORY_MB | most MiB all Buffers may hold (0: no limit)       | 0                    |
 | TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
+| TILEGRAD_CHECKED   | guard indices of tile kernels on a GPU too        | 0                    |
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
 | TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
 | TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
@@ -48,6 +49,7 @@ class Config:
     eager_debug: bool = False
     memory_bytes: int = 0
     cuda_sync: bool = False
+    checked: bool = False  # indices of tile kernels are guarded on a GPU, as they are on a CPU
     plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
     sums: str = "reproducible"  # or "fast": a sum's order may differ from run to run
     dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
@@ -85,6 +87,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         eager_debug=_flag(environment, "TILEGRAD_EAGER", False),
         memory_bytes=_whole(environment, "TILEGRAD_MEMORY_MB", 0) << 20,
         cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
+        checked=_flag(environment, "TILEGRAD_CHECKED", False),
         plan_table=environment.get("TILEGRAD_PLANS"),
         **{name: _choice(environment, name) for name in CHOICES},
     )

@@ -16,11 +16,11 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.block import Block, argument
 from ..ir.node import Node
-from ..ir.symbol import Expr, atoms, high, low
+from ..ir.symbol import Expr, atoms, combine, high, low
 from ..ir.types import Tile
 from . import ops
 from .arithmetic import broadcast
-from .trace import Range, Rows, Tracer
+from .trace import Limit, Range, Rows, Tracer
 from .value import (
     Edges,
     Index,
@@ -127,31 +127,37 @@ class Stage:
 
     def _part(self, function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
         """A trial: what one side makes of the variables; its Nodes are thrown away."""
-        with self.tracer.builder.builder.block("trial"), _deeper(self.tracer):
+        with self.tracer.builder.builder.block("trial"), _deeper(self.tracer, True):
             return function(*given)  # type: ignore[no-any-return]
 
     def _both(
         self, test: TileValue, sides: Sequence[Callable[..., Any]], given: tuple[Any, ...],
         kept: list[int], types: list[Tile],
     ) -> list[Node]:  # fmt: skip
-        def side(function: Callable[..., Any]) -> Callable[[], list[Node]]:
+        def side(function: Callable[..., Any], holds: bool) -> Callable[[], list[Node]]:
             def run() -> list[Node]:
-                with _deeper(self.tracer):
+                self.tracer.branches.append((test.node, holds))
+                with _deeper(self.tracer, True):
                     found = function(*given)
-                    return [fitted(found[i], t).node for i, t in zip(kept, types)]
+                    results = [fitted(found[i], t).node for i, t in zip(kept, types)]
+                self.tracer.branches.pop()
+                return results
 
             return run
 
-        return self.tracer.builder.branch(test.node, side(sides[0]), side(sides[1]))
+        return self.tracer.builder.branch(test.node, side(sides[0], True), side(sides[1], False))
 
 
 @contextmanager
-def _deeper(tracer: Tracer) -> Iterator[None]:
+def _deeper(tracer: Tracer, maybe: bool) -> Iterator[None]:
+    """Inside a Block, which may not be run at all."""
     tracer.depth += 1
+    tracer.maybe += maybe
     try:
         yield
     finally:
         tracer.depth -= 1
+        tracer.maybe -= maybe
 
 
 def _differs(before: Any, after: Any) -> bool:
@@ -254,8 +260,14 @@ class _Loop:
         b, values = self.tracer.builder, self.values
         own = argument("i", Tile((), dtypes.int64))
         arguments = {i: argument(self.names[i], t) for i, (t, _) in self.carried.items()}
-        with b.builder.block("loop", (own, *arguments.values())) as block, _deeper(self.tracer):
+        empty = low(combine(values.upper, values.lower, -1)) < 1
+        inner = _deeper(self.tracer, empty)
+        with b.builder.block("loop", (own, *arguments.values())) as block, inner:
             index = b.atom("i", own, *self.bounds())
+            if isinstance(index, Expr):
+                self.tracer.limits[index] = self.limit()
+                if empty:
+                    self.tracer.empty.append(index)
             item = index_of(index)
             if values.block is not None:
                 item = Rows(index, values.block)
@@ -263,6 +275,8 @@ class _Loop:
             for i, node in arguments.items():
                 inside[i] = TileValue(node, self.carried[i][1])
             found = self.body(item, *inside)
+            if empty and isinstance(index, Expr):
+                self.tracer.empty.pop()
             nodes = []
             for i, (type_, _) in self.carried.items():
                 if isinstance(found[i], TileValue) or number(found[i]):
@@ -277,6 +291,14 @@ class _Loop:
         if isinstance(lower, int) and isinstance(values.upper, int):
             last = lower + (values.upper - lower - 1) // values.step * values.step
         return low(lower), max(low(lower), last)
+
+    def limit(self) -> Limit:
+        """What the loop's index is, by the loop's own bounds."""
+        values = self.values
+        if isinstance(values.lower, int) and isinstance(values.upper, int):
+            return Limit(*self.bounds(), True, values.step)
+        last = combine(values.upper, 1, -1)
+        return Limit(values.lower, last, values.step == 1, values.step)
 
     def learn(self, known: set[Expr], found: tuple[Any, ...]) -> bool:
         """Note variables that changed, and types that must be wider; whether any did."""

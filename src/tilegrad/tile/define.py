@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.config import config
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, TraceError, UserError
 from ..core.target import Target
@@ -90,7 +91,8 @@ class Definition:
     def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """The Callee for arguments by name: Array types, or values known now."""
         values = tuple([(n, exact(v)) for n, v in given.items()])
-        key = (values, plan, exact(plan.sizes), self.captured(), target.key)
+        guards = target.kind == "cpu" or config().checked
+        key = (values, plan, exact(plan.sizes), self.captured(), target.key, guards)
         try:
             found = self.known.get(key)
         except TypeError:
@@ -98,7 +100,7 @@ class Definition:
             raise DTypeError("an argument that is no Tensor must be hashable", op=self.name,
                              got=", ".join(bad)) from None  # fmt: skip
         if found is None:
-            found = self.known[key] = self.trace(given, plan, target)
+            found = self.known[key] = self.trace(given, plan, target, guards)
         return found
 
     def captured(self) -> tuple[Any, ...]:
@@ -113,15 +115,19 @@ class Definition:
             found.append(exact(value) if plain else id(value))
         return tuple(found)
 
-    def trace(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
-        """Run the function once and make its Bodies."""
+    def trace(
+        self, given: Mapping[str, Any], plan: Plan, target: Target, guards: bool = True
+    ) -> KernelCallee:
+        """Run the function once and make its Bodies; see `inside` for guards."""
         from .check import verify_body  # a kernel that is not traced needs no proof
         from .prove import require
+        from .writes import judge
 
         arrays = [(n, v) for n, v in given.items() if isinstance(v, Array)]
         self.check_dtypes(arrays)
         parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
-        tracer = Tracer(self.name, parameters, fitted(plan.filled(target), plan, arrays), plan)
+        chosen = fitted(plan.filled(target), plan, arrays)
+        tracer = Tracer(self.name, parameters, chosen, plan, guards)
         memories = {m.name: m for m in tracer.inputs}
         with tracer.active():
             call = staged(self.function).bind(Stage(tracer))
@@ -132,8 +138,11 @@ class Definition:
         body = tracer.finish()
         prune(body.block, set())
         verify_body(body, body.notes["level"], where=f"kernel {self.name}")
-        for warning in require(body):
+        judged = judge(tracer, body)
+        for warning in require(body, also=judged.findings):
             LOG.warning("kernel %s: %s", self.name, warning)
+        for name in judged.partial:
+            tracer.fills[name] = 0
         return KernelCallee(self.name, self.launches(tracer, body, len(arrays)))
 
     def launches(self, tracer: Tracer, body: Body, arrays: int) -> Launches:

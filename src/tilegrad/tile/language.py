@@ -31,6 +31,7 @@ from ..ir.symbol import ceil_divide as ceil_divide_sizes
 from . import ops, placed
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
+from .inside import bounded, offsets_within, within
 from .trace import Range, Rows, make_range
 from .value import (
     FAR,
@@ -162,11 +163,15 @@ def static_shape(shape: Any) -> tuple[int, ...]:
 
 
 def index(value: Any, low: int = 0, high: int = FAR) -> Any:
-    """An integer that was loaded or computed, with its bounds, for index arithmetic."""
+    """An integer that was loaded or computed, with its bounds, for index arithmetic.
+
+    That it keeps to them is checked while the kernel runs, as indices are.
+    """
     tile = tile_of(value, op="index")
     if tile.shape != () or not tile.dtype.is_integer:
         raise DTypeError("not an integer scalar", op="tile.index", got=repr(tile))
-    return index_of(tracer("index").atom_of(tile.node, low, high))
+    t = tracer("index")
+    return index_of(t.atom_of(bounded(t, tile.node, low, high), low, high))
 
 
 def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:
@@ -648,7 +653,9 @@ def load(
     edges = box.edges()
     given = _given_mask(mask, box.shape, "load")
     whole = t.builder.logical_and(mask_of(box.shape, edges), given)
-    node = t.builder.load(box.memory.node, box.index, box.shape, box.axes, whole)
+    index, whole = within("load", box, whole, given is not None)
+    node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
+    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=given is not None)
     return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
 
 
@@ -674,14 +681,22 @@ def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> T
     b = tracer("load").builder
     given = _given_mask(mask, offsets.shape, "load")
     whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
-    node = b.gather(source.node, b.cast(offsets.node, dtypes.int64), whole)
+    places = b.cast(offsets.node, dtypes.int64)
+    whole = offsets_within("load", source, places, whole)
+    node = b.gather(source.node, places, whole)
+    tracer("load").touch("load", source, None, offsets.shape, offsets=places, mask=whole,
+                         cut=True)  # fmt: skip
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
 
-def store(target: Any, *given: Any, mask: Any = None, axes: Sequence[int] | None = None) -> None:
+def store(
+    target: Any, *given: Any, mask: Any = None, axes: Sequence[int] | None = None,
+    unique: bool = False,
+) -> None:  # fmt: skip
     """Write a tile: store(out[i, 0:64], x), store(out, index, x) or store(out, offsets, x).
 
-    What lies beyond the end of the array, or where the mask is false, is not written.
+    What lies beyond the end of the array, or where the mask is false, is not written. No two
+    programs may write one element; where only the data makes it so, `unique` promises it.
     """
     if len(given) not in (1, 2):
         raise UserError("wrong number of arguments", op="tile.store",
@@ -697,33 +712,43 @@ def store(target: Any, *given: Any, mask: Any = None, axes: Sequence[int] | None
     tile = cast_tile(tile_of(value, memory.dtype, "store"), memory.dtype)
     offsets = _offsets(target, index)
     if offsets is not None and (offsets.linear is None or memory.ndim != 1):
-        _scatter(memory, offsets, tile, mask)
+        _scatter(memory, offsets, tile, mask, unique)
         return
     if offsets is not None:
         box = Window(memory, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
     else:
         box = window(target, index, tile.shape, axes, "store")
-    _store(box, tile, mask)
+    _store(box, tile, mask, unique)
 
 
-def _store(box: Window, tile: TileValue, mask: Any) -> None:
+def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
     if broadcast_shape("store", [tile.shape, box.shape]) != box.shape:
         raise ShapeError("the tile does not fit the part of the array", op="tile.store",
                          expected=box.shape, got=tile.shape)  # fmt: skip
     tile = broadcast_tile(tile, box.shape)
     edges = join_edges("store", [tile, TileValue(tile.node, box.edges())])
     b = tracer("store").builder
-    whole = b.logical_and(mask_of(box.shape, edges), _given_mask(mask, box.shape, "store"))
-    b.store(box.memory.node, tile.node, box.index, box.axes, whole)
+    given = _given_mask(mask, box.shape, "store")
+    whole = b.logical_and(mask_of(box.shape, edges), given)
+    index, whole = within("store", box, whole, given is not None)
+    b.store(box.memory.node, tile.node, index, box.axes, whole)
+    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes, mask=whole,
+                          cut=given is not None or edges != box.edges(), unique=unique)  # fmt: skip
 
 
-def _scatter(memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any) -> None:
+def _scatter(
+    memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any, unique: bool
+) -> None:
     b = tracer("store").builder
     tile = broadcast_tile(tile, broadcast_shape("store", [tile.shape, offsets.shape]))
     edges = join_edges("store", [tile, broadcast_tile(offsets, tile.shape)])
     given = _given_mask(mask, tile.shape, "store")
     whole = b.logical_and(mask_of(tile.shape, edges), given)
-    b.scatter(memory.node, tile.node, b.cast(offsets.node, dtypes.int64), whole)
+    places = b.cast(offsets.node, dtypes.int64)
+    whole = offsets_within("store", memory, places, whole)
+    b.scatter(memory.node, tile.node, places, whole)
+    tracer("store").touch("store", memory, None, tile.shape, offsets=places, mask=whole,
+                          cut=True, unique=unique)  # fmt: skip
 
 
 def store_rows(memory: MemoryValue, tile: TileValue) -> None:
@@ -748,7 +773,7 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
                          expected="floats and integers of 32 or 64 bits", got=memory.dtype,
                          )  # fmt: skip
     b = tracer("atomic_add").builder
-    offsets = _offsets(memory, index)
+    offsets, box = _offsets(memory, index), None
     if offsets is None:
         box = window(memory, index, (), None, "atomic_add")
         total: Size = 0
@@ -759,8 +784,16 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     edges = join_edges("atomic_add", [tile, offsets])
     given = _given_mask(mask, offsets.shape, "atomic_add")
     whole = b.logical_and(mask_of(offsets.shape, edges), given)
-    inputs = [memory.node, tile.node, b.cast(offsets.node, dtypes.int64)]
+    places = b.cast(offsets.node, dtypes.int64)
+    if box is None:
+        whole = offsets_within("atomic_add", memory, places, whole)
+    else:
+        _, whole = within("atomic_add", box, whole, given is not None)
+    inputs = [memory.node, tile.node, places]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
+    tracer("atomic_add").touch("add", memory, None if box is None else box.index, offsets.shape,
+                               offsets=places if box is None else None, mask=whole,
+                               cut=True)  # fmt: skip
     return TileValue(node, edges)
 
 

@@ -9,6 +9,7 @@ read and never changed, and no data is computed, so a kernel of real size is jud
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ..core.errors import InternalError, UserError
@@ -65,12 +66,15 @@ def _protocol(skeleton: Skeleton) -> list[Finding]:
     return found
 
 
-def require(body: Body, target: Target | None = None, maker: str = "") -> list[Finding]:
+def require(
+    body: Body, target: Target | None = None, maker: str = "", also: Sequence[Finding] = ()
+) -> list[Finding]:
     """Raise one error that lists all Findings of level 'error'; gives the warnings.
 
     `maker` names the pass that made the Body: then the fault is ours, else the kernel's author's.
+    `also` are Findings of who made it.
     """
-    found = check_body(body, target)
+    found = [*check_body(body, target), *also]
     errors = [f for f in found if f.level == "error"]
     if errors:
         text = f"{body.name} fails {len(errors)} checks:\n" + "\n".join(map(str, errors))

@@ -183,6 +183,13 @@ def copy_store(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any
         _memory(memory, "copy_store"), _sizes(index), tuple(axes), _memory(place, "copy_store"),
         _sizes(at),
     )  # fmt: skip
+    _touch_box(memory, index, axes, place, at)
+
+
+def _touch_box(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any) -> None:
+    """Note that a box of a result is written from a place."""
+    box = place.type.shape[len(_sizes(at)) :]
+    tracer("store").touch("store", memory, _sizes(index), box, tuple(axes))
 
 
 def matrix_async(
@@ -223,6 +230,7 @@ def store_threads(memory: Any, index: Any, axes: Sequence[int], place: Any, at: 
         _memory(memory, "store_threads"), _sizes(index), tuple(axes),
         _memory(place, "store_threads"), _sizes(at),
     )  # fmt: skip
+    _touch_box(memory, index, axes, place, at)
 
 
 def load_operand(
@@ -276,6 +284,7 @@ def store_add(memory: Any, value: Any, index: Any, axes: Sequence[int]) -> None:
     node = _memory(memory, "store_add")
     tile = cast(tile_of(value, node.dtype, "store_add"), node.dtype)
     _builder("store_add").store_add(node, tile.node, _sizes(index), tuple(axes))
+    tracer("store_add").touch("add", memory, _sizes(index), tile.shape, tuple(axes))
 
 
 def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import ShapeError, TraceError, UserError
 from ..ir.block import argument
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide
-from ..ir.types import Memory
+from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
+from ..ir.types import Memory, product
 from . import ops
 from .build import Body
 from .placed import PlacedBuilder
@@ -32,6 +32,8 @@ from .value import (
     state,
     tile_of,
 )
+
+GRID_LIMIT = 2**31 - 1  # programs of a launch
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,63 @@ class Rows:
         return index_of(self.start)
 
 
+class Limit(NamedTuple):
+    """The least and the most that a program's number or a loop's index is; whether it is both."""
+
+    lower: Size
+    upper: Size
+    reached: bool
+    step: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """An access of a result: 'store', 'load', 'add' (atomic), or 'other' (its place is not known).
+
+    A box has an index, offsets are a tile of them. `cut` says that the mask leaves out more than
+    what lies beyond the ends of the result. `branches` are the conditions around with their side,
+    `empty` the indices of loops around that may not run.
+    """
+
+    kind: str
+    node: Node
+    memory: Node
+    shape: tuple[Size, ...]
+    index: tuple[Size, ...] | None
+    tile: tuple[int, ...]
+    axes: tuple[int, ...]
+    offsets: Node | None
+    mask: Node | None
+    cut: bool
+    unique: bool
+    branches: tuple[tuple[Node, bool], ...]
+    empty: tuple[Expr, ...]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes the result."""
+        return self.kind != "load"
+
+    def length(self, axis: int) -> int:
+        """Elements along an axis of the result."""
+        return self.tile[self.axes.index(axis)] if axis in self.axes else 1
+
+
 class Tracer:
     """One Body being traced."""
 
     def __init__(
         self, name: str, parameters: Sequence[tuple[str, Memory]], plan: Plan,
-        stated: Plan | None = None,
+        stated: Plan | None = None, guards: bool = True,
     ) -> None:  # fmt: skip
         self.name, self.plan = name, plan
+        self.guards = guards  # indices that only data decides are checked while the kernel runs
+        self.limits: dict[Expr, Limit] = {}
+        self.ranges: dict[Node, tuple[int, int]] = {}
+        self.maybe = 0  # branches, and loops that may be empty, around
+        self.branches: list[tuple[Node, bool]] = []
+        self.empty: list[Expr] = []
+        self.accesses: dict[Node, Access] = {}  # of results
         self.stated = plan if stated is None else stated  # what a person set of the Plan
         self.builder = PlacedBuilder(name, parameters)
         self.inputs = [
@@ -102,6 +153,20 @@ class Tracer:
             known = self.atoms[(wide, least, most)] = b.atom("at", wide, least, most)
         return known
 
+    def touch(
+        self, kind: str, memory: MemoryValue, index: Sequence[Size] | None = None,
+        tile: tuple[int, ...] = (), axes: tuple[int, ...] = (), *, offsets: Node | None = None,
+        mask: Node | None = None, cut: bool = False, unique: bool = False,
+    ) -> None:  # fmt: skip
+        """Note the access of a result by the Node that was added last."""
+        if any(memory.node is r.node for r in self.results):
+            node = self.builder.builder.open[-1].nodes[-1]
+            self.accesses[node] = Access(
+                kind, node, memory.node, memory.type.shape, None if index is None else tuple(index),
+                tile, tuple(axes), offsets, mask, cut, unique, tuple(self.branches),
+                tuple(self.empty),
+            )  # fmt: skip
+
     # ---- grid and results -----------------------------------------------------------------
 
     def set_grid(self, sizes: Sequence[Size]) -> list[Size]:
@@ -111,8 +176,12 @@ class Tracer:
                              hint="tile.load(rows=...) implies a grid of row blocks")  # fmt: skip
         if self.depth:
             raise TraceError("the grid is declared inside a loop or a branch", op="tile.grid")
+        check_grid(sizes)
         self.grid = tuple(sizes)
         self.programs = [self.builder.program(i, s) for i, s in enumerate(sizes)]
+        for atom, size in zip(self.programs, sizes):
+            if isinstance(atom, Expr):
+                self.limits[atom] = Limit(0, combine(size, 1, -1), True)
         return self.programs
 
     def implied_rows(self) -> Rows:
@@ -188,6 +257,21 @@ class Tracer:
         level = "placed" if self.placed else "portable"
         body = self.builder.finish(self.grid or (1,), **notes, level=level)
         return body
+
+
+def check_grid(sizes: Sequence[Size]) -> None:
+    """A grid is made of static and symbolic sizes, not negative, and a machine can count it."""
+    if any(a.kind != "symbol" for size in sizes for a in atoms(size)):
+        raise TraceError("the grid depends on what the kernel computes", op="tile.grid",
+                         expected="integers and symbolic sizes", got=tuple(sizes))  # fmt: skip
+    if not sizes or any(high(size) < 0 for size in sizes):
+        raise ShapeError("no grid has such sizes", op="tile.grid",
+                         expected="one size or more, none negative", got=tuple(sizes))  # fmt: skip
+    count = product([low(size) for size in sizes])
+    if count > GRID_LIMIT:
+        raise ShapeError("the grid is too large", op="tile.grid",
+                         expected=f"at most {GRID_LIMIT} programs", got=count,
+                         hint="let each program do more: a larger block, or a loop")  # fmt: skip
 
 
 def make_range(op: str, *given: Any, unroll: int = 1, block: int | None = None) -> Range:

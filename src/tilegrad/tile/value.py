@@ -350,6 +350,10 @@ class MemoryValue:
     def __getitem__(self, key: Any) -> Window:
         return window_of(self, key if isinstance(key, tuple) else (key,))
 
+    def __iter__(self) -> Any:
+        raise DTypeError("an array is not looped over in a kernel", op="kernel", got=repr(self),
+                         hint="loop over tile.range(n), and read a part of it")  # fmt: skip
+
     def __setitem__(self, key: Any, value: Any) -> None:
         from .language import store
 

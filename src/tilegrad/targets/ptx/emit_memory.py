@@ -20,8 +20,8 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import Size
 from ...ir.types import Memory
+from ...tile.bounds import divisor_of
 from . import rules
-from .bounds import divisor_of
 from .emit_shared import SWIZZLES, Run, SharedEmitter
 from .spread import SCALAR, Spread, blocked
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...core.dtype import DType, int4, int8
 from ...ir.node import Node
 from ...ir.types import Memory
-from .bounds import divisor_of
+from ...tile.bounds import divisor_of
 from .element import wrap
 from .emit_values import Values
 from .spread import Spread

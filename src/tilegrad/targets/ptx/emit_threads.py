@@ -19,7 +19,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...ir.types import Memory
-from .bounds import divisor_of
+from ...tile.bounds import divisor_of
 from .emit_memory import all_nodes
 from .emit_send import SendEmitter
 from .emit_shared import SWIZZLES

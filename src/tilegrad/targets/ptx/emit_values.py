@@ -15,10 +15,10 @@ from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
+from ...tile.bounds import Bounds
 from ...tile.build import Body
 from ...tile.magnitude import near_angle
 from . import rules
-from .bounds import Bounds
 from .division import DIVISIONS
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .spread import Field, Spread

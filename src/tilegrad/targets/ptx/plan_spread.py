@@ -21,8 +21,8 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...ir.types import Memory, Tile, product
+from ...tile.bounds import Bounds, divisor_of
 from ...tile.build import Body
-from .bounds import Bounds, divisor_of
 from .spread import (
     SCALAR,
     Spread,

@@ -9,8 +9,8 @@ from tilegrad.core.dtype import float32, int32, int64
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import combine, floor_divide, minimum, modulo, multiply, symbol
 from tilegrad.ir.types import Memory
-from tilegrad.targets.ptx.bounds import Bounds, divisor_of
 from tilegrad.tile import numeric, ops
+from tilegrad.tile.bounds import Bounds, divisor_of
 from tilegrad.tile.build import Body, BodyBuilder
 
 

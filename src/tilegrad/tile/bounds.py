@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...ir.block import Block
-from ...ir.node import Node
-from ...ir.symbol import Size, high, low
-from ...tile.build import Body
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import Size, high, low
+from .build import Body
 
 Range = tuple[int, int]
 WIDE: Range = (-(1 << 63), (1 << 63) - 1)
@@ -86,13 +86,13 @@ class Bounds:
             if not moving:
                 return
             guesses += 1
-            self.ranges.update({a: wider[a] if guesses < GUESSES else _of_dtype(a)
+            self.ranges.update({a: wider[a] if guesses < GUESSES else of_dtype(a)
                                 for a in moving})  # fmt: skip
 
     def _visit(self, node: Node) -> None:
         name = node.op.name
         ranges = [self.range(i) for i in node.inputs]
-        found = _leaf(node, self.grid) if not node.inputs else _range(name, ranges)
+        found = leaf_range(node, self.grid) if not node.inputs else range_of(name, ranges)
         if name == "where":
             found = (min(r[0] for r in ranges[1:]), max(r[1] for r in ranges[1:]))
         if name in SAME or (name in ("reduce", "cumulative") and node.attrs["kind"] in EXTREMES):
@@ -110,11 +110,11 @@ class Bounds:
         if name in ("stack", "stack_rows"):
             found = (min(r[0] for r in ranges), max(r[1] for r in ranges))
         if name == "cast" and node.inputs[0].dtype.is_integer:
-            source = ranges[0] if node.inputs[0] in self.ranges else _of_dtype(node.inputs[0])
+            source = ranges[0] if node.inputs[0] in self.ranges else of_dtype(node.inputs[0])
             found = source
         if name == "cast" and node.inputs[0].dtype.kind == "bool":
             found = (0, 1)
-        limit = _of_dtype(node)
+        limit = of_dtype(node)
         if found is None or found[0] < limit[0] or found[1] > limit[1]:
             found = limit
         self.ranges[node] = found
@@ -153,14 +153,16 @@ def divisor_of(size: Size) -> int:
     return 1
 
 
-def _of_dtype(node: Node) -> Range:
+def of_dtype(node: Node) -> Range:
+    """What an integer of a dtype can be."""
     bits, kind = node.dtype.bits, node.dtype.kind
     if kind == "uint":
         return (0, (1 << bits) - 1)
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def _leaf(node: Node, grid: Sequence[Size]) -> Range | None:
+def leaf_range(node: Node, grid: Sequence[Size]) -> Range | None:
+    """The range of a Node without inputs."""
     name, attrs = node.op.name, node.attrs
     if name == "constant":
         return (int(attrs["value"]), int(attrs["value"]))
@@ -175,7 +177,8 @@ def _leaf(node: Node, grid: Sequence[Size]) -> Range | None:
     return None
 
 
-def _range(name: str, r: Sequence[Range]) -> Range | None:
+def range_of(name: str, r: Sequence[Range]) -> Range | None:
+    """The range of an elementwise op from those of its operands."""
     if name == "add":
         return (r[0][0] + r[1][0], r[0][1] + r[1][1])
     if name == "subtract":

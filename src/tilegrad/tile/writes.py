@@ -1,0 +1,365 @@
+"""Which program touches which elements of a result: all are written, none by two programs.
+
+Every access of a result is noted while the kernel is traced, with its index as Exprs. First comes a
+proof for all sizes: along some axis, for each axis of the grid, programs keep a distance that what
+one of them touches does not fill; and blocks, put side by side by programs and loops, reach from
+end to end. Where it does not hold, the accesses of all programs are counted out, in cells of which
+every box is made, if they are known without data and are few. Invariant: 'owned' and 'whole' are
+proofs; an error is a race or a hole that some element really has, or an access that data decides
+and that nobody promised to be unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as every
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, combine, high, low, multiply
+from .build import Body
+from .check import walk
+from .finding import Finding, finding
+from .inside import extremes, value_of
+from .trace import Access, Tracer
+
+FEW = 1 << 15  # boxes that are counted out
+SMALL = 1 << 22  # elements that are
+HINT = ("let each program write its own part; where they add to one element: tile.atomic_add; "
+        "where data makes them differ: tile.store(..., unique=True)")  # fmt: skip
+
+
+@dataclass
+class Judged:
+    """What is known of the results of a kernel."""
+
+    findings: list[Finding]
+    partial: set[str]  # names of results that may not be written whole
+
+
+def judge(t: Tracer, body: Body) -> Judged:
+    """Races between programs, and results that are not written whole."""
+    live = {node for node, _ in walk(body.block)}
+    found: list[Finding] = []
+    partial: set[str] = set()
+    for result in t.results:
+        here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
+        filled = result.name in t.fills
+        found += _unfilled(result.name, here) if not filled else []
+        found += races(t, result.name, here)
+        if filled or any(f.level == "error" for f in found):
+            continue
+        state, hole = coverage(t, result.type.shape, here)
+        if state == "hole":
+            where = [a.node for a in here if a.writes]
+            text = f"no program writes {result.name}{list(hole)}" if where else (
+                f"nothing writes {result.name}")  # fmt: skip
+            found.append(finding("error", "unwritten", text, (where or [result.node])[0], None,
+                                 "a grid and stores that reach all of it, or tile.result(..., "
+                                 "fill=0)"))  # fmt: skip
+        elif state == "unknown":
+            partial.add(result.name)
+    return Judged(found, partial)
+
+
+def _unfilled(name: str, accesses: Sequence[Access]) -> list[Finding]:
+    """Elements that are added to have a value before."""
+    return [finding("error", "uninitialised", f"{name} is added to, and nothing set it before",
+                    a.node, None, "tile.result(..., fill=0)")
+            for a in accesses if a.kind == "add"][:1]  # fmt: skip
+
+
+# ---- races -------------------------------------------------------------------------------------
+
+
+def races(t: Tracer, name: str, accesses: Sequence[Access]) -> list[Finding]:
+    """Elements that one program writes and another touches."""
+    programs = [p for p in t.programs if isinstance(p, Expr)]
+    writes = [a for a in accesses if a.writes]
+    if not programs or not writes or owned(t, programs, accesses):
+        return []
+    counted = _count_races(t, accesses)
+    if isinstance(counted, tuple):
+        first, second, element = counted
+        text = f"two programs touch {name}{list(element)}, and one of them writes it"
+        return [finding("error", "race", text, second.node, first.node, HINT)]
+    if counted is None or t.placed or all(a.unique or not a.writes for a in accesses):
+        return []
+    unsure = next((a for a in counted if a.writes and not a.unique), counted[0])
+    text = f"it is not known that programs write different elements of {name}"
+    return [finding("error", "race", text, unsure.node, None, HINT)]
+
+
+def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bool:
+    """Whether programs are proved to touch elements of their own, whatever the sizes are."""
+    if all(a.kind == "add" for a in accesses):
+        return True
+    if any(a.index is None for a in accesses):
+        return False
+    rank = len(accesses[0].index or ())
+    return all(any(_apart(t, p, programs, accesses, axis) for axis in range(rank))
+               for p in programs)  # fmt: skip
+
+
+def _apart(
+    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access], axis: int
+) -> bool:
+    """Whether what programs with different numbers touch is disjoint along an axis."""
+    steps: set[Size] = set()
+    first: list[Size] = []
+    last: list[Size] = []
+    for access in accesses:
+        assert access.index is not None
+        at = access.index[axis]
+        step = coefficient(at, program)
+        if not isinstance(step, int) or step == 0:
+            return False
+        steps.add(step)
+        rest = combine(at, multiply(program, step), -1)
+        if any(p in atoms(rest) for p in programs):
+            return False
+        least, most, _ = extremes(t, rest)
+        if any(a.kind != "symbol" for end in (least, most) for a in atoms(end)):
+            return False  # of a loaded number
+        first.append(least)
+        last.append(combine(most, access.length(axis), 1))
+    if len(steps) > 1:
+        return False
+    reach = abs(int(steps.pop()))  # type: ignore[arg-type]
+    return all(high(combine(b, a, -1)) <= reach for a in first for b in last)
+
+
+Found = tuple[Access, Access, tuple[int, ...]]
+
+
+def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] | None:
+    """Two accesses of one element by different programs; else those that are not known (None: no
+    race)."""
+    cells = Cells(t, accesses)
+    if not cells.few:
+        return [a for a in accesses if a.writes]
+    boxes = [(a, *cells.of(a)) for a in accesses]
+    writer = np.full(cells.count, -1, np.int64)  # the program that stores to a cell
+    by = np.full(cells.count, -1, np.int64)  # and which access
+    for number_, (access, found, exact) in enumerate(boxes):
+        if access.kind != "store" or not exact:
+            continue
+        for program, places in found:
+            other = places[(writer[places] >= 0) & (writer[places] != program)]
+            if other.size and not (access.unique or accesses[by[other[0]]].unique):
+                return accesses[by[other[0]]], access, cells.element(int(other[0]))
+            writer[places], by[places] = program, number_
+    for access, found, exact in boxes:
+        if access.kind == "store" or not exact:
+            continue
+        for program, places in found:
+            other = places[(writer[places] >= 0) & (writer[places] != program)]
+            if other.size:
+                return access, accesses[by[other[0]]], cells.element(int(other[0]))
+    return [a for a, _, exact in boxes if not exact] or None
+
+
+Places = list[tuple[int, Any]]
+
+
+class Cells:
+    """A result in cells: boxes without masks are made of whole ones, else a cell is an element."""
+
+    def __init__(self, t: Tracer, accesses: Sequence[Access]) -> None:
+        self.t, self.shape = t, accesses[0].shape
+        self.starts = {a: self._starts(a) for a in accesses}
+        coarse = all(a.index is not None and not a.cut for a in accesses)
+        self.unit = [self._unit(axis) if coarse else 1 for axis in range(len(self.shape))]
+        self.few = all(isinstance(s, int) for s in self.shape)
+        if self.few:
+            self.sizes = [-(-s // u) for s, u in zip(self.shape, self.unit)]  # type: ignore[operator]
+            self.count = prod(self.sizes)
+            self.few = self.count <= SMALL
+
+    def _unit(self, axis: int) -> int:
+        """What divides every start and length along an axis."""
+        return gcd(0, *[gcd(a.length(axis), *[at[axis] for _, at in found])
+                        for a, found in self.starts.items() if found]) or 1  # fmt: skip
+
+    def _starts(self, access: Access) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+        """(program, index) of every box of an access; None where data decides, or too many."""
+        t, grid = self.t, self.t.grid or (1,)
+        own = [a for at in access.index or () for a in atoms(at) if a not in t.programs]
+        loops = list(dict.fromkeys(own))
+        trips = [_trips(t, atom) for atom in loops]
+        if not all(isinstance(s, int) for s in grid) or None in trips:
+            return None
+        if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW:  # type: ignore[arg-type]
+            return None
+        found = []
+        for program in every(*[range(s) for s in grid]):  # type: ignore[arg-type]
+            env = {p: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
+            for values in every(*[s for s in trips if s is not None]):
+                env.update(zip(loops, values))
+                found.append((program, tuple([number(at, env) for at in access.index or ()])))
+        return found
+
+    def of(self, access: Access) -> tuple[Places, bool]:
+        """(program's number, cells) of the boxes of an access, and whether that is exact."""
+        starts = self.starts[access]
+        cells = prod([-(-n // u) for n, u in self._lengths(access)])
+        if starts is None or len(starts) * cells > SMALL:
+            return [], False
+        found: Places = []
+        numbers = {program: n for n, program in enumerate(dict.fromkeys(p for p, _ in starts))}
+        for program, at in starts:
+            taken = _taken(access, program)
+            mask = _mask(access, program)
+            if taken is None or mask is None:
+                return [], False
+            places = self._places(access, program, at, mask) if taken else _NONE
+            if places is None:
+                return [], False
+            found.append((numbers[program], places))
+        return found, True
+
+    def _lengths(self, access: Access) -> list[tuple[int, int]]:
+        if access.index is None:
+            return [(n, 1) for n in access.tile]
+        return [(access.length(axis), self.unit[axis]) for axis in access.axes]
+
+    def _places(
+        self, access: Access, program: tuple[int, ...], at: tuple[int, ...], mask: Any
+    ) -> Any:
+        """The cells that one box touches."""
+        if access.offsets is not None:
+            value = value_of(access.offsets, program)
+            if value is None:
+                return None
+            value = np.broadcast_to(value, access.tile)
+            return value[mask & (value >= 0) & (value < self.count)]
+        box = [n // u for n, u in self._lengths(access)]
+        place, live = np.zeros(box, np.int64), np.ones(box, np.bool_)
+        for axis, (start, size) in enumerate(zip(at, self.sizes)):
+            position: Any = np.asarray(start // self.unit[axis])
+            if axis in access.axes:
+                tail = (1,) * (len(box) - access.axes.index(axis) - 1)
+                position = position + np.arange(box[access.axes.index(axis)]).reshape((-1, *tail))
+            live &= (position >= 0) & (position < size)
+            place += position * prod(self.sizes[axis + 1 :])
+        return place[live & mask]
+
+    def element(self, cell: int) -> tuple[int, ...]:
+        """The first element of a cell."""
+        at = np.unravel_index(cell, self.sizes)
+        return tuple([int(i) * u for i, u in zip(at, self.unit)])
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _trips(t: Tracer, atom: Expr) -> Sequence[int] | None:
+    limit = t.limits.get(atom)
+    if limit is None or not isinstance(limit.lower, int) or not isinstance(limit.upper, int):
+        return None
+    return range(limit.lower, limit.upper + 1, limit.step)
+
+
+def _taken(access: Access, program: tuple[int, ...]) -> bool | None:
+    """Whether a program comes to an access; None where data decides."""
+    unsure = bool(access.empty)
+    for test, side in access.branches:
+        value = value_of(test, program)
+        if value is None:
+            unsure = True
+        elif bool(value) is not side:
+            return False
+    return None if unsure else True
+
+
+def _mask(access: Access, program: tuple[int, ...]) -> Any:
+    """The mask of an access as a program has it; None where data or a loop decides."""
+    if not access.cut or access.mask is None:
+        return True
+    value = value_of(access.mask, program)
+    return None if value is None else np.broadcast_to(value, access.tile)
+
+
+def number(value: Size, env: dict[Expr, int]) -> int:
+    """An Expr with its atoms bound."""
+    if isinstance(value, int):
+        return value
+    if value in env:
+        return env[value]
+    if value.kind == "sum":
+        return value.constant + sum(f * prod(number(a, env) for a in p) for p, f in value.terms)
+    a, b = (number(x, env) for x in value.args)
+    return {"div": lambda: a // b, "mod": lambda: a % b, "min": lambda: min(a, b),
+            "max": lambda: max(a, b)}[value.kind]()  # fmt: skip
+
+
+# ---- coverage ----------------------------------------------------------------------------------
+
+
+def coverage(
+    t: Tracer, shape: Sequence[Size], accesses: Sequence[Access]
+) -> tuple[str, tuple[int, ...]]:
+    """'whole' if all elements are written, 'hole' (and where) if one is not, or 'unknown'."""
+    stores = [a for a in accesses if a.kind == "store"]
+    if any(s == 0 for s in shape) or any(whole(t, shape, a) for a in stores):
+        return "whole", ()
+    if any(a.kind == "other" for a in accesses):
+        return "unknown", ()
+    if not stores:
+        return "hole", ()
+    cells = Cells(t, stores)
+    if not cells.few:
+        return "unknown", ()
+    written, certain = np.zeros(cells.count, np.bool_), True
+    for access in stores:
+        found, exact = cells.of(access)
+        certain &= exact
+        for _, places in found:
+            written[places] = True
+    if written.all():
+        return "whole", ()
+    if not certain:
+        return "unknown", ()
+    return "hole", cells.element(int(written.argmin()))
+
+
+def whole(t: Tracer, shape: Sequence[Size], access: Access) -> bool:
+    """Whether one store, by all programs and trips of its loops, is proved to reach all."""
+    if access.index is None or access.cut or access.branches:
+        return False
+    used: list[Expr] = []
+    for axis, (at, size) in enumerate(zip(access.index, shape)):
+        mine = [a for a in atoms(at) if a.kind != "symbol"]
+        if set(mine) & set(used) or not _reaches(t, at, mine, access.length(axis), size):
+            return False
+        used += mine
+    return all(atom in used for atom in access.empty)
+
+
+def _reaches(t: Tracer, at: Size, mine: Sequence[Expr], length: int, size: Size) -> bool:
+    """Whether blocks along an axis, side by side, reach from 0 to the size."""
+    block: Size = length
+    start = at
+    parts = []
+    for atom in mine:
+        step, limit = coefficient(at, atom), t.limits.get(atom)
+        if limit is None or not isinstance(step, int) or step < 1:
+            return False
+        start = combine(start, multiply(combine(atom, limit.lower, -1), step), -1)
+        parts.append((step * limit.step, step, limit))
+    for apart, step, limit in sorted(parts, key=lambda part: part[0]):
+        if low(block) < apart:
+            return False  # a gap
+        count = combine(combine(limit.upper, limit.lower, -1), 1, 1)  # of trips, if the step is 1
+        if limit.reached:
+            if limit.step == 1 and count is ceil_divide(size, step) and low(start) == 0:
+                return high(start) == 0 and len(parts) == 1
+            block = combine(multiply(combine(limit.upper, limit.lower, -1), step), block, 1)
+        elif step == 1:
+            block = count
+        else:
+            return False
+    return high(start) <= 0 and low(combine(combine(start, block, 1), size, -1)) >= 0
