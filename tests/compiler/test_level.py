@@ -48,6 +48,14 @@ def test_a_factor_of_the_row_comes_out() -> None:
     assert depth(before) == 2 and depth(after) == 1
 
 
+def test_a_factor_of_all_rows_comes_out() -> None:
+    def product(x, y):
+        return build.sum_(build.multiply(y, build.reduce(ops.min_, x, (0, 1), keep=True)), 1)
+
+    before, after = levelled(product, rows(5, 33), rows(5, 33, seed=1))
+    assert depth(before) == 2 and depth(after) == 1
+
+
 def test_a_softmax_gradient_waits_once_less() -> None:
     def pull(x, dy):
         e = build.unary(ops.exp, build.subtract(x, build.max_(x, 1, keep=True)))

@@ -62,6 +62,16 @@ def half_row():
     return [a, b], build.matmul(a, b)
 
 
+def outer():
+    a, b = matrix(4, 7, dtype=dtypes.bfloat16), matrix(4, 5, dtype=dtypes.bfloat16)
+    return [a, b], build.dot(a, b, ((0,), (0,)), ((), ()), dtypes.float32)
+
+
+def element_by_element():
+    a, b = matrix(4, 7), matrix(4, 7)
+    return [a, b], build.dot(a, b, ((0, 1), (0, 1)), ((), ()), dtypes.float32)
+
+
 def long(op):
     x = matrix(3, 1 << 15)
     return [x], build.reduce(op, x, 1)
@@ -75,7 +85,11 @@ CASES = [
     (THIN, "dot_of_a_row", matrix_times_column),
     (THIN, "dot_of_a_row", turned_matrix),
     (THIN, "dot_of_a_row", half_row),
+    (THIN, "dot_of_a_row", outer),
+    (THIN, "dot_of_a_row", element_by_element),
     (THIN_SHORT, "dot_of_a_short_row", row_times_matrix),
+    (THIN_SHORT, "dot_of_a_short_row", outer),
+    (THIN_SHORT, "dot_of_a_short_row", element_by_element),
     (SPLIT, "split_sum", lambda: long(ops.sum_)),
     (SPLIT, "split_max", lambda: long(ops.max_)),
     (SPLIT, "split_min", lambda: long(ops.min_)),

@@ -116,8 +116,9 @@ def _level(m: Match, depths: Depths) -> Node | None:
     if depths(core) >= depths(x):
         return None
     total = ops.sum_(core, axes=axes)
-    for f in factors:
-        total = ops.multiply(total, build.reshape(f, node.shape))
+    for f in factors:  # it may be one for all rows too
+        own = tuple(size for axis, size in enumerate(f.shape) if axis not in axes)
+        total = ops.multiply(total, build.expand(build.reshape(f, own), node.shape))
     return ops.negative(total) if negative else total
 
 

@@ -1,9 +1,9 @@
 """Write dots with a side of one row as reductions: they stream a matrix, nothing is reused.
 
 A product of a vector and a matrix reads every element of the matrix once, so packing it would
-only copy it. As a sum of products it becomes one pass over memory. Runs after recognition. On a
-GPU rows too long for the registers of a program stay dots where the library has a kernel that
-streams them.
+only copy it. As a sum of products it becomes one pass over memory; a dot that sums nothing is a
+product of its elements, whatever its sides. Runs after recognition. On a GPU rows too long for
+the registers of a program stay dots where the library has a kernel that streams them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def _thin(m: Match) -> Node | None:
     free_b = [i for i in range(len(b.shape)) if i not in batch[1] + contract[1]]
     rows = product(tuple(a.shape[i] for i in free_a))
     columns = product(tuple(b.shape[i] for i in free_b))
-    if rows != 1 and columns != 1:
-        return None
-    if not contract[0]:
+    if rows != 1 and columns != 1 and contract[0]:
         return None
     keep = accumulator(node.inputs[0].dtype)
     matrix, side = (b, 1) if rows == 1 else (a, 0)
@@ -46,7 +44,9 @@ def _thin(m: Match) -> Node | None:
         shape = (*lead, *outer, *inner) if inner_last else (*lead, *inner, *outer)
         sides.append(build.reshape(build.permute(build.cast(x, keep), axes), shape))
     start = len(lead) + (len(free_a) + len(free_b) if inner_last else 0)
-    total = build.sum_(build.multiply(*sides), tuple(range(start, start + len(inner))))
+    total = build.multiply(*sides)
+    if inner:
+        total = build.sum_(total, tuple(range(start, start + len(inner))))
     return build.cast(total, node.dtype)
 
 
@@ -59,7 +59,8 @@ def _thin_short(m: Match) -> Node | None:
     library = streams(node) and high(b.shape[0]) >= MANY
     streamed = low_bits and (high(inner) > LONGEST or library)
     streamed &= not any(_is_picked(x) for x in (a, b))
-    return None if streamed and product(node.shape) != lead else _thin(m)
+    streamed &= product(node.shape) != lead and bool(node.attrs["contract"][0])
+    return None if streamed else _thin(m)
 
 
 def _is_picked(x: Node) -> bool:

@@ -58,7 +58,7 @@ class TiledDot:
     def lower(self) -> list[tuple[Body, list[tuple[str, Any]]]]:
         """The Body with the roles of its parameters."""
         batch, m, k, n = self.problem.sizes
-        rows, columns = (min(SIDE, max(LEAST, power_of_two(high(s)))) for s in (m, n))
+        rows, columns, warps = tile_of(self.problem)
         blocks_m, blocks_n = ceil_divide(m, rows), ceil_divide(n, columns)
         tiles = multiply(blocks_m, blocks_n)
         p = self.b.program(0, multiply(batch, tiles))
@@ -82,7 +82,6 @@ class TiledDot:
             total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
-        warps = min(4, rows * columns // (LEAST * LEAST))
         body = self.b.finish((multiply(batch, tiles),), warps=warps)
         roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
         roles += [("store", i) for i in range(len(self.stored))]
@@ -116,6 +115,19 @@ class TiledDot:
         if shape != self.dot.shape:
             return unravel(linear, node.shape)
         return (*unravel(batch, p.batch_shape), *unravel(row, p.m_shape), *unravel(lane, p.n_shape))
+
+
+def tile_of(problem: Problem) -> tuple[int, int, int]:
+    """Rows and columns of a tile, and warps that compute it."""
+    _, m, _, n = problem.sizes
+    rows, columns = (min(SIDE, max(LEAST, power_of_two(high(s)))) for s in (m, n))
+    return rows, columns, min(4, rows * columns // (LEAST * LEAST))
+
+
+def tiled_copies(dot: Node) -> int:
+    """Results of a tile that a thread has."""
+    rows, columns, warps = tile_of(Problem(dot))
+    return rows * columns // (32 * warps)
 
 
 def product_dtype(dtype: DType, accumulator: DType) -> DType:

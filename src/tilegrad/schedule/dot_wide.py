@@ -9,7 +9,7 @@ Everything else takes the plain tiled matmul of `dot_gpu`. Invariant: the result
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class Matrix:
 
 
 def matrix_of(
-    problem: Problem, node: Node, index: Index, probes: Sequence[Size], reads: Sequence[Node]
+    problem: Problem, node: Node, index: Index, probes: Sequence[Size], reads: Container[Node]
 ) -> Matrix | None:
     """How an operand lies, or None where it is no plain matrix."""
     while node not in reads:

@@ -19,6 +19,7 @@ from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import LONGEST, WHOLE
 from .access import MOVEMENT
+from .fuse import leaves_of
 
 MOST_PARTS = 256  # blocks of a row
 ELEMENTWISE = ("unary", "binary", "ternary", "compare")
@@ -89,9 +90,10 @@ def _until_products(node: Node, readers: dict[Node, list[Node]],
 
 
 def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
-    """The value that a scaled product is stored as: rounded, where all want it so."""
+    """The value that what follows from a product is stored as: rounded, where all want it so."""
     found = readers.get(node, [])
-    return found[0] if len(found) == 1 and found[0].op is ops.cast else node
+    rounds = len(found) == 1 and found[0].op is ops.cast and found[0].dtype.bits < node.dtype.bits
+    return found[0] if rounds else node
 
 
 def _product(node: Node) -> Node | None:
@@ -130,9 +132,16 @@ def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[No
             continue
         sums = node.op.group == "binary" and any(_is_made(i, values) for i in node.inputs)
         if (sums or node.op is ops.gather) and _many(node, readers):
-            values.add(node)
-            values -= {r for r in readers[node] if r.op is ops.cast and r not in results
+            kept = _rounded(node, readers)
+            if sums and _bytes(leaves_of(kept, values)) <= _bytes([kept]):
+                continue  # the product itself is no more to read
+            values.add(kept)
+            values -= {r for r in readers[kept] if r.op is ops.cast and r not in results
                        and all(_inlines(u) for u in readers.get(r, ()))}  # fmt: skip
+
+
+def _bytes(nodes: Sequence[Node]) -> int:
+    return sum(high(product(n.shape)) * n.dtype.size for n in nodes)
 
 
 def _inlines(reader: Node) -> bool:

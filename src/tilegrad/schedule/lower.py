@@ -27,11 +27,13 @@ from .cost import bytes_moved, work_of
 from .dot import lower_dot
 from .dot_joint import join_dots
 from .dot_wide import takes_parts
+from .epilogue import leave_long_epilogues
 from .fuse import DOTS, Fuser, Group
 from .handed import hand_over, keep_sums
 from .in_place import take_over
 from .join import lower_join
 from .loops import LoopLowering
+from .operands import lay_out
 from .order import bit
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
@@ -89,11 +91,13 @@ class Lowering:
             compute_again(self.fuser.extents, self.arguments, self.results)
             keep_sums(self.fuser.values, self.arguments, self.results)
             hand_over(self.fuser.values, self.arguments, self.results)
+            lay_out(self.fuser.values, self.arguments, self.results, self.target)
             self.fuser.look_ahead()
             self.rounded = rounded_nodes(self.results)
             self.fuser.takes_parts = partial(takes_parts, target=self.target)
         groups = self.fuser.run()
         if self.target.kind == "gpu":
+            leave_long_epilogues(self.fuser, self.target, self.rounded)
             groups = join_dots(self.fuser, self.target)
         self.order_updates(groups)
         ordered = self.fuser.in_order()
