@@ -51,6 +51,15 @@ def depth_of(kernel: object) -> int:
     return max(depth[v] for v in stored)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_no_function_alone_is_cut(target: Target) -> None:
+    """What a function expands to shares much: shared Nodes count once."""
+    for op in ops.graph.ops.values():
+        if op.group in ("unary", "binary") and op not in (ops.cast, ops.bitcast):
+            x = [build.input_((4096,), float32) for _ in range(1 + (op.group == "binary"))]
+            assert len(schedule_for(x, [op(*x)], target, ()).kernels) <= 1, op.name
+
+
 def check_bounds(schedule: Schedule) -> None:
     """No Kernel is deeper, larger or reads more than the bounds."""
     for kernel in schedule.kernels:

@@ -34,7 +34,7 @@ BESIDE = 4  # a matrix read or written beside the result
 INSTRUCTIONS: dict[Op, tuple[int, int]] = {
     ops.exp: (6, 0), ops.log: (30, 0), ops.expm1: (22, 0), ops.log1p: (38, 0), ops.sin: (41, 0),
     ops.cos: (40, 0), ops.tan: (82, 1), ops.asin: (52, 5), ops.acos: (52, 5), ops.atan: (23, 1),
-    ops.tanh: (16, 0), ops.sigmoid: (10, 0), ops.erf: (24, 0), ops.erf_inverse: (74, 3),
+    ops.tanh: (16, 0), ops.sigmoid: (10, 1), ops.erf: (24, 0), ops.erf_inverse: (74, 3),
     ops.power: (116, 2), ops.atan2: (48, 4), ops.sign: (5, 0), ops.divide: (1, 1),
     ops.reciprocal: (1, 1), ops.square_root: (1, 1), ops.remainder: (24, 1),
     ops.floor_divide_: (3, 1),

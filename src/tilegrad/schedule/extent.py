@@ -24,7 +24,7 @@ LEAVES = {ops.constant, ops.iota, ops.size, ops.input_}
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Depth of an expression, its Nodes and the reads in it; what is shared counts each time."""
+    """Depth of an expression, its Nodes and the reads in it; what is shared may count each time."""
 
     depth: int = 0
     nodes: int = 0
@@ -57,6 +57,8 @@ class Extents:
             return
         self.own[node] = self._of(node)
         if self.own[node].exceeds:
+            self.own[node] = self._once(node)
+        if self.own[node].exceeds:
             for i in sorted(node.inputs, key=lambda i: -self.below(i).nodes):
                 if self.own[node].exceeds and i not in self.values:
                     self._store(i)
@@ -75,9 +77,20 @@ class Extents:
             reads += below.reads
         return Extent(depth + 1, nodes, reads)
 
+    def _once(self, node: Node) -> Extent:
+        """The same with what is shared counted once, as far as it matters."""
+        seen, stack, reads = {node}, [node], 0
+        while stack and len(seen) <= NODES + READS:
+            for i in stack.pop().inputs:
+                if i not in seen:
+                    seen.add(i)
+                    reads += i in self.values
+                    stack += [i] if i not in self.values else []
+        return Extent(self.own[node].depth, len(seen) - reads, reads)
+
     def _store(self, node: Node) -> None:
         """Make a value of a Node, or of what it only moves: it may repeat that."""
-        moved = []
+        moved: list[Node] = []
         while node.op in MOVEMENT and node not in self.values and len(moved) < DEPTH // 2:
             moved.append(node)
             node = node.inputs[0]
