@@ -34,7 +34,7 @@ class Faults:
     def __init__(self, memory: np.ndarray[Any, Any]) -> None:
         self.sites: list[list[Site]] = []  # by word
         self.memory = memory
-        self._bytes, self._zeros = memoryview(memory), bytes(memory.nbytes)
+        self._bytes, self._zeros = memory.data, bytes(memory.nbytes)
 
     @staticmethod
     def on_host(recipe: Recipe) -> Faults | None:

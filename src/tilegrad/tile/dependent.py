@@ -2,19 +2,21 @@
 
 `protocol` follows the wait through barriers in the programs it runs; here the shape of the code is
 judged, for all programs: a `grid_dependency_wait` under a condition or in a loop that hangs on the
-program's number, a Symbol or data may be left out by a program that was not run. Invariant: a
-Body without the op is launched plainly and has no Findings.
+program's number, a Symbol or data may be left out by a program that was not run, and an access
+under such a condition may come before it in one. Invariant: a Body without the op is launched
+plainly and has no Findings.
 """
 
 from __future__ import annotations
 
 from ..ir.block import Block
 from ..ir.node import Node
-from .check import walk
+from .check import READS, STORES, walk
 from .finding import Finding, finding
 from .skeleton import Skeleton, computable
 
 ALL, SOME, NONE = "all", "some", "none"
+TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
 
 
 def check_dependent(skeleton: Skeleton) -> list[Finding]:
@@ -32,6 +34,46 @@ def check_dependent(skeleton: Skeleton) -> list[Finding]:
                 "error", "dependent", f"{who} comes to grid_dependency_wait on some paths only",
                 node, unsure[-1], "wait before the branch or loop, where every program comes by",
             ))  # fmt: skip
+    return found + (early(skeleton) if waits else [])
+
+
+def early(skeleton: Skeleton) -> list[Finding]:
+    """Accesses that only some programs come to, before the wait and before anything that another
+    role could tell of it with."""
+    block = skeleton.body.block
+    roles = [n for n in block.nodes if n.op.name == "role"]
+    told: list[Node] = []
+    found = _early(skeleton, block, "the program", False, told)
+    before = bool(told)
+    for role in roles:
+        who = str(role.attrs["name"])
+        found += [] if before else _early(skeleton, role.blocks[0], who, False, [])
+    return found
+
+
+def _early(
+    skeleton: Skeleton, block: Block, who: str, unsure: bool, told: list[Node]
+) -> list[Finding]:
+    """Walk a Block until something tells of the dependency; `told` holds what does."""
+    found: list[Finding] = []
+    for node in block.nodes:
+        name = node.op.name
+        if name in TELL:
+            told.append(node)
+        if told or name == "role":
+            break
+        for table, verb in ((STORES, "writes"), (READS, "reads")):
+            memory = node.inputs[table[name]] if unsure and name in table else None
+            if memory is None or memory not in skeleton.body.parameters:
+                continue
+            if verb == "writes" or memory.type.use != "constant":  # type: ignore[union-attr]
+                found.append(finding(
+                    "error", "dependent", f"{who} {verb} {memory.attrs['name']} in some programs "
+                    "before it knows of grid_dependency_wait", node, None,
+                    "grid_dependency_wait before the branch or loop"))  # fmt: skip
+        inside = unsure or (name in ("branch", "loop") and varies(skeleton, node))
+        for inner in node.blocks:
+            found += _early(skeleton, inner, who, inside, told)
     return found
 
 

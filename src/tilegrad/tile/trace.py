@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -19,7 +20,7 @@ from ..core.errors import ShapeError, TraceError, UserError
 from ..ir.block import argument
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
-from ..ir.types import Memory, product
+from ..ir.types import Memory
 from . import ops
 from .build import Body
 from .placed import PlacedBuilder
@@ -267,7 +268,7 @@ def check_grid(sizes: Sequence[Size]) -> None:
     if not sizes or any(high(size) < 0 for size in sizes):
         raise ShapeError("no grid has such sizes", op="tile.grid",
                          expected="one size or more, none negative", got=tuple(sizes))  # fmt: skip
-    count = product([low(size) for size in sizes])
+    count = prod(low(size) for size in sizes)
     if count > GRID_LIMIT:
         raise ShapeError("the grid is too large", op="tile.grid",
                          expected=f"at most {GRID_LIMIT} programs", got=count,
