@@ -117,9 +117,17 @@ def context() -> Context:
 
 
 def result(
-    shape: Sequence[Any], dtype: Any = dtypes.float32, *, fill: float | None = None, name: str = ""
-) -> MemoryValue:
-    """An array the kernel gives back; `fill` sets all of it before any program runs."""
+    shape: Sequence[Any], dtype: Any = dtypes.float32, *, fill: float | str | None = None,
+    name: str = "",
+) -> MemoryValue:  # fmt: skip
+    """An array the kernel gives back; `fill` sets all of it before any program runs.
+
+    Without it every element must be written: where that is not so, it is an error, and where it is
+    not known, the rest is 0. With fill="none" nothing is set, and nobody may read the rest.
+    """
+    if isinstance(fill, str) and fill != "none":
+        raise UserError("no such fill", op="tile.result", expected='a number or "none"',
+                        got=repr(fill))  # fmt: skip
     sizes = [size_of(s, "size") for s in shape]
     return tracer("result").add_result(sizes, dtype_of(dtype), name, fill)
 

@@ -125,6 +125,7 @@ class Tracer:
         ]
         self.results: list[MemoryValue] = []
         self.fills: dict[str, float] = {}
+        self.loose: set[str] = set()  # results of which nobody reads what is not written
         self.grid: tuple[Size, ...] | None = None
         self.programs: list[Size] = []
         self.hints: dict[str, Any] = {}  # notes that functions leave for the emitter
@@ -209,18 +210,22 @@ class Tracer:
         return int(found)
 
     def add_result(
-        self, shape: Sequence[Size], dtype: DType, name: str = "", fill: float | None = None
-    ) -> MemoryValue:
+        self, shape: Sequence[Size], dtype: DType, name: str = "",
+        fill: float | str | None = None,
+    ) -> MemoryValue:  # fmt: skip
         """A new array that the kernel gives back."""
         if self.depth:
             raise TraceError("a result is declared inside a loop or a branch", op="tile.result")
         name = name or f"out{len(self.results)}"
-        type_ = Memory(tuple(shape), dtype, use="result" if fill is None else "state")
+        number = isinstance(fill, (int, float))
+        type_ = Memory(tuple(shape), dtype, use="state" if number else "result")
         node = argument(name, type_)
         self.builder.block.arguments = (*self.builder.block.arguments, node)
         self.builder.builder.known[0].add(id(node))
-        if fill is not None:
+        if isinstance(fill, (int, float)):
             self.fills[name] = fill
+        elif fill is not None:
+            self.loose.add(name)
         self.results.append(MemoryValue(name, node, True))
         return self.results[-1]
 

@@ -84,7 +84,8 @@ def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool)
     """
     rows, columns = p.shape
     row = tile.grid(rows)
-    tokens, sizes = tile.result((rows, columns), int32), tile.result((rows,), int32)
+    tokens = tile.result((rows, columns), int32, fill="none")  # those past the size are not read
+    sizes = tile.result((rows,), int32)
     limits, sums = tile.result((rows,), int32), tile.result((rows,), float32)
     slot = tile.load(slots, (row,), ())
     k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, TOP_P), ())
@@ -103,7 +104,7 @@ def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool)
                     place = tile.cumsum(tile.cast(wanted, int32))
                     at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
                     tracer("pick").hints["distinct"] = True  # of those that are written
-                    tile.store(tokens, at, here, mask=wanted)
+                    tile.store(tokens, at, here, mask=wanted, unique=True)
                     size = size + tile.sum(tile.cast(wanted, int32))
     tile.store(sizes, (row,), size)
     tile.store(limits, (row,), k)
