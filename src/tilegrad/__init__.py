@@ -376,7 +376,7 @@ LAZY: dict[str, str] = {
     "LLM": "models.generate.llm",
 }  # fmt: skip
 FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve",
-           "chip", "linalg", "optim")  # fmt: skip
+           "chip", "linalg", "optim", "fft")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
