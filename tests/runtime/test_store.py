@@ -27,6 +27,16 @@ def files(store):
     ]  # fmt: skip
 
 
+def test_an_entry_under_another_key_is_missing(store):
+    """A whole, valid file that lies where another key's belongs is never taken for it."""
+    ours, other = content_key("ours"), content_key("other")
+    store.put(ours, b"right")
+    store.put(other, b"wrong")
+    os.replace(store._path(other), store._path(ours))
+    assert store.get(ours) is None
+    assert not os.path.exists(store._path(ours))
+
+
 def test_round_trip(store):
     key = content_key("a", b"b")
     assert store.get(key) is None and store.size() == 0

@@ -291,4 +291,5 @@ def test_probe_script_prints_an_answer_a_line():
         [sys.executable, "-I", "-S", probe.__file__, folder, "avx2"],
         capture_output=True, text=True, timeout=30,
     )  # fmt: skip
-    assert found.stdout in ("avx2 1\n", "avx2 0\n", "") and found.returncode in (0, -signal.SIGILL)
+    died = (-signal.SIGILL, -signal.SIGSEGV)  # what it ran is no code of this machine
+    assert found.stdout in ("avx2 1\n", "avx2 0\n", "") and found.returncode in (0, *died)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.config import config
+from ..core.config import adopt, config
 from ..core.errors import InternalError
+from ..core.lock import COMPILER, awaited_rlock
 from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
@@ -43,7 +43,7 @@ LOG = logging.getLogger("tilegrad.compile")
 BODIES = 8  # lowered Bodies that are kept for each Executable that is
 
 _memory: Recent[Any] = Recent(lambda: config().keep)
-_lock = threading.RLock()
+_lock = awaited_rlock(COMPILER)
 _bodies: dict[Any, Recent[Any]] = {}  # lowered Bodies by Target and PlanTable
 _modules: dict[str, Any] = {}  # object code that Executables hold, by kind of machine and key
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
@@ -210,7 +210,7 @@ def _compile(texts: dict[str, str], target: Target, device: str) -> dict[str, An
         return key, serving.compile(texts[key], target, machine)
 
     workers = min(len(missing), max(1, config().threads))
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
         for key, data in pool.map(one, missing):
             default_store().put(f"object{machine}-{key}", data)
             held[key] = modules[key] = serving.load(data)

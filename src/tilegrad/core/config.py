@@ -17,8 +17,9 @@
 | TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
 | TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
 
-Invariant: a `Config` never changes; setters replace the process-wide one. Nothing else in the
-package reads `os.environ`.
+`configure` sets for the whole process; within an `override` block, for that block. A block belongs
+to the thread and context (an asyncio task, say) that entered it: others do not see it. Invariant: a
+`Config` never changes, it is replaced. Nothing else in the package reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +39,7 @@ CHOICES = {"sums": ("reproducible", "fast"), "dots": ("exact", "tf32")}
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one process."""
+    """A person's settings."""
 
     threads: int
     cache_folder: str
@@ -93,20 +95,35 @@ def read_environment(environment: Mapping[str, str]) -> Config:
     )
 
 
-_current: Config | None = None
+_process: Config | None = None
+_block: ContextVar[Config | None] = ContextVar("tilegrad config", default=None)
 
 
 def config() -> Config:
-    """The process-wide Config, read from the environment at the first call."""
-    global _current
-    if _current is None:
-        _current = read_environment(os.environ)
-    return _current
+    """The Config of the `override` block around, else of the process: that one is read from the
+    environment at the first call."""
+    return _block.get() or _process or _of_the_process()
+
+
+def _of_the_process() -> Config:
+    global _process
+    if _process is None:
+        _process = read_environment(os.environ)
+    return _process
 
 
 def configure(**changes: Any) -> Config:
-    """Replace fields of the process-wide Config and return the new one."""
-    global _current
+    """Change settings of the process, or of the `override` block around; the new Config."""
+    global _process
+    new = _changed(changes)
+    if _block.get() is None:
+        _process = new
+    else:
+        _block.set(new)
+    return new
+
+
+def _changed(changes: Mapping[str, Any]) -> Config:
     try:
         new = replace(config(), **changes)
     except TypeError:
@@ -118,7 +135,6 @@ def configure(**changes: Any) -> Config:
         if getattr(new, name) not in known:
             raise UserError(f"bad setting: {name}", expected=", ".join(known),
                             got=repr(getattr(new, name)))  # fmt: skip
-    _current = new
     return new
 
 
@@ -131,13 +147,19 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Config]:
-    """Within the block the process-wide Config has `changes`; afterwards the old one is back."""
-    global _current
-    before = config()
+    """Within the block, in this thread and context, the Config has `changes`."""
+    before = _block.get()
+    new = _changed(changes)
+    _block.set(new)
     try:
-        yield configure(**changes)
+        yield new
     finally:
-        _current = before
+        _block.set(before)
+
+
+def adopt(settings: Config) -> None:
+    """Have, in a thread of ours, the settings of the thread that started it."""
+    _block.set(settings)
 
 
 def _choice(environment: Mapping[str, str], name: str) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections import deque
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from ..core.config import config
 from ..core.errors import Location, MemoryLimitError, ShapeError, StateError, user_location
+from ..core.lock import new_lock
 
 ALIGNMENT = 64
 BIG_BYTES = 1 << 20
@@ -181,8 +181,7 @@ class Pool:
         self._free: dict[int, list[int]] = {}
         self._live: dict[int, tuple[int, str]] = {}
         self._returned: deque[tuple[int, int]] = deque()
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._after_fork)
+        self._lock = new_lock()
 
     def take(self, bytes: int, label: str = "") -> Block:
         """A Block of at least `bytes` bytes."""
@@ -266,9 +265,6 @@ class Pool:
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
             hint="free or donate Buffers, or use a smaller batch",
         )
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
 
 
 def _mib(bytes: int) -> str:

@@ -1,8 +1,9 @@
 """Store: bytes on disk by content hash, shared by every process of a person.
 
 Invariant: `get` gives exactly what some `put` of that key was given, or None. Entries are written
-whole (temporary file, then rename) and carry a checksum, so a torn or damaged entry reads as
-missing. A Store that cannot write says so once and goes on; it never fails its caller.
+whole (temporary file, then rename) and carry a checksum of key and content, so a torn, damaged or
+misplaced entry reads as missing. A Store that cannot write says so once and goes on; it never
+fails its caller.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import logging
 import os
 import re
 import struct
-import threading
 import time
 from collections.abc import Iterator
 
 from ..core.config import config
+from ..core.lock import new_lock
 
 LOG = logging.getLogger("tilegrad.store")
-MAGIC = b"TGS1"
-HEADER = struct.Struct("<4sQ16s")  # magic, length, checksum
+MAGIC = b"TGS2"
+HEADER = struct.Struct("<4sQ16s")  # magic, length, checksum of key and content
 HEX = re.compile(r"[0-9a-f]{8,128}\Z")
 FOLDER = re.compile(r"[0-9a-f]{2}\Z")
 TEMPORARY = ".tilegrad-part"
@@ -47,7 +48,7 @@ class Store:
         self.folder = folder
         self.cap_bytes = cap_bytes
         self.evict_every = max(1, evict_every)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         # Short processes put little: start part way, so that some of them sweep.
         self._puts = os.getpid() % self.evict_every
         self._put_bytes = 0
@@ -63,7 +64,7 @@ class Store:
                 data = file.read()
         except OSError:
             return None
-        content = _content(data)
+        content = _content(key, data)
         if content is None:
             LOG.warning("damaged cache entry dropped: %s", path)
             _remove(path)
@@ -78,7 +79,7 @@ class Store:
         if not self.folder or size > self.cap_bytes:
             return
         try:
-            self._write(self._path(key), data)
+            self._write(key, data)
         except OSError as error:
             self._warn(error)
             return
@@ -123,13 +124,14 @@ class Store:
         name = key if HEX.match(key) else content_key(key)
         return os.path.join(self.folder, name[:2], name)
 
-    def _write(self, path: str, data: bytes) -> None:
+    def _write(self, key: str, data: bytes) -> None:
+        path = self._path(key)
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
         temporary = f"{path}.{os.getpid()}.{next(_writes)}{TEMPORARY}"
         try:
             with open(temporary, "xb") as file:
-                file.write(HEADER.pack(MAGIC, len(data), _checksum(data)))
+                file.write(HEADER.pack(MAGIC, len(data), _checksum(key, data)))
                 file.write(data)
             os.replace(temporary, path)
         except BaseException:
@@ -156,16 +158,18 @@ class Store:
                             yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def _checksum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _checksum(key: str, data: bytes) -> bytes:
+    digest = hashlib.blake2b(data, digest_size=16)
+    digest.update(key.encode())
+    return digest.digest()
 
 
-def _content(data: bytes) -> bytes | None:
+def _content(key: str, data: bytes) -> bytes | None:
     if len(data) < HEADER.size:
         return None
     magic, length, checksum = HEADER.unpack_from(data)
     content = data[HEADER.size :]
-    if magic != MAGIC or length != len(content) or checksum != _checksum(content):
+    if magic != MAGIC or length != len(content) or checksum != _checksum(key, content):
         return None
     return content
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 
 from ..core.config import config
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
+from ..core.lock import new_rlock
 from ..core.recent import Turns
 from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
@@ -63,7 +63,7 @@ class Jitted:
                         for s in atoms(size)}  # fmt: skip
         self.keep_gradients = keep_gradients
         self.traces = 0
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._recent: Structure | None = None
         self._lowered: Turns[Lowered] = Turns()
         self._described: list[list[tuple[str, str]]] = []

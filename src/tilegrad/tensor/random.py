@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError
+from ..core.lock import new_lock
 from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
@@ -37,7 +37,7 @@ class Generator:
     __slots__ = ("_lock", "key", "offset", "seed")
 
     def __init__(self, seed: int | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.manual_seed(int.from_bytes(os.urandom(7), "little") if seed is None else seed)
 
     def manual_seed(self, seed: int) -> Generator:

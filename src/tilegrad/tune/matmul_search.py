@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.config import config, usable_cores
+from ..core.config import adopt, config, usable_cores
 from ..core.dtype import DType, bfloat16, dtype_of, float16, float32
 from ..core.errors import TilegradError, UserError
 from ..core.target import Target
@@ -191,7 +191,8 @@ class Search:
         """Tune the problems one by one; each Result is in the table before the next begins."""
         settings = self.settings
         end = settings.clock() + settings.budget
-        with ThreadPoolExecutor(max(1, usable_cores() - 1)) as pool:
+        workers = max(1, usable_cores() - 1)
+        with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
             self.pool = pool
             ahead = [self.prepare(p, self.first(p)) for p in products[:1]]
             try:

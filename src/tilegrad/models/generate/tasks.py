@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...core.errors import StateError
+from ...core.lock import ENGINE, awaited_rlock, renew_in_child
 from .answer import Answer, Piece
 from .engine import Engine
 from .request import Produced, Request
@@ -26,6 +27,11 @@ class Turns:
     middle of a step."""
 
     def __init__(self) -> None:
+        self._whole = awaited_rlock(ENGINE)  # while somebody has the turn: a fork waits for it
+        self._renew()
+        renew_in_child(self._renew)
+
+    def _renew(self) -> None:
         self._changed = threading.Condition()
         self._owner: int | None = None
         self._depth = self._asking = 0
@@ -64,6 +70,7 @@ class Turns:
         return self._owner in (None, threading.get_ident())
 
     def _begin(self) -> None:
+        self._whole.acquire()
         self._depth += 1
         self._owner = threading.get_ident()
 
@@ -73,6 +80,7 @@ class Turns:
             if not self._depth:
                 self._owner = None
                 self._changed.notify_all()
+            self._whole.release()
 
 
 class Tasks:

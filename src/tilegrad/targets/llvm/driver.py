@@ -17,10 +17,10 @@ import itertools
 import os
 import struct
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import InternalError
+from ...core.lock import LLVM, awaited_rlock
 from ...core.target import Target
 from ...runtime.store import content_key, default_store
 from .object import place
@@ -33,13 +33,9 @@ ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_TILE_DATA = 18
 SYS_ARCH_PRCTL = 158
 
-_lock = threading.RLock()
+_lock = awaited_rlock(LLVM)
 _machines: dict[tuple[str, str, str, int], Any] = {}
 _library_numbers = itertools.count()
-# A fork waits for the compile under way, so that the child finds LLVM whole.
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
 
 
 @functools.cache

@@ -8,11 +8,11 @@ pointers of its inputs behind that a later call could use.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.errors import InternalError
+from ...core.lock import new_lock
 from ...ir.requirement import check_all
 from ...ir.symbol import evaluate
 from ...runtime.buffer import Buffer
@@ -24,7 +24,7 @@ from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
 
 _arena: Buffer | None = None
-_arena_lock = threading.Lock()
+_arena_lock = new_lock()
 
 
 def arena(bytes: int) -> Buffer:
@@ -43,7 +43,7 @@ class Executable:
     def __init__(self, recipe: Recipe, modules: Mapping[str, LoadedModule]) -> None:
         self.recipe = recipe
         self.modules = modules
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.arena: Buffer | None = None
         self.inline = recipe.inline
         self.symbolic = bool(recipe.requirements)

@@ -25,6 +25,7 @@ import numpy as np
 
 from ...core.config import config, usable_cores
 from ...core.errors import InternalError, StateError
+from ...core.lock import new_lock, new_rlock, renew_in_child
 from ...core.target import NEON, SSE2
 from ...runtime.buffer import HUGE_PAGE, Buffer
 from ...runtime.fault import Faults
@@ -177,12 +178,12 @@ class WorkerPool:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or config().threads
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._busy = False
         self._team: Team | None = None
         self._scratch_bytes = SCRATCH_BYTES
         self._finalizer: weakref.finalize | None = None  # runs at interpreter exit too
-        _pools.add(self)
+        renew_in_child(self._after_fork)
 
     def run(
         self, table: int, n_entries: int, arg_index: int, slots: int, n_slots: int,
@@ -278,14 +279,12 @@ class WorkerPool:
         """In a forked child: forget the parent's threads and start anew at the next run."""
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._lock = threading.RLock()
         self._busy = False
         self._team = self._finalizer = None
 
 
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: WorkerPool | None = None
-_shared_lock = threading.Lock()
+_shared_lock = new_lock()
 
 
 def worker_pool() -> WorkerPool:
@@ -298,13 +297,3 @@ def worker_pool() -> WorkerPool:
     if pool.threads != threads:
         pool.resize(threads)
     return pool
-
-
-def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
-    for pool in list(_pools):
-        pool._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

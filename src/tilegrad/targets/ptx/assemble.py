@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ...core.config import usable_cores
+from ...core.config import adopt, config, usable_cores
 from ...core.errors import InternalError, UserError
 from ...runtime.store import content_key, default_store
 
@@ -129,7 +129,8 @@ def assemble(text: str, arch: str = "sm_90a") -> Assembly:
 
 def assemble_all(texts: Mapping[str, str], arch: str = "sm_90a") -> dict[str, Assembly]:
     """The Assemblies of several texts by the same names, made side by side."""
-    with ThreadPoolExecutor(max(1, min(usable_cores(), len(texts)))) as pool:
+    workers = max(1, min(usable_cores(), len(texts)))
+    with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
         return dict(zip(texts, pool.map(lambda text: assemble(text, arch), texts.values())))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...core.config import config
 from ...core.errors import InternalError, UserError
+from ...core.lock import new_lock, new_rlock
 from ...core.target import Target
 from ...runtime.buffer import Buffer
 from ...runtime.store import content_key
@@ -43,7 +44,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 _devices: dict[int, Device] = {}
-_open_lock = threading.Lock()
+_open_lock = new_lock()
 _thread = threading.local()
 
 
@@ -104,7 +105,7 @@ class Device:
         self.capture_stream = call("cuStreamCreate", 1)
         self.pool = Pool(self, config().memory_bytes)
         self.staging = Staging(self)
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self._modules: dict[str, Module] = {}
         self._target: Target | None = None
         self._arena: Buffer | None = None

@@ -9,13 +9,13 @@ block is held by one owner or is in the pool; `in_use` counts those held.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ...core.errors import MemoryLimitError
+from ...core.lock import new_lock
 from .calls import OUT_OF_MEMORY, api, call, describe, fail
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Pool:
         self._free: dict[int, list[int]] = {}
         self._live: dict[int, tuple[int, str]] = {}
         self._returned: deque[tuple[int, int]] = deque()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def take(self, bytes: int, label: str = "", size: int = 0) -> Block:
         """A Block of at least `bytes` bytes; `size` is their size class where it is known."""
@@ -169,7 +169,7 @@ class Staging:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self._chunks: list[tuple[int, Any]] = []
         self._turn = 0
 

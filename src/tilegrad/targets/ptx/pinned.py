@@ -8,11 +8,11 @@ that a copy may still read or write is neither handed out nor shown.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 import numpy as np
 
+from ...core.lock import new_lock
 from .calls import call
 from .driver import Device, Event
 
@@ -25,7 +25,7 @@ class Ring:
 
     def __init__(self, device: Device, part: int = PART, parts: int = PARTS) -> None:
         self.device, self.part, self.parts = device, part, parts
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         device.activate()
         self.base = int(call("cuMemHostAlloc", part * parts, 0))
         self.events: list[Event | None] = [None] * parts
