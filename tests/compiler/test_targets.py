@@ -6,6 +6,7 @@ import pytest
 from tilegrad.compiler.compile import compile_for, schedule_for
 from tilegrad.compiler.flatten import recipe_of
 from tilegrad.core import dtype as dtypes
+from tilegrad.core.errors import InternalError
 from tilegrad.core.target import AVX2, AVX512, NEON, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
@@ -41,11 +42,15 @@ def random_inputs(nodes):
 CASES = {name: (inputs, outputs) for name, inputs, outputs in graphs()}
 
 
-@pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
+def same_machine(target: Target) -> bool:
+    """Whether a Target's instructions are of this machine's kind."""
+    return target.triple.split("-")[0] == host_target().triple.split("-")[0]
+
+
+@pytest.mark.parametrize("target", [SSE2, AVX2, AVX512, NEON], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", CASES)
 def test_runs_on_narrower_vectors(name: str, target: Target) -> None:
-    host = host_target()
-    if host.vector_bytes < target.vector_bytes or "x86" not in host.triple + "x86":
+    if not same_machine(target) or host_target().vector_bytes < target.vector_bytes:
         pytest.skip("this machine has no such vectors")
     inputs, outputs = CASES[name]
     data = list(random_inputs(inputs))
@@ -58,10 +63,19 @@ def test_runs_on_narrower_vectors(name: str, target: Target) -> None:
         np.testing.assert_allclose(got, wanted.astype(np.float64), rtol=loose, atol=loose * 10)
 
 
+def test_code_of_another_machine_is_refused() -> None:
+    """It would end the process; it is compiled and not run."""
+    inputs, outputs = CASES["columns"]
+    (foreign,) = [t for t in (SSE2, NEON) if not same_machine(t)]
+    with pytest.raises(InternalError, match="not run"):
+        compile_for(inputs, outputs, foreign.with_cores(2))
+
+
+@pytest.mark.parametrize("target", [NEON, SSE2, AVX512], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", CASES)
-def test_compiles_for_arm(name: str) -> None:
+def test_compiles_for_others(name: str, target: Target) -> None:
     inputs, outputs = CASES[name]
-    target = NEON.with_cores(2)
+    target = target.with_cores(2)
     _, texts = recipe_of(schedule_for(inputs, outputs, target), target)
     assert texts
     for text in texts.values():

@@ -32,6 +32,7 @@ VERSION = "1"  # part of every key: raise it when the pipeline below changes
 ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_TILE_DATA = 18
 SYS_ARCH_PRCTL = 158
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 _lock = awaited_rlock(LLVM)
 _machines: dict[tuple[str, str, str, int], Any] = {}
@@ -113,6 +114,7 @@ def load(object_bytes: bytes) -> LoadedModule:
     LLVM does it only where an object has what `object.place` does not know.
     """
     request_amx()
+    _refuse_foreign(object_bytes)
     placed = place(object_bytes)
     if placed is not None:
         return LoadedModule(placed, placed.functions)
@@ -127,6 +129,15 @@ def load(object_bytes: bytes) -> LoadedModule:
         except RuntimeError as error:
             raise InternalError("llvm driver", f"cannot link: {error}") from error
         return LoadedModule(tracker, {name: tracker[name] for name in names})
+
+
+def _refuse_foreign(object_bytes: bytes) -> None:
+    """Object code of another machine would end the process at its first instruction."""
+    names = {number: name for name, number in ELF_MACHINES.items()}
+    found = names.get(int.from_bytes(object_bytes[18:20], "little"), "")
+    own = os.uname().machine
+    if found and own in ELF_MACHINES and found != own:
+        raise InternalError("llvm driver", f"code of {found} can be compiled on {own}, not run")
 
 
 def function_names(object_bytes: bytes) -> list[str]:
