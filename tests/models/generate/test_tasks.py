@@ -4,7 +4,9 @@ error of its own; slots and pages are free at the end."""
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from tilegrad import nn
 from tilegrad.core.errors import InternalError, StateError, UserError
 from tilegrad.models.generate.llm import LLM
 from tilegrad.models.generate.sampling_state import SamplingState
+from tilegrad.models.generate.tasks import Turns
 from tilegrad.models.tokens.detokenize import Detokenizer
 
 POISON = 7  # a byte whose embedding is NaN
@@ -277,3 +280,33 @@ def test_the_file_is_where_the_user_is(llm: LLM) -> None:
 
     in_threads(ask, lambda: llm.generate("abc", max_tokens=30))
     assert Path(__file__).name in seen[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_the_turn():
+    """Threads have the turn and wait for it; a child that lacks them takes it all the same."""
+    turns, stop = Turns(), threading.Event()
+
+    def live():
+        while not stop.is_set():
+            with turns.step(lambda: False):
+                stop.wait(0.001)
+            with turns.taken():
+                pass
+
+    threads = [threading.Thread(target=live) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    codes = []
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that hangs
+            with turns.step(lambda: False) as mine, turns.taken():
+                os._exit(0 if mine else 3)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert codes == [0] * 20

@@ -28,13 +28,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._whole = awaited_rlock(ENGINE)  # while somebody has the turn: a fork waits for it
-        self._renew()
-        renew_in_child(self._renew)
-
-    def _renew(self) -> None:
         self._changed = threading.Condition()
         self._owner: int | None = None
         self._depth = self._asking = 0
+        renew_in_child(self._renew)
+
+    def _renew(self) -> None:
+        """Forget the threads that a forked child does not have."""
+        self._changed, self._asking = threading.Condition(), 0
+        if self._owner != threading.get_ident():
+            self._owner, self._depth = None, 0
 
     @contextmanager
     def taken(self) -> Iterator[None]:
