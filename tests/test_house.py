@@ -162,6 +162,18 @@ def test_environment_is_read_in_one_file() -> None:
     report(broken)
 
 
+def test_locks_are_made_in_one_file() -> None:
+    """A lock of `core/lock.py` can be used in a forked child; a plain one may hang it."""
+    broken = []
+    for source in SOURCES:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call) and source.name != "core/lock.py":
+                name = ast.unparse(node.func)
+                if name in ("threading.Lock", "threading.RLock", "Lock", "RLock"):
+                    broken.append(f"{source.name}:{node.lineno} {name}")
+    report(broken)
+
+
 def test_only_the_command_line_prints() -> None:
     broken = []
     for source in SOURCES:

@@ -7,10 +7,11 @@ when its last user goes: nothing that runs or is held elsewhere is ended.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
+
+from .lock import new_lock
 
 Value = TypeVar("Value")
 
@@ -20,7 +21,7 @@ class Recent(Generic[Value]):
 
     def __init__(self, bound: Callable[[], int]) -> None:
         self.bound = bound
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
     def __len__(self) -> int:
