@@ -9,12 +9,12 @@ Executable is gone.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...core.errors import Site
+from ...core.lock import new_lock
 from ...runtime.fault import WORD_BYTES, Faults
 from .calls import call
 
@@ -31,7 +31,7 @@ class DeviceFaults:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.parts: list[Faults] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def add(self, sites: list[Site]) -> int:
         """The address of a new word for a launch with these Sites."""
