@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ..ir.block import Block
 from ..ir.node import Node
+from ..ir.symbol import high, low
 from .check import READS, STORES, walk
 from .finding import Finding, finding
 from .skeleton import Skeleton, computable
@@ -90,7 +91,7 @@ def state(block: Block) -> str:
         elif node.op.name == "loop":
             here = state(node.blocks[0])
             lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-            if here == ALL and (lower is None or upper is None or lower >= upper):
+            if here == ALL and (lower is None or upper is None or low(upper) <= high(lower)):
                 here = SOME
         elif node.op.name == "role":
             here = state(node.blocks[0])

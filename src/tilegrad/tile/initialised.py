@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ..ir.block import Block
 from ..ir.node import Node
+from ..ir.symbol import high, low
 from .build import Body
 from .finding import Finding, finding, place_name
 from .skeleton import is_place
@@ -38,7 +39,7 @@ class _Walker:
                 self.branch(node, surely, maybe)
             elif name == "loop":
                 lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-                empty = lower is not None and upper is not None and lower >= upper
+                empty = lower is not None and upper is not None and high(upper) <= low(lower)
                 self.block(node.blocks[0], set(surely) if empty else surely, maybe)
             elif node.blocks:
                 for inner in node.blocks:

@@ -463,6 +463,10 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
         chosen = dtype or own
         if chosen.is_integer:
             value = int(value)
+            if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
+                raise DTypeError("a number does not fit the dtype of its partner", op=f"tile.{op}",
+                                 expected=chosen, got=value, hint="cast the tile first",
+                                 )  # fmt: skip
         return TileValue(b.constant(value, chosen))
     if isinstance(value, Window):
         from .language import load

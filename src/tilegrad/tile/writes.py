@@ -24,7 +24,7 @@ from .build import Body
 from .check import walk
 from .finding import Finding, finding
 from .inside import extremes, value_of
-from .trace import Access, Tracer
+from .trace import Access, Limit, Tracer
 
 FEW = 1 << 15  # boxes that are counted out
 SMALL = 1 << 22  # elements that are
@@ -114,11 +114,12 @@ def _apart(
     for access in accesses:
         assert access.index is not None
         at = access.index[axis]
-        step = coefficient(at, program)
+        own = next((a for a in atoms(at) if turns(t, a) is program), program)
+        step = coefficient(at, own)
         if not isinstance(step, int) or step == 0:
             return False
         steps.add(step)
-        rest = combine(at, multiply(program, step), -1)
+        rest = combine(at, multiply(own, step), -1)
         if any(p in atoms(rest) for p in programs):
             return False
         least, most, _ = extremes(t, rest)
@@ -130,6 +131,15 @@ def _apart(
         return False
     reach = abs(int(steps.pop()))  # type: ignore[arg-type]
     return all(high(combine(b, a, -1)) <= reach for a in first for b in last)
+
+
+def turns(t: Tracer, atom: Expr) -> Expr | None:
+    """The program's number that a loop starts at, if programs take turns in it: each has numbers
+    of its own, and together they have all."""
+    limit = t.limits.get(atom)
+    if limit is None or limit.lower not in t.programs or not isinstance(limit.lower, Expr):
+        return None
+    return limit.lower if combine(t.limits[limit.lower].upper, 1, 1) == limit.step else None
 
 
 Found = tuple[Access, Access, tuple[int, ...]]
@@ -333,6 +343,7 @@ def whole(t: Tracer, shape: Sequence[Size], access: Access) -> bool:
     used: list[Expr] = []
     for axis, (at, size) in enumerate(zip(access.index, shape)):
         mine = [a for a in atoms(at) if a.kind != "symbol"]
+        used += [p for a in mine if (p := turns(t, a)) is not None]
         if set(mine) & set(used) or not _reaches(t, at, mine, access.length(axis), size):
             return False
         used += mine
@@ -346,6 +357,8 @@ def _reaches(t: Tracer, at: Size, mine: Sequence[Expr], length: int, size: Size)
     parts = []
     for atom in mine:
         step, limit = coefficient(at, atom), t.limits.get(atom)
+        if limit is not None and turns(t, atom) is not None:
+            limit = Limit(0, limit.upper, True)
         if limit is None or not isinstance(step, int) or step < 1:
             return False
         start = combine(start, multiply(combine(atom, limit.lower, -1), step), -1)
