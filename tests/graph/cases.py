@@ -117,12 +117,13 @@ DOMAINS: dict[Op, tuple[float, float]] = {
     ops.square_root: (0.3, 2), ops.log: (0.3, 2), ops.log2: (0.3, 2), ops.log10: (0.3, 2),
     ops.log1p: (-0.5, 2), ops.asin: (-0.8, 0.8),
     ops.acos: (-0.8, 0.8), ops.erf_inverse: (-0.8, 0.8), ops.reciprocal: (0.4, 2),
-    ops.tan: (-1, 1),
+    ops.tan: (-1, 1), ops.acosh: (1.3, 3), ops.atanh: (-0.8, 0.8), ops.logit: (0.1, 0.9),
 }  # fmt: skip
 UNARY = (
     ops.negative, ops.reciprocal, ops.absolute, ops.square_root, ops.exp, ops.log, ops.exp2,
     ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
     ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc, ops.erf_inverse, ops.sigmoid,
+    ops.asinh, ops.acosh, ops.atanh, ops.logit,
 )  # fmt: skip
 for op in UNARY:
     for shape in ((3, 2), (), (0, 2)):

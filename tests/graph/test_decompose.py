@@ -28,12 +28,17 @@ def custom():
 EXAMPLES = {
     "sign": lambda: ops.sign(f()),
     "sigmoid": lambda: ops.sigmoid(f()),
+    "logit": lambda: ops.logit(f()),
+    "asinh": lambda: ops.asinh(f()),
+    "acosh": lambda: ops.acosh(f()),
+    "atanh": lambda: ops.atanh(f()),
     "asin": lambda: ops.asin(f()),
     "acos": lambda: ops.acos(f()),
     "atan2": lambda: ops.atan2(f(), f()),
     "custom": custom,
 }
-SMALL = {ops.sign, ops.sigmoid, ops.asin, ops.acos, ops.atan2, ops.custom}
+SMALL = {ops.sign, ops.sigmoid, ops.logit, ops.asinh, ops.acosh, ops.atanh, ops.asin, ops.acos,
+         ops.atan2, ops.custom}  # fmt: skip
 
 
 def test_every_rule_has_an_example():
@@ -59,7 +64,8 @@ def test_zeros_and_infinities():
     special = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -3.0], np.float32)
     a, b = (v.ravel() for v in np.meshgrid(special, special))
     x, y = given(a.size, dtype=float32), given(a.size, dtype=float32)
-    before = [ops.atan2(x, y), ops.asin(x), ops.sigmoid(x)]
+    before = [ops.atan2(x, y), ops.asin(x), ops.sigmoid(x), ops.asinh(x), ops.acosh(x),
+              ops.atanh(x), ops.logit(x)]  # fmt: skip
     after = rewrite(before, DECOMPOSE)
     for old, new in zip(interpret(before, {x: a, y: b}), interpret(after, {x: a, y: b})):
         np.testing.assert_allclose(new, old, rtol=1e-6)

@@ -15,6 +15,7 @@ from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
 from . import build, ops
 
+LN2 = math.log(2.0)
 x, a, b = any_("x"), any_("a"), any_("b")
 
 
@@ -58,6 +59,41 @@ def _atan2(m: Match) -> Node:
     return ops.where(_negative_sign(m.a), ops.negative(angle), angle)
 
 
+FAR = 1e9  # of which the square loses nothing, but might overflow
+
+
+def _asinh(m: Match) -> Node:
+    """log1p of a sum without cancellation, of |x|; the logarithm of 2|x| far out."""
+    size = ops.absolute(m.x)
+    near = build.where(build.less(size, FAR), size, 1.0)
+    squared = ops.multiply(near, near)
+    bend = build.add(ops.square_root(build.add(squared, 1)), 1)
+    angle = ops.log1p(ops.add(near, ops.divide(squared, bend)))
+    far = build.add(ops.log(build.maximum(size, 1)), LN2)
+    result = ops.where(build.less(size, FAR), angle, far)
+    return ops.where(_negative_sign(m.x), ops.negative(result), result)
+
+
+def _acosh(m: Match) -> Node:
+    """log1p of a sum without cancellation; the logarithm of 2x far out; nan below 1."""
+    above = build.subtract(m.x, 1)
+    near = build.where(build.less(above, FAR), above, 1.0)
+    root = ops.square_root(ops.multiply(near, build.add(near, 2)))
+    far = build.add(ops.log(build.maximum(m.x, 1)), LN2)
+    result = ops.where(build.less(above, FAR), ops.log1p(ops.add(near, root)), far)
+    return build.where(build.less(m.x, 1), math.nan, result)
+
+
+def _atanh(m: Match) -> Node:
+    """Half the difference of two logarithms that are accurate near 1."""
+    difference = ops.subtract(ops.log1p(m.x), ops.log1p(ops.negative(m.x)))
+    return build.multiply(difference, 0.5)
+
+
+def _logit(m: Match) -> Node:
+    return ops.log(ops.divide(m.x, build.subtract(build.like(m.x, 1), m.x)))
+
+
 def _inline(m: Match) -> Node:
     """The Block of a custom op: its derivative rules have been used by now."""
     return build.inline(m.x.blocks[0], m.x.inputs)[m.root.attrs["index"]]
@@ -68,6 +104,10 @@ DECOMPOSE = RuleSet(
     [
         Rule("sign", of(ops.sign, x), _sign),
         Rule("sigmoid", of(ops.sigmoid, x), _sigmoid),
+        Rule("logit", of(ops.logit, x), _logit),
+        Rule("asinh", of(ops.asinh, x), _asinh),
+        Rule("acosh", of(ops.acosh, x), _acosh),
+        Rule("atanh", of(ops.atanh, x), _atanh),
         Rule("asin", of(ops.asin, x), lambda m: ops.atan2(m.x, _cathetus(m.x))),
         Rule("acos", of(ops.acos, x), lambda m: ops.atan2(_cathetus(m.x), m.x)),
         Rule("atan2", of(ops.atan2, a, b), _atan2),

@@ -72,10 +72,23 @@ def _extreme(first: int, largest: bool) -> Callable[[Node, Node], Node]:
 def _atan2(first: int) -> Callable[[Node, Node], Node]:
     def rule(n: Node, g: Node) -> Node:
         a, b = n.inputs
-        norm = ops.add(_square(a), _square(b))
-        return times(g, ops.divide(ops.negative(a) if first else b, norm))
+        norm = ops.add(_square(a), _square(b))  # 0 where both are, or their squares
+        inverse = build.where(build.equal(norm, 0), 0.0, ops.reciprocal(norm))
+        return times(g, ops.multiply(ops.negative(a) if first else b, inverse))
 
     return rule
+
+
+def _hyperbolic(one: float) -> Callable[[Node, Node], Node]:
+    """g / sqrt(x**2 + one)."""
+    return lambda n, g: ops.divide(g, ops.square_root(build.add(_square(n.inputs[0]), one)))
+
+
+def _logit(n: Node, g: Node) -> Node:
+    """g / (x (1 - x)) from 0 to 1, nan outside."""
+    x = n.inputs[0]
+    inside = ops.bit_and(ops.less_equal(build.like(x, 0), x), ops.less_equal(x, build.like(x, 1)))
+    return build.where(inside, ops.divide(g, ops.multiply(x, build.subtract(1.0, x))), math.nan)
 
 
 def _acos(n: Node, g: Node) -> Node:
@@ -125,7 +138,7 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ops.exp2: (lambda n, g: times(g, build.multiply(n, LN2)),),
     ops.log2: (lambda n, g: ops.divide(g, build.multiply(n.inputs[0], LN2)),),
     ops.log10: (lambda n, g: ops.divide(g, build.multiply(n.inputs[0], LN10)),),
-    ops.expm1: (lambda n, g: times(g, build.add(n, 1.0)),),
+    ops.expm1: (lambda n, g: times(g, ops.exp(n.inputs[0])),),
     ops.log1p: (lambda n, g: ops.divide(g, build.add(n.inputs[0], 1.0)),),
     ops.sin: (lambda n, g: times(g, ops.cos(n.inputs[0])),),
     ops.cos: (lambda n, g: ops.negative(times(g, ops.sin(n.inputs[0]))),),
@@ -136,6 +149,10 @@ PARTIAL: dict[Op, tuple[Partial, ...]] = {
     ops.sinh: (lambda n, g: times(g, ops.cosh(n.inputs[0])),),
     ops.cosh: (lambda n, g: times(g, ops.sinh(n.inputs[0])),),
     ops.tanh: (lambda n, g: times(g, build.subtract(1.0, _square(n))),),
+    ops.asinh: (_hyperbolic(1.0),),
+    ops.acosh: (_hyperbolic(-1.0),),
+    ops.atanh: (lambda n, g: ops.divide(g, build.subtract(1.0, _square(n.inputs[0]))),),
+    ops.logit: (_logit,),
     ops.sigmoid: (lambda n, g: times(g, ops.multiply(n, build.subtract(1.0, n))),),
     ops.erf: (_erf,),
     ops.erfc: (lambda n, g: ops.negative(_erf(n, g)),),

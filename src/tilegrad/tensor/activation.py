@@ -107,7 +107,8 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
 @one_rounding
 def selu(x: Tensor) -> Tensor:
     """A scaled elu that keeps mean 0 and variance 1."""
-    return SELU_SCALE * elu(x, SELU_ALPHA)
+    low = (SELU_SCALE * SELU_ALPHA) * expm1(pick(x > 0, 0.0, x))
+    return pick(x > 0, SELU_SCALE * x, low)
 
 
 @method()
@@ -122,7 +123,8 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x kept between two values, with no derivative at them."""
     tensor = lift(x)
     low, high = beside(min_val, tensor.dtype), beside(max_val, tensor.dtype)
-    return pick(tensor <= low, low, pick(tensor >= high, high, tensor))
+    held = pick(tensor <= low, low, pick(tensor >= high, high, tensor.detach()))
+    return pick((tensor > low) & (tensor < high), tensor, held)  # no derivative of nan
 
 
 @method()
@@ -149,14 +151,15 @@ def hardswish(x: Tensor) -> Tensor:
 @one_rounding
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """x moved towards 0 by lambd."""
-    return pick(x > lambd, x - lambd, pick(x < -lambd, x + lambd, x * 0.0))
+    return pick(x > lambd, x - lambd, pick(x < -lambd, x + lambd, pick(x != x, x.detach(), 0.0)))
 
 
 @method()
 def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
     """x where |x| > lambd, else 0."""
     tensor = lift(x)
-    return pick((tensor >= -lambd) & (tensor <= lambd), 0.0, tensor)
+    rest = pick(tensor != tensor, tensor.detach(), 0.0)  # no derivative of nan
+    return pick((tensor < -lambd) | (tensor > lambd), tensor, rest)
 
 
 @method()

@@ -12,7 +12,7 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError
 from ..graph import build, ops
 from ..ir.node import Op
-from .maths import abs_, cast
+from .maths import abs_, cast, floating
 from .operands import binary, checked
 from .tensor import Tensor, call, in_place, lift, method, operand, wrap
 
@@ -95,7 +95,9 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
             equal_nan: bool = False) -> Tensor:  # fmt: skip
     """Where |a - b| <= atol + rtol * |b|."""
     x, y = lift(a), lift(b)
-    close = eq(x, y) | (isfinite(x) & isfinite(y) & le(abs_(x - y), atol + rtol * abs_(y)))
+    same = eq(x, y)
+    x, y = floating(x), floating(y)
+    close = same | (isfinite(x) & isfinite(y) & le(abs_(x - y), atol + rtol * abs_(y)))
     return close | (isnan(x) & isnan(y)) if equal_nan else close  # type: ignore[no-any-return]
 
 

@@ -7,6 +7,7 @@ derivative. Names of Python's operators attach themselves here too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from .compare import (
     isinf,
     isnan,
     logical_and,
+    logical_or,
     lt,
     ne,
     signbit,
@@ -190,27 +192,59 @@ def minimum(a: Any, b: Any) -> Tensor:
 
 @method()
 def fmax(a: Any, b: Any) -> Tensor:
-    """The larger of both; a number wins over nan."""
-    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+    """The larger of both, a where they are equal; a number wins over nan."""
+    return _extreme(ops.maximum, "fmax", a, b)
 
 
 @method()
 def fmin(a: Any, b: Any) -> Tensor:
-    """The smaller of both; a number wins over nan."""
-    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+    """The smaller of both, a where they are equal; a number wins over nan."""
+    return _extreme(ops.minimum, "fmin", a, b)
+
+
+def _extreme(op: Op, name: str, a: Any, b: Any) -> Tensor:
+    """An extreme whose derivative is all a's where a is as good as b; nan loses."""
+    nodes = build.promoted(name, operand(a), operand(b))
+    if not nodes[0].dtype.is_float:
+        return binary(op, a, b, name)
+    x, y = wrap(nodes[0], a), wrap(nodes[1], b)
+    if op is ops.maximum:  # -0.0 + y for y = 0 is which zero is larger
+        wins, mine = x >= y, x + where(y == 0, y, -0.0).detach()
+    else:
+        wins, mine = x <= y, -(where(y == 0, -y, -0.0).detach() - x)
+    return where(wins | isnan(y), mine, y)  # type: ignore[no-any-return]
 
 
 @method("clamp", "clip")
 def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
-    """x kept between bounds, which may be numbers or Tensors."""
-    result = lift(x)
+    """x kept between bounds, which may be numbers or Tensors; nan if one of the three is."""
+    tensor = lift(x)
     if min is None and max is None:
         raise UserError("needs a bound", op="clamp", expected="min, max or both", got="neither")
+    inside, held = None, tensor.detach()
     if min is not None:
-        result = where(result < min, min, result)
+        low = _lower_bound(min, max)
+        inside = tensor >= min
+        held = where(_beyond(held < min, min), low, held)
     if max is not None:
-        result = where(result > max, max, result)
-    return result
+        below = tensor <= max
+        inside = below if inside is None else logical_and(inside, below)
+        held = where(_beyond(held > max, max), max, held)
+    return where(inside, tensor, held)  # type: ignore[no-any-return]
+
+
+def _beyond(outside: Tensor, bound: Any) -> Tensor:
+    """Whether a value gives way to a bound: one that is nan always wins."""
+    if isinstance(bound, Tensor):
+        return logical_or(outside, isnan(bound)) if bound.dtype.is_float else outside
+    return logical_or(outside, True) if bound != bound else outside
+
+
+def _lower_bound(low: Any, high: Any) -> Any:
+    """The lower bound, without a derivative where the upper one is not above it."""
+    if not isinstance(low, Tensor) or high is None or not low.dtype.is_float:
+        return low
+    return where(low < high, low, low.detach())
 
 
 clip = clamp
@@ -273,7 +307,8 @@ def hypot(a: Any, b: Any) -> Tensor:
     scale = maximum(abs_(x), abs_(y)).detach()
     scale = where((scale == 0) | isinf(scale), 1.0, scale)
     left, right = x / scale, y / scale
-    return cast(scale * sqrt(left * left + right * right), dtype)
+    length = scale * sqrt(left * left + right * right)
+    return cast(where(isinf(x) | isinf(y), math.inf, length), dtype)
 
 
 @method()

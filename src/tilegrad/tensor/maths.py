@@ -2,8 +2,7 @@
 
 Invariant: a function composed of several ops is computed in float32 when its operand is of
 lower precision and is cast once (`one_rounding`). Integers become float32 where PyTorch makes
-them floats. Derivatives come from the ops composed; where these would be inexact or infinite
-the value is given apart from the derivative (`with_derivative_of`).
+them floats. Derivatives are those of the ops they are made of.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from ..ir.node import Op
 from .tensor import Tensor, in_place, lift, method, operand, wrap
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-LN2 = math.log(2.0)
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
@@ -47,11 +45,6 @@ def one_rounding(function: Function) -> Function:
         return cast(result, tensor.dtype)
 
     return run  # type: ignore[return-value]
-
-
-def with_derivative_of(value: Tensor, function: Tensor) -> Tensor:
-    """The value, with the derivative of another (finite) expression of the same inputs."""
-    return value.detach() + (function - function.detach())
 
 
 def pick(condition: Tensor, a: Any, b: Any) -> Tensor:
@@ -105,6 +98,9 @@ acos = _of_floats(ops.acos, "The inverse cosine.", "acos", "arccos")
 atan = _of_floats(ops.atan, "The inverse tangent.", "atan", "arctan")
 sinh = _of_floats(ops.sinh, "The hyperbolic sine.", "sinh")
 cosh = _of_floats(ops.cosh, "The hyperbolic cosine.", "cosh")
+asinh = _of_floats(ops.asinh, "The inverse hyperbolic sine.", "asinh", "arcsinh")
+acosh = _of_floats(ops.acosh, "The inverse hyperbolic cosine.", "acosh", "arccosh")
+atanh = _of_floats(ops.atanh, "The inverse hyperbolic tangent.", "atanh", "arctanh")
 tanh = _of_floats(ops.tanh, "The hyperbolic tangent.", "tanh")
 erf = _of_floats(ops.erf, "The error function.", "erf")
 erfc = _of_floats(ops.erfc, "1 - erf(x), exact where erf is near 1.", "erfc")
@@ -188,37 +184,6 @@ def rsqrt(x: Tensor) -> Tensor:
     return reciprocal(sqrt(x))
 
 
-@method("asinh", "arcsinh")
-@one_rounding
-def asinh(x: Tensor) -> Tensor:
-    """The inverse hyperbolic sine."""
-    size = pick(x < 0, -x, x)
-    big = size > 1e9  # the square would lose nothing but might overflow
-    small = pick(big, 1.0, size)
-    squared = small * small
-    near = log1p(small + squared / (1.0 + sqrt(1.0 + squared)))
-    result = pick(big, log(pick(big, size, 1.0)) + LN2, near)
-    return pick(x < 0, -result, result)
-
-
-@method("acosh", "arccosh")
-@one_rounding
-def acosh(x: Tensor) -> Tensor:
-    """The inverse hyperbolic cosine."""
-    above = x - 1.0
-    big = above > 1e9
-    small = pick(big, 1.0, above)
-    near = log1p(small + sqrt(small * (small + 2.0)))
-    return pick(big, log(pick(big, x, 1.0)) + LN2, near)
-
-
-@method("atanh", "arctanh")
-@one_rounding
-def atanh(x: Tensor) -> Tensor:
-    """The inverse hyperbolic tangent."""
-    return (log1p(x) - log1p(-x)) * 0.5
-
-
 @method()
 @one_rounding
 def sigmoid(x: Tensor) -> Tensor:
@@ -236,7 +201,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """log(x / (1 - x))."""
     if eps is not None:
         x = x.clamp(eps, 1.0 - eps)
-    return log(x / (1.0 - x))
+    return wrap(ops.logit(operand(x)), x)
 
 
 @method()
