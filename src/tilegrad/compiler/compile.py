@@ -26,7 +26,7 @@ from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
-from ..ir.fingerprint import digest, structure
+from ..ir.fingerprint import Place, digest, structure
 from ..ir.node import Node, located
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
@@ -142,12 +142,15 @@ def _make(
 ) -> Any:  # fmt: skip
     """Load from disk, else compile and store."""
     target = target_for(device)
+    places: dict[Place, int] = {}
     needs = [r.to_text(placed=False) for r in requirements]
-    name = "recipe-" + digest(key[:3], needs, target.key, version())
+    name = "recipe-" + digest(structure(inputs, outputs, places), key[1:3], needs, target.key,
+                              version())  # fmt: skip
     data = default_store().get(name)
     if data is not None:
         recipe = Recipe.from_text(data.decode())
         recipe.requirements = list(requirements)  # equal but for the lines
+        recipe.move(list(places))
         bound = _bind(recipe, target, device)
         if bound is not None:
             counters["loaded"] += 1
@@ -157,6 +160,7 @@ def _make(
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target, requirements)
+    recipe.places = list(places)
     bound = _bind(recipe, target, device, _compile(texts, target, device))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1

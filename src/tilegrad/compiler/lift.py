@@ -45,7 +45,7 @@ def executable_on_numbers(
     if config().eager_debug:
         return executable_for(tuple(inputs), tuple(outputs), (), device), []
     constants: list[Node] = []
-    rows = structure(inputs, outputs, _is_number, constants)
+    rows = structure(inputs, outputs, None, _is_number, constants)
     numbers = tuple([exact(c.attrs["value"]) for c in constants])
     key = (rows, circumstances(device))
     family = _families.get(key)

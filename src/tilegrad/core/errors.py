@@ -86,6 +86,8 @@ class DTypeError(UserError, TypeError):
 class AxisError(UserError, IndexError):
     """An axis or an index is out of range."""
 
+    results: object = None  # of a run that went to its end with such an index clamped or dropped
+
 
 class StateError(UserError, RuntimeError):
     """A Buffer was read after it was freed or donated, or state would be copied silently."""

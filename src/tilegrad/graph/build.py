@@ -16,8 +16,9 @@ import numpy as np
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
-from ..core.errors import AxisError, DTypeError, ShapeError
+from ..core.errors import AxisError, DTypeError, ShapeError, user_location
 from ..ir.block import Block, argument, pure_block
+from ..ir.fingerprint import Place
 from ..ir.node import Node, Op, next_serial, topological
 from ..ir.requirement import require
 from ..ir.rewrite import replace
@@ -25,6 +26,7 @@ from ..ir.symbol import Expr, Size, combine, floor_divide
 from ..ir.symbol import minimum as size_minimum
 from ..ir.types import Array, product
 from . import ops
+from .ranges import surely_inside
 
 Number = Union[bool, int, float]
 Value = Union[Node, Number]
@@ -522,6 +524,16 @@ def gather(x: Node, indices: Sequence[Node], axes: Sequence[int]) -> Node:
                 got="axis {axis} of {shape}", expected="a size > 0 where there are indices",
                 shape=x.shape)  # fmt: skip
     return ops.gather(x, *(broadcast_to(i, shape) for i in indices), axes=tuple(axes))
+
+
+def in_range(index: Node, size: Size, op: str, negative: bool = False) -> Node:
+    """The index, and an error of the run that names op and line where it is not in 0..size-1;
+    `negative` says that numbers from the end were made such before."""
+    if surely_inside(index, size):
+        return index
+    least = f"-{size}" if negative else "0"
+    message = f"{op}: an index is out of range\n  expected: {least} <= index < {size}"
+    return ops.in_range(index, size=size, message=message, place=Place(user_location() or ""))
 
 
 def update(

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from ..core.dtype import BY_NUMPY, DType
-from ..core.errors import InternalError
+from ..core.errors import InternalError, Site
 from ..ir.block import Block, argument_op
 from ..ir.node import Node, Op, needs, topological
 from ..ir.symbol import Expr, evaluate
@@ -280,6 +280,13 @@ def _axes_first(x: Ndarray, axes: tuple[int, ...]) -> Ndarray:
     return x.transpose(*axes, *(i for i in range(x.ndim) if i not in axes))
 
 
+def _in_range(inputs: Sequence[Ndarray], attrs: dict[str, Any]) -> Ndarray:
+    (index,) = inputs
+    if ((index < 0) | (index >= attrs["size"])).any():
+        raise Site(attrs["message"], attrs["place"]).error()
+    return index
+
+
 def _gather(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, indices, axes = inputs[0], inputs[1:], attrs["axes"]
     places = []
@@ -432,6 +439,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.bitcast: _bitcast,
     ops.stop_gradient: lambda inputs, _: inputs[0],
     ops.barrier: lambda inputs, _: inputs[0],
+    ops.in_range: _in_range,
     ops.reshape: lambda inputs, attrs: inputs[0].reshape(attrs["shape"]),
     ops.permute: lambda inputs, attrs: inputs[0].transpose(attrs["order"]),
     ops.expand: lambda inputs, attrs: np.broadcast_to(inputs[0], attrs["shape"]),

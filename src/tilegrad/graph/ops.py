@@ -17,6 +17,7 @@ from typing import Any
 from ..core.dtype import DType, bool_, int64, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
+from ..ir.fingerprint import Place
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
@@ -191,6 +192,18 @@ def _barrier(x: Node, *tokens: Node) -> Type:
 barrier = Op(graph, "barrier", _barrier, group="order",
              meaning="x, not read before the tokens are computed: what follows from it is not "
              "the same as what follows from x, so it can be computed again later")  # fmt: skip
+
+
+
+def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
+    if not index.dtype.is_integer:
+        raise _fail("in_range", f"the index is {index.type}")
+    return _array(index)
+
+
+in_range = Op(graph, "in_range", _in_range, attrs=("size", "message", "place"), group="unary",
+              meaning="the index itself; where one is not in 0..size-1 the run ends in an index "
+              "error with this message at the line 'file:line'")  # fmt: skip
 
 # ---- movement -------------------------------------------------------------------------------
 

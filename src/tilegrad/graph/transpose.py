@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..core.dtype import bool_, int64
 from ..ir.node import Node
-from ..ir.symbol import Size, combine, high, low, minimum, multiply
+from ..ir.symbol import Size, combine, minimum, multiply
 from ..ir.types import product
 from . import build, ops
 from .partial import (
@@ -25,6 +25,7 @@ from .partial import (
     times,
     zeros,
 )
+from .ranges import surely_inside
 
 Wanted = tuple[bool, ...]
 Cotangents = Sequence[Node | None]
@@ -254,25 +255,12 @@ def _iota_axis(index: Node) -> int | None:
     return found[0] if len(found) == 1 and product(index.shape) == source.shape[0] else None
 
 
-def _known_inside(index: Node, size: Size) -> bool:
-    """Whether an index is surely within 0 .. size-1."""
-    value = ops.constant_value(index)
-    if value is not None:
-        return bool(0 <= value < low(size))
-    axis = _iota_axis(index)
-    if axis is not None:
-        return index.shape[axis] == size or high(index.shape[axis]) <= low(size)
-    if index.op is ops.get and index.inputs[0].op is ops.sort:
-        return index.shape[index.inputs[0].attrs["axis"]] == size
-    return False
-
-
 def inside(node: Node) -> Node | None:
     """Where an update's indices are in range; None if they all surely are."""
     mask: Node | None = None
     for index, axis in zip(node.inputs[2:], node.attrs["axes"]):
         size = node.shape[axis]
-        if not _known_inside(index, size):
+        if not surely_inside(index, size):
             wide = build.cast(index, int64)
             end = build.broadcast_to(build.size_value(size), wide.shape)
             here = ops.bit_and(build.less_equal(build.like(wide, 0), wide), ops.less(wide, end))

@@ -1,7 +1,8 @@
 """Fingerprints: equal for Graphs of equal structure, whatever their inputs are called.
 
 Invariant: two sets of roots with the same fingerprint compute the same function of their
-arguments, in order; locations and Node serials do not matter.
+arguments, in order; locations and Node serials do not matter. A Place is a line of the user that
+an attr names: it matters unless `places` are asked for, which then are numbered.
 """
 
 from __future__ import annotations
@@ -11,15 +12,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .block import Block
+from .literal import ATTRIBUTE_PARSERS
 from .node import Node, topological
 
 
+class Place(str):
+    """A line of the user's, 'file:line', as the attr of a Node whose error names it."""
+
+    __slots__ = ()
+
+    def to_text(self) -> str:
+        """The line itself."""
+        return str(self)
+
+
+ATTRIBUTE_PARSERS["place"] = Place
+
+
 def structure(
-    arguments: Sequence[Node], results: Sequence[Node],
+    arguments: Sequence[Node], results: Sequence[Node], places: dict[Place, int] | None = None,
     is_apart: Callable[[Node], bool] | None = None, apart: list[Node] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """A hashable description of the function from arguments to results. Nodes for which
-    `is_apart` holds (outside of Blocks) are told by their type alone and put into `apart`."""
+    `is_apart` holds (outside of Blocks) are told by their type alone and put into `apart`; with
+    `places` numbers stand for the user's lines, which are added there in order."""
     number: dict[Node, int] = {a: i for i, a in enumerate(arguments)}
     rows: list[Any] = [tuple(a.type for a in arguments)]
     for node in topological(results, stop=number.__contains__):
@@ -31,17 +47,22 @@ def structure(
             rows.append(node.type)
             continue
         attrs = tuple([repr(v) if v.__class__ is float else v for v in node.attrs.values()])
+        if places is not None:
+            attrs = tuple([places.setdefault(v, len(places)) if v.__class__ is Place else v
+                           for v in attrs])  # fmt: skip
         row: tuple[Any, ...] = (node.op, tuple([number[i] for i in node.inputs]), attrs)
         if node.blocks:
-            row += tuple([_block(b, number) for b in node.blocks])
+            row += tuple([_block(b, number, places) for b in node.blocks])
         rows.append(row)
     rows.append(tuple([number[r] for r in results]))
     return tuple(rows)
 
 
-def _block(block: Block, outer: dict[Node, int]) -> tuple[Any, ...]:
+def _block(
+    block: Block, outer: dict[Node, int], places: dict[Place, int] | None
+) -> tuple[Any, ...]:
     captured = block.captures()
-    inner = structure(block.arguments + captured, block.results)
+    inner = structure(block.arguments + captured, block.results, places)
     return (tuple(outer[c] for c in captured), inner)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,7 @@ class Recipe:
     # Conditions of each program that are checked while it runs; a launch of one that has some
     # takes a Slot of the kind 'fault' last. Empty where no program has any.
     sites: list[list[Site]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
     requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
 
     def owner(self, number: int) -> int:
@@ -87,6 +89,13 @@ class Recipe:
         early = [i for i, slots in enumerate(touched) if self.owner(first) in slots]
         late = [i for i, slots in enumerate(touched) if self.owner(second) in slots]
         return not early or not late or early[-1] < late[0]
+
+    def move(self, places: Sequence[str]) -> None:
+        """Take other lines for those of the Graph it was made of: an equal one has them."""
+        moved = dict(zip(self.places, places))
+        self.sites = [[Site(s.message, moved.get(s.location, s.location)) for s in sites]
+                      for sites in self.sites]  # fmt: skip
+        self.places = list(places)
 
     def to_text(self) -> str:
         """The Recipe as JSON."""

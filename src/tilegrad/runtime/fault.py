@@ -33,6 +33,7 @@ class Faults:
 
     def __init__(self, memory: np.ndarray[Any, Any]) -> None:
         self.sites: list[list[Site]] = []  # by word
+        self.open_end = False  # values decide how long a run takes: a fault may end it
         self.memory = memory
         self._bytes, self._zeros = memory.data, bytes(memory.nbytes)
 
@@ -44,7 +45,9 @@ class Faults:
             return None
         whole = np.zeros((len(found) + 1) * WORD_BYTES, np.uint8)
         start = -whole.ctypes.data % WORD_BYTES
-        return Faults(whole[start : start + len(found) * WORD_BYTES])
+        faults = Faults(whole[start : start + len(found) * WORD_BYTES])
+        faults.open_end = any(step.kind == "jump_unless" for step in recipe.steps)
+        return faults
 
     def add(self, sites: list[Site]) -> int:
         """The address of the next word, for a launch with these Sites."""

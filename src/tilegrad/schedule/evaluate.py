@@ -185,6 +185,20 @@ class Evaluator:
 
     _barrier = _stop_gradient
 
+    def _in_range(self, node: Node, index: Index) -> Node:
+        """The index; what is out of range is an error of the run."""
+        b, x = self.body, self.value(node.inputs[0], index)
+        if symbolic(node, index, self.memories) is None:
+            place, size = b.cast(x, int64), b.index(node.attrs["size"])
+            inside = b.apply("bit_and", b.apply("less_equal", b.constant(0, int64), place),
+                             b.apply("less", place, size))  # fmt: skip
+            b.require(inside, node.attrs["message"], node.attrs["place"], self.active(inside.shape))
+        return x
+
+    def active(self, shape: tuple[int, ...]) -> Node | None:
+        """Which elements of a tile of this shape count; None for all."""
+        return self.mask
+
     def _where(self, node: Node, index: Index) -> Node:
         return self.body.apply("where", *(self.value(i, index) for i in node.inputs))
 
@@ -374,6 +388,10 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
     if node.op in MOVEMENT:
         inner, conditions = MOVEMENT[node.op](node, index)
         return None if conditions else symbolic(node.inputs[0], inner, stored)
+    if node.op is ops.in_range:
+        inner = symbolic(node.inputs[0], index, stored)
+        proved = inner is not None and Condition(inner, node.attrs["size"]).holds()
+        return inner if proved else None
     if node.op is ops.iota and node.dtype.is_integer:
         return index[0]
     if node.op is ops.constant and node.dtype.is_integer:

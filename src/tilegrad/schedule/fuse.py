@@ -36,7 +36,7 @@ COSTLY = {ops.exp, ops.exp2, ops.log, ops.log2, ops.log10, ops.expm1, ops.log1p,
           ops.fmod}  # fmt: skip
 INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
     ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
-    ops.concatenate, ops.gather, ops.random_bits,
+    ops.concatenate, ops.gather, ops.in_range, ops.random_bits,
 }  # fmt: skip
 SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch

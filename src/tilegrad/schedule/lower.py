@@ -13,7 +13,7 @@ from typing import Any
 from ..core.config import config
 from ..core.errors import InternalError, StateError
 from ..core.target import Target
-from ..ir.fingerprint import digest, structure
+from ..ir.fingerprint import Place, digest, structure
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import high, multiply
 from ..ir.types import Tuple, product
@@ -166,18 +166,22 @@ class Lowering:
         key = self.key(group, reads)
         found = self.bodies.get(key)
         if found is None:
-            found = self.bodies[key] = self.lower_bodies(group, reads, digest(key)[:8])
+            tag = digest(self.key(group, reads, {}))[:8]  # the same wherever it was written
+            found = self.bodies[key] = self.lower_bodies(group, reads, tag)
             for body, _ in found:
                 prune(body.block, set())
         self.add_kernel(group, reads, key, found)
 
-    def key(self, group: Group, reads: Sequence[Node]) -> Any:
+    def key(
+        self, group: Group, reads: Sequence[Node], places: dict[Place, int] | None = None
+    ) -> Any:
         """Equal for groups that can share Bodies."""
         results = [v for v in (group.stored or group.values)]
         constant = tuple(r in group.constants for r in reads)
         inside = [n for n in topological(results, set(reads).__contains__) if n not in reads]
         rounded = tuple(n in group.rounded for n in inside) if group.rounded else ()
-        return (group.kind, group.order, group.rows, constant, rounded, structure(reads, results))
+        return (group.kind, group.order, group.rows, constant, rounded,
+                structure(reads, results, places))  # fmt: skip
 
     def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
         """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""

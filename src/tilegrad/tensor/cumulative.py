@@ -180,9 +180,8 @@ def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *,
 def _quantiles(line: Tensor, share: Tensor, interpolation: str) -> Tensor:
     """Quantiles of the last axis; the shares become axis 0."""
     size: Any = line.shape[-1]
-    if isinstance(line.numel(), int) and line.numel() == 0:
-        raise ShapeError("there is nothing to choose from", op="quantile",
-                         expected="at least one element", got=build.show(line.shape))  # fmt: skip
+    require(line.numel() - 1, ShapeError, "there is nothing to choose from", op="quantile",
+            expected="at least one element", got="{shape}", shape=line.shape)  # fmt: skip
     ordered = wrap(build.items(ops.sort(node_of(line), axis=line.ndim - 1, descending=False))[0],
                    line)  # fmt: skip
     place = share * (size - 1)

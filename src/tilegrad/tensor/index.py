@@ -15,6 +15,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
+from ..graph.ranges import range_of
 from ..ir import symbol
 from ..ir.node import Node
 from ..ir.requirement import require
@@ -132,10 +133,12 @@ def in_range(index: int, size: Size, axis: int, op: str) -> Size:
     return index + size if index < 0 else index
 
 
-def _inside(room: Size, index: Size, size: Size, axis: int, op: str) -> None:
+def _inside(
+    room: Size, index: Size, size: Size, axis: int, op: str, least: str = "-{size}"
+) -> None:
     """An error unless there is room: an index is out of range by what is missing."""
     require(room, AxisError, "index {index} is out of range for axis {axis} of size {size}", op=op,
-            expected="-{size} <= index < {size}", got="{index}", index=index, axis=axis,
+            expected=least + " <= index < {size}", got="{index}", index=index, axis=axis,
             size=size)  # fmt: skip
 
 
@@ -183,12 +186,14 @@ def _clamped(value: Any, size: Size, default: Size) -> Size:
 
 
 def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
-    """Indices as a Node of non-negative integers; known values are checked."""
+    """Indices as a Node of non-negative integers; known values are checked now, others when they
+    are read."""
     if isinstance(item, Tensor):
         if not item.dtype.is_integer:
             raise DTypeError("indices are not integers", op=op, expected="integers or bools",
                              got=item.dtype, hint="cast with .long()")  # fmt: skip
-        known = item.numpy() if item.node in values else None
+        buffer = values.get(item.node)  # on a GPU the run looks, not the host
+        known = item.numpy() if buffer is not None and buffer.device == "cpu" else None
         node = item.node
     else:
         known, node = np.asarray(item), None
@@ -210,9 +215,24 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
         if low >= 0:
             return node
     if node.dtype.kind == "uint":
-        return build.cast(node, dtypes.int64) if node.dtype.bits < 64 else node
-    wide = build.cast(node, dtypes.int64)
-    return build.where(build.less(wide, 0), build.add(wide, build.size_value(size)), wide)
+        wide = build.cast(node, dtypes.int64) if node.dtype.bits < 64 else node
+    else:
+        wide = build.cast(node, dtypes.int64)
+        found = range_of(wide)
+        if found is None or symbol.low(found[0]) < 0:
+            wide = build.where(build.less(wide, 0), build.add(wide, build.size_value(size)), wide)
+    return wide if known is not None else build.in_range(wide, size, op, negative=True)
+
+
+def row_node(index: Tensor, size: Size, axis: int, op: str) -> Node:
+    """Indices that are never negative: known values are checked now, others when they are read."""
+    node, buffer = index.node, values.get(index.node)
+    if buffer is not None and buffer.device == "cpu" and (known := index.numpy()).size:
+        low, high = int(known.min()), int(known.max())
+        _inside(low, low, size, axis, op, "0")
+        _inside(size - high - 1, high, size, axis, op, "0")
+        return node
+    return build.in_range(node, size, op)
 
 
 def mask_places(mask: Tensor, op: str) -> list[Node]:

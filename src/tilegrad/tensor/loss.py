@@ -17,6 +17,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import promote
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
+from ..ir.types import product
 from .activation import logsigmoid
 from .elementwise import clamp
 from .maths import abs_, cast, exp, log, pick
@@ -89,7 +90,7 @@ def _class_rows(op: str, x: Tensor) -> Tensor:
                          "or (batch, classes, ...)", got="()")  # fmt: skip
     if x.ndim > 2:
         x = x.movedim(1, -1)
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(product(x.shape[:-1]), x.shape[-1])
 
 
 def _check_target(op: str, x: Tensor, target: Tensor) -> None:
@@ -103,10 +104,11 @@ def _check_target(op: str, x: Tensor, target: Tensor) -> None:
                          f"input {build.show(x.shape)}", got=build.show(target.shape))  # fmt: skip
 
 
-def picked(rows: Tensor, index: Tensor) -> Tensor:
+def picked(op: str, rows: Tensor, index: Tensor) -> Tensor:
     """rows[i, index[i]] for each row: a gather along the last axis."""
     place = build.iota(rows.shape[0])
-    return wrap(build.gather(node_of(rows), [place, index.node], (0, 1)), rows)
+    classes = build.in_range(index.node, rows.shape[-1], op)
+    return wrap(build.gather(node_of(rows), [place, classes], (0, 1)), rows)
 
 
 def _class_weights(op: str, weight: Any, classes: Any, like: Tensor) -> Tensor | None:
@@ -160,7 +162,7 @@ def cross_entropy(input: Any, target: Any, weight: Any = None, ignore_index: int
     flat = aim.reshape(-1).long()
     valid = flat != ignore_index
     total = logsumexp(rows, -1)  # (rows,)
-    losses = total - picked(rows, pick(valid, flat, 0))
+    losses = total - picked(op, rows, pick(valid, flat, 0))
     if weights is not None:
         losses = losses * _weight_of(weights, flat, valid)
     if label_smoothing:
@@ -204,7 +206,7 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
     _check_target(op, x, aim)
     flat = aim.reshape(-1).long()
     valid = flat != ignore_index
-    losses = -picked(rows, pick(valid, flat, 0))
+    losses = -picked(op, rows, pick(valid, flat, 0))
     if weights is not None:
         losses = losses * _weight_of(weights, flat, valid)
     result = _over_classes(losses, flat, weights, ignore_index, reduction)
@@ -429,7 +431,7 @@ def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0,
     rows = _class_rows("multi_margin_loss", x)
     weights = _class_weights("multi_margin_loss", weight, rows.shape[-1], rows)
     flat = aim.reshape(-1).long()
-    short = _positive(margin - picked(rows, flat).unsqueeze(-1) + rows)
+    short = _positive(margin - picked("multi_margin_loss", rows, flat).unsqueeze(-1) + rows)
     other = wrap(build.iota(rows.shape[-1])) != flat.unsqueeze(-1)
     losses = sum_(pick(other, short if p == 1 else short**p, 0.0), -1) / float(rows.shape[-1])
     if weights is not None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..compiler.compile import executable_for
 from ..core.dtype import float64, int64
-from ..core.errors import DTypeError, ShapeError, StateError, TraceError, user_location
+from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
 from ..ir.node import Node, next_serial
@@ -120,7 +120,12 @@ class Lowered:
             if self.requirements:
                 executable.check(symbols)
             buffers = self._give_away(leaves, states, buffers)
-        results = executable.run(buffers, symbols)
+        try:
+            results = executable.run(buffers, symbols)
+        except AxisError as error:  # an index was out of range: the state has what was computed
+            for write in self.writes if error.results is not None else ():
+                self._write(write, leaves, states, buffers, error.results, symbols)  # type: ignore[arg-type]
+            raise
         for write in self.writes:
             self._write(write, leaves, states, buffers, results, symbols)
         places = self.places

@@ -19,6 +19,7 @@ from ..graph import build
 from ..ir.requirement import require
 from ..ir.symbol import Size
 from .elementwise import clamp
+from .index import row_node
 from .maths import cast, pick, rsqrt
 from .movement import reshape
 from .padding import pad, unfold
@@ -216,7 +217,8 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     if table.ndim != 2:
         raise ShapeError("the weight is not a table", op="embedding",
                          expected="(rows, features)", got=build.show(table.shape))  # fmt: skip
-    rows = wrap(build.gather(node_of(table), [node_of(index)], (0,)), table)
+    places = row_node(index, table.shape[0], 0, "embedding")
+    rows = wrap(build.gather(node_of(table), [places], (0,)), table)
     if padding_idx is None:
         return rows
     count: Any = table.shape[0]

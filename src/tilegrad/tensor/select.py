@@ -1,8 +1,7 @@
 """Picking and placing by index along an axis: gather, scatter, masks and their kin.
 
-Invariant: indices may be negative only where PyTorch allows it; values of indices that are
-known when the Graph is built are checked, others must be in range (reads are clamped, writes
-out of range are dropped).
+Invariant: an index out of range is an error: now, where its value is known, else of the run that
+reads it (on a GPU at the next read of any value); nothing outside of a Tensor is touched.
 """
 
 from __future__ import annotations

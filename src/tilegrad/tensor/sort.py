@@ -93,7 +93,7 @@ def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool =
 
 @method()
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
-    """How often each number occurs; in a trace the length is `minlength`, others are dropped."""
+    """How often each number occurs; in a trace the length is `minlength`, others are an error."""
     tensor = lift(x)
     if tensor.ndim != 1 or not tensor.dtype.is_integer:
         raise DTypeError("needs a line of integers", op="bincount", expected="1-d integers",
@@ -107,8 +107,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         kept = dtypes.float32 if heavy.dtype is dtypes.float32 else dtypes.float64
         ones = build.cast(node_of(heavy), kept)
         start = build.full((length,), 0, kept)
-    return wrap(build.update(start, ones, [build.cast(tensor.node, dtypes.int64)], [0], "add"),
-                weights)  # fmt: skip
+    places = build.in_range(build.cast(tensor.node, dtypes.int64), length, "bincount")
+    return wrap(build.update(start, ones, [places], [0], "add"), weights)
 
 
 def _bins(x: Tensor, minlength: int) -> int:

@@ -373,6 +373,10 @@ class TileEvaluator(ExponentEvaluator):
             at, guard = b._level([at, guard])
         return b.gather(memory, at, b.logical_and(self._range(at.shape), guard))
 
+    def active(self, shape: tuple[int, ...]) -> Node | None:
+        """The rows and lanes that a tile of this shape spans, where what is guarded is read."""
+        return self.body.logical_and(self._range(shape), self.mask)
+
     def _range(self, shape: tuple[int, ...]) -> Node | None:
         """The mask of the rows and lanes that a tile of this shape spans."""
         b = self.body

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...core.errors import InternalError
+from ...core.errors import AxisError, InternalError
 from ...core.lock import new_lock
 from ...ir.requirement import check_all
 from ...ir.symbol import evaluate
@@ -185,7 +185,12 @@ class Executable:
                 slots[number] = extra[-1].pointer
             for number, owner in self.aliases:
                 slots[number] = slots[owner]
-            worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
+            try:
+                worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
+            except AxisError as error:
+                if self.faults is not None and not self.faults.open_end:
+                    error.results = outputs
+                raise
             return outputs
 
     def fix(

@@ -201,7 +201,8 @@ class WorkerPool:
         self, record: int, n_slots: int, inline: bool = False, faults: Faults | None = None
     ) -> None:
         """Walk the table of a packed RECORD at an address that stays valid: the fast way. A
-        condition that did not hold is raised at the end, or at the next pause before it."""
+        condition that did not hold is raised at the end; where values decide how long a run takes,
+        at the next pause."""
         with self._lock:
             team = self._team or self._form()
             if self._busy:
@@ -213,7 +214,7 @@ class WorkerPool:
             try:
                 code = self._start(team.pool, record, workers)
                 while code:  # paused: Python has now looked at its signals
-                    if faults is not None and faults.seen():
+                    if faults is not None and faults.open_end and faults.seen():
                         self._stop(team)
                         break
                     code = self._resume(team.pool, workers)
