@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tilegrad.cli import bench, main, roofline
 from tilegrad.core.errors import UserError
+from tilegrad.models.generate.request import Produced
 from tilegrad.runtime.profile import Profile
 
 RUNNER = CliRunner()
@@ -38,7 +39,7 @@ class FakeEngine:
             left[0] = max(0, left[0] - 8)
             if not left[0]:
                 left[1] -= 1
-                made.append(SimpleNamespace(id=id))
+                made.append(Produced(id, 0))
                 if not left[1]:
                     del self.running[id]
         return made
