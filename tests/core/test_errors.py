@@ -54,3 +54,13 @@ def test_internal_error_names_the_pass():
     assert error.where == "fuse"
     assert "internal error in fuse: lost a Node" in str(error)
     assert not isinstance(error, errors.UserError)
+
+
+def test_what_a_user_gave_is_shortened():
+    """Whatever part of an error it is in; the attributes keep it whole."""
+    given = "start" + "x" * 10**6 + "end"
+    error = errors.UserError(given, op="run", expected=given, got=given, hint=given)
+    text = str(error)
+    assert len(text) < 5000 and text.count("start") == text.count("end (1000008 characters)") == 4
+    assert error.got == given
+    assert errors.shortened("y" * errors.MOST_SHOWN) == "y" * errors.MOST_SHOWN

@@ -26,6 +26,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 32}  # fmt: skip
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.5, 2.0],
         "long_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 96}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 NEAR = ["sliding_attention", "sliding_attention", "full_attention"]
 # name -> (transformers' class of configurations, what differs from SIZES)
@@ -34,18 +36,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
     "llama_yarn": ("Llama", {"head_dim": 16, "rope_parameters": YARN}),
     "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_dynamic": ("Llama", {"head_dim": 16, "rope_parameters": DYNAMIC}),
     "smollm2": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3_fourth": ("SmolLM3", {"num_hidden_layers": 4}),
+    "smollm3_window": ("SmolLM3", {"no_rope_layer_interval": 2, "use_sliding_window": True,
+                                   "sliding_window": 7}),
+    "granite": ("Granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+                            "residual_multiplier": 0.7, "logits_scaling": 2.5}),
+    "olmo2": ("Olmo2", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mistral": ("Mistral", {"sliding_window": 7}),
+    "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 11}),
     "gemma3": ("Gemma3Text", {"head_dim": 8, "sliding_window": 7, "layer_types": NEAR}),
+    "phi2": ("Phi", {"rope_parameters": PART}),
     "phi3": ("Phi3", {"rope_parameters": LONG, "max_position_embeddings": 192,
                       "original_max_position_embeddings": 96}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "qwen2_moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40,
                                "decoder_sparse_step": 2}),
     "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
+    "gpt_neox": ("GPTNeoX", {"num_key_value_heads": 4, "rope_parameters": PART}),
+    "gpt_neox_serial": ("GPTNeoX", {"num_key_value_heads": 4, "use_parallel_residual": False,
+                                    "rope_parameters": PART}),
     "gpt2": ("GPT2", {}),
 }  # fmt: skip
 # As published, without what says nothing about the model.

@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, LLAMA3, LLAMA_31_8B, LONG, YARN, peer, transformers
+from decoder_families import FAMILIES, LLAMA3, LLAMA_31_8B, LONG, YARN, peer, tokens, transformers
+from torch_peer import torch
 
 from tilegrad.core.errors import UserError
 from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
 
 # As published, without what says nothing about the model.
 QWEN_25 = {
@@ -76,7 +78,10 @@ def test_older_spelling_of_rotary_positions(name: str) -> None:
         return
     scaling = {k: v for k, v in newer.items() if k not in ("rope_theta", "partial_rotary_factor")}
     kind = scaling.pop("rope_type")
-    given["rope_theta"] = newer["rope_theta"]
+    older = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    for field in ("rope_theta", "partial_rotary_factor"):
+        if field in newer:
+            given[older[field] if name.startswith("gpt_neox") else field] = newer[field]
     given["rope_scaling"] = None if kind == "default" else {"type": kind, **scaling}
     assert DecoderConfig.from_huggingface(given) == wanted
 
@@ -112,6 +117,21 @@ def test_longrope_has_two_sets_of_divisors() -> None:
         DecoderConfig.from_huggingface(given, context=193)
 
 
+def test_dynamic_speeds_are_those_of_the_context() -> None:
+    """As trained up to the context of training; a longer one that is asked for is slower."""
+    model = peer("llama_dynamic")
+    given = model.config.to_dict()
+    plain = DecoderConfig.from_huggingface(given)
+    assert (plain.context, plain.longest) == (128, 512) and plain.rotary.base == 10000.0
+    prompt = tokens(1, 200, seed=5)
+    long = Decoder(DecoderConfig.from_huggingface(given, context=200)).requires_grad_(False)
+    long.load(model.state_dict())
+    theirs = model(torch.tensor(prompt)).logits.numpy()
+    assert np.abs(long(prompt).numpy() - theirs).max() < 2e-4
+    with pytest.raises(UserError, match=r"1\.\.512"):
+        DecoderConfig.from_huggingface(given, context=513)
+
+
 GOOD = LLAMA_31_8B
 
 
@@ -130,7 +150,12 @@ GOOD = LLAMA_31_8B
     ({"hidden_act": "tanh"}, "bad field 'hidden_act'"),
     ({"rms_norm_eps": float("nan")}, "bad field 'rms_norm_eps'"),
     ({"tie_word_embeddings": "yes"}, "bad field 'tie_word_embeddings'"),
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "bad field 'rope_type'"),
+    ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "bad field 'rope_type'"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "bad field 'factor'"),
+    ({"model_type": "granite", "logits_scaling": 0}, "bad field 'logits_scaling'"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, "bad field 'no_rope_layers'"),
+    ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
+    ({"model_type": "phi", "qk_layernorm": True}, "bad field 'qk_layernorm'"),
     ({"rope_scaling": {"rope_type": "linear"}}, "missing field 'factor'"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "bad factor"),
     ({"rope_scaling": "linear"}, "bad field 'rope_scaling'"),

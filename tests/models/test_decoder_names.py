@@ -19,7 +19,8 @@ ARCHITECTURES = {
     "llama": "llama", "llama3": "llama", "smollm2": "llama", "llama_bias": "llama",
     "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
     "gemma3": "gemma3", "phi3": "phi3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
-    "gpt2": "gpt2",
+    "gpt2": "gpt2", "gemma": "gemma", "granite": "granite", "olmo2": "olmo2", "phi2": "phi2",
+    "smollm3_fourth": "smollm3", "gpt_neox": "gptneox", "gpt_neox_serial": "gptneox",
 }  # fmt: skip
 # Endings of names, longest first where one is within another.
 PLAIN = [
@@ -36,7 +37,11 @@ PLAIN = [
     ("attn.c_attn", "attn_qkv"), ("attn.c_proj", "attn_output"), ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"), ("ln_1", "attn_norm"), ("ln_2", "ffn_norm"),
     ("transformer.wte", "token_embd"), ("transformer.wpe", "position_embd"),
-    ("transformer.ln_f", "output_norm"),
+    ("transformer.ln_f", "output_norm"), ("self_attn.dense", "attn_output"),
+    ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"), ("model.final_layernorm", "output_norm"),
+    ("attention.query_key_value", "attn_qkv"), ("attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"), ("mlp.dense_4h_to_h", "ffn_down"),
+    ("gpt_neox.embed_in", "token_embd"), ("gpt_neox.final_layer_norm", "output_norm"),
 ]  # fmt: skip
 LLAMA = [("post_attention_layernorm", "ffn_norm")]
 GEMMA = [("post_attention_layernorm", "post_attention_norm"),
@@ -61,7 +66,11 @@ def gguf_tensors(name: str) -> dict[str, Any]:
     for path, array in arrays(name).items():
         if path == "lm_head.weight" and config.tied:
             continue
-        path = re.sub(r"^(model\.layers|transformer\.h)\.(\d+)\.", r"blk.\2.", path)
+        path = re.sub(r"^(model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.", r"blk.\2.",
+                      path)  # fmt: skip
+        if "query_key_value" in path:  # all queries, then all keys, then all values
+            cut = array.reshape(config.heads, 3, config.head_width, *array.shape[1:])
+            array = cut.swapaxes(0, 1).reshape(array.shape)
         if path.endswith("experts.gate_up_proj"):
             block = path.removesuffix("mlp.experts.gate_up_proj")
             gate, up = np.split(array, 2, 1)
@@ -72,7 +81,7 @@ def gguf_tensors(name: str) -> dict[str, Any]:
             array = array.T
         for theirs, ours in rules:
             path = re.sub(rf"(^|\.){re.escape(theirs)}\.(weight|bias)$", rf"\1{ours}.\2", path)
-        if config.family == "llama" or name == "mixtral":
+        if ARCHITECTURES[name] in ("llama", "granite", "smollm3"):
             for kind, heads in (("attn_q", config.heads), ("attn_k", config.key_heads)):
                 array = pairs_of(array, heads) if f".{kind}." in path else array
         if config.norm_offset and path.endswith("norm.weight"):
@@ -90,7 +99,7 @@ def gguf_tensors(name: str) -> dict[str, Any]:
 def gguf_metadata(name: str) -> dict[str, Any]:
     config, kind = loaded(name).config, ARCHITECTURES[name]
     given = peer(name).config.to_dict()
-    norm = "layer_norm_epsilon" if kind == "gpt2" else "layer_norm_rms_epsilon"
+    norm = "layer_norm_rms_epsilon" if config.norm == "rms" else "layer_norm_epsilon"
     found = {
         "context_length": given.get("max_position_embeddings", given.get("n_positions")),
         "embedding_length": config.width, "block_count": config.layers,
@@ -100,10 +109,17 @@ def gguf_metadata(name: str) -> dict[str, Any]:
     }  # fmt: skip
     if config.rotary is not None:
         found["rope.freq_base"] = config.rotary.base
+        found["rope.dimension_count"] = config.rotary.width
     if name == "phi3":
         found["rope.scaling.original_context_length"] = 96
         found["rope.scaling.attn_factor"] = config.rotary.attention_factor
-    if config.post_norms:
+    if kind == "granite":
+        found |= {"attention.scale": config.scale, "logit_scale": 1.0 / config.logit_scale,
+                  "embedding_scale": config.embedding_scale,
+                  "residual_scale": config.residual_scale}  # fmt: skip
+    if kind == "gptneox":
+        found["use_parallel_residual"] = config.parallel
+    if name in ("gemma2", "gemma3"):
         found |= {"attention.sliding_window": 7, "attention.scale": config.scale}
     if name == "gemma3":
         found["attention.sliding_window"] = 7
@@ -119,7 +135,8 @@ def test_gguf_gives_the_same_model(name: str) -> None:
     ours, tensors = loaded(name), gguf_tensors(name)
     config = DecoderConfig.from_gguf(gguf_metadata(name), tensors)
     for field in DecoderConfig.__dataclass_fields__:
-        if field in ("family", "norm_offset", "rotary", "hidden", "windows", "normalize_experts"):
+        if field in ("family", "norm_offset", "rotary", "hidden", "windows", "normalize_experts",
+                     "longest"):  # fmt: skip
             continue
         assert getattr(config, field) == getattr(ours.config, field), field
     if config.rotary is not None:

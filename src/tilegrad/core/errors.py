@@ -10,6 +10,7 @@ import os
 import sys
 from typing import NamedTuple
 
+MOST_SHOWN = 1000  # characters of each part of an error
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -44,6 +45,15 @@ def user_location() -> Location | None:
     return None
 
 
+def shortened(value: object) -> str:
+    """Text of a value, without its middle if it is long: what a user gave may be a megabyte."""
+    text = str(value)
+    if len(text) <= MOST_SHOWN:
+        return text
+    half = MOST_SHOWN // 2
+    return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+
+
 class TilegradError(Exception):
     """Base of all tilegrad errors."""
 
@@ -63,15 +73,16 @@ class UserError(TilegradError):
     ) -> None:
         self.op, self.expected, self.got, self.hint = op, expected, got, hint
         self.location = location if location is not None else user_location()
+        message = shortened(message)
         lines = [f"{op}: {message}" if op else message]
         if expected is not None:
-            lines.append(f"  expected: {expected}")
+            lines.append(f"  expected: {shortened(expected)}")
         if got is not None:
-            lines.append(f"  got: {got}")
+            lines.append(f"  got: {shortened(got)}")
         if self.location is not None:
             lines.append(f"  at {self.location}")
         if hint:
-            lines.append(f"  hint: {hint}")
+            lines.append(f"  hint: {shortened(hint)}")
         super().__init__("\n".join(lines))
 
 

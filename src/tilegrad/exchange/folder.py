@@ -60,6 +60,7 @@ def read_config(
 ) -> tuple[dict[str, Any], dict[str, Any], str | None, dict[str, Any], str | None]:
     """config, generation, path of tokenizer.json, tokenizer_config and chat template."""
     config = _table(folder / "config.json")
+    _refuse_diffusers(folder, config)
     if config is None:
         raise UserError(f"{folder}: config.json is missing", op="folder",
                         expected="a model folder as Hugging Face lays it out",
@@ -71,6 +72,19 @@ def read_config(
     generation = _table(folder / "generation_config.json") or {}
     words = _table(folder / "tokenizer_config.json") or {}
     return config, generation, tokenizer, words, _template(folder, words)
+
+
+def _refuse_diffusers(folder: Path, config: dict[str, Any] | None) -> None:
+    """Call a pipeline of diffusers, or a part of one, what it is."""
+    index = _table(folder / "model_index.json")
+    table, what = (index, "a diffusers pipeline") if index is not None else (
+        config or {}, "a part of a diffusers pipeline")  # fmt: skip
+    name = table.get("_class_name")
+    if isinstance(name, str) and (index is not None or "model_type" not in table):
+        raise UserError(f"{folder}: this is {what} ({name}), not a language model", op="folder",
+                        expected="a config.json with a model_type", got=_listing(folder),
+                        hint="its text encoder is a model of its own, in a folder of its own"
+                        if index is not None else None)  # fmt: skip
 
 
 def _small(path: Path, limit: int) -> None:

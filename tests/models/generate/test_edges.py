@@ -164,9 +164,22 @@ def test_files_without_weights_and_odd_defaults(tmp_path: Path) -> None:
                kinds={"tokenizer.ggml.merges": ("array", "string")})  # fmt: skip
     with pytest.raises(UserError, match="no weights"):
         LLM(tmp_path / "words.gguf")
-    odd = {"do_sample": True, "top_k": float("nan"), "top_p": 10**400, "temperature": "hot"}
-    found = LLM(write_folder(tmp_path / "folder", odd), context=64)
-    assert found.defaults == {"temperature": 1.0, "top_k": 50}
+
+
+BAD_GENERATION: list[dict[str, Any]] = [
+    {"top_k": float("nan")}, {"top_k": 2.5}, {"top_p": 10**400}, {"top_p": 0.0},
+    {"temperature": "hot"}, {"temperature": -1.0}, {"min_p": 2}, {"repetition_penalty": 0.0},
+    {"do_sample": "yes"}, {"eos_token_id": [END, 258]}, {"eos_token_id": "</s>"},
+    {"eos_token_id": [True]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_GENERATION, ids=str)
+def test_generation_config_is_checked(tmp_path: Path, bad: dict[str, Any]) -> None:
+    folder = write_folder(tmp_path / "folder", bad)
+    with pytest.raises(UserError) as caught:
+        LLM(folder, context=64)
+    assert "generation_config.json" in str(caught.value) and next(iter(bad)) in str(caught.value)
 
 
 KINDS: list[dict[str, Any]] = [

@@ -249,8 +249,13 @@ def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     for prompt, settings, why in wrong:
         with pytest.raises(UserError, match=why):
             llm.generate(prompt, **settings)
-    with pytest.raises(TypeError):
-        llm.generate("a", heat=1.0)
+    for name, near in (("temprature", "temperature"), ("maxtokens", "max_tokens"), ("heat", "")):
+        with pytest.raises(UserError, match=f"no setting '{name}'") as caught:
+            llm.generate("a", **{name: 1.0})
+        assert f"did you mean {near}?" in str(caught.value) or not near
+    with pytest.raises(UserError) as caught:
+        llm.generate("a", **{"x" * 10**6: 1})
+    assert len(str(caught.value)) < 5000
     assert is_idle(llm)
 
 

@@ -33,12 +33,17 @@ class DecoderConfig:
     head_width: int
     hidden: int  # features within the feed-forward part
     context: int  # most positions
+    longest: int = 0  # positions that a file's own scaling allows, if more are asked for
 
     norm: str = "rms"  # or layer
     norm_epsilon: float = 1e-6
     norm_offset: float = 0.0  # added to weights of norms: 1 in Gemma's own files
-    post_norms: bool = False  # norms after attention and the feed-forward part too
+    pre_norms: bool = True  # norms before attention and the feed-forward part
+    post_norms: bool = False  # norms after attention and the feed-forward part
+    parallel: bool = False  # attention and the feed-forward part read the same features
+    shared_norm: bool = False  # and of these the same norm
     head_norms: bool = False  # norms of each query and key
+    whole_norms: bool = False  # those are of all heads at once
     qkv_bias: bool = False
     output_bias: bool = False
     feed_bias: bool = False
@@ -46,6 +51,8 @@ class DecoderConfig:
     activation: str = "silu"
     gated: bool = True
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each part adds
+    logit_scale: float = 1.0
     tied: bool = False  # the head's weight is the embedding's
 
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_width)
@@ -54,6 +61,7 @@ class DecoderConfig:
     windows: tuple[int, ...] = ()  # how many tokens back each layer sees; 0: all. (): all see all
     rotary: Rotary | None = None  # None: positions are learned
     local_rotary: Rotary | None = None  # of layers that have a window, where it differs
+    turned: tuple[bool, ...] = ()  # which layers turn queries and keys; (): all
 
     experts: int = 0
     experts_used: int = 0
@@ -66,13 +74,16 @@ class DecoderConfig:
         put = object.__setattr__
         put(self, "scale", self.scale or (self.head_width**-0.5 if self.head_width > 0 else 0.0))
         put(self, "windows", self.windows or (0,) * self.layers)
+        put(self, "longest", max(self.longest, self.context))
+        put(self, "turned", self.turned or (True,) * self.layers)
         put(self, "routed", self.routed or (bool(self.experts),) * self.layers)
         check(self)
 
     @classmethod
     def from_huggingface(cls, given: Mapping[str, Any],
                          context: int | None = None) -> DecoderConfig:  # fmt: skip
-        """From the dict of a config.json; `context` asks for fewer positions (or longrope's)."""
+        """From the dict of a config.json; `context` asks for fewer positions, or for more where
+        the file has a scaling for them."""
         return cls(**huggingface.read(given, context))
 
     @classmethod
@@ -91,7 +102,9 @@ class DecoderConfig:
                 "window": self.windows[layer] or None}  # fmt: skip
 
     def rotary_of(self, layer: int) -> Rotary | None:
-        """How a layer turns queries and keys."""
+        """How a layer turns queries and keys, if it does."""
+        if not self.turned[layer]:
+            return None
         local = self.local_rotary is not None and self.windows[layer]
         return self.local_rotary if local else self.rotary
 
@@ -117,11 +130,13 @@ def check(config: DecoderConfig) -> None:
          config.head_width)  # fmt: skip
     need(config.heads % config.key_heads == 0, "heads do not share key heads evenly",
          f"heads a multiple of {config.key_heads}", config.heads)  # fmt: skip
-    for name in ("windows", "routed"):
+    for name in ("windows", "routed", "turned"):
         got = len(getattr(config, name))
         need(got == config.layers, f"{name} are not one a layer", config.layers, got)
     need(min(config.windows) >= 0, "bad window", "counts of tokens", config.windows)
     need(config.norm in ("rms", "layer"), "unknown norm", "rms or layer", config.norm)
+    need(config.parallel or not config.shared_norm, "parts share a norm one after the other",
+         "parallel", config.parallel)  # fmt: skip
     need(config.norm_epsilon > 0.0, "bad norm_epsilon", "above 0", config.norm_epsilon)
     for rotary in config.rotaries():
         _check_rotary(rotary, config, need)

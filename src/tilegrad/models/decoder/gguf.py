@@ -17,22 +17,31 @@ from .fields import Fields
 from .rotary import Rotary, longrope_factor, yarn_factor
 
 OP = "DecoderConfig.from_gguf"
-GEMMA: dict[str, Any] = {"gemma": True, "post_norms": True, "tied": True,
-                         "activation": "gelu_tanh"}  # fmt: skip
+GEMMA: dict[str, Any] = {"gemma": True, "tied": True, "activation": "gelu_tanh"}
+GEMMA_2 = {**GEMMA, "post_norms": True}
+BIASED = {"qkv_bias": True, "output_bias": True, "feed_bias": True}
+LAYERED: dict[str, Any] = {**BIASED, "norm": "layer", "gated": False, "activation": "gelu_tanh"}
 # What the architectures are where metadata is silent. `wide` is the depth of the one size whose
 # scores are scaled by width / heads and not by the width of a head.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"head_norms": True},
-    "gemma2": {**GEMMA, "pattern": 2, "wide": 46, "softcap": 50.0, "logit_softcap": 30.0},
-    "gemma3": {**GEMMA, "pattern": 6, "wide": 62, "head_norms": True, "base": 1000000.0},
+    "smollm3": {"tied": True, "base": 2000000.0, "unturned": 4},
+    "granite": {"scales": True},
+    "olmo2": {"pre_norms": False, "post_norms": True, "head_norms": True, "whole_norms": True},
+    "gemma": GEMMA,
+    "gemma2": {**GEMMA_2, "pattern": 2, "wide": 46, "softcap": 50.0, "logit_softcap": 30.0},
+    "gemma3": {**GEMMA_2, "pattern": 6, "wide": 62, "head_norms": True, "base": 1000000.0},
+    "phi2": {**LAYERED, "head_bias": True, "parallel": True, "shared_norm": True},
     "phi3": {},
     "qwen2moe": {"qkv_bias": True, "shared": True, "normalize_experts": False},
     "qwen3moe": {"head_norms": True},
-    "gpt2": {"qkv_bias": True, "output_bias": True, "feed_bias": True, "tied": True,
-             "activation": "gelu_tanh"},
+    "gptneox": {**LAYERED, "activation": "gelu", "parallel": True},
+    "gpt2": {**LAYERED, "tied": True, "learned": True},
 }  # fmt: skip
+TRAITS = ("norm", "pre_norms", "post_norms", "head_norms", "whole_norms", "gated", "parallel",
+          "shared_norm", "activation")  # fmt: skip
 
 
 def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -51,28 +60,44 @@ def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict
         raise fields.wrong("attention.key_length", "above 0", head_width)
     if fields.whole("attention.value_length", head_width) != head_width:
         raise fields.wrong("attention.value_length", f"as key_length, {head_width}", "another")
-    rms = kind != "gpt2"
+    rms = "rms_" if family.get("norm") != "layer" else ""
     found: dict[str, Any] = {
         "family": kind, "vocabulary": _vocabulary(fields, tensors), "width": width,
         "layers": layers, "heads": heads,
         "key_heads": _same(fields, "attention.head_count_kv", heads), "head_width": head_width,
         "hidden": _same(fields, "feed_forward_length", None),
-        "context": fields.whole("context_length"), "norm": "rms" if rms else "layer",
-        "norm_epsilon": fields.number(f"attention.layer_norm_{'rms_' if rms else ''}epsilon"),
-        "gated": rms, "embedding_scale": width**0.5 if "gemma" in family else 1.0,
-        **{k: family[k] for k in ("post_norms", "head_norms", "activation") if k in family},
-        **_told(family, tensors),
+        "context": fields.whole("context_length"),
+        "norm_epsilon": fields.number(f"attention.layer_norm_{rms}epsilon"),
+        **{trait: family[trait] for trait in TRAITS if trait in family}, **_told(family, tensors),
     }  # fmt: skip
-    if "gemma" in family:
-        scalar = width / heads if layers == family["wide"] else head_width
-        found |= {"scale": scalar**-0.5}
-        for ours, name in (("softcap", "attn"), ("logit_softcap", "final")):
-            found[ours] = fields.number(f"{name}_logit_softcapping", family.get(ours, 0.0))
-    found["scale"] = fields.number("attention.scale", found.get("scale", 0.0))
+    if "parallel" in family and "shared_norm" not in family:
+        found["parallel"] = fields.flag("use_parallel_residual", True)
+    found |= _scales(fields, family, found)
+    every = family.get("unturned", 0)
+    found["turned"] = tuple(not every or (i + 1) % every != 0 for i in range(layers))
     found["windows"] = _windows(fields, family, layers)
     if fields.whole("expert_count", 0):
         found |= _experts(fields, family, layers, tensors)
-    return found | (_positions(fields, family, found, tensors) if rms else {})
+    return found | ({} if "learned" in family else _positions(fields, family, found, tensors))
+
+
+def _scales(fields: Fields, family: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What scores, embeddings, parts and logits are scaled and capped by."""
+    width, heads, scales, scale = found["width"], found["heads"], {}, 0.0
+    if "gemma" in family:
+        wide = found["layers"] == family.get("wide")
+        scale = (width / heads if wide else found["head_width"]) ** -0.5
+        scales["embedding_scale"] = width**0.5
+        for ours, name in (("softcap", "attn"), ("logit_softcap", "final")):
+            scales[ours] = fields.number(f"{name}_logit_softcapping", family.get(ours, 0.0))
+    if "scales" in family:
+        divisor = fields.number("logit_scale", 1.0)
+        if divisor == 0.0:
+            raise fields.wrong("logit_scale", "not 0", divisor)
+        scales = {"logit_scale": 1.0 / divisor,
+                  "embedding_scale": fields.number("embedding_scale", 1.0),
+                  "residual_scale": fields.number("residual_scale", 1.0)}  # fmt: skip
+    return {"scale": fields.number("attention.scale", scale), **scales}
 
 
 def _same(fields: Fields, name: str, default: int | None) -> int:

@@ -20,23 +20,40 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
 GEMMA: dict[str, Any] = {
-    "norm_offset": 1.0, "post_norms": True, "tied": True, "activation": "gelu_pytorch_tanh",
+    "norm_offset": 1.0, "tied": True, "activation": "gelu_pytorch_tanh", "head_width": 256,
 }  # fmt: skip
-# What the families are where their files are silent.
+GEMMA_2 = {**GEMMA, "post_norms": True}
+# What the families are where their files are silent. Traits by the names of DecoderConfig hold
+# whatever a file says; `names` are those of fields that a family calls otherwise.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"window": 4096},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"head_norms": True},
-    "gemma2": {**GEMMA, "softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "pattern": 2},
-    "gemma3_text": {**GEMMA, "head_norms": True, "window": 4096, "pattern": 6,
+    "smollm3": {"tied": True, "base": 2000000.0, "unturned": 4, "asks_window": True},
+    "granite": {"scales": True},
+    "olmo2": {"epsilon": 1e-5, "pre_norms": False, "post_norms": True, "head_norms": True,
+              "whole_norms": True},
+    "qwen2": {"qkv_bias": True, "asks_window": True},
+    "qwen3": {"head_norms": True, "asks_window": True},
+    "gemma": {**GEMMA, "activations": {"gelu": "gelu_tanh"}},  # as its makers meant it
+    "gemma2": {**GEMMA_2, "softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "pattern": 2},
+    "gemma3_text": {**GEMMA_2, "head_norms": True, "window": 4096, "pattern": 6,
                     "base": 1000000.0},
+    "phi": {"norm": "layer", "epsilon": 1e-5, "biased": True, "feed_bias": True,
+            "head_bias": True, "gated": False, "parallel": True, "shared_norm": True,
+            "activation": "gelu_new", "share": 0.5},
     "phi3": {"epsilon": 1e-5},
     "mixtral": {"experts": "num_local_experts", "epsilon": 1e-5, "base": 1000000.0},
-    "qwen2_moe": {"experts": "num_experts", "qkv_bias": True, "shared": True},
-    "qwen3_moe": {"experts": "num_experts", "head_norms": True},
+    "qwen2_moe": {"experts": "num_experts", "qkv_bias": True, "shared": True,
+                  "asks_window": True},
+    "qwen3_moe": {"experts": "num_experts", "head_norms": True, "asks_window": True},
+    "gpt_neox": {"norm": "layer", "epsilon": 1e-5, "biased": True, "feed_bias": True,
+                 "gated": False, "activation": "gelu", "share": 0.25, "asks_parallel": True,
+                 "names": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}},
     "gpt2": {},
 }  # fmt: skip
+
+TRAITS = ("norm", "norm_offset", "pre_norms", "post_norms", "head_norms", "whole_norms", "gated",
+          "parallel", "shared_norm")  # fmt: skip
 
 
 def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
@@ -54,13 +71,14 @@ def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]
     if found["context"] < 1:
         raise UserError("the model has no positions", op=OP, expected="above 0",
                         got=found["context"])  # fmt: skip
-    if context is not None:
-        if not 0 < context <= found["context"]:
-            raise UserError("the model has not so many positions", op=OP,
-                            expected=f"1..{found['context']}", got=context)  # fmt: skip
-        found["context"] = context
+    found["longest"] = found["context"]
     if family != "gpt2":
         found |= _positions(fields, FAMILIES[family], found, context)
+    if context is not None:
+        if not 0 < context <= found["longest"]:
+            raise UserError("the model has not so many positions", op=OP,
+                            expected=f"1..{found['longest']}", got=context)  # fmt: skip
+        found["context"] = context
     return {"family": family, **found}
 
 
@@ -89,33 +107,40 @@ def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     if heads < 1:
         raise fields.wrong("num_attention_heads", "above 0", heads)
-    if fields.get("head_dim") is None:
+    if fields.get("head_dim") is None and "head_width" not in family:
         _divides(fields, "hidden_size", width, heads)
-    gemma = "norm_offset" in family
-    if fields.get("use_bidirectional_attention") not in (None, False):
-        raise fields.wrong("use_bidirectional_attention", False, True)
-    bias = fields.flag("attention_bias", False)
+    gemma, layered = "norm_offset" in family, family.get("norm") == "layer"
+    for name in ("use_bidirectional_attention", "qk_layernorm"):  # what this decoder has not
+        if fields.flag(name, False):
+            raise fields.wrong(name, False, True)
+    bias = fields.flag("attention_bias", family.get("biased", False))
     act = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
     found: dict[str, Any] = {
         "vocabulary": fields.whole("vocab_size"), "width": width,
         "layers": fields.layers("num_hidden_layers"), "heads": heads,
         "key_heads": fields.whole("num_key_value_heads", heads),
-        "head_width": fields.whole("head_dim", width // heads),
+        "head_width": fields.whole("head_dim", family.get("head_width", width // heads)),
         "hidden": fields.whole("intermediate_size"),
         "context": fields.whole("max_position_embeddings"),
-        "norm_epsilon": fields.number("rms_norm_eps", family.get("epsilon", 1e-6)),
-        "norm_offset": family.get("norm_offset", 0.0), "post_norms": gemma,
-        "head_norms": family.get("head_norms", False),
+        "norm_epsilon": fields.number("layer_norm_eps" if layered else "rms_norm_eps",
+                                      family.get("epsilon", 1e-6)),
         "qkv_bias": fields.flag("qkv_bias", True) if family.get("qkv_bias") else bias,
-        "output_bias": bias, "feed_bias": fields.flag("mlp_bias", False),
-        "head_bias": fields.flag("lm_head_bias", False),
-        "activation": fields.choice(act, ACTIVATIONS, family.get("activation", "silu")),
+        "output_bias": bias,
+        "feed_bias": fields.flag("mlp_bias", family.get("feed_bias", False)),
+        "head_bias": fields.flag("lm_head_bias", family.get("head_bias", False)),
+        "activation": fields.choice(act, {**ACTIVATIONS, **family.get("activations", {})},
+                                    family.get("activation", "silu")),
+        "parallel": "asks_parallel" in family and fields.flag("use_parallel_residual", True),
         "embedding_scale": width**0.5 if gemma else 1.0,
         "tied": fields.flag("tie_word_embeddings", family.get("tied", False)),
+        **{trait: family[trait] for trait in TRAITS if trait in family},
     }  # fmt: skip
     if gemma:
         found |= _gemma(fields, family, found["head_width"])
-    found["windows"] = _windows(fields, family, found["layers"])
+    if "scales" in family:
+        found |= _scales(fields)
+    found["turned"] = _turned(fields, family, found["layers"])
+    found["windows"] = _windows(fields, family, found["turned"])
     return found | (_experts(fields, family, found["layers"]) if "experts" in family else {})
 
 
@@ -132,12 +157,42 @@ def _gemma(fields: Fields, family: dict[str, Any], head_width: int) -> dict[str,
     return {"scale": scalar**-0.5, **capped}
 
 
-def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, ...]:
+def _scales(fields: Fields) -> dict[str, Any]:
+    """Granite scales scores, embeddings, what parts add, and logits."""
+    divisor = fields.number("logits_scaling", 1.0)
+    if divisor == 0.0:
+        raise fields.wrong("logits_scaling", "not 0", divisor)
+    return {"scale": fields.number("attention_multiplier", 1.0), "logit_scale": 1.0 / divisor,
+            "embedding_scale": fields.number("embedding_multiplier", 1.0),
+            "residual_scale": fields.number("residual_multiplier", 1.0)}  # fmt: skip
+
+
+def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    """Which layers turn queries and keys: of SmolLM3 every fourth does not."""
+    if "unturned" not in family:
+        return (True,) * layers
+    said = fields.get("no_rope_layers")  # 1: the layer turns, whatever the name says
+    if said is not None:
+        if not isinstance(said, (list, tuple)) or len(said) < layers or any(
+            v not in (0, 1) for v in said
+        ):
+            raise fields.wrong("no_rope_layers", f"{layers} times 0 or 1", said)
+        return tuple(bool(v) for v in said[:layers])
+    every = fields.whole("no_rope_layer_interval", family["unturned"])
+    if every < 1:
+        raise fields.wrong("no_rope_layer_interval", "above 0", every)
+    return tuple((i + 1) % every != 0 for i in range(layers))
+
+
+def _windows(
+    fields: Fields, family: dict[str, Any], turned: tuple[bool, ...]
+) -> tuple[int, ...]:
     """How far back each layer sees; 0: to the start."""
+    layers = len(turned)
     said = "sliding_window" in fields.given  # null switches it off, absence does not
     window = fields.whole("sliding_window", 0 if said else family.get("window", 0))
     asked = fields.get("use_sliding_window")
-    if asked is False or (asked is None and fields.given["model_type"].startswith("qwen")):
+    if asked is False or (asked is None and "asks_window" in family):
         window = 0
     kinds = fields.get("layer_types")
     if kinds is not None:
@@ -151,6 +206,8 @@ def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, 
         return tuple(known[k] for k in kinds)
     if not window:
         return (0,) * layers
+    if "unturned" in family:
+        return tuple(0 if t else window for t in turned)
     if "pattern" in family:
         every = fields.whole("sliding_window_pattern", family["pattern"])
         if every < 1:
@@ -189,11 +246,12 @@ def _experts(fields: Fields, family: dict[str, Any], layers: int) -> dict[str, A
 def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
                context: int | None) -> dict[str, Any]:  # fmt: skip
     """The rotary positions, and those of layers with a window where they differ."""
-    base = family.get("base", 10000.0)
+    base = fields.number(family.get("names", {}).get("rope_theta", "rope_theta"),
+                         family.get("base", 10000.0))  # fmt: skip
     newer, older = fields.get("rope_parameters"), fields.get("rope_scaling")
     if newer is not None and older is not None and newer != older:
         raise fields.wrong("rope_scaling", "rope_parameters alone", older)
-    part = newer if newer is not None else {"rope_theta": fields.number("rope_theta", base),
+    part = newer if newer is not None else {"rope_theta": base,
                                             **_mapping(fields, "rope_scaling", older)}  # fmt: skip
     part = _mapping(fields, "rope_parameters", part)
     local = None
@@ -202,9 +260,11 @@ def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
         part = _mapping(fields, "rope_parameters", part["full_attention"])
     elif fields.given["model_type"] == "gemma3_text":
         local = {"rope_theta": fields.number("rope_local_base_freq", 10000.0)}
-    result = _rotary(fields, part, found, base, context)
+    name = family.get("names", {}).get("partial_rotary_factor", "partial_rotary_factor")
+    share = fields.number(name, family.get("share", 1.0))
+    result = _rotary(fields, part, found, base, share, context)
     if local is not None:
-        result["local_rotary"] = _rotary(fields, local, found, 10000.0, None)["rotary"]
+        result["local_rotary"] = _rotary(fields, local, found, 10000.0, share, None)["rotary"]
     return result
 
 
@@ -215,14 +275,13 @@ def _mapping(fields: Fields, name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], base: float,
-            context: int | None) -> dict[str, Any]:  # fmt: skip
-    """One Rotary; longrope also says how many positions there are."""
+            share: float, context: int | None) -> dict[str, Any]:  # fmt: skip
+    """One Rotary; longrope and dynamic also say how many positions there are."""
     part = Fields(given, fields.op)
     kind = part.word("rope_type", part.word("type", "default"))
-    share = part.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary: dict[str, Any] = {
-        "base": part.number("rope_theta", fields.number("rope_theta", base)),
-        "width": int(found["head_width"] * share),
+        "base": part.number("rope_theta", base),
+        "width": int(found["head_width"] * part.number("partial_rotary_factor", share)),
     }
     if kind == "default":
         return {"rotary": Rotary(**rotary)}
@@ -238,8 +297,10 @@ def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], bas
         rotary |= _yarn(part, original or found["context"], found["context"])
     elif kind in ("longrope", "su"):
         return _longrope(part, rotary, original, found["context"], context)
+    elif kind == "dynamic":
+        return _dynamic(part, rotary, found["context"], context)
     else:
-        raise part.wrong("rope_type", "default, linear, llama3, yarn or longrope", kind)
+        raise part.wrong("rope_type", "default, linear, dynamic, llama3, yarn or longrope", kind)
     return {"rotary": Rotary(kind=kind, **rotary)}
 
 
@@ -255,6 +316,18 @@ def _yarn(part: Fields, original: int, context: int) -> dict[str, Any]:
         "truncate": part.flag("truncate", True),
         "attention_factor": part.number("attention_factor", usual),
     }  # fmt: skip
+
+
+def _dynamic(part: Fields, rotary: dict[str, Any], most: int,
+             context: int | None) -> dict[str, Any]:  # fmt: skip
+    """Speeds as trained up to the context of training; slower ones where more is asked for."""
+    factor, width = part.number("factor"), rotary["width"]
+    if factor < 1.0 or width < 4:
+        raise part.wrong("factor", "at least 1, of 4 features or more", factor)
+    if context is not None and context > most:
+        grown = factor * context / most - (factor - 1.0)
+        rotary = {**rotary, "base": rotary["base"] * grown ** (width / (width - 2))}
+    return {"rotary": Rotary(**rotary), "longest": int(most * factor)}
 
 
 def _longrope(part: Fields, rotary: dict[str, Any], original: int, most: int,

@@ -1,8 +1,8 @@
 """The decoder: one definition of the language models people run, configured by data.
 
-Llama, SmolLM2, Qwen, Mistral, Gemma, Phi-3, Mixtral, Qwen-MoE and GPT-2 differ in what
-`DecoderConfig` says, not in code. Shapes: B batch, T tokens, C features, H heads, K key heads,
-D features of a head, F features within the feed-forward part, E experts, V vocabulary.
+Llama, SmolLM, Qwen, Mistral, Gemma, Granite, OLMo-2, Phi, Mixtral, Qwen-MoE, GPT-NeoX and GPT-2
+differ in what `DecoderConfig` says, not in code. Shapes: B batch, T tokens, C features, H heads,
+K key heads, D features of a head, F features within the feed-forward part, E experts, V vocabulary.
 
 Attention is a function passed in, `attend(layer, q, k, v)`: without one it is plain causal
 attention over the tokens given, and with a cache the same model decodes. Invariant: logits at a
@@ -76,23 +76,30 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, outer, config.qkv_bias, dtype)
         self.output = nn.Linear(inner, config.width, config.output_bias, dtype)
         if config.head_norms:
-            self.query_norm = norm_of(config, config.head_width, dtype)
-            self.key_norm = norm_of(config, config.head_width, dtype)
-        self.layer, self.head_width, self.head_norms = layer, config.head_width, config.head_norms
+            each = config.whole_norms
+            self.query_norm = norm_of(config, inner if each else config.head_width, dtype)
+            self.key_norm = norm_of(config, outer if each else config.head_width, dtype)
+        self.layer, self.config = layer, config
 
-    def forward(self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module,
-                residual: Tensor | None) -> Tensor:  # fmt: skip
+    def forward(
+        self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """(..., C) -> (..., C): of x's norm, added to the residual."""
-        found = nn.joint(x, self.query, self.key, self.value, norm=norm)
-        q, k, v = (self._heads(y) for y in found)  # (..., H, D), (..., K, D), (..., K, D)
-        if self.head_norms:
+        config = self.config
+        q, k, v = nn.joint(x, self.query, self.key, self.value, norm=norm)
+        if config.head_norms and config.whole_norms:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (self._heads(y) for y in (q, k, v))  # (..., H, D), (..., K, D), (..., K, D)
+        if config.head_norms and not config.whole_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = turn(q, angles), turn(k, angles)
         return nn.added(attend(self.layer, q, k, v).flatten(-2), self.output, residual)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (x.shape[-1] // self.head_width, self.head_width))
+        width = self.config.head_width
+        return x.unflatten(-1, (x.shape[-1] // width, width))
 
 
 class FeedForward(nn.Module):
@@ -193,28 +200,40 @@ def _drawn(count: int, rows: int, columns: int, dtype: Any) -> nn.Parameter:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, each after a norm and added to its input."""
+    """Attention and a feed-forward part, each added to its input, with norms before or after."""
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: Any) -> None:
         super().__init__()
-        self.attention_norm = norm_of(config, config.width, dtype)
+        def norm(there: bool) -> nn.Module | None:
+            return norm_of(config, config.width, dtype) if there else None
+
+        self.attention_norm = norm(config.pre_norms)
         self.attention = Attention(config, layer, dtype)
-        self.feed_norm = norm_of(config, config.width, dtype)
+        self.feed_norm = norm(config.pre_norms and not config.shared_norm)
         routed = config.experts and config.routed[layer]
         self.feed = Experts(config, dtype) if routed else FeedForward(config, config.hidden, dtype)
-        if config.post_norms:
-            self.attention_post_norm = norm_of(config, config.width, dtype)
-            self.feed_post_norm = norm_of(config, config.width, dtype)
-        self.post_norms = config.post_norms
+        self.attention_post_norm = norm(config.post_norms)
+        self.feed_post_norm = norm(config.post_norms)
+        self.scale, self.parallel = config.residual_scale, config.parallel
+        self.shared_norm = config.shared_norm
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
-        if not self.post_norms:
+        feed_norm = self.attention_norm if self.shared_norm else self.feed_norm
+        if self.attention_post_norm is None and self.scale == 1.0 and not self.parallel:
             x = self.attention(x, attend, angles, self.attention_norm, x)
-            return self.feed(x, self.feed_norm, x)  # type: ignore[no-any-return]
-        y = self.attention(x, attend, angles, self.attention_norm, None)
-        x = x + self.attention_post_norm(y)
-        return x + self.feed_post_norm(self.feed(x, self.feed_norm))  # type: ignore[no-any-return]
+            return self.feed(x, feed_norm, x)  # type: ignore[no-any-return]
+        y = self._part(self.attention(x, attend, angles, self.attention_norm),
+                       self.attention_post_norm)  # fmt: skip
+        if self.parallel:
+            return x + y + self._part(self.feed(x, feed_norm), self.feed_post_norm)
+        x = x + y
+        return x + self._part(self.feed(x, feed_norm), self.feed_post_norm)
+
+    def _part(self, y: Tensor, norm: nn.Module | None) -> Tensor:
+        """What a part adds."""
+        y = y if norm is None else norm(y)
+        return y if self.scale == 1.0 else y * self.scale
 
 
 class Decoder(nn.Module):
@@ -272,6 +291,8 @@ class Decoder(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
         (found,) = nn.joint(x, self.head, norm=self.norm)
+        if self.config.logit_scale != 1.0:
+            found = found * self.config.logit_scale
         cap = self.config.logit_softcap
         return cap * tanh(found / cap) if cap else found  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,11 +39,12 @@ class Source:
     part: str = ""  # rows of a fused weight: query, key, value, gate or up
     turned: bool = False  # stored (in, out)
     interleaved: bool = False  # rows of heads lie as llama.cpp turns them: pairs side by side
+    by_head: bool = False  # a fused weight has query, key and value of one head after the other's
 
 
-def fused(name: str, *parts: str, turned: bool = False) -> dict[str, Source]:
+def fused(name: str, *parts: str, turned: bool = False, by_head: bool = False) -> dict[str, Source]:
     """Sources of the parts of one weight, by part."""
-    return {p: Source(name, p, turned) for p in parts}
+    return {p: Source(name, p, turned, by_head=by_head) for p in parts}
 
 
 QKV, GATED = ("query", "key", "value"), ("gate", "up")
@@ -69,6 +71,18 @@ GEMMA = {  # what the others call post_attention_layernorm comes after attention
     "feed_norm": (Source("pre_feedforward_layernorm"),),
     "feed_post_norm": (Source("post_feedforward_layernorm"),),
 }
+PHI_TOP = {**HUGGINGFACE_TOP, "norm": "final_layernorm"}
+PHI = {**HUGGINGFACE, "attention.output": (Source("self_attn.dense"),),
+       "feed.up": (Source("mlp.fc1"),), "feed.down": (Source("mlp.fc2"),)}  # fmt: skip
+NEOX_TOP = {"embed": "embed_in", "norm": "final_layer_norm", "head": "embed_out"}
+NEOX: dict[str, tuple[Source, ...]] = {
+    "attention_norm": (Source("input_layernorm"),),
+    "feed_norm": (Source("post_attention_layernorm"),),
+    **{f"attention.{p}": (s,)
+       for p, s in fused("attention.query_key_value", *QKV, by_head=True).items()},
+    "attention.output": (Source("attention.dense"),),
+    "feed.up": (Source("mlp.dense_h_to_4h"),), "feed.down": (Source("mlp.dense_4h_to_h"),),
+}  # fmt: skip
 GPT2_TOP = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head"}
 GPT2: dict[str, tuple[Source, ...]] = {
     "attention_norm": (Source("ln_1"),), "feed_norm": (Source("ln_2"),),
@@ -96,6 +110,15 @@ GGUF: dict[str, tuple[Source, ...]] = {
 GGUF_LLAMA = {f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),)
               for p in ("query", "key")}  # fmt: skip
 GGUF_PHI3 = {f"feed.{p}": (s,) for p, s in fused("ffn_up", *GATED).items()}
+# By family, where they differ: names outside of blocks, in them, of the blocks, before all of them.
+FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str]] = {
+    "gpt2": (GPT2_TOP, GPT2, "h", "transformer."),
+    "gpt_neox": (NEOX_TOP, NEOX, "layers", "gpt_neox."),
+    "phi": (PHI_TOP, PHI, "layers", "model."),
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo2"),
+                    (HUGGINGFACE_TOP, {**HUGGINGFACE, **GEMMA}, "layers", "model.")),
+}  # fmt: skip
+FILES = {"phi3": GGUF_PHI3, **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA)}
 
 # Weights of all experts, whole names: fused, stacked, or one by one.
 HUGGINGFACE_EXPERTS = {
@@ -113,7 +136,7 @@ GGUF_EXPERTS = {f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{
 
 # Names in files that are no weights of the text model.
 IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_(freqs|factors_\w+)\.weight$"
+    r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|^rope_(freqs|factors_\w+)\.weight$"
     r"|(^|\.)(vision_tower|vision_model|multi_modal_projector|mtp)\."
 )
 
@@ -124,18 +147,14 @@ class Names:
     def __init__(self, config: DecoderConfig, given: Mapping[str, Any]) -> None:
         self.config, self.given = config, given
         self.gguf = "token_embd.weight" in given
-        gpt2 = config.family == "gpt2"
-        self.top = GGUF_TOP if self.gguf else GPT2_TOP if gpt2 else HUGGINGFACE_TOP
         self.experts = GGUF_EXPERTS if self.gguf else HUGGINGFACE_EXPERTS
         if self.gguf:
-            special = {"llama": GGUF_LLAMA, "phi3": GGUF_PHI3}.get(config.family, {})
-            self.block, self.prefix, self.layers = {**GGUF, **special}, "", "blk"
-        elif gpt2:
-            self.block, self.layers = GPT2, "h"
-            self.prefix = self._prefix("wte.weight", "transformer.")
+            self.top, self.block = GGUF_TOP, {**GGUF, **FILES.get(config.family, {})}
+            self.layers, self.prefix = "blk", ""
         else:
-            self.block = {**HUGGINGFACE, **(GEMMA if config.post_norms else {})}
-            self.layers, self.prefix = "layers", self._prefix("embed_tokens.weight", "model.")
+            usual = (HUGGINGFACE_TOP, HUGGINGFACE, "layers", "model.")
+            self.top, self.block, self.layers, start = FOLDERS.get(config.family, usual)
+            self.prefix = self._prefix(f"{self.top['embed']}.weight", start)
 
     def _prefix(self, embedding: str, usual: str) -> str:
         """What is before all names: the embedding's name tells."""
@@ -148,8 +167,9 @@ class Names:
         if inside is None:
             part, suffix = name.rsplit(".", 1)
             whole = f"{self.top[part]}.{suffix}"
-            if part == "head" and not self.gguf:
-                heads = [n for n in self.given if n.endswith(whole)]
+            if part == "head" and not self.gguf:  # newer files call it one name in all families
+                wanted = (whole, f"lm_head.{suffix}")
+                heads = [n for n in self.given if n.endswith(wanted)]
                 return [Source(heads[0] if heads else whole)]
             return [Source(self.prefix + whole)]
         start, path = f"{self.prefix}{self.layers}.{inside[1]}.", inside[2]
@@ -202,12 +222,25 @@ class Names:
         places = {"query": (0, inner), "key": (inner, inner + outer),
                   "value": (inner + outer, inner + 2 * outer), "gate": (0, each),
                   "up": (each, 2 * each)}  # fmt: skip
+        if source.by_head:
+            return self._of_heads(source, array)
         whole = 2 * each if source.part in GATED else inner + 2 * outer
         if array.shape[axis] != whole:
             raise ShapeError(f"{source.name} does not hold its parts", op=OP,
                              expected=f"{whole} rows", got=tuple(array.shape))  # fmt: skip
         first, end = places[source.part]
         return array[:, first:end] if axis else array[first:end]
+
+
+    def _of_heads(self, source: Source, array: Any) -> Any:
+        """The rows of one part where each head has its query, key and value together."""
+        heads, width, rest = self.config.heads, self.config.head_width, tuple(array.shape[1:])
+        whole = 3 * heads * width
+        if array.shape[0] != whole or self.config.key_heads != heads:
+            raise ShapeError(f"{source.name} does not hold its parts", op=OP,
+                             expected=f"{whole} rows", got=tuple(array.shape))  # fmt: skip
+        found = array.reshape(heads, 3, width, *rest)[:, QKV.index(source.part)]
+        return found.reshape(heads * width, *rest)
 
 
 def _plain(value: Any) -> Any:
@@ -218,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _named(source: Source, name: str) -> Source:
-    return Source(name, source.part, source.turned, source.interleaved)
+    return replace_field(source, name=name)
 
 
 def halves_of(array: Any, heads: int) -> Any:
@@ -277,7 +310,8 @@ def _shared(value: Any) -> Tensor:
 
 
 def _ignored(name: str, config: DecoderConfig) -> bool:
-    tied = config.tied and (name == "output.weight" or name.endswith("lm_head.weight"))
+    heads = ("lm_head.weight", "embed_out.weight")
+    tied = config.tied and (name == "output.weight" or name.endswith(heads))
     return tied or IGNORED.search(name) is not None
 
 

@@ -8,6 +8,7 @@ frees its request.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from .tasks import Tasks
 
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
+SETTINGS = ("max_tokens", "stop", "stop_tokens", "ignore_end")  # besides those of Sampling
 
 
 class LLM:
@@ -49,7 +51,7 @@ class LLM:
             set_threads(threads)
         tell = progress or (lambda *_: None)
         place = default_device() if device is None else use(device, "LLM")
-        loaded = load_model(name_or_path, place, dtype, tell)
+        loaded = load_model(name_or_path, place, dtype, tell, context)
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
@@ -58,7 +60,7 @@ class LLM:
                                        page_size(place))
         self.engine = Engine(self.model, device=place, requests=requests, context=self.context,
                              pages=pages, cache_dtype=cache, tell=tell,
-                             words=len(self.tokenizer))  # fmt: skip
+                             words=len(self.tokenizer) or None)  # fmt: skip
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
 
@@ -130,6 +132,7 @@ class LLM:
         ignore_end: bool = False, **sampling: Any,
     ) -> Task:  # fmt: skip
         """A Task for a prompt that fits; it waits for its first step."""
+        refuse_unknown(sampling)
         if len(tokens) >= self.context:
             raise UserError(
                 f"the prompt has {len(tokens)} tokens and the context is {self.context}", op="LLM",
@@ -147,6 +150,17 @@ class LLM:
             frozenset(ends), _fewer(max_tokens, left),
         )  # fmt: skip
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
+
+
+def refuse_unknown(settings: Mapping[str, Any]) -> None:
+    """An error for a setting that there is not, with the name that may be meant."""
+    known = [*SETTINGS, *Sampling.__dataclass_fields__]
+    for name in settings:
+        if name not in Sampling.__dataclass_fields__:
+            near = difflib.get_close_matches(name, known, 1)
+            raise UserError(f"generate has no setting {name!r}", op="LLM",
+                            expected=", ".join(known), got=name,
+                            hint=f"did you mean {near[0]}?" if near else None)  # fmt: skip
 
 
 def is_one(prompt: Any) -> bool:

@@ -9,7 +9,7 @@ here, in one place.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
 from ...nn import init
 from ..decoder.config import DecoderConfig
-from ..decoder.fields import is_finite
+from ..decoder.fields import Fields
 from ..decoder.model import Decoder
+from ..tokens.absent import NoTokenizer
 from ..tokens.tokenizer import Tokenizer
+from .sampling_limits import Sampling
 from .steps import Tell
 
 SMALL = 1 << 20  # so few bytes are copied: their page of the file would hold its neighbours too
@@ -46,14 +48,18 @@ class Loaded:
     file_bytes: int
 
 
-def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell) -> Loaded:
+def load_model(
+    name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell, context: int | None = None
+) -> Loaded:
     """Open a model, build its decoder on a device and give it its weights."""
 
     def report(progress: Progress) -> None:
         tell(progress.stage, progress.done, progress.total)
 
     files = open_model(name, report)
-    config = config_of(files)
+    config = config_of(files, context)
+    defaults, ends = defaults_of(files), ends_of(files, config)
+    tokenizer = tokenizer_of(files, ends)
     wanted = dtype_for(files.tensors, device) if dtype is None else dtype_of(dtype)
     if not wanted.is_float:
         raise UserError("a model computes in floats", op="LLM", got=wanted,
@@ -67,21 +73,30 @@ def load_model(name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell
         if device != "cpu" or stored.format.quantised or stored.bytes <= SMALL:
             stored.drop()
     size = sum(stored.bytes for stored in files.tensors.values())
-    return Loaded(files.path, model, tokenizer_of(files), defaults_of(files), size)
+    return Loaded(files.path, model, tokenizer, defaults, size)
 
 
-def config_of(files: GgufFile | ModelFolder) -> DecoderConfig:
-    """The DecoderConfig of a model's files."""
+def config_of(files: GgufFile | ModelFolder, context: int | None = None) -> DecoderConfig:
+    """The DecoderConfig of a model's files; of a longer context if it is asked for and can be."""
     if isinstance(files, GgufFile):
         return DecoderConfig.from_gguf(files.metadata, files.tensors)
-    return DecoderConfig.from_huggingface(files.config)
+    found = DecoderConfig.from_huggingface(files.config)
+    if context is not None and found.context < context and found.context < found.longest:
+        return DecoderConfig.from_huggingface(files.config, min(context, found.longest))
+    return found
 
 
-def tokenizer_of(files: GgufFile | ModelFolder) -> Tokenizer:
-    """The Tokenizer of a model's files."""
+def tokenizer_of(files: GgufFile | ModelFolder, ends: Sequence[int] = ()) -> Tokenizer:
+    """The Tokenizer of a model's files; one without words, but with ends, where there is none."""
     if isinstance(files, GgufFile):
-        return Tokenizer.from_gguf(files.metadata)
-    return Tokenizer.from_folder(Path(files.path))
+        if "tokenizer.ggml.model" in files.metadata:
+            return Tokenizer.from_gguf(files.metadata)
+        return NoTokenizer(f"tokenizer.ggml.model in {files.path}", ends)
+    if files.tokenizer is not None:
+        return Tokenizer.from_folder(Path(files.path))
+    folder = Path(files.path)
+    others = [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]
+    return NoTokenizer(str(folder / "tokenizer.json"), ends, others)
 
 
 def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
@@ -134,23 +149,56 @@ class Weights(Mapping[str, Any]):
 
 # ---- how to pick tokens -------------------------------------------------------------------------
 
-SHARED = ("temperature", "top_k", "top_p", "min_p")
+SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "spiece.model")
 
 
 def defaults_of(files: GgufFile | ModelFolder) -> dict[str, Any]:
-    """Fields of Sampling that the model's own files ask for; none: the likeliest token."""
+    """Fields of Sampling that the model's own files ask for; none: the likeliest token.
+
+    Every one of them is checked, used or not.
+    """
     if isinstance(files, GgufFile):
         return {}
-    given = files.generation
-    found: dict[str, Any] = {}
-    if is_finite(given.get("repetition_penalty")) and given["repetition_penalty"] > 0:
-        found["repetition_penalty"] = float(given["repetition_penalty"])
-    if given.get("do_sample") is True:
-        found |= {"temperature": 1.0, "top_k": 50}  # what that library means by it
-        for name in SHARED:
-            if is_finite(given.get(name)):
-                found[name] = int(given[name]) if name == "top_k" else float(given[name])
-    return found
+    fields = Fields(files.generation, f"{files.path}/generation_config.json")
+    given = {name: _setting(fields, name) for name in SHARED if fields.get(name) is not None}
+    if fields.flag("do_sample", False):
+        return {"temperature": 1.0, "top_k": 50, **given}  # what that library means by it
+    return {name: given[name] for name in ("repetition_penalty",) if name in given}
+
+
+def _setting(fields: Fields, name: str) -> Any:
+    """One field that Sampling takes."""
+    value = fields.whole(name) if name == "top_k" else fields.number(name)
+    try:
+        Sampling(**{name: value})
+    except UserError as error:
+        raise fields.wrong(name, error.expected, value) from None
+    return value
+
+
+def ends_of(files: GgufFile | ModelFolder, config: DecoderConfig) -> list[int]:
+    """Ids that end an answer, as the model's files say without a tokenizer.
+
+    Those of generation_config.json are for this alone, and checked.
+    """
+
+    def listed(said: Any) -> list[Any]:
+        return said if isinstance(said, list) else [] if said is None else [said]
+
+    def is_id(i: Any) -> bool:
+        whole = isinstance(i, (int, np.integer)) and not isinstance(i, bool)
+        return whole and 0 <= i < config.vocabulary
+
+    if isinstance(files, GgufFile):
+        named = [files.metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot")]
+        return [int(i) for i in named if is_id(i)]
+    fields = Fields(files.generation, f"{files.path}/generation_config.json")
+    said = listed(fields.get("eos_token_id"))
+    for i in said:
+        if not is_id(i):
+            raise fields.wrong("eos_token_id", f"ids from 0 to {config.vocabulary - 1}", i)
+    return said or [i for i in listed(files.config.get("eos_token_id")) if is_id(i)]
 
 
 # ---- how long ----------------------------------------------------------------------------------
