@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
-from ..core.errors import DTypeError
+from ..core.errors import DTypeError, UserError
 from ..graph import build
 from .movement import unbind
 from .placement import opened, use
@@ -60,6 +60,23 @@ def _dlpack(self: Tensor, **options: Any) -> Any:
 def _dlpack_device(self: Tensor) -> tuple[int, int]:
     device = self.device
     return (1, 0) if device == "cpu" else (2, int(device.split(":")[1]))  # kDLCPU, kDLCUDA
+
+
+@method("__array_namespace__")
+def _array_namespace(self: Tensor, *, api_version: str | None = None) -> Any:
+    """The functions of the array API standard, for Tensors."""
+    from . import array_api
+
+    if api_version is not None and api_version not in array_api.VERSIONS:
+        raise UserError("unknown version", op="__array_namespace__", got=repr(api_version),
+                        expected=", ".join(array_api.VERSIONS))  # fmt: skip
+    return array_api
+
+
+@method("to_device")
+def _to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
+    """The same values on a device (the array API's name for it)."""
+    return self.to(device)  # type: ignore[attr-defined, no-any-return]
 
 
 def from_dlpack(source: Any) -> Tensor:
