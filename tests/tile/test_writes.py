@@ -69,7 +69,30 @@ def heads(x):
     tile.store(tile.result(x.shape), (i, j, k * 32, 0), tile.load(x, (i, j, k * 32, 0), (32, 64)))
 
 
+def by_offsets(x, *, block):
+    """As kernels over pointers are written: offsets and masks."""
+    rows, columns = x.shape
+    i, j = tile.grid(tile.ceil_divide(rows, block), tile.ceil_divide(columns, block))
+    row, column = i * block + tile.arange(block), j * block + tile.arange(block)
+    at = row[:, None] * columns + column[None, :]
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    tile.store(tile.result(x.shape, x.dtype), at, tile.load(x, at, mask=mask) * 2, mask=mask)
+
+
+def rows_by_offsets(x):
+    rows, columns = x.shape
+    i = tile.grid(rows)
+    at = tile.arange(64)
+    mask = at < columns
+    line = i * columns + at
+    tile.store(tile.result(x.shape, x.dtype), line, tile.load(x, line, mask=mask), mask=mask)
+
+
 PROVED = [
+    (by_offsets, {"x": (4000, 5000), "block": 64}),
+    (by_offsets, {"x": (ROWS, COLUMNS), "block": 8}),
+    (by_offsets, {"x": (4096, 64), "block": 64}), (rows_by_offsets, {"x": (100_000, 50)}),
+    (rows_by_offsets, {"x": (ROWS, symbol("few", 1, 64))}),
     (copy, {"x": (ROWS,), "block": 64}), (copy, {"x": (COLUMNS,), "block": 8}),
     (copy, {"x": (1000,), "block": 7}), (scale_rows, {"x": (ROWS, COLUMNS)}),
     (scale_rows, {"x": (100_000, 1000)}), (product, {"a": (ROWS, 128), "b": (128, COLUMNS)}),

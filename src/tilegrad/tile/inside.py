@@ -24,6 +24,7 @@ from ..ir.symbol import Expr, Size, atoms, coefficient, combine, high, low, subs
 from ..ir.types import product
 from . import numeric
 from .bounds import WIDE, Range, hull, leaf_range, of_dtype, range_of
+from .linear import Box, box_of
 from .trace import Tracer
 from .value import MemoryValue, Window, tracer
 
@@ -202,9 +203,18 @@ def proved(t: Tracer, offset: Node, count: Size, mask: Node | None) -> tuple[boo
 
 def offsets_within(
     op: str, memory: MemoryValue, offset: Node, mask: Node | None
+) -> tuple[Node | None, Box | None]:
+    """The mask of an access by offsets, so that it stays inside, and the Box that they are."""
+    t, shape = tracer(op), memory.type.shape
+    box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
+    return (mask, box) if box is not None else (_guarded(t, op, memory, offset, mask), None)
+
+
+def _guarded(
+    t: Tracer, op: str, memory: MemoryValue, offset: Node, mask: Node | None
 ) -> Node | None:
-    """The mask of an access by offsets, so that it stays inside."""
-    t, count = tracer(op), product(memory.type.shape)
+    """The mask of an access by offsets that are no Box."""
+    count = product(memory.type.shape)
     below, above = proved(t, offset, count, mask)
     if below and above:
         return mask

@@ -114,6 +114,7 @@ class Tracer:
         self.guards = guards  # indices that only data decides are checked while the kernel runs
         self.limits: dict[Expr, Limit] = {}
         self.ranges: dict[Node, tuple[int, int]] = {}
+        self.lines: dict[Node, Any] = {}
         self.maybe = 0  # branches, and loops that may be empty, around
         self.branches: list[tuple[Node, bool]] = []
         self.empty: list[Expr] = []
@@ -168,6 +169,18 @@ class Tracer:
                 tile, tuple(axes), offsets, mask, cut, unique, tuple(self.branches),
                 tuple(self.empty),
             )  # fmt: skip
+
+    def touch_at(
+        self, kind: str, memory: MemoryValue, box: Any, offsets: Node, tile: tuple[int, ...],
+        mask: Node | None, unique: bool = False,
+    ) -> None:  # fmt: skip
+        """Note an access by offsets, which may be a Box."""
+        if box is not None and offsets.shape == tile:
+            self.touch(kind, memory, box.index, tile, box.axes, mask=mask, cut=box.cut,
+                       unique=unique)  # fmt: skip
+        else:
+            self.touch(kind, memory, None, tile, offsets=offsets, mask=mask, cut=True,
+                       unique=unique)  # fmt: skip
 
     # ---- grid and results -----------------------------------------------------------------
 
