@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 class Box(NamedTuple):
     """Where offsets begin along each axis of the array, and which tile axis walks which."""
 
-    index: tuple[Size, ...]
+    start: tuple[Size, ...]
     axes: tuple[int, ...]
     cut: bool  # the mask leaves out more than what lies beyond the ends
 

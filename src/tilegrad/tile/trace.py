@@ -176,7 +176,7 @@ class Tracer:
     ) -> None:  # fmt: skip
         """Note an access by offsets, which may be a Box."""
         if box is not None and offsets.shape == tile:
-            self.touch(kind, memory, box.index, tile, box.axes, mask=mask, cut=box.cut,
+            self.touch(kind, memory, box.start, tile, box.axes, mask=mask, cut=box.cut,
                        unique=unique)  # fmt: skip
         else:
             self.touch(kind, memory, None, tile, offsets=offsets, mask=mask, cut=True,
