@@ -311,7 +311,7 @@ def test_what_has_no_factorisation():
     lambda: L.solve(tg.eye(3), tg.ones(2)), lambda: L.multi_dot([tg.eye(2)]),
     lambda: L.multi_dot([tg.eye(2), tg.eye(3)]), lambda: L.norm(tg.ones(2, 2, 2), 2),
     lambda: L.vector_norm(tg.ones(0), np.inf), lambda: L.matrix_norm(tg.ones(3)),
-], ids=str)  # fmt: skip
+], ids=["inv", "det", "cross", "solve", "one", "sizes", "norm", "empty", "matrix"])  # fmt: skip
 def test_shapes_are_checked(call):
     with pytest.raises(tg.ShapeError):
         call()
