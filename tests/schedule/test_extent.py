@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from judge import run
@@ -155,5 +153,3 @@ def test_parts_end_up_in_their_places(shape: tuple[int, ...], axis: int, count: 
     assert np.allclose(found[2], expected.sum(axis), atol=1e-4)
 
 
-def test_the_limit_of_recursion_is_python_s_own() -> None:
-    assert sys.getrecursionlimit() <= 1000

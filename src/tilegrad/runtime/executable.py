@@ -75,19 +75,18 @@ class Recipe:
     places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
     requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
 
-    def owner(self, number: int) -> int:
-        """The Slot whose memory a Slot has, through aliases."""
-        while self.slots[number].alias >= 0:
-            number = self.slots[number].alias
-        return number
+    def owners(self) -> list[int]:
+        """Of every Slot the one whose memory it has, through aliases."""
+        return owners_of([slot.alias for slot in self.slots])
 
     def ends_before(self, first: int, second: int) -> bool:
         """Whether no step touches the memory of Slot `first` once one touched that of `second`."""
         if any(step.kind not in ("kernel", "copy") for step in self.steps):
             return False
-        touched = [{self.owner(s) for s in step.slots} for step in self.steps]
-        early = [i for i, slots in enumerate(touched) if self.owner(first) in slots]
-        late = [i for i, slots in enumerate(touched) if self.owner(second) in slots]
+        owners = self.owners()
+        touched = [{owners[s] for s in step.slots} for step in self.steps]
+        early = [i for i, slots in enumerate(touched) if owners[first] in slots]
+        late = [i for i, slots in enumerate(touched) if owners[second] in slots]
         return not early or not late or early[-1] < late[0]
 
     def move(self, places: Sequence[str]) -> None:
@@ -121,6 +120,22 @@ class Recipe:
         record["sites"] = [[Site(*s) for s in sites] for sites in record["sites"]]
         record["requirements"] = [Requirement.from_text(r) for r in record["requirements"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
+
+
+def owners_of(aliases: Sequence[int]) -> list[int]:
+    """Where each chain of aliases (-1 for none) ends; no link is followed twice."""
+    owners = [-1] * len(aliases)
+    for number in range(len(aliases)):
+        chain = []
+        at = number
+        while owners[at] < 0 and aliases[at] >= 0:
+            chain.append(at)
+            at = aliases[at]
+        owner = owners[at] if owners[at] >= 0 else at
+        owners[at] = owner
+        for link in chain:
+            owners[link] = owner
+    return owners
 
 
 def size_text(size: Size) -> Any:

@@ -34,7 +34,7 @@ from .in_place import take_over
 from .join import lower_join
 from .loops import LoopLowering
 from .operands import lay_out
-from .order import bit
+from .order import bit, need
 from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
 from .schedule import Copy, Kernel, Launch, Schedule, Slot
@@ -252,9 +252,12 @@ class Lowering:
         """Let readers of a state run before it is overwritten, where that is possible."""
         self.in_place: set[tuple[Node, int]] = set()
         readers: dict[Node, list[Group]] = {}
+        dependents: dict[int, list[Group]] = {}
         for group in groups:
             for node in group.reads:
                 readers.setdefault(node, []).append(group)
+            for number in group.after:
+                dependents.setdefault(number, []).append(group)
         for group in groups:
             for number, state, promised in overwritten(group):
                 if not self.may_overwrite(state):
@@ -270,10 +273,8 @@ class Lowering:
                 self.in_place.add((group.values[0], number))
                 for g in others:
                     group.after.add(g.number)
-                    group.needs |= bit(g.number) | g.needs
-                for g in groups:
-                    if g.needs >> group.number & 1:
-                        g.needs |= group.needs
+                    dependents.setdefault(g.number, []).append(group)
+                    need(group, bit(g.number) | g.needs, dependents)
 
     def refuse(self, reader: Node) -> StateError:
         """A donated state would have to be copied."""

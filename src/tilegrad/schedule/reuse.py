@@ -7,11 +7,14 @@ the same Kernel never overlap; offsets are multiples of 64 bytes.
 
 from __future__ import annotations
 
+import bisect
+import heapq
 from collections.abc import Iterable, Sequence
 
 from .schedule import Schedule, Slot, slots_of
 
 LINE = 64
+MANY = 2048  # scratch Slots, from which on each is not held against all others
 Life = tuple[int, int]
 
 
@@ -51,24 +54,64 @@ def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
 
 
 def plan_memory(schedule: Schedule) -> int:
-    """Give every scratch Slot an offset, largest first; returns the arena's bytes (the peak)."""
-    placed: list[Slot] = []
-    top = 0
+    """Give every scratch Slot an offset; returns the arena's bytes (the peak)."""
     waiting = [s for s in schedule.slots
                if s.kind == "scratch" and s.alias is None and s.first <= s.last]  # fmt: skip
-    for slot in sorted(waiting, key=lambda s: (-s.bytes, s.number)):
-        neighbours = sorted(
-            (s for s in placed if s.first <= slot.last and slot.first <= s.last),
-            key=lambda s: s.offset or 0,
-        )
-        offset = 0
-        for other in neighbours:
-            assert other.offset is not None
-            if offset + slot.bytes <= other.offset:
-                break
-            offset = max(offset, -(-(other.offset + other.bytes) // LINE) * LINE)
-        slot.offset = offset
-        placed.append(slot)
-        top = max(top, offset + slot.bytes)
+    top = largest_first(waiting) if len(waiting) <= MANY else in_turn(waiting)
     schedule.arena_bytes = -(-top // LINE) * LINE
     return schedule.arena_bytes
+
+
+def largest_first(waiting: Sequence[Slot]) -> int:
+    """Each Slot, largest first, at the lowest place free over its life: tight, and each looks at
+    all that were placed before."""
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end in lines, first, last), in order
+    top = 0
+    for slot in sorted(waiting, key=lambda s: (-s.bytes, s.number)):
+        first, last, size, offset = slot.first, slot.last, slot.bytes, 0
+        for start, end, began, ended in placed:
+            if began <= last and first <= ended:
+                if offset + size <= start:
+                    break
+                if end > offset:
+                    offset = end
+        slot.offset = offset
+        bisect.insort(placed, (offset, _lines(offset + size), first, last))
+        top = max(top, offset + size)
+    return top
+
+
+def in_turn(waiting: Sequence[Slot]) -> int:
+    """Slots in the order they are written, each in the first gap that holds it: for many."""
+    gaps: list[tuple[int, int]] = []  # (offset, bytes) below the top, in order, none touching
+    ending: list[tuple[int, int, Slot]] = []
+    top = 0
+    for slot in sorted(waiting, key=lambda s: (s.first, -s.bytes, s.number)):
+        while ending and ending[0][0] < slot.first:
+            over = heapq.heappop(ending)[2]
+            assert over.offset is not None
+            _give_back(gaps, over.offset, _lines(over.bytes))
+        size = _lines(slot.bytes)
+        at = next((i for i, gap in enumerate(gaps) if gap[1] >= size), None)
+        if at is None:
+            slot.offset, top = top, top + size
+        else:
+            slot.offset, room = gaps[at]
+            gaps[at : at + 1] = [(slot.offset + size, room - size)] if room > size else []
+        heapq.heappush(ending, (slot.last, slot.number, slot))
+    return top
+
+
+def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+    """Add a gap, as one with those that it touches."""
+    at = bisect.bisect(gaps, (offset, size))
+    if at < len(gaps) and offset + size == gaps[at][0]:
+        size += gaps.pop(at)[1]
+    if at and sum(gaps[at - 1]) == offset:
+        at -= 1
+        offset, size = gaps[at][0], gaps.pop(at)[1] + size
+    gaps.insert(at, (offset, size))
+
+
+def _lines(bytes: int) -> int:
+    return -(-bytes // LINE) * LINE

@@ -10,6 +10,7 @@ not meet.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..ir.node import Node
@@ -31,7 +32,7 @@ class Slot:
     first: int = 0  # Kernel numbers between which it lives
     last: int = 0
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes at the Symbols' upper bounds; int4 has a byte an element."""
         return high(product(self.type.shape)) * self.type.dtype.size
@@ -101,11 +102,16 @@ class Schedule:
     inputs: list[int]
     outputs: list[int]
     arena_bytes: int = 0
+    ends: dict[int, int] = field(default_factory=dict)  # of chains of aliases, as far as known
 
     def storage(self, number: int) -> int:
-        """The Slot that owns the bytes of a Slot, through aliases."""
-        while self.slots[number].alias is not None:
-            number = self.slots[number].alias  # type: ignore[assignment]
+        """The Slot that owns the bytes of a Slot, through aliases; an alias that is set stays."""
+        links = []
+        while (after := self.ends.get(number, self.slots[number].alias)) is not None:
+            links.append(number)
+            number = after
+        for link in links:
+            self.ends[link] = number
         return number
 
 

@@ -78,14 +78,15 @@ class Executable:
             ctypes.addressof(self.slots), self.n_slots, ctypes.addressof(self.scalar_values),
         )  # fmt: skip
         self.record_at = ctypes.addressof(self.record)
-        self.output_bytes = [recipe.slots[self._owner(o)].bytes for o in recipe.outputs]
+        owners = recipe.owners()
+        self.output_bytes = [recipe.slots[owners[o]].bytes for o in recipe.outputs]
         self.symbolic |= any(not isinstance(b, int) for b in self.output_bytes)
-        self.owners = [self._owner(o) for o in recipe.outputs]
+        self.owners = [owners[o] for o in recipe.outputs]
         self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
         self.kept = [(n, s) for n, s in enumerate(recipe.slots)
                      if s.kind == "output" and s.alias < 0]  # fmt: skip
         self.hidden = [(n, s.bytes) for n, s in self.kept if n not in self.owners]
-        self.aliases = [(n, self._owner(n)) for n, s in enumerate(recipe.slots) if s.alias >= 0]
+        self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
         self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
                         if s.kind == "scratch" and s.alias < 0]  # fmt: skip
 
@@ -94,11 +95,6 @@ class Executable:
         if faults is not None:
             for number, sites in fault_slots(self.recipe):
                 slots[number] = faults.add(sites)
-
-    def _owner(self, number: int) -> int:
-        while self.recipe.slots[number].alias >= 0:
-            number = self.recipe.slots[number].alias
-        return number
 
     def _scalar(self, value: Any) -> int:
         self.scalars.append(value)

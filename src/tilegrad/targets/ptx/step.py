@@ -64,12 +64,13 @@ class Executable:
             device.load(code[key]).function(name, entry.shared_bytes, entry.cluster)
             for (name, key), entry in zip(recipe.programs, self.entries)
         ]
-        self.output_bytes = [recipe.slots[self._owner(o)].bytes for o in recipe.outputs]
-        self.owners = [self._owner(o) for o in recipe.outputs]
+        owners = recipe.owners()
+        self.output_bytes = [recipe.slots[owners[o]].bytes for o in recipe.outputs]
+        self.owners = [owners[o] for o in recipe.outputs]
         self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
         kept = [(n, s) for n, s in enumerate(recipe.slots) if s.kind == "output" and s.alias < 0]
         self.hidden = [(n, s.bytes) for n, s in kept if n not in self.owners]
-        self.aliases = [(n, self._owner(n)) for n, s in enumerate(recipe.slots) if s.alias >= 0]
+        self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
         self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
                         if s.kind == "scratch" and s.alias < 0]  # fmt: skip
         self.slots = [0] * max(1, len(recipe.slots))
@@ -96,11 +97,6 @@ class Executable:
         prepared, size = binding.launches[0], binding.output_bytes[0]
         assert prepared is not None
         return prepared, order, size, size_class(size)
-
-    def _owner(self, number: int) -> int:
-        while self.recipe.slots[number].alias >= 0:
-            number = self.recipe.slots[number].alias
-        return number
 
     # ---- running --------------------------------------------------------------------------
 

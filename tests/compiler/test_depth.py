@@ -1,0 +1,186 @@
+"""Deep and wide Graphs: no pass recurses over depth, and work grows as the Graph does.
+
+Work is counted in lines of Python that run, not in seconds: twice the Graph may take about twice
+as many. The limit of recursion is Python's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.flatten import recipe_of
+from tilegrad.core.dtype import float32, int64
+from tilegrad.core.target import AVX512, H200, Target
+from tilegrad.graph import build, ops
+from tilegrad.graph.batch import batched
+from tilegrad.graph.forward import tangents
+from tilegrad.graph.grad import gradients
+from tilegrad.graph.interpret import interpret
+from tilegrad.graph.recognize import recognize
+from tilegrad.ir.block import pure_block
+from tilegrad.ir.fingerprint import digest, structure
+from tilegrad.ir.node import Node, topological
+from tilegrad.ir.rewrite import replace
+from tilegrad.ir.text import parse_block, print_block
+from tilegrad.ir.verify import verify
+from tilegrad.runtime.executable import Recipe
+
+Made = Callable[[int], tuple[list[Node], list[Node]]]
+TARGETS = [AVX512.with_cores(2), H200]
+
+
+def given(*shape: int) -> Node:
+    """An input."""
+    return build.input_(shape, float32)
+
+
+def chain(n: int) -> tuple[list[Node], list[Node]]:
+    """n elementwise ops in a row."""
+    x = z = given(4, 8)
+    for i in range(n):
+        z = (build.multiply(z, 1.01), build.add(z, 0.5), build.unary(ops.sin, z))[i % 3]
+    return [x], [z]
+
+
+def total(n: int) -> tuple[list[Node], list[Node]]:
+    """The sum of n arrays."""
+    xs = [given(4, 8) for _ in range(n)]
+    z = xs[0]
+    for x in xs[1:]:
+        z = build.add(z, x)
+    return xs, [z]
+
+
+def parts(n: int) -> tuple[list[Node], list[Node]]:
+    """n arrays behind one another, along both axes."""
+    xs = [given(4, 8) for _ in range(n)]
+    return xs, [build.concatenate(xs, 0), build.concatenate(xs, 1)]
+
+
+def updates(n: int) -> tuple[list[Node], list[Node]]:
+    """n writes into a state."""
+    state = z = given(8)
+    for i in range(n):
+        place = build.full((1,), i % 8, int64)
+        z = ops.update(z, build.full((1,), float(i), float32), place, axes=(0,), mode="set")
+    return [state], [z]
+
+
+def rows(n: int) -> tuple[list[Node], list[Node]]:
+    """n times divided by the sum of each row."""
+    x = z = given(4, 8)
+    for _ in range(n):
+        z = build.divide(z, build.broadcast_to(build.sum_(z, (1,), True), (4, 8)))
+    return [x], [z]
+
+
+def recurrent(n: int) -> tuple[list[Node], list[Node]]:
+    """The derivative of n steps of a recurrent network by its weight."""
+    x, w, h = given(n, 2, 8), given(8, 8), build.full((2, 8), 0.0, float32)
+    for i in range(n):
+        step = build.reshape(build.slice_axis(x, 0, i, i + 1), (2, 8))
+        product = build.dot(h, w, batch=((), ()), contract=((1,), (0,)))
+        h = build.unary(ops.tanh, build.add(product, step))
+    return [x, w], [g for g in gradients([h], [build.like(h, 1.0)], [w]) if g is not None]
+
+
+GRAPHS: dict[str, Made] = {f.__name__: f for f in (chain, total, parts, updates, rows, recurrent)}
+
+
+def calls(function: Callable[[], Any]) -> int:
+    """How many functions were called and how often one was left to go on later."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_work_grows_as_the_graph_does(name: str, target: Target) -> None:
+    counts = []
+    for n in (100, 200):
+        inputs, outputs = GRAPHS[name](n)
+
+        def compiled(inputs: Sequence[Node] = inputs, outputs: Sequence[Node] = outputs) -> None:
+            structure(inputs, outputs)
+            recipe, _ = recipe_of(schedule_for(inputs, outputs, target), target)
+            Recipe.from_text(recipe.to_text())
+
+        counts.append(calls(compiled))
+    assert counts[1] <= 2.5 * counts[0]
+
+
+# ---- depth -----------------------------------------------------------------------------------
+
+DEPTH = 1500  # one frame of Python each would be too many
+
+
+def deep(step: Callable[[Node, int], Node], x: Node) -> Node:
+    """`step` taken many times."""
+    for i in range(DEPTH):
+        x = step(x, i)
+    return x
+
+
+X, Y, W = given(4, 8), given(4, 8), given(8, 8)
+PLACES = build.iota_along((4, 8), 1)
+CHAINS: dict[str, Node] = {
+    "elementwise": deep(lambda z, i: build.unary(ops.sin, z) if i % 2 else build.add(z, Y), X),
+    "sum": deep(lambda z, i: build.add(z, build.multiply(Y, float(i))), X),
+    "movement": deep(lambda z, i: build.permute(build.reshape(z, (8, 4)), (1, 0)), X),
+    "masks": deep(lambda z, i: build.where(build.less(PLACES, i % 9), z, Y), X),
+    "conditions": build.where(
+        deep(lambda m, i: build.binary(ops.bit_and, m, build.less(PLACES, i % 9)),
+             build.less(PLACES, 7)), X, Y),
+    "places": build.where(build.less(deep(lambda z, i: build.add(z, 1 + i % 3), PLACES), 9), X, Y),
+    "rows": deep(lambda z, i: build.subtract(
+        z, build.broadcast_to(build.max_(z, (1,), True), (4, 8))), X),
+    "products": deep(lambda z, i: build.multiply(z, Y), X),
+    "dots": deep(lambda z, i: build.dot(z, W, batch=((), ()), contract=((1,), (0,)))
+                 if i % 50 == 0 else build.maximum(z, Y), X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_nothing_recurses_over_a_graph(name: str) -> None:
+    root = CHAINS[name]
+    inputs = [n for n in topological([root]) if n.op is ops.input_]
+    digest(structure(inputs, [root]))
+    block = pure_block("deep", (), (root,))
+    verify(block, ops.graph)
+    text = print_block(block, "graph", locations=True)
+    assert print_block(parse_block(text), "graph", locations=True) == text
+    replace([root], {X: Y})
+    recognize([root])
+    gradients([root], [build.like(root, 1.0)], [X])
+    tangents([root], [X], [Y])
+    batched([root], {X: build.input_((3, 4, 8), float32)}, 3)
+    interpret([root], {n: np.ones(n.shape, n.dtype.numpy) for n in inputs})
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", CHAINS)
+def test_no_pass_recurses_over_a_graph(name: str, target: Target) -> None:
+    root = CHAINS[name]
+    inputs = [n for n in topological([root]) if n.op is ops.input_]
+    schedule_for(inputs, [root], target)
+
+
+def test_the_limit_of_recursion_is_python_s_own() -> None:
+    assert sys.getrecursionlimit() <= 1000
