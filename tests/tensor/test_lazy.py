@@ -135,3 +135,35 @@ def test_a_lazy_random_tensor_is_one_value_in_all_graphs() -> None:
     w = tg.randn(5)
     parts = [(w + i).numpy() - i for i in range(3)]
     assert np.allclose(parts[0], parts[1], atol=1e-6) and np.allclose(parts[0], w.numpy())
+
+
+def test_a_leaf_assigned_many_times_before_it_is_read() -> None:
+    """Each value stands on the one before; nothing recurses over them."""
+    w = tg.ones(3, requires_grad=True)
+    with tg.no_grad():
+        for _ in range(1500):
+            w.assign(w + 1.0)
+    assert w.device == "cpu"
+    assert w.numpy().tolist() == [1501.0] * 3
+
+
+def test_leaves_that_stand_on_one_another_are_computed_together() -> None:
+    a, b = tg.ones(3, requires_grad=True), tg.ones(3, requires_grad=True)
+    with tg.no_grad():
+        for _ in range(5):
+            a.assign(a + b)
+            b.assign(b * 2.0)
+    both = a * b
+    values = [1.0, 1.0]
+    for _ in range(5):
+        values = [values[0] + values[1], values[1] * 2]
+    assert both.numpy().tolist() == [values[0] * values[1]] * 3
+    assert (a.tolist(), b.tolist()) == ([values[0]] * 3, [values[1]] * 3)
+
+
+def test_a_long_chain_is_dropped_without_deep_calls() -> None:
+    x = y = tg.tensor(X)
+    for _ in range(60_000):
+        y = y + x
+    assert y.shape == (4,)
+    del y  # a hundred thousand Nodes, each the last holder of the next

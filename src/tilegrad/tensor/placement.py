@@ -87,16 +87,23 @@ def is_pure(node: Node) -> bool:
 def settled(nodes: Iterable[Node]) -> dict[str, Node]:
     """The devices of the leaves below some Nodes that do not adapt, each with one such leaf."""
     found: dict[str, Node] = {}
-    for node in topological(list(nodes), stop=values.__contains__):
-        buffer = values.get(node)
-        if buffer is not None:
-            if not adapts(node, buffer):
-                found.setdefault(buffer.device, node)
-        elif node in homes:
-            found.setdefault(homes[node], node)
-        elif node in stand_ins:
-            for device, leaf in settled([stand_ins[node]]).items():
-                found.setdefault(device, leaf)
+    seen: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        order = topological(waiting, stop=lambda n: n in values or n in seen)
+        waiting = []
+        for node in order:
+            if node in seen:
+                continue
+            seen.add(node)
+            buffer = values.get(node)
+            if buffer is not None:
+                if not adapts(node, buffer):
+                    found.setdefault(buffer.device, node)
+            elif node in homes:
+                found.setdefault(homes[node], node)
+            elif node in stand_ins:
+                waiting.append(stand_ins[node])
     return found
 
 

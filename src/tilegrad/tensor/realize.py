@@ -81,12 +81,19 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
         return
     if device is None and elsewhere():
         device = common_device(wanted, location=wanted[0].location)
+    for layer in _layers(wanted, _usable_on(device or "cpu")):
+        _run([s for s in dict.fromkeys(stand_ins[n] for n in layer) if s not in values], device)
+        _fill(layer, device)
+    _run(wanted, device)
+
+
+def _run(wanted: Sequence[Node], device: str | None) -> None:
+    """Run the Graph below Nodes whose inputs all have values."""
     usable = _usable_on(device or "cpu")
-    inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
-    _fill([n for n in inputs if n not in values], wanted[0], device)
     wanted = [n for n in wanted if not usable(n)]
     if not wanted:
         return
+    inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
     from ..compiler.lift import executable_on_numbers  # the compiler loads when first needed
 
     executable, numbers = executable_on_numbers(inputs, wanted, device or "cpu")
@@ -98,21 +105,45 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
         values[node] = buffer
 
 
-def _fill(inputs: Sequence[Node], wanted: Node, device: str | None) -> None:
-    """Give inputs that stand for other Nodes their values; `wanted` is what is being read."""
-    sources = [stand_ins.get(n) for n in inputs]
-    for source in sources:
-        if source is None:
-            raise unknown_value(wanted)
-    compute([s for s in dict.fromkeys(sources) if s is not None and s not in values], device)
+def _layers(wanted: Sequence[Node], usable: Callable[[Node], bool]) -> list[list[Node]]:
+    """The inputs below the Nodes that stand for others, in layers: what one stands for needs
+    inputs of the layers before alone."""
+
+    def below(nodes: Sequence[Node]) -> list[Node]:
+        order = topological(nodes, stop=lambda n: usable(n) or n in values)
+        found = [n for n in order if n.op is ops.input_ and n not in values]
+        for node in found:
+            if node not in stand_ins:
+                raise unknown_value(wanted[0])
+        return found
+
+    depth: dict[Node, int] = {}
+    needed: dict[Node, list[Node]] = {}
+    stack = below(wanted)
+    while stack:
+        node = stack[-1]
+        if node in depth:
+            stack.pop()
+        elif node not in needed:
+            needed[node] = below([stand_ins[node]])
+            stack += needed[node]
+        else:
+            depth[node] = 1 + max([depth[n] for n in needed[node]], default=-1)
+    layers: list[list[Node]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node, at in depth.items():
+        layers[at].append(node)
+    return layers
+
+
+def _fill(inputs: Sequence[Node], device: str | None) -> None:
+    """Give inputs that stand for other Nodes the values of these."""
+    sources = [stand_ins.pop(n) for n in inputs]
     for node, source in zip(inputs, sources):
-        if source is not None:
-            home = homes.pop(node, None) or device
-            values[node] = values[source] if home is None else _fixed(values[source], home)
-            stand_ins.pop(node, None)
+        home = homes.pop(node, None) or device
+        values[node] = values[source] if home is None else _fixed(values[source], home)
     if device not in (None, "cpu"):
         for source in sources:
-            if source is not None and is_pure(source):  # Graphs for any device share this Node
+            if is_pure(source):  # Graphs for any device share this Node
                 values.pop(source, None)
 
 
