@@ -17,7 +17,7 @@ from test_cuda import Interpreted, forget
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
-from tilegrad.compiler import dispatch
+from tilegrad.compiler import dispatch, lift
 from tilegrad.core.config import override
 from tilegrad.core.errors import StateError, UserError
 from tilegrad.core.target import H200
@@ -100,6 +100,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     for name in ("_memory", "_modules", "_bodies"):
         monkeypatch.setattr(compiler, name, {})
+    monkeypatch.setattr(lift, "_families", {})
     monkeypatch.setitem(dispatch.OFFERS, "gpu", Interpreted(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
     with calls.substitute(fake), override(cache_folder=""):

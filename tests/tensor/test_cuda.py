@@ -13,7 +13,7 @@ from fake_cuda import FakeCuda
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
-from tilegrad.compiler import dispatch
+from tilegrad.compiler import dispatch, lift
 from tilegrad.core.config import override
 from tilegrad.core.errors import StateError, UserError
 from tilegrad.core.target import H200
@@ -109,6 +109,7 @@ def cuda(request, monkeypatch):
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     monkeypatch.setattr(compiler, "_memory", {})
+    monkeypatch.setattr(lift, "_families", {})
     monkeypatch.setattr(compiler, "_modules", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     monkeypatch.setattr(placement, "state", placement.state)

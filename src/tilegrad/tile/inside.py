@@ -203,35 +203,39 @@ def proved(t: Tracer, offset: Node, count: Size, mask: Node | None) -> tuple[boo
 
 def offsets_within(
     op: str, memory: MemoryValue, offset: Node, mask: Node | None
-) -> tuple[Node | None, Box | None]:
-    """The mask of an access by offsets, so that it stays inside, and the Box that they are."""
+) -> tuple[Node, Node | None, Box | None]:
+    """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
     t, shape = tracer(op), memory.type.shape
     box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
-    return (mask, box) if box is not None else (_guarded(t, op, memory, offset, mask), None)
+    if box is not None:
+        return offset, mask, box
+    return *_guarded(t, op, memory, offset, mask), None
 
 
 def _guarded(
     t: Tracer, op: str, memory: MemoryValue, offset: Node, mask: Node | None
-) -> Node | None:
-    """The mask of an access by offsets that are no Box."""
+) -> tuple[Node, Node | None]:
+    """Offsets that are no Box, and their mask."""
     count = product(memory.type.shape)
     below, above = proved(t, offset, count, mask)
     if below and above:
-        return mask
+        return offset, mask
     bad = None if t.maybe or not isinstance(count, int) else _wrong(t, offset, count, mask)
     if bad is not None:
         raise AxisError(f"an offset into {memory.name} is out of bounds", op=f"tile.{op}",
                         expected=f"0 <= offset < {count}", got=bad,
                         hint="a mask keeps elements that are not there out")  # fmt: skip
     if not t.guards:
-        return mask
+        return offset, mask
     b = t.builder
     inside = None if below else b.apply("less_equal", b.constant(0, int64), offset)
     if not above:
         inside = b.logical_and(inside, b.apply("less", offset, b.index(count)))
     assert inside is not None
     b.require(inside, message(op, memory.name, count), user_location(), mask)
-    return b.logical_and(mask, inside)
+    if op == "load" and mask is None and low(count) > 0:  # quicker than a mask
+        return b.apply("where", inside, offset, b.constant(0, int64)), None
+    return offset, b.logical_and(mask, inside)
 
 
 def _wrong(t: Tracer, offset: Node, count: int, mask: Node | None) -> int | None:

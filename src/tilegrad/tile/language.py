@@ -690,7 +690,7 @@ def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> T
     given = _given_mask(mask, offsets.shape, "load")
     whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
     places = b.cast(offsets.node, dtypes.int64)
-    whole, box = offsets_within("load", source, places, whole)
+    places, whole, box = offsets_within("load", source, places, whole)
     node = b.gather(source.node, places, whole)
     tracer("load").touch_at("load", source, box, places, offsets.shape, whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
@@ -752,7 +752,7 @@ def _scatter(
     given = _given_mask(mask, tile.shape, "store")
     whole = b.logical_and(mask_of(tile.shape, edges), given)
     places = b.cast(offsets.node, dtypes.int64)
-    whole, box = offsets_within("store", memory, places, whole)
+    places, whole, box = offsets_within("store", memory, places, whole)
     b.scatter(memory.node, tile.node, places, whole)
     tracer("store").touch_at("store", memory, box, places, tile.shape, whole, unique)
 
@@ -792,7 +792,7 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     whole = b.logical_and(mask_of(offsets.shape, edges), given)
     places = b.cast(offsets.node, dtypes.int64)
     if box is None:
-        whole, _ = offsets_within("atomic_add", memory, places, whole)
+        places, whole, _ = offsets_within("atomic_add", memory, places, whole)
     else:
         _, whole = within("atomic_add", box, whole, given is not None)
     inputs = [memory.node, tile.node, places]
