@@ -198,3 +198,13 @@ def scan(x):
 def test_an_array_is_not_looped_over() -> None:
     with pytest.raises(tg.UserError, match="looped over"):
         kernel(scan)(tg.arange(8.0))
+
+
+def by_a_part(x, at):
+    tile.grid(1)
+    tile.store(tile.result((4,)), (0,), tile.load(x, at[0:4]))
+
+
+def test_offsets_may_be_a_part_of_an_array() -> None:
+    at = tg.tensor(np.array([3, 0, 7, 1]))
+    assert kernel(by_a_part)(tg.arange(8.0), at).tolist() == [3.0, 0.0, 7.0, 1.0]

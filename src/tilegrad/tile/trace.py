@@ -72,7 +72,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """An access of a result: 'store', 'load', 'add' (atomic), or 'other' (its place is not known).
+    """An access of a result: 'store', 'load' or 'add' (atomic).
 
     A box has an index, offsets are a tile of them. `cut` says that the mask leaves out more than
     what lies beyond the ends of the result. `branches` are the conditions around with their side,

@@ -316,8 +316,6 @@ def coverage(
     stores = [a for a in accesses if a.kind == "store"]
     if any(s == 0 for s in shape) or any(whole(t, shape, a) for a in stores):
         return "whole", ()
-    if any(a.kind == "other" for a in accesses):
-        return "unknown", ()
     if not stores:
         return "hole", ()
     cells = Cells(t, stores)
