@@ -1,14 +1,15 @@
 """Reductions by columns: a block of neighbouring results a program.
 
 The reduced axis is walked a few elements at a time with accumulators in scratch memory, so
-memory is read in order. Invariant: a result's sum is added in one fixed order.
+memory is read in order; long sums go in blocks, whose totals are added in float64. Invariant: a
+result's sum is added in one fixed order, few additions to one float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..core.dtype import int64
+from ..core.dtype import float64, int64
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
@@ -27,8 +28,9 @@ from ..ir.types import row_major
 from .access import unravel
 from .evaluate import ravel_strides, stored_reads, wide
 from .reduce_rows import RowLoops
-from .space import reduce_index
+from .space import CHAIN, is_blocked, reduce_index
 
+Step = Callable[[Size, list[Node]], Sequence[Node]]
 COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
 
 
@@ -102,11 +104,9 @@ class ColumnLoops(RowLoops):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
-        columns = self.group.columns
-        many = 8 if high(columns) >= 64 else 1
-        whole = multiply(floor_divide(columns, many), many)
+        many = 8 if high(self.group.columns) >= 64 else 1
 
-        def walk(count: int) -> Callable[[Size, list[Node]], Sequence[Node]]:
+        def walk(count: int) -> Step:
             def at(column: Size, _: list[Node]) -> Sequence[Node]:
                 def body(row: Size, place: Size) -> None:
                     self.known_results(stage, row, place)
@@ -125,9 +125,44 @@ class ColumnLoops(RowLoops):
 
             return at
 
-        self.b.loop("column", 0, whole, many, walk(many))
+        self.over_columns(reduces, many, walk)
+
+    def over_columns(self, reduces: Sequence[Node], many: int,
+                     walk: Callable[[int], Step]) -> None:  # fmt: skip
+        """All reduced elements, `many` at a time; long sums of floats in blocks."""
+        b, columns = self.b, self.group.columns
+        whole = multiply(floor_divide(columns, many), many)
+        long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
+        totals = {v: b.allocate(self.places[v][0].shape, float64, "l1") for v in long}
+
+        def block(at: Size, _: list[Node]) -> Sequence[Node]:
+            b.loop("column", at, minimum(combine(at, CHAIN, 1), whole), many, walk(many))
+            self.over_block(lambda _, place: self.to_totals(totals, place))
+            return ()
+
+        if long:
+            self.over_block(lambda _, place: self.to_totals(totals, place, first=True))
+            b.loop("block", 0, whole, CHAIN, block)
+        else:
+            b.loop("column", 0, whole, many, walk(many))
         if modulo(columns, many) != 0:
-            self.b.loop("rest", whole, columns, 1, walk(1))
+            b.loop("rest", whole, columns, 1, walk(1))
+        if long:
+            self.over_block(lambda _, place: self.to_totals(totals, place, last=True))
+
+    def to_totals(self, totals: dict[Node, Node], place: Size, first: bool = False,
+                  last: bool = False) -> None:  # fmt: skip
+        """Add what a block gave to its total and start anew; at last put the total back."""
+        b = self.b
+        for v, memory in totals.items():
+            own, (none,) = self.places[v][0], self.start_values(v)
+            new = b.cast(none if first else self.peek(own, place), float64)
+            new = new if first else b.apply("add", self.peek(memory, place), new)
+            if last:
+                self.poke(own, b.cast(new, none.dtype), place)
+            else:
+                self.poke(memory, new, place)
+                self.poke(own, none, place)
 
     def ask_ahead(self, reduces: Sequence[Node], row: Size, column: Size) -> None:
         """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""

@@ -2,8 +2,10 @@
 
 Each loop feeds all reductions of its stage with vector accumulators, combined across lanes at
 the end; later stages read what earlier ones found; a last loop writes element-level results.
-The row stays in the cache, so memory is read once and written once. `row_stage` is long
-because its loops share what is bound. Invariant: a row's sums are added in one fixed order.
+The row stays in the cache, so memory is read once and written once. Sums of long rows go in
+blocks: accumulators start anew in each, and their totals are added in float64. `row_stage` is
+long because its loops share what is bound. Invariant: a row's sums are added in one fixed order,
+few additions to one float32.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ..tile import ops as tile_ops
 from .access import MOVEMENT, Index, unravel
 from .evaluate import ravel_strides, wide
 from .fuse import COSTLY
-from .space import COMBINE, KINDS, LoopSpace, identity, reduce_index
+from .space import COMBINE, KINDS, LoopSpace, identity, is_blocked, reduce_index
 
 STASH_BYTES = 256 << 10
 
@@ -116,7 +118,7 @@ class RowLoops(LoopSpace):
     def row_stage(self, row: Size, stage: int, reduces: Sequence[Node],
                   writes: Sequence[Node]) -> None:  # fmt: skip
         """One loop over the columns of a row."""
-        b, e = self.b, self.e
+        e = self.e
         columns = self.group.columns
         outer_size = floor_divide(columns, self.inner)
         lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
@@ -130,7 +132,7 @@ class RowLoops(LoopSpace):
         fill = needed - self.filled
         load = needed & self.filled
 
-        def vectors(outer: Size, values: list[Node]) -> list[Node]:
+        def vectors(outer: Size, start: Size, stop: Size, values: list[Node]) -> list[Node]:
             column = self._column(outer, lane)
 
             def body(_: Size, carried: list[Node]) -> Sequence[Node]:
@@ -146,16 +148,10 @@ class RowLoops(LoopSpace):
                     e.store(self.stash[key], e.value(*self._moved(key, outer_atom, outer)), column)
                 return new
 
-            return self.lane_loop(0, self.inner, body, values)
+            return self.lane_loop(start, stop, body, values, size=self.inner)
 
-        if outer_size == 1:
-            values = vectors(0, start)
-        else:
-            def nest(outer: Size, carried: list[Node]) -> Sequence[Node]:
-                with e.scope():
-                    return vectors(outer, carried)
-
-            values = b.loop("outer", 0, outer_size, 1, nest, start)
+        blocked = [is_blocked(v) for v in reduces for _ in self.start_values(v)]
+        values = self.over_lines(blocked, start, outer_size, (0, self.inner), vectors, start)
         self.filled |= fill
         self.finish_rows(row, reduces, values)
 

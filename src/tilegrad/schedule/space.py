@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtype import DType
+from ..core.dtype import DType, float64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
@@ -34,6 +34,8 @@ from .access import MOVEMENT, Index, unravel
 from .evaluate import Evaluator, ravel_strides, symbolic
 from .fuse import COSTLY, REDUCE, Group, leaves_of, own_index
 
+Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
+CHAIN = 64  # additions to one accumulator before it is added to a total
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
@@ -58,6 +60,13 @@ def reduce_index(node: Node, row: Size, column: Size) -> Index:
     for a, i in zip(axes, unravel(column, [x.shape[a] for a in axes])):
         found[a] = i
     return tuple(found)
+
+
+def is_blocked(node: Node) -> bool:
+    """Whether a long reduction is a sum whose error grows with each addition to one accumulator:
+    it is added in blocks of `CHAIN` additions, whose totals are added in float64."""
+    dtype = node.inputs[0].dtype
+    return node.op is ops.sum_ and dtype.is_float and dtype is not float64
 
 
 class LoopSpace:
@@ -294,3 +303,58 @@ class LoopSpace:
         if isinstance(span, int) and isinstance(middle, int):
             return list(step(False)(middle, values))
         return b.loop("tail", middle, stop, lanes, step(False), values)
+
+    # ---- long sums ------------------------------------------------------------------------
+
+    def over_lines(
+        self, blocked: Sequence[bool], fresh: Sequence[Node], lines: Size, span: tuple[Size, Size],
+        run: Line, values: list[Node],
+    ) -> list[Node]:  # fmt: skip
+        """run(line, first, last, accumulators) over the span of each line of `inner` elements.
+
+        Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
+        """
+        b, e = self.b, self.e
+        turns = -(-high(combine(span[1], span[0], -1)) // self.lanes)
+
+        def whole(first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            def nest(line: Size, inside: list[Node]) -> Sequence[Node]:
+                with e.scope():
+                    return run(line, *span, inside)
+
+            return b.loop("outer", first, last, 1, nest, carried)
+
+        if high(lines) * turns <= CHAIN or not any(blocked):
+            return run(0, *span, values) if lines == 1 else whole(0, lines, values)
+        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, values)]
+        if lines != 1 and turns <= CHAIN:
+            totals = self.in_blocks(blocked, fresh, (0, lines), CHAIN // turns, whole, totals)
+        else:
+            def line(number: Size, carried: list[Node]) -> list[Node]:
+                with e.scope():
+                    return self.in_blocks(blocked, fresh, span, CHAIN * self.lanes,
+                                          lambda *x: run(number, *x), carried)  # fmt: skip
+
+            totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
+        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
+
+    def in_blocks(
+        self, blocked: Sequence[bool], fresh: Sequence[Node], span: tuple[Size, Size], block: int,
+        run: Callable[[Size, Size, list[Node]], list[Node]], totals: list[Node],
+    ) -> list[Node]:  # fmt: skip
+        """run(first, last, accumulators) over a span, a block at a time, added to totals."""
+        b, (start, stop) = self.b, span
+
+        def added(first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            own = [f if t else x for t, f, x in zip(blocked, fresh, carried)]
+            return [b.apply("add", x, b.cast(new, float64)) if t else new
+                    for t, x, new in zip(blocked, carried, run(first, last, own))]  # fmt: skip
+
+        def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
+            with self.e.scope():
+                return added(at, combine(at, block, 1), carried)
+
+        size = combine(stop, start, -1)
+        middle = combine(start, multiply(floor_divide(size, block), block), 1)
+        totals = b.loop("block", start, middle, block, turn, totals)
+        return totals if modulo(size, block) == 0 else added(middle, stop, totals)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...core.dtype import float64
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -28,7 +29,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import unravel
 from ..evaluate import ravel_strides, wide
-from ..space import KINDS, reduce_index
+from ..space import CHAIN, KINDS, is_blocked, reduce_index
 from .rows import EACH, ThreadRows
 from .space import WARP, Roles
 from .tiles import power_of_two
@@ -114,8 +115,18 @@ class ThreadColumns(ThreadRows):
 
         span = combine(stop, start, -1)
         middle = combine(start, multiply(floor_divide(span, self.deep), self.deep), 1)
-        values = [x for v in reduces for x in self.starts(v, full)]
-        values = b.loop("column", start, middle, self.deep, step(True), values, 2)
+        fresh = [x for v in reduces for x in self.starts(v, full)]
+        blocked = [is_blocked(v) for v in reduces for _ in self.starts(v, ())]
+
+        def run(first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            return b.loop("column", first, last, self.deep, step(True), carried, 2)
+
+        if any(blocked) and high(span) > CHAIN * self.deep:
+            values = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
+            values = self.in_blocks(blocked, fresh, (start, middle), CHAIN * self.deep, run, values)
+            values = [b.cast(x, own.dtype) for x, own in zip(values, fresh)]
+        else:
+            values = run(start, middle, fresh)
         if modulo(span, self.deep) != 0:
             values = b.loop("rest", middle, stop, self.deep, step(False), values)
         self.bind_columns(reduces, row, values)

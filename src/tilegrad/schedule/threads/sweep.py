@@ -35,7 +35,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import Index, depends, unravel
 from ..evaluate import ravel_strides, wide
-from ..space import COMBINE, KINDS, identity, reduce_index
+from ..space import COMBINE, KINDS, identity, is_blocked, reduce_index
 from .online import Online, Part, ThreadOnline
 from .space import WARP, Roles, plain_reads
 
@@ -169,6 +169,10 @@ class ThreadSweep(ThreadOnline):
         column = combine(multiply(outer, walk.inner), lane, 1)
         for node, index in self.expressions_at(walk, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
+        return self.accumulators(walk)
+
+    def accumulators(self, walk: Walk) -> list[Node]:
+        """Accumulators that have taken nothing."""
         one, shifts = self.grouped(), [o.largest for o in walk.online]
         values = [x for v in walk.reduces
                   for x in self.starts(v, one if v in shifts else (self.lanes,))]  # fmt: skip
@@ -178,14 +182,15 @@ class ThreadSweep(ThreadOnline):
               kept: Kept | None = None) -> list[Node]:  # fmt: skip
         """Accumulators after columns start to stop of a row."""
         outer_size = floor_divide(self.group.columns, walk.inner)
-        if outer_size == 1:
-            return self.piece(walk, 0, start, stop, values, kept)
+        span = (start, stop) if outer_size == 1 else (0, walk.inner)
+        fresh = self.accumulators(walk)
+        blocked = [is_blocked(v) for v in walk.reduces for _ in self.starts(v, ())]
+        blocked += [False] * (len(fresh) - len(blocked))
 
-        def nest(outer: Size, carried: list[Node]) -> Sequence[Node]:
-            with self.e.scope():
-                return self.piece(walk, outer, 0, walk.inner, carried, None)
+        def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            return self.piece(walk, outer, first, last, carried, kept)
 
-        return self.b.loop("outer", 0, outer_size, 1, nest, values)
+        return self.over_lines(blocked, fresh, outer_size, span, piece, values)
 
     def piece(self, walk: Walk, outer: Size, start: Size, stop: Size, values: list[Node],
               kept: Kept | None) -> list[Node]:  # fmt: skip
