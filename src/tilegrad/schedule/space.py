@@ -338,6 +338,18 @@ class LoopSpace:
             totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
         return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
 
+    def over_span(
+        self, blocked: Sequence[bool], fresh: list[Node], span: tuple[Size, Size], block: int,
+        run: Callable[[Size, Size, list[Node]], list[Node]],
+    ) -> list[Node]:  # fmt: skip
+        """run(first, last, accumulators) over a span; where it is long, in blocks."""
+        b = self.b
+        if not any(blocked) or high(combine(span[1], span[0], -1)) <= block:
+            return run(*span, fresh)
+        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
+        totals = self.in_blocks(blocked, fresh, span, block, run, totals)
+        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
+
     def in_blocks(
         self, blocked: Sequence[bool], fresh: Sequence[Node], span: tuple[Size, Size], block: int,
         run: Callable[[Size, Size, list[Node]], list[Node]], totals: list[Node],

@@ -21,7 +21,7 @@ from ..ir.types import product
 from .activation import logsigmoid
 from .elementwise import clamp
 from .maths import abs_, cast, exp, log, pick
-from .reduce import logsumexp, mean, norm, sum_
+from .reduce import amax, mean, norm, sum_
 from .tensor import Tensor, lift, node_of, wrap
 
 LOG = logging.getLogger("tilegrad.loss")
@@ -161,17 +161,25 @@ def cross_entropy(input: Any, target: Any, weight: Any = None, ignore_index: int
     _check_target(op, x, aim)
     flat = aim.reshape(-1).long()
     valid = flat != ignore_index
-    total = logsumexp(rows, -1)  # (rows,)
-    losses = total - picked(op, rows, pick(valid, flat, 0))
+    top, total = _log_total(rows)  # (rows, 1) each
+    near = picked(op, rows, pick(valid, flat, 0)).unsqueeze(-1)
+    losses = (total + (top - near)).squeeze(-1)
     if weights is not None:
         losses = losses * _weight_of(weights, flat, valid)
     if label_smoothing:
-        scaled = rows if weights is None else rows * weights
+        away = top - rows if weights is None else (top - rows) * weights
         mass = float(rows.shape[-1]) if weights is None else sum_(weights)
-        even = (total * mass - sum_(scaled, -1)) / float(rows.shape[-1])
+        even = (total.squeeze(-1) * mass + sum_(away, -1)) / float(rows.shape[-1])
         losses = losses * (1.0 - label_smoothing) + even * label_smoothing
     result = _over_classes(losses, flat, weights, ignore_index, reduction)
     return result.reshape(aim.shape) if reduction == "none" else result
+
+
+def _log_total(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row, and log(sum(exp(row - largest))): added up they would round what
+    they tell of logits that are large."""
+    top = amax(rows, -1, True).detach()
+    return top, log(sum_(exp(rows - top), -1, True))
 
 
 def _soft_cross_entropy(
@@ -188,7 +196,8 @@ def _soft_cross_entropy(
         share = share * (1.0 - smoothing) + smoothing / float(rows.shape[-1])
     if weights is not None:
         share = share * weights
-    losses = sum_(share * (logsumexp(rows, -1, True) - rows), -1)
+    top, total = _log_total(rows)
+    losses = sum_(share * (total + (top - rows)), -1)
     if reduction == "none":
         return losses.reshape(x.shape[:1] + x.shape[2:] if x.ndim > 1 else ())
     return reduced(losses, reduction, "cross_entropy")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.dtype import float64
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -121,12 +120,7 @@ class ThreadColumns(ThreadRows):
         def run(first: Size, last: Size, carried: list[Node]) -> list[Node]:
             return b.loop("column", first, last, self.deep, step(True), carried, 2)
 
-        if any(blocked) and high(span) > CHAIN * self.deep:
-            values = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
-            values = self.in_blocks(blocked, fresh, (start, middle), CHAIN * self.deep, run, values)
-            values = [b.cast(x, own.dtype) for x, own in zip(values, fresh)]
-        else:
-            values = run(start, middle, fresh)
+        values = self.over_span(blocked, fresh, (start, middle), CHAIN * self.deep, run)
         if modulo(span, self.deep) != 0:
             values = b.loop("rest", middle, stop, self.deep, step(False), values)
         self.bind_columns(reduces, row, values)
