@@ -51,7 +51,7 @@ class _Sharing:
                 same = inputs == node.inputs and blocks == node.blocks
                 known[key] = node if same else node.with_inputs(inputs, blocks)
             done[node] = known[key]
-        return [done[r] for r in results]
+        return [done.get(r, r) for r in results]  # an argument may be a result
 
     def own(self, block: Block) -> Block:
         """The Block with arguments that no other has, and equal loops inside of it made one."""
