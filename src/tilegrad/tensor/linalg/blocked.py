@@ -10,13 +10,14 @@ Invariant: no function here is differentiable by itself; `factor` gives the deri
 from __future__ import annotations
 
 from ...core import dtype as dtypes
+from ...graph import build
 from ..control import scan
 from ..creation import arange, eye, zeros
 from ..elementwise import where
 from ..maths import cast
 from ..movement import flip, movedim, swapaxes
 from ..padding import pad
-from ..tensor import Tensor
+from ..tensor import Tensor, node_of, wrap
 from .panels import cholesky_block, lu_panel, qr_panel, solve_block, spread
 
 BLOCK = 32  # rows of a diagonal block
@@ -63,6 +64,17 @@ def rows_of(a: Tensor, height: int) -> Tensor:
     return movedim(a.reshape(batch, rows // height, height, columns), 1, 0)  # type: ignore[operator]
 
 
+def at(a: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Slices along an axis by their numbers, which are in range by what they are made of."""
+    return movedim(wrap(build.gather(node_of(a), [node_of(index)], (axis,)), a), 0, axis)
+
+
+def in_order(a: Tensor, order: Tensor) -> Tensor:
+    """Rows of each of a batch in another order (batch, rows)."""
+    batch = arange(a.shape[0]).unsqueeze(-1)  # type: ignore[arg-type]
+    return wrap(build.gather(node_of(a), [node_of(batch), node_of(order)], (0, 1)), a)
+
+
 def _solve(lower: Tensor, y: Tensor, unit: bool) -> Tensor:
     """x of one block, with programs over blocks of columns."""
     columns: int = y.shape[-1]  # type: ignore[assignment]
@@ -82,10 +94,10 @@ def solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
 
     def step(x: Tensor, slices: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, None]:
         k, rows, y = slices  # (), (batch, w, n), (batch, w, columns)
-        block = rows.index_select(2, k * w + inside)
+        block = at(rows, 2, k * w + inside)
         found = _solve(block, y - rows @ x, unit)
         here = (lines // w == k).unsqueeze(-1)
-        return where(here, found.index_select(1, lines % w), x), None
+        return where(here, at(found, 1, lines % w), x), None
 
     blocks = (arange(size // w), rows_of(lower, w), rows_of(right, w))
     x, _ = scan(step, zeros(*right.shape, dtype=a.dtype), blocks)
@@ -111,12 +123,12 @@ def cholesky(a: Tensor) -> Tensor:
     def step(done: Tensor, slices: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
         k, column = slices  # (), (batch, n, w)
         own = k * w + inside
-        column = column - done @ swapaxes(done.index_select(1, own), 1, 2)
-        block = spread(cholesky_block, w, w)(column.index_select(1, own)).tril()
+        column = column - done @ swapaxes(at(done, 1, own), 1, 2)
+        block = spread(cholesky_block, w, w)(at(column, 1, own)).tril()
         below = swapaxes(_solve(block, swapaxes(column, 1, 2), False), 1, 2)
         row = (lines // w).unsqueeze(-1)
-        found = where(row == k, block.index_select(1, lines % w), where(row > k, below, 0.0))
-        return where(lines // w == k, found.index_select(2, lines % w), done), None
+        found = where(row == k, at(block, 1, lines % w), where(row > k, below, 0.0))
+        return where(lines // w == k, at(found, 2, lines % w), done), None
 
     blocks = (arange(size // w), columns_of(full, w))
     found, _ = scan(step, zeros(*full.shape, dtype=a.dtype), blocks)
@@ -136,19 +148,19 @@ def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     def step(carry: tuple[Tensor, Tensor], k: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         matrix, order = carry
         own = k * w + inside
-        found, chosen, swaps = panel(matrix.index_select(2, own), _first(k, w))
+        found, chosen, swaps = panel(at(matrix, 2, own), _first(k, w))
         chosen = cast(chosen, dtypes.int64)
-        found = _rows(found, chosen)
-        matrix = _rows(matrix, chosen)
+        found = in_order(found, chosen)
+        matrix = in_order(matrix, chosen)
         right = columns >= k * w + w
-        upper = _solve(found.index_select(1, own), matrix.index_select(1, own), True)
+        upper = _solve(at(found, 1, own), at(matrix, 1, own), True)
         upper = where(right, upper, 0.0)
         below = where((rows >= k * w + w).unsqueeze(-1), found, 0.0)
         matrix = matrix - below @ upper
         here = (rows // w == k).unsqueeze(-1) & right
-        matrix = where(here, upper.index_select(1, rows % w), matrix)
-        matrix = where(columns // w == k, found.index_select(2, columns % w), matrix)
-        return (matrix, order.gather(1, chosen)), swaps
+        matrix = where(here, at(upper, 1, rows % w), matrix)
+        matrix = where(columns // w == k, at(found, 2, columns % w), matrix)
+        return (matrix, in_order(order, chosen)), swaps
 
     start = (full, arange(height).expand(batch, height))
     (matrix, order), swaps = scan(step, start, arange(whole(least, w) // w))
@@ -159,11 +171,6 @@ def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _first(k: Tensor, width: int) -> Tensor:
     """The row of a panel's first pivot, as its kernel takes it."""
     return cast(k * width, dtypes.int32).reshape(1)
-
-
-def _rows(a: Tensor, order: Tensor) -> Tensor:
-    """Rows of each matrix in another order."""
-    return a.gather(1, order.unsqueeze(-1).expand(*a.shape))
 
 
 def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
@@ -177,11 +184,11 @@ def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
 
     def step(matrix: Tensor, k: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         own = k * w + inside
-        vectors, found, t = panel(matrix.index_select(2, own), _first(k, w))
+        vectors, found, t = panel(at(matrix, 2, own), _first(k, w))
         change = swapaxes(t, 1, 2) @ (swapaxes(vectors, 1, 2) @ matrix)
         right = columns >= k * w + w
         matrix = matrix - vectors @ where(right, change, 0.0)
-        matrix = where(columns // w == k, found.index_select(2, columns % w), matrix)
+        matrix = where(columns // w == k, at(found, 2, columns % w), matrix)
         return matrix, (vectors, t)
 
     r, reflections = scan(step, padded(a, height, width), arange(whole(least, w) // w))

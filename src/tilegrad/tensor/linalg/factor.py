@@ -21,6 +21,7 @@ from ..movement import cat, swapaxes
 from ..padding import diag_embed
 from ..tensor import Tensor
 from . import blocked
+from .blocked import in_order
 from .derived import Derived
 
 LOWER, UPPER = "lower", "upper"
@@ -31,11 +32,6 @@ Tensors = tuple[Tensor, ...]
 def turned(a: Tensor) -> Tensor:
     """The matrices transposed."""
     return swapaxes(a, -1, -2)
-
-
-def in_order(a: Tensor, order: Tensor) -> Tensor:
-    """Rows of each matrix in another order (batch, rows)."""
-    return a.gather(-2, order.unsqueeze(-1).expand(*a.shape))
 
 
 # ---- triangular solves ----------------------------------------------------------------------
