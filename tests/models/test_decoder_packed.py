@@ -76,6 +76,27 @@ def test_a_decoder_of_quantised_weights(tied: bool) -> None:
     assert sizes < 1.3 * sum(s.bytes for s in file.values())  # 100 rows take room for 112
 
 
+BIASED = {"qkv_bias": True, "output_bias": True, "feed_bias": True, "norm": "layer", "gated": False,
+          "activation": "gelu", "parallel": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("traits", [
+    {"family": "olmo2", "pre_norms": False, "post_norms": True, "head_norms": True,
+     "whole_norms": True},
+    {"family": "phi2", **BIASED, "shared_norm": True, "head_bias": True},
+    {"family": "gptneox", **BIASED},
+    {"family": "granite", "residual_scale": 0.4, "logit_scale": 0.2, "embedding_scale": 6.0},
+    {"family": "gemma", "embedding_scale": 8.0, "activation": "gelu_tanh", "tied": True},
+    {"family": "smollm3", "turned": (True, False)},
+], ids=lambda t: t["family"])  # fmt: skip
+def test_quantised_weights_of_every_kind_of_block(traits: dict[str, Any]) -> None:
+    config = DecoderConfig(**{**CONFIG, **traits})
+    file = file_of(config, q4_1)
+    model, got = logits(config, file, keep="quantised")
+    assert isinstance(model.blocks[0].attention.query, nn.PackedLinear)
+    assert np.abs(got - logits(config, file)[1]).max() < 3e-3 * np.abs(got).max()
+
+
 def test_formats_that_differ_are_packed_apart() -> None:
     def chosen(name: str) -> Format:
         return formats.Q8_0 if "attn_v" in name else q4_1(name)
