@@ -7,6 +7,7 @@ touches no device; rare parts (`LAZY`) are imported when they are first named.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from .core.config import config, configure, override, set_threads
@@ -88,14 +89,28 @@ from .tensor.compare import (
     ne,
     signbit,
 )
-from .tensor.convert import bitcast, is_grad_enabled, promote_types, result_type
+from .tensor.convert import (
+    bitcast,
+    device,
+    enable_grad,
+    finfo,
+    get_default_dtype,
+    iinfo,
+    inference_mode,
+    is_grad_enabled,
+    promote_types,
+    result_type,
+    set_default_dtype,
+)
 from .tensor.creation import (
     arange,
     as_tensor,
     empty,
     empty_like,
     eye,
+    fill,
     from_numpy,
+    frombuffer,
     full,
     full_like,
     linspace,
@@ -104,6 +119,7 @@ from .tensor.creation import (
     one_hot,
     ones,
     ones_like,
+    scalar_tensor,
     tri,
     tril,
     tril_indices,
@@ -129,6 +145,8 @@ from .tensor.elementwise import (
     addcmul,
     atan2,
     clamp,
+    clamp_max,
+    clamp_min,
     clip,
     copysign,
     div,
@@ -145,6 +163,7 @@ from .tensor.elementwise import (
     mul,
     pow,
     remainder,
+    rsub,
     sub,
     where,
 )  # fmt: skip
@@ -197,8 +216,10 @@ from .tensor.maths import (
     round_ as round,
 )
 from .tensor.matmul import (
+    addbmm,
     addmm,
     addmv,
+    addr,
     baddbmm,
     bilinear,
     bmm,
@@ -260,6 +281,20 @@ from .tensor.padding import (
     trace,
     unfold,
 )  # fmt: skip
+from .tensor.pieces import (
+    as_strided,
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    column_stack,
+    diagonal_scatter,
+    diff,
+    dsplit,
+    hsplit,
+    select_scatter,
+    slice_scatter,
+    vsplit,
+)
 from .tensor.random import (
     Generator,
     bernoulli,
@@ -319,6 +354,8 @@ from .tensor.select import (
     index_add,
     index_copy,
     index_fill,
+    index_put,
+    index_reduce,
     index_select,
     masked_fill,
     masked_scatter,
@@ -335,13 +372,25 @@ from .tensor.sort import (
     argsort,
     bincount,
     bucketize,
+    histc,
     isin,
     msort,
     searchsorted,
     sort,
     topk,
     unique,
+    unique_consecutive,
 )  # fmt: skip
+from .tensor.special import (
+    digamma,
+    heaviside,
+    isneginf,
+    isposinf,
+    lgamma,
+    logaddexp2,
+    sinc,
+    xlogy,
+)
 from .tensor.tensor import Tensor, grad_mode, no_grad, realize
 
 __version__ = "0.1.0"
@@ -352,6 +401,9 @@ true_divide, greater, greater_equal, less, less_equal, not_equal = div, gt, ge, 
 arcsin, arccos, arctan, arctan2, fix, permute_dims = asin, acos, atan, atan2, trunc, permute
 arcsinh, arccosh, arctanh, ger = asinh, acosh, atanh, outer
 half, double, long, short = float16, float64, int64, int16
+
+# Not globals, which would hide Python's own in this file.
+BUILTINS: dict[str, Any] = {"bool": bool_, "float": float32, "int": int32}
 
 # Names that come from a module which is only imported when they are asked for.
 LAZY: dict[str, str] = {
@@ -369,6 +421,7 @@ LAZY: dict[str, str] = {
     "paged_append": "tensor.paged", "paged_step": "tensor.paged", "paged_work": "tensor.paged",
     "layer_norm": "tensor.norm", "group_norm": "tensor.norm", "batch_norm": "tensor.norm",
     "instance_norm": "tensor.norm", "rms_norm": "tensor.norm", "embedding": "tensor.norm",
+    "cdist": "tensor.distance", "dist": "tensor.distance", "cross": "tensor.distance",
     "cosine_similarity": "tensor.loss", "pairwise_distance": "tensor.loss",
     "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
     "set_default_device": "tensor.placement", "get_default_device": "tensor.placement",
@@ -378,10 +431,12 @@ LAZY: dict[str, str] = {
 FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve",
            "chip", "linalg", "optim", "fft")  # fmt: skip
 
+PRIVATE = {"import_module", "find_spec", "Any", "LAZY", "FOLDERS", "BUILTINS", "PRIVATE", "core"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "bool":  # not a global, which would hide Python's own in this file
-        return bool_
+    if name in BUILTINS:
+        return BUILTINS[name]
     if name in FOLDERS:
         return import_module(f".{name}", __name__)
     if name in LAZY:
@@ -392,4 +447,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([n for n in globals() if not n.startswith("_")] + [*LAZY, "bool"])
+    own = [n for n in globals() if not n.startswith("_") and n not in PRIVATE]
+    return sorted({*own, *LAZY, *BUILTINS, *(f for f in FOLDERS if find_spec(f".{f}", __name__))})

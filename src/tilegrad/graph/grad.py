@@ -357,10 +357,12 @@ def gradients(
     cotangents: Sequence[Node | None],
     wrt: Sequence[Node],
     stop: Collection[Node] = (),
+    changed: Callable[[Node, Node], Node] | None = None,
 ) -> list[Node | None]:
     """The cotangent of each of `wrt`; None where the outputs do not depend on it.
 
-    Nothing flows through a Node in `stop` to its inputs.
+    Nothing flows through a Node in `stop` to its inputs. `changed` may give another cotangent for
+    a Node, once that Node's is whole.
     """
     active = active_nodes(outputs, wrt, stop)
     pending: dict[Node, Cotangent] = {}
@@ -374,6 +376,8 @@ def gradients(
             _accumulate(pending, output, cotangent)
     for node in reversed(active):
         g = pending.get(node)
+        if changed is not None and isinstance(g, Node):
+            g = pending[node] = changed(node, g)
         wanted = tuple([i in active for i in node.inputs])
         if g is None or node in stop or not any(wanted):
             continue

@@ -1,4 +1,4 @@
-"""Attention layers.
+"""Multi-head attention.
 
 Invariant: parameters have PyTorch's names and shapes (`in_proj_weight` holds query, key and
 value one below the other), and masks its meaning: True marks what may NOT be looked at.
@@ -11,7 +11,6 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.errors import UserError
-from ..tensor import activation
 from ..tensor.attention import scaled_dot_product_attention
 from ..tensor.creation import tri, zeros
 from ..tensor.maths import cast, pick
@@ -20,10 +19,8 @@ from ..tensor.random import dropout
 from ..tensor.reduce import mean, softmax
 from ..tensor.tensor import Tensor, lift
 from . import init
-from .containers import ModuleList
-from .linear import Dropout, Linear, new_parameter
+from .linear import Linear, new_parameter
 from .module import Module, Parameter
-from .normalization import LayerNorm
 
 
 class MultiheadAttention(Module):
@@ -127,71 +124,4 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
     return cast(mask, like.dtype)
 
 
-class TransformerEncoderLayer(Module):
-    """Self-attention and two linear layers, each with a residual and a norm."""
-
-    def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Any = activation.relu, layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first,
-                                            dtype=dtype)  # fmt: skip
-        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
-        self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
-        self.activation = _activation(activation)
-
-    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
-                is_causal: bool = False) -> Tensor:  # fmt: skip
-        """The tokens after one layer."""
-        x = lift(x)
-        masks = (mask, key_padding_mask, is_causal)
-        if self.norm_first:
-            x = x + self._attend(self.norm1(x), *masks)
-            return x + self._feed(self.norm2(x))  # type: ignore[no-any-return]
-        x = self.norm1(x + self._attend(x, *masks))
-        return self.norm2(x + self._feed(x))  # type: ignore[no-any-return]
-
-    def _attend(self, x: Tensor, mask: Any, padding: Any, is_causal: bool) -> Tensor:
-        found = self.self_attn(x, x, x, padding, False, mask, is_causal=is_causal)[0]
-        return self.dropout1(found)  # type: ignore[no-any-return]
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))  # type: ignore[no-any-return]
-
-
-def _activation(given: Any) -> Any:
-    if isinstance(given, str):
-        if given not in ("relu", "gelu"):
-            raise UserError("unknown activation", op="TransformerEncoderLayer",
-                            expected="'relu', 'gelu' or a function", got=repr(given))  # fmt: skip
-        return getattr(activation, given)
-    return given
-
-
-class TransformerEncoder(Module):
-    """Copies of a layer, one after the other."""
-
-    def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
-        super().__init__()
-        from copy import deepcopy
-
-        self.layers = ModuleList(deepcopy(encoder_layer) for _ in range(num_layers))
-        self.num_layers = num_layers
-        self.norm = norm
-
-    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
-                is_causal: bool = False) -> Any:  # fmt: skip
-        """The tokens after all layers."""
-        for layer in self.layers:
-            x = layer(x, mask, key_padding_mask, is_causal)
-        return x if self.norm is None else self.norm(x)
-
-
-__all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
+__all__ = ["MultiheadAttention"]

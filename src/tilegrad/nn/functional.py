@@ -39,6 +39,8 @@ from ..tensor.convolution import (
     unfold,
 )
 from ..tensor.creation import one_hot
+from ..tensor.ctc import ctc_loss
+from ..tensor.grid import affine_grid, grid_sample
 from ..tensor.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -66,6 +68,7 @@ from ..tensor.matmul import bilinear, linear
 from ..tensor.norm import (
     batch_norm,
     embedding,
+    embedding_bag,
     group_norm,
     instance_norm,
     layer_norm,
@@ -91,6 +94,14 @@ from ..tensor.pooling import (
     max_pool2d,
     max_pool3d,
 )
-from ..tensor.random import dropout
+from ..tensor.random import dropout, gumbel_softmax
 from ..tensor.reduce import log_softmax, softmax, softmin
-from ..tensor.resize import channel_shuffle, interpolate, pixel_shuffle, pixel_unshuffle
+from ..tensor.resize import (
+    channel_shuffle,
+    interpolate,
+    pixel_shuffle,
+    pixel_unshuffle,
+    upsample,
+    upsample_bilinear,
+    upsample_nearest,
+)

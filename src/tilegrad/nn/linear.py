@@ -12,7 +12,7 @@ from ..core.errors import ShapeError, UserError
 from ..graph import build
 from ..tensor.creation import empty
 from ..tensor.matmul import bilinear, linear
-from ..tensor.norm import embedding
+from ..tensor.norm import embedding, embedding_bag
 from ..tensor.random import dropout
 from ..tensor.tensor import Tensor, lift, no_grad
 from . import init
@@ -130,6 +130,28 @@ class Embedding(Module):
         """Sizes."""
         rest = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{rest}"
+
+
+class EmbeddingBag(Module):
+    """The sum, mean or max of rows of a table in each bag of indices."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, mode: str = "mean",
+                 include_last_offset: bool = False, padding_idx: int | None = None,
+                 dtype: Any = None) -> None:  # fmt: skip
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
+        self.include_last_offset, self.padding_idx = include_last_offset, padding_idx
+        self.weight = new_parameter(num_embeddings, embedding_dim, dtype=dtype)
+        init.normal_(self.weight)
+
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+        """Rows of indices, or a line of them with offsets -> (bags, embedding_dim)."""
+        return embedding_bag(input, self.weight, offsets, self.mode, per_sample_weights,
+                             self.include_last_offset, self.padding_idx)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
 class Dropout(Module):

@@ -6,7 +6,7 @@ PyTorch's.
 
 from __future__ import annotations
 
-from ..tensor import loss
+from ..tensor import ctc, loss
 from .setting import Setting
 
 
@@ -24,6 +24,13 @@ class NLLLoss(Setting):
     function = staticmethod(loss.nll_loss)
     defaults = {"weight": None, "ignore_index": -100, "reduction": "mean"}
     tensors_given = ("weight",)
+
+
+class CTCLoss(Setting):
+    """The loss of all alignments of a target with a sequence."""
+
+    function = staticmethod(ctc.ctc_loss)
+    defaults = {"blank": 0, "reduction": "mean", "zero_infinity": False}
 
 
 class MSELoss(Setting):
@@ -156,8 +163,10 @@ class PairwiseDistance(Setting):
     defaults = {"p": 2.0, "eps": 1e-6, "keepdim": False}
 
 
-__all__ = ["BCELoss", "BCEWithLogitsLoss", "CosineEmbeddingLoss", "CosineSimilarity",
-           "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss",
-           "L1Loss", "MSELoss", "MarginRankingLoss", "MultiLabelSoftMarginLoss",
-           "MultiMarginLoss", "NLLLoss", "PairwiseDistance", "PoissonNLLLoss", "SmoothL1Loss",
-           "SoftMarginLoss", "TripletMarginLoss"]  # fmt: skip
+__all__ = [
+    "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CosineSimilarity",
+    "CrossEntropyLoss", "GaussianNLLLoss", "HingeEmbeddingLoss", "HuberLoss", "KLDivLoss",
+    "L1Loss", "MSELoss", "MarginRankingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss",
+    "NLLLoss", "PairwiseDistance", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss",
+    "TripletMarginLoss",
+]  # fmt: skip

@@ -377,6 +377,28 @@ class Module:
         return f"{type(self).__name__}(\n  {body}\n)"
 
 
+def functional_call(module: Module, parameters: Mapping[str, Any], args: Any = (),
+                    kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+    """Call a Module with Tensors in the place of its parameters and buffers of those names; it is
+    as before afterwards."""
+    given = args if isinstance(args, tuple) else (args,)
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, value in parameters.items():
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            table = next((t for t in (owner._parameters, owner._buffers) if last in t), None)
+            if table is None:
+                raise UserError("no such parameter", op="functional_call", got=repr(name),
+                                expected=f"a name of {type(module).__name__}")  # fmt: skip
+            places.append((table, last, table[last]))
+            table[last] = lift(value)
+        return module(*given, **(kwargs or {}))
+    finally:
+        for table, last, value in reversed(places):
+            table[last] = value
+
+
 def _is_device(target: str) -> bool:
     return target.split(":")[0] in ("cpu", "cuda", "mps", "npu")
 

@@ -136,6 +136,20 @@ class Upsample(Setting):
     }  # fmt: skip
 
 
+class UpsamplingNearest2d(Setting):
+    """Images resized by the nearest element."""
+
+    function = staticmethod(resize.upsample_nearest)
+    defaults = {"size": None, "scale_factor": None}
+
+
+class UpsamplingBilinear2d(Setting):
+    """Images resized bilinearly, corner to corner."""
+
+    function = staticmethod(resize.upsample_bilinear)
+    defaults = {"size": None, "scale_factor": None}
+
+
 class PixelShuffle(Setting):
     """Channels moved into space."""
 
@@ -169,4 +183,4 @@ class Fold(Setting):
 __all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
            "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
            "Fold", "LPPool1d", "LPPool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
-           "PixelUnshuffle", "Unfold", "Upsample"]  # fmt: skip
+           "PixelUnshuffle", "Unfold", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"]  # fmt: skip

@@ -164,4 +164,62 @@ class GRU(_Recurrent):
         return ((1.0 - keep) * new + keep * state[0],)
 
 
-__all__ = ["GRU", "LSTM", "RNN"]
+class _Cell(Module):
+    """One step of a recurrent layer, with weights of its own."""
+
+    layer: type[_Recurrent]
+    weight_ih: Tensor
+    weight_hh: Tensor
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True,
+                 dtype: Any = None, **options: Any) -> None:  # fmt: skip
+        super().__init__()
+        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
+        inner = self.layer(input_size, hidden_size, bias=bias, dtype=dtype, **options)
+        object.__setattr__(self, "_step", inner.cell)  # the arithmetic alone: no part of the state
+        for name, _ in inner._shapes(input_size):
+            self.register_parameter(name, getattr(inner, f"{name}_l0"))
+        if not bias:
+            self.register_parameter("bias_ih", None)
+            self.register_parameter("bias_hh", None)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """The next state, (batch, hidden) or (hidden,); an LSTM's is (h, c)."""
+        x = lift(input)
+        if x.ndim not in (1, 2) or x.shape[-1] != self.input_size:
+            raise ShapeError("the input does not fit", op=type(self).__name__,
+                             expected=f"(batch, {self.input_size}) or ({self.input_size},)",
+                             got=build.show(x.shape))  # fmt: skip
+        states = self.layer.states
+        if hx is None:
+            state = (zeros(*x.shape[:-1], self.hidden_size, dtype=x.dtype),) * states
+        else:
+            state = tuple(lift(h) for h in (hx if states > 1 else (hx,)))
+        given = linear(x, self.weight_ih, self.bias_ih)
+        after: State = self._step(given, linear(state[0], self.weight_hh, self.bias_hh), state)
+        return after if states > 1 else after[0]
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+
+class RNNCell(_Cell):
+    """One step of RNN."""
+
+    layer = RNN
+
+
+class LSTMCell(_Cell):
+    """One step of LSTM."""
+
+    layer = LSTM
+
+
+class GRUCell(_Cell):
+    """One step of GRU."""
+
+    layer = GRU
+
+
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]

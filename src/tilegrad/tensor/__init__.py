@@ -14,6 +14,7 @@ from . import (
     convert,
     creation,
     cumulative,
+    distance,
     einsum,
     elementwise,
     index,
@@ -22,10 +23,12 @@ from . import (
     matmul,
     movement,
     padding,
+    pieces,
     random,
     reduce,
     select,
     sort,
+    special,
 )  # fmt: skip
 from .tensor import Tensor, grad_mode, is_symbolic, no_grad, realize
 
@@ -38,7 +41,8 @@ class _Callable(ModuleType):
 sys.modules[__name__].__class__ = _Callable
 
 __all__ = [
-    "Tensor", "activation", "compare", "convert", "creation", "cumulative", "einsum",
+    "Tensor", "activation", "compare", "convert", "creation", "cumulative", "distance",
+    "einsum",
     "elementwise", "grad_mode", "index", "interop", "is_symbolic", "maths", "matmul", "movement",
-    "no_grad", "padding", "random", "realize", "reduce", "select", "sort",
+    "no_grad", "padding", "pieces", "random", "realize", "reduce", "select", "sort", "special",
 ]  # fmt: skip

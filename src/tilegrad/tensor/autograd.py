@@ -17,10 +17,64 @@ from ..graph import build, ops
 from ..graph.grad import gradients
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace
-from .tensor import Tensor, leaves, made_together, method, mode, node_of, wrap
+from .tensor import Leaves, Tensor, leaves, made_together, method, mode, node_of, wrap
 
 # How to compute what a jitted function already computed, by the Node of its result.
 histories: weakref.WeakKeyDictionary[Node, Callable[[], Node]] = weakref.WeakKeyDictionary()
+
+
+retained = Leaves()  # Tensors that are no leaves and keep their gradients all the same
+hooks: weakref.WeakKeyDictionary[Node, dict[int, Callable[[Tensor], Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Handle:
+    """What takes a hook away again."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self._node, self._number = weakref.ref(node), number
+
+    def remove(self) -> None:
+        """Take the hook away."""
+        node = self._node()
+        if node is not None:
+            hooks.get(node, {}).pop(self._number, None)
+
+
+@method("register_hook")
+def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
+    """Call a function with the gradient of this Tensor whenever `backward` finds it; what it gives
+    (unless None) is taken in its place."""
+    if not self._requires_grad:
+        raise StateError("has no gradient", op="register_hook",
+                         expected="a Tensor that requires a gradient", got=str(self.node.type))
+    table = hooks.setdefault(self.node, {})
+    number = max(table, default=-1) + 1
+    table[number] = hook
+    return Handle(self.node, number)
+
+
+@method("retain_grad")
+def retain_grad(self: Tensor) -> None:
+    """Have `backward` keep the gradient of this Tensor, though it is no leaf."""
+    if not self._requires_grad:
+        raise StateError("has no gradient", op="retain_grad",
+                         expected="a Tensor that requires a gradient", got=str(self.node.type))
+    if not self.is_leaf:
+        retained[self.node] = self
+
+
+def hooked(node: Node, gradient: Node) -> Node:
+    """A gradient after the hooks of its Tensor."""
+    for hook in list(hooks.get(node, {}).values()):
+        found = hook(wrap(gradient))
+        if found is not None:
+            gradient = build.cast(node_of(found), gradient.dtype)
+            if gradient.shape != node.shape:
+                raise ShapeError("a hook gave another shape", op="register_hook",
+                                 expected=build.show(node.shape), got=build.show(gradient.shape))
+    return gradient
 
 
 def with_history(nodes: Sequence[Node]) -> list[Node]:
@@ -47,7 +101,7 @@ def _stops(node: Node) -> bool:
 
 def leaves_below(nodes: Sequence[Node]) -> list[Node]:
     """The Nodes of Tensors that collect gradients and that the Nodes depend on."""
-    return [n for n in topological(nodes, _stops) if n in leaves]
+    return [n for n in topological(nodes, _stops) if n in leaves or n in retained]
 
 
 def cotangent(output: Tensor, gradient: Any, op: str) -> Node:
@@ -148,15 +202,15 @@ def backward(
     (root,) = with_history([self.node])
     if inputs is None:
         wanted = leaves_below([root])
-        targets = [leaves.get(n) for n in wanted]
+        targets = [(leaves if n in leaves else retained).get(n) for n in wanted]
     else:
         targets = list(inputs)
         wanted = [t.node for t in inputs]
     if not wanted:
         raise _no_leaf(self, "backward")
-    if all(n.op is ops.input_ for n in wanted):  # no rewriting loses them
+    if all(n.op is ops.input_ for n in (*wanted, *hooks)):  # no rewriting loses them
         (root,) = recognized([root])
-    found = gradients([root], [start], wanted)
+    found = gradients([root], [start], wanted, changed=hooked if hooks else None)
     made = [_accumulate(tensor, node, create_graph) for tensor, node in zip(targets, found)
             if tensor is not None and node is not None]  # fmt: skip
     made_together(made)

@@ -18,6 +18,7 @@ from .tensor import (
     Tensor,
     compute,
     from_buffer,
+    grad_mode,
     lift,
     method,
     mode,
@@ -165,7 +166,7 @@ def _later(name: str) -> Any:
     return run
 
 
-for _name in ("backward", "requires_grad_", "zero_grad"):
+for _name in ("backward", "register_hook", "requires_grad_", "retain_grad", "zero_grad"):
     setattr(Tensor, _name, _later(_name))
 
 
@@ -233,6 +234,72 @@ def result_type(a: Any, b: Any) -> DType:
 def promote_types(a: Any, b: Any) -> DType:
     """The dtype two dtypes promote to."""
     return promote(dtype_of(a), dtype_of(b))
+
+
+class FloatInfo:
+    """What a float dtype can hold: `tilegrad.finfo`."""
+
+    def __init__(self, dtype: Any = dtypes.float32) -> None:
+        self.dtype = dtype_of(dtype)
+        if not self.dtype.is_float:
+            raise DTypeError("not a float dtype", op="finfo", expected="a float dtype",
+                             got=self.dtype, hint="iinfo is for integers")  # fmt: skip
+        from ml_dtypes import finfo
+
+        found = finfo(self.dtype.numpy)
+        self.bits = self.dtype.bits
+        self.eps, self.max, self.min = float(found.eps), float(found.max), float(found.min)
+        self.tiny = self.smallest_normal = float(found.smallest_normal)
+        self.resolution = float(found.resolution)
+
+    def __repr__(self) -> str:
+        return f"finfo({self.dtype}: eps={self.eps:g}, max={self.max:g}, tiny={self.tiny:g})"
+
+
+class IntegerInfo:
+    """What an integer dtype can hold: `tilegrad.iinfo`."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype_of(dtype)
+        if self.dtype.is_float or self.dtype.kind == "bool":
+            raise DTypeError("not an integer dtype", op="iinfo", expected="an integer dtype",
+                             got=self.dtype, hint="finfo is for floats")  # fmt: skip
+        self.bits = self.dtype.bits
+        self.min, self.max = int(self.dtype.lowest), int(self.dtype.highest)
+
+    def __repr__(self) -> str:
+        return f"iinfo({self.dtype}: min={self.min}, max={self.max})"
+
+
+finfo, iinfo = FloatInfo, IntegerInfo
+
+
+def get_default_dtype() -> DType:
+    """The dtype of Tensors made of Python floats: float32, always."""
+    return dtypes.float32
+
+
+def set_default_dtype(dtype: Any) -> None:
+    """Takes float32 alone: other dtypes are said where Tensors are made."""
+    if dtype_of(dtype) is not dtypes.float32:
+        raise UserError("the default dtype is always float32", op="set_default_dtype",
+                        expected="float32", got=dtype,
+                        hint="give dtype= where a Tensor is made, or module.to(dtype)")  # fmt: skip
+
+
+def enable_grad() -> Any:
+    """Derivatives are recorded inside `with enable_grad():`, within `no_grad` too."""
+    return grad_mode(True)
+
+
+def inference_mode(mode: bool = True) -> Any:
+    """`no_grad`: what is computed without history costs nothing more here."""
+    return grad_mode(not mode)
+
+
+def device(name: Any, index: int | None = None) -> str:
+    """The full name of a device: "cpu", "cuda:0"; nothing is opened."""
+    return device_name(name if index is None else f"{name}:{index}", "device")
 
 
 def is_grad_enabled() -> bool:

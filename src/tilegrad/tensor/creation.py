@@ -196,6 +196,33 @@ def copy_(self: Tensor, source: Any) -> Tensor:
     return self.rebind(build.broadcast_to(node, self.shape, "copy_"), source, op="copy_")
 
 
+@method()
+def fill(x: Any, value: Any) -> Tensor:
+    """One value in x's shape and dtype."""
+    tensor = lift(x)
+    return wrap(build.broadcast_to(build.cast(node_of(value, tensor.dtype), tensor.dtype),
+                                   tensor.shape, "fill"), value)  # fmt: skip
+
+
+def scalar_tensor(value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A Tensor without axes; float32 unless told."""
+    found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    return full((), value, dtype=found, device=device)
+
+
+def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0,
+               requires_grad: bool = False) -> Tensor:  # fmt: skip
+    """A line of numbers of bytes in memory, without a copy."""
+    found = dtype_of(dtype)
+    try:
+        array = np.frombuffer(buffer, found.numpy, count, offset)
+    except ValueError as error:
+        raise ShapeError(f"the buffer does not fit: {error}", op="frombuffer",
+                         expected=f"whole elements of {found}",
+                         got=f"count {count} from byte {offset}") from None  # fmt: skip
+    return _made(from_array(array, adapts=False), requires_grad, None, "frombuffer")
+
+
 # ---- ranges ---------------------------------------------------------------------------------
 
 

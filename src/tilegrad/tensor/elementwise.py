@@ -320,10 +320,27 @@ def copysign(a: Any, b: Any) -> Tensor:
     return where(signbit(direction), -size, size)
 
 
+@method()
+def clamp_min(x: Any, min: Any) -> Tensor:
+    """x, and `min` where it is below."""
+    return clamp(x, min=min)
+
+
+@method()
+def clamp_max(x: Any, max: Any) -> Tensor:
+    """x, and `max` where it is above."""
+    return clamp(x, max=max)
+
+
+def rsub(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
+    """b - alpha * a."""
+    return sub(b, a, alpha=alpha)
+
+
 # ---- Python's operators ---------------------------------------------------------------------
 
 in_place("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "clamp", "lerp",
-         "addcmul", "addcdiv", "maximum", "minimum")  # fmt: skip
+         "addcmul", "addcdiv", "maximum", "minimum", "clamp_min", "clamp_max")  # fmt: skip
 
 
 def _reflected(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

@@ -176,6 +176,24 @@ def addmv(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tenso
     return _add_product("addmv", (2, 1), x, a, b, beta, alpha)
 
 
+@method()
+def addr(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * outer(a, b)."""
+    base, left, right = matched("addr", x, a, b)
+    _ranked("addr", (1, 1), left, right)
+    return addmm(base, left.unsqueeze(1), right.unsqueeze(0), beta=beta, alpha=alpha)
+
+
+@method()
+def addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (the sum of the products of two batches)."""
+    base, left, right = matched("addbmm", x, a, b)
+    _ranked("addbmm", (3, 3), left, right)
+    wide = left.transpose(0, 1).reshape(left.shape[1], -1)
+    tall = right.reshape(-1, right.shape[2])
+    return addmm(base, wide, tall, beta=beta, alpha=alpha)
+
+
 def _add_product(op: str, ranks: tuple[int, int], x: Any, a: Any, b: Any, beta: float,
                  alpha: float) -> Tensor:  # fmt: skip
     base, left, right = matched(op, x, a, b)

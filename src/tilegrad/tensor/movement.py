@@ -207,9 +207,10 @@ moveaxis = movedim
 
 
 @method()
-def flip(x: Any, *dims: Any) -> Tensor:
-    """Axes reversed."""
-    return call(build.flip, lift(x), axes=axes_given("flip", dims))
+def flip(x: Any, *axes: Any, dims: Any = None) -> Tensor:
+    """Axes reversed, given one by one or as one sequence (also as `dims=`)."""
+    given = axes if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    return call(build.flip, lift(x), axes=axes_given("flip", given))
 
 
 @method()
@@ -451,6 +452,8 @@ def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor
     """Cut at indices, or into so many nearly equal pieces."""
     tensor = lift(x)
     size: Any = tensor.shape[build.axis_of(tensor.node, dim, "tensor_split")]
+    if isinstance(indices_or_sections, Tensor):
+        indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):
         part, larger = divmod(size, indices_or_sections)
         sizes = [part + (i < larger) for i in range(indices_or_sections)]

@@ -230,5 +230,48 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     return pick(padded, rows.detach(), rows)
 
 
-__all__ = ["batch_norm", "embedding", "group_norm", "instance_norm", "layer_norm",
+def embedding_bag(input: Any, weight: Any, offsets: Any = None, mode: str = "mean",
+                  per_sample_weights: Any = None, include_last_offset: bool = False,
+                  padding_idx: int | None = None) -> Tensor:  # fmt: skip
+    """The sum, mean or max of rows of the weight in each bag: a row of indices, or, of a line of
+    indices, those from one offset to the next; `padding_idx` counts for nothing."""
+    index, table = lift(input), lift(weight)
+    if mode not in ("sum", "mean", "max") or (per_sample_weights is not None and mode != "sum"):
+        raise UserError("bad mode", op="embedding_bag", got=mode,
+                        expected="sum, mean or max; weights of samples with sum")  # fmt: skip
+    if index.ndim == 2 and offsets is None:
+        count: Any = index.shape[0]
+        bag = wrap(build.iota_along(index.shape, 0)).reshape(-1)
+    elif index.ndim == 1 and offsets is not None:
+        starts = lift(offsets)
+        starts = starts[:-1] if include_last_offset else starts
+        count = starts.shape[0]
+        places = wrap(build.iota(index.shape[0]))
+        bag = (starts.unsqueeze(0) <= places.unsqueeze(1)).sum(1) - 1
+    else:
+        raise ShapeError("no bags", op="embedding_bag", got=build.show(index.shape),
+                         expected="rows of indices, or a line with offsets")  # fmt: skip
+    rows = embedding(index.reshape(-1), table, padding_idx)
+    kept = None if padding_idx is None else (index.reshape(-1) != padding_idx % table.shape[0])
+    return _bagged(rows, bag, count, mode, per_sample_weights, kept)
+
+
+def _bagged(rows: Tensor, bag: Tensor, count: Any, mode: str, weights: Any,
+            kept: Tensor | None) -> Tensor:  # fmt: skip
+    """Rows joined by the number of their bag."""
+    if weights is not None:
+        rows = rows * lift(weights).reshape(-1, 1)
+    if kept is not None:  # what does not count goes to a bag of its own
+        bag = pick(kept, bag, count)
+    start = wrap(build.full((count + 1, rows.shape[1]), 0.0, rows.dtype))
+    ones = wrap(build.full((count + 1,), 0.0, rows.dtype))
+    number = ones.index_add(0, bag, ones.new_ones(rows.shape[0]))[:count].unsqueeze(1)
+    if mode == "max":
+        joined = start.index_reduce(0, bag, rows, "amax", include_self=False)[:count]
+        return pick(number > 0, joined, 0.0)
+    joined = start.index_add(0, bag, rows)[:count]
+    return joined if mode == "sum" else joined / number.clamp(min=1.0)
+
+
+__all__ = ["batch_norm", "embedding", "embedding_bag", "group_norm", "instance_norm", "layer_norm",
            "local_response_norm", "normalize", "rms_norm"]  # fmt: skip

@@ -25,7 +25,7 @@ from ..ir.node import Node
 from ..ir.requirement import require
 from .convert import place
 from .placement import device_name, elsewhere
-from .tensor import Tensor, from_array, method, mode, node_of, wrap
+from .tensor import Tensor, from_array, lift, method, mode, node_of, wrap
 
 WORD = 1 << 32
 GOLDEN = 0x9E3779B9
@@ -411,7 +411,23 @@ def _fill(tensor: Tensor, value: Tensor, op: str) -> Tensor:
     return tensor.rebind(value.node, op=op)
 
 
+def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, eps: float = 1e-10,
+                   dim: int = -1) -> Tensor:  # fmt: skip
+    """A draw of a class as a softmax of noisy logits; `hard`: one-hot, with its derivative."""
+    from .reduce import argmax, softmax
+
+    x = lift(logits)
+    noise = exponential(1.0, x.shape, x.dtype).log()
+    soft = softmax((x - noise) / tau, dim)
+    if not hard:
+        return soft
+    axis = build.axis_of(x.node, dim, "gumbel_softmax")
+    place = wrap(build.iota_along(x.shape, axis))
+    picked = (place == argmax(soft, axis, keepdim=True)).to(x.dtype)
+    return picked - soft.detach() + soft
+
+
 __all__ = ["Generator", "bernoulli", "bits", "default_generator", "dropout",
-           "exponential", "get_rng_state", "manual_seed", "multinomial", "next_key_and_offset",
-           "normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
-           "randperm", "set_rng_state", "step_salt", "truncated_normal", "uniform"]  # fmt: skip
+           "exponential", "get_rng_state", "gumbel_softmax", "manual_seed", "multinomial",
+           "next_key_and_offset", "normal", "rand", "rand_like", "randint", "randint_like",
+           "randn", "randn_like", "randperm", "set_rng_state", "step_salt", "truncated_normal", "uniform"]  # fmt: skip

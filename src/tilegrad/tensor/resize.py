@@ -45,6 +45,22 @@ def interpolate(
     return cast(result, x.dtype)
 
 
+def upsample(input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+             align_corners: bool | None = None) -> Tensor:  # fmt: skip
+    """`interpolate` by its older name."""
+    return interpolate(input, size, scale_factor, mode, align_corners)
+
+
+def upsample_nearest(input: Any, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """`interpolate` by the nearest element."""
+    return interpolate(input, size, scale_factor)
+
+
+def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """`interpolate` bilinearly, corner to corner."""
+    return interpolate(input, size, scale_factor, "bilinear", align_corners=True)
+
+
 def _check(x: Tensor, rank: int, mode: str, align_corners: bool | None, antialias: bool) -> None:
     if mode not in RANKS or rank not in RANKS[mode]:
         raise UserError("the mode does not fit", op="interpolate",

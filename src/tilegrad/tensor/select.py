@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core import dtype as dtypes
-from ..core.errors import ShapeError, UserError
+from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..ir.node import Node
 from ..ir.requirement import require
@@ -201,6 +201,40 @@ def index_fill(x: Any, dim: int, index: Any, value: Any) -> Tensor:
 
 
 @method()
+def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *,
+                 include_self: bool = True) -> Tensor:  # fmt: skip
+    """x with slices joined in at indices of an axis: 'prod', 'mean', 'amax' or 'amin'."""
+    tensor, value = lift(x), lift(source)
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise UserError("unknown reduction", op="index_reduce",
+                        expected="prod, mean, amax or amin", got=repr(reduce))  # fmt: skip
+    axis, places = _line(tensor, dim, index, "index_reduce")
+    shape = [1] * value.ndim
+    shape[axis] = places.shape[0]
+    wide = wrap(build.reshape(places, tuple(shape))).expand(*value.shape)
+    return scatter_reduce(tensor, axis, wide, value, reduce, include_self=include_self)
+
+
+@method()
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+    """x with values written (or added) where x[indices] would read."""
+    tensor = lift(x)
+    value = lift(values, tensor.dtype)
+    if tensor.dtype is not value.dtype:
+        raise DTypeError("the dtypes differ", op="index_put", expected=tensor.dtype,
+                         got=value.dtype)  # fmt: skip
+    key = tuple(slice(None) if i is None else i for i in indices)
+    if not accumulate:
+        result = wrap(node_of(tensor), tensor)
+        result[key] = value
+        return result
+    numbers = wrap(build.reshape(build.iota(tensor.numel()), tensor.shape))
+    places = numbers[key]
+    flat = value.expand(*places.shape).reshape(-1)
+    return index_add(tensor.reshape(-1), 0, places.reshape(-1), flat).reshape(tensor.shape)
+
+
+@method()
 def take(x: Any, index: Any) -> Tensor:
     """Elements of the flattened Tensor, in the index' shape."""
     return lift(x).reshape(-1)[lift(index)]
@@ -274,4 +308,5 @@ def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
 
 argwhere = method("argwhere")(nonzero)
 in_place("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
-         "masked_fill", "masked_scatter", "put", "tril", "triu")  # fmt: skip
+         "index_put", "index_reduce", "masked_fill", "masked_scatter", "put", "tril",
+         "triu")  # fmt: skip

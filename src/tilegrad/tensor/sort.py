@@ -14,8 +14,9 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
+from .index import mask_places
 from .maths import cast, pick
-from .movement import narrow
+from .movement import cat, narrow
 from .operands import promoted_like
 from .reduce import Extremes
 from .tensor import Tensor, from_array, lift, method, node_of, wrap
@@ -60,9 +61,12 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 
 
 def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
-                 right: bool = False, side: str | None = None) -> Tensor:  # fmt: skip
-    """Where values belong in sorted rows: before equals, or after them ('right')."""
+                 right: bool = False, side: str | None = None,
+                 sorter: Any = None) -> Tensor:  # fmt: skip
+    """Where values belong in sorted rows: before equals, or after them ('right'); rows that are
+    not sorted have a `sorter`."""
     row = lift(sorted_sequence)
+    row = row if sorter is None else _in_order(row, sorter)
     wanted = promoted_like(values, row)
     after = right or side == "right"
     if row.ndim != 1 and row.shape[:-1] != wanted.shape[:-1]:
@@ -84,6 +88,16 @@ def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
         first = pick(open_ & ~here, middle + 1, first)
         past = pick(open_ & here, middle, past)
     return cast(first, dtypes.int32) if out_int32 else first
+
+
+def _in_order(row: Tensor, sorter: Any) -> Tensor:
+    """Rows put in the order that a sorter (as of argsort) says."""
+    order = lift(sorter)
+    if order.shape != row.shape or order.dtype is not dtypes.int64:
+        raise ShapeError("the sorter does not fit", op="searchsorted",
+                         expected=f"int64 of shape {build.show(row.shape)}",
+                         got=f"{order.dtype} of shape {build.show(order.shape)}")  # fmt: skip
+    return row.gather(-1, order)
 
 
 def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Tensor:
@@ -146,6 +160,52 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
         results.append(found[2].astype(np.int64))
     tensors = tuple(wrap(from_array(np.ascontiguousarray(r))) for r in results)
     return tensors if len(tensors) > 1 else tensors[0]
+
+
+@method()
+def unique_consecutive(x: Any, return_inverse: bool = False, return_counts: bool = False,
+                       dim: int | None = None) -> Any:  # fmt: skip
+    """Runs of equal values (or equal slices of an axis), each once; reads x."""
+    tensor = lift(x)
+    shape = tensor.shape
+    axis = 0 if dim is None else build.axis_of(tensor.node, dim, "unique_consecutive")
+    rows = tensor.reshape(-1) if dim is None else tensor.movedim(axis, 0)
+    count: Any = rows.shape[0]
+    if not count:
+        starts = wrap(build.full((0,), True, dtypes.bool_))
+    else:
+        changed = (rows[1:] != rows[:-1]).reshape(count - 1, -1).any(-1)
+        starts = cat([wrap(build.full((1,), True, dtypes.bool_)), changed])
+    (places,) = mask_places(starts, "unique_consecutive")
+    results = [rows[wrap(places)].movedim(0, axis)]
+    if return_inverse:
+        inverse = starts.cumsum(0) - 1
+        results.append(inverse.reshape(shape) if dim is None else inverse)
+    if return_counts:
+        ends = cat([wrap(places), wrap(build.full((1,), count, dtypes.int64))])
+        results.append(ends[1:] - ends[:-1])
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+@method()
+def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    """How many elements fall into each of so many bins from min to max (0 and 0: all there are);
+    others are left out."""
+    tensor = lift(x).reshape(-1)
+    if bins < 1 or min > max:
+        raise UserError("bad bins", op="histc", expected="bins >= 1, min <= max",
+                        got=f"bins={bins}, min={min}, max={max}")  # fmt: skip
+    low, high = wrap(build.constant(min, tensor.dtype)), wrap(build.constant(max, tensor.dtype))
+    if min == max and tensor.numel():
+        low, high = tensor.amin(), tensor.amax()
+    same = low == high
+    low, high = pick(same, low - 1, low), pick(same, high + 1, high)
+    place = cast((tensor - low) * bins / (high - low), dtypes.int64).clamp(0, bins - 1)
+    inside = (tensor >= low) & (tensor <= high)
+    start = build.full((bins + 1,), 0, tensor.dtype)
+    place = pick(inside, place, bins)
+    ones = build.full(tensor.shape, 1, tensor.dtype)
+    return wrap(build.update(start, ones, [place.node], [0], "add"))[:bins]
 
 
 @method()

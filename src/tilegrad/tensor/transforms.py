@@ -296,9 +296,13 @@ def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tup
 
 
 def vmap(
-    function: Function, in_axes: Any = 0, out_axes: Any = 0, size: int | None = None
-) -> Function:
-    """fn over a new axis of its arguments: `in_axes` (None: shared) and `out_axes` may nest."""
+    function: Function, in_axes: Any = 0, out_axes: Any = 0, size: int | None = None, *,
+    in_dims: Any = 0, out_dims: Any = 0,
+) -> Function:  # fmt: skip
+    """fn over a new axis of its arguments: `in_axes` (None: shared) and `out_axes` may nest;
+    `in_dims` and `out_dims` are PyTorch's names of them."""
+    in_axes = in_dims if in_axes == 0 else in_axes
+    out_axes = out_dims if out_axes == 0 else out_axes
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
