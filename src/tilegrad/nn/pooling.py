@@ -183,4 +183,5 @@ class Fold(Setting):
 __all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
            "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
            "Fold", "LPPool1d", "LPPool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
-           "PixelUnshuffle", "Unfold", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"]  # fmt: skip
+           "PixelUnshuffle", "Unfold", "Upsample", "UpsamplingBilinear2d",
+           "UpsamplingNearest2d"]  # fmt: skip

@@ -430,4 +430,5 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, eps: float
 __all__ = ["Generator", "bernoulli", "bits", "default_generator", "dropout",
            "exponential", "get_rng_state", "gumbel_softmax", "manual_seed", "multinomial",
            "next_key_and_offset", "normal", "rand", "rand_like", "randint", "randint_like",
-           "randn", "randn_like", "randperm", "set_rng_state", "step_salt", "truncated_normal", "uniform"]  # fmt: skip
+           "randn", "randn_like", "randperm", "set_rng_state", "step_salt", "truncated_normal",
+           "uniform"]  # fmt: skip
