@@ -88,7 +88,28 @@ def rows_by_offsets(x):
     tile.store(tile.result(x.shape, x.dtype), line, tile.load(x, line, mask=mask), mask=mask)
 
 
+def split_number(x):
+    """One axis of programs for several of the array."""
+    batch, rows, columns = x.shape
+    blocks = tile.ceil_divide(columns, 32)
+    p = tile.grid(batch * rows * blocks)
+    i, j, k = p // (rows * blocks), p // blocks % rows, p % blocks
+    out = tile.result(x.shape, x.dtype, fill="none")
+    out[i, j, k * 32 : k * 32 + 32] = x[i, j, k * 32 : k * 32 + 32] * 2
+
+
+def first_writes(x):
+    rows = x.shape[0]
+    i = tile.grid(rows)
+    out, total = tile.result((rows,), x.dtype), tile.result((1,), x.dtype, fill="none")
+    out[i] = tile.sum(tile.load(x, (i, 0), (64,)))
+    if i == rows - 1:
+        total[0] = tile.sum(tile.load(x, (0, 0), (64,)))
+
+
 PROVED = [
+    (split_number, {"x": (ROWS, 6, 100)}), (split_number, {"x": (64, 8, 4096)}),
+    (first_writes, {"x": (ROWS, COLUMNS)}),
     (by_offsets, {"x": (4000, 5000), "block": 64}),
     (by_offsets, {"x": (ROWS, COLUMNS), "block": 8}),
     (by_offsets, {"x": (4096, 64), "block": 64}), (rows_by_offsets, {"x": (100_000, 50)}),

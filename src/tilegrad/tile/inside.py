@@ -20,7 +20,7 @@ import numpy as np
 from ..core.dtype import int64
 from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
-from ..ir.symbol import Expr, Size, atoms, coefficient, combine, high, low, substitute
+from ..ir.symbol import Expr, Size, atoms, combine, high, low, substitute
 from ..ir.types import product
 from . import numeric
 from .bounds import WIDE, Range, hull, leaf_range, of_dtype, range_of
@@ -44,14 +44,39 @@ def extremes(t: Tracer, value: Size) -> tuple[Size, Size, bool]:
             continue
         limit = t.limits.get(atom)
         for side, now in enumerate(found):
-            factor = coefficient(now, atom)
-            if limit is None or not isinstance(factor, int):
+            way = direction(now, atom)
+            if limit is None or way is None:
                 sure = False
                 continue
             sure &= limit.reached
-            upper = (side == 1) == (factor >= 0)
+            upper = (side == 1) == (way >= 0)
             found[side] = substitute(now, {atom: limit.upper if upper else limit.lower})
     return found[0], found[1], sure
+
+
+def direction(value: Size, atom: Expr) -> int | None:
+    """1 if a value never falls as an atom grows, -1 if it never rises, 0 for both, None if it is
+    not known."""
+    if isinstance(value, int) or atom not in atoms(value):
+        return 0
+    if value is atom:
+        return 1
+    if value.kind == "div":
+        return direction(value.args[0], atom) if isinstance(value.args[1], int) else None
+    if value.kind in ("min", "max"):
+        ways = {direction(a, atom) for a in value.args}
+    elif value.kind == "sum":
+        ways = set()
+        for product_, factor in value.terms:
+            inner = [direction(a, atom) for a in product_]
+            if len(product_) == 1 and inner[0] is not None:
+                ways.add(inner[0] * (1 if factor > 0 else -1))
+            elif any(way != 0 for way in inner):
+                return None
+    else:
+        return None
+    ways -= {0}
+    return None if None in ways or len(ways) > 1 else ways.pop() if ways else 0
 
 
 def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:

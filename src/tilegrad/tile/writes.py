@@ -24,6 +24,7 @@ from .build import Body
 from .check import walk
 from .finding import Finding, finding
 from .inside import extremes, value_of
+from .linear import lines_of
 from .trace import Access, Limit, Tracer
 
 FEW = 1 << 15  # boxes that are counted out
@@ -99,9 +100,53 @@ def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bo
         return True
     if any(a.index is None for a in accesses):
         return False
-    rank = len(accesses[0].index or ())
-    return all(any(_apart(t, p, programs, accesses, axis) for axis in range(rank))
-               for p in programs)  # fmt: skip
+    return all(_by_itself(t, p, programs, accesses) for p in programs)
+
+
+def _by_itself(
+    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access]
+) -> bool:
+    """Whether programs that differ in one number touch different elements: along an axis, or
+    because one of them comes here alone, or by the parts that the number is taken apart into."""
+    axes = range(len(accesses[0].index or ()))
+    if any(_apart(t, program, programs, accesses, axis) for axis in axes):
+        return True
+    alone = {_only(t, a, program) for a in accesses}
+    if len(alone) == 1 and None not in alone:
+        return True
+    parts = dict.fromkeys(a for access in accesses for at in access.index or () for a in _parts(at)
+                          if program in atoms(a))  # fmt: skip
+    whole_: Size = 0
+    for part in parts:
+        if any(_apart(t, part, programs, accesses, axis) for axis in axes):
+            whole_ = combine(whole_, multiply(part, _weight(part)), 1)
+    return whole_ is program
+
+
+def _only(t: Tracer, access: Access, program: Expr) -> Size | None:
+    """The one program that comes to an access, by a branch on its number."""
+    for test, side in access.branches:
+        if not side or test.op.name != "equal":
+            continue
+        sides = [lines_of(t, i) for i in test.inputs]
+        for one, other in (sides, sides[::-1]):
+            if one is not None and other is not None and one.base is program:
+                if all(a.kind == "symbol" for a in atoms(other.base)):
+                    return other.base
+    return None
+
+
+def _parts(value: Size) -> list[Expr]:
+    """Quotients and remainders that an index is made of."""
+    if isinstance(value, int):
+        return []
+    return [a for product_, _ in value.terms for a in product_ if a.kind in ("div", "mod")]
+
+
+def _weight(part: Expr) -> Size:
+    """What a quotient or remainder counts for in the number it was taken from."""
+    inner = part.args[0] if part.kind == "mod" else part
+    return inner.args[1] if isinstance(inner, Expr) and inner.kind == "div" else 1
 
 
 def _apart(
@@ -115,7 +160,7 @@ def _apart(
         assert access.index is not None
         at = access.index[axis]
         own = next((a for a in atoms(at) if turns(t, a) is program), program)
-        step = coefficient(at, own)
+        step = coefficient(at, own) if own.kind == "loop" else _factor(at, own)
         if not isinstance(step, int) or step == 0:
             return False
         steps.add(step)
@@ -131,6 +176,12 @@ def _apart(
         return False
     reach = abs(int(steps.pop()))  # type: ignore[arg-type]
     return all(high(combine(b, a, -1)) <= reach for a in first for b in last)
+
+
+def _factor(value: Size, part: Expr) -> int:
+    """The factor of a quotient or remainder in an index."""
+    terms = () if isinstance(value, int) else value.terms
+    return next((f for product_, f in terms if product_ == (part,)), 0)
 
 
 def turns(t: Tracer, atom: Expr) -> Expr | None:
