@@ -44,12 +44,19 @@ def test_panels_run(dtype):
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="NO PTXAS HERE")
-@pytest.mark.parametrize("rows", [64, 512, 1024])
-def test_panels_of_a_gpu_fit_its_registers(rows):
-    tall, first = np.zeros((1, rows, 16), np.float32), np.zeros(1, np.int32)
+@pytest.mark.parametrize("dtype", [tg.float32, tg.float64], ids=str)
+@pytest.mark.parametrize("bytes_of_a_column", [256, 2048])
+def test_panels_of_a_gpu_fit_its_registers(bytes_of_a_column, dtype):
+    rows = bytes_of_a_column // dtype.size
+    tall, first = np.zeros((1, rows, 16), dtype.numpy), np.zeros(1, np.int32)
+    square, right = np.zeros((1, 32, 32), dtype.numpy), np.zeros((1, 32, 64), dtype.numpy)
     texts = {}
-    for kernel in (panels.lu_panel, panels.qr_panel):
-        body = body_of(panels.spread(kernel, rows, 16), tall, first)
+    for kernel, size, arrays in (
+        (panels.lu_panel, (rows, 16), (tall, first)), (panels.qr_panel, (rows, 16), (tall, first)),
+        (panels.cholesky_block, (32, 32), (square,)),
+        (panels.solve_block, (32, 64), (square, right)),
+    ):  # fmt: skip
+        body = body_of(panels.spread(kernel, *size, dtype), *arrays)
         texts[body.block.name] = emit(body, body.block.name, H200)[0]
     for made in assemble_all(texts, H200.cpu).values():
         for report in made.reports.values():

@@ -79,7 +79,8 @@ def _solve(lower: Tensor, y: Tensor, unit: bool) -> Tensor:
     """x of one block, with programs over blocks of columns."""
     columns: int = y.shape[-1]  # type: ignore[assignment]
     block = min(64, max(4, 1 << (columns - 1).bit_length()))
-    return solve_block(lower, y, unit=unit, block=block)  # type: ignore[no-any-return]
+    kernel = spread(solve_block, y.shape[-2], block, y.dtype)  # type: ignore[arg-type]
+    return kernel(lower, y, unit=unit, block=block)  # type: ignore[no-any-return]
 
 
 def solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
@@ -117,14 +118,14 @@ def cholesky(a: Tensor) -> Tensor:
     lower = a.tril()
     full = padded(lower + swapaxes(a.tril(-1), 1, 2), size, size, True)
     if size == w:
-        return spread(cholesky_block, w, w)(full).tril()[:, :n, :n]  # type: ignore[no-any-return]
+        return spread(cholesky_block, w, w, a.dtype)(full).tril()[:, :n, :n]  # type: ignore[no-any-return]
     lines, inside = arange(size), arange(w)
 
     def step(done: Tensor, slices: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
         k, column = slices  # (), (batch, n, w)
         own = k * w + inside
         column = column - done @ swapaxes(at(done, 1, own), 1, 2)
-        block = spread(cholesky_block, w, w)(at(column, 1, own)).tril()
+        block = spread(cholesky_block, w, w, a.dtype)(at(column, 1, own)).tril()
         below = swapaxes(_solve(block, swapaxes(column, 1, 2), False), 1, 2)
         row = (lines // w).unsqueeze(-1)
         found = where(row == k, at(block, 1, lines % w), where(row > k, below, 0.0))
@@ -143,7 +144,7 @@ def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
     full = padded(a, height, width)
     rows, columns, inside = arange(height), arange(width), arange(w)
-    panel = spread(lu_panel, height, w)
+    panel = spread(lu_panel, height, w, a.dtype)
 
     def step(carry: tuple[Tensor, Tensor], k: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         matrix, order = carry
@@ -180,7 +181,7 @@ def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
     w = panel_width(m, least)  # type: ignore[arg-type]
     height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
     columns, inside = arange(width), arange(w)
-    panel = spread(qr_panel, height, w)
+    panel = spread(qr_panel, height, w, a.dtype)
 
     def step(matrix: Tensor, k: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         own = k * w + inside

@@ -14,15 +14,16 @@ from typing import Any
 
 from ... import tile
 from ...core import dtype as dtypes
+from ...core.dtype import DType
 from ..kernel import Kernel, kernel
 
 THREADS = 32  # of a warp
-ELEMENTS = 16  # of a panel that a thread of a GPU holds
+BYTES = 64  # of a panel that a thread of a GPU holds
 
 
-def spread(panel: Kernel, rows: int, columns: int) -> Kernel:
+def spread(panel: Kernel, rows: int, columns: int, dtype: DType) -> Kernel:
     """The kernel with as many warps as a panel of this size needs on a GPU."""
-    return panel.warps(max(1, min(16, rows * columns // (THREADS * ELEMENTS))))
+    return panel.warps(max(1, min(16, rows * columns * dtype.size // (THREADS * BYTES))))
 
 
 @kernel
