@@ -465,8 +465,8 @@ def expm1(operations: Operations, x: Value) -> Value:
     square = operations.multiply(r, r)
     tail = scope.multiply_add(square, scope.polynomial(r, table.exp), error)
     half = scope.power_of_two(bits)  # 2**(n - 1), so that n may be bias + 1
-    result = scope.multiply_add(half, r, operations.add(half, scope.constant(-0.5)))
-    result = scope.multiply_add(half, tail, result)
+    rest = operations.add(half, scope.constant(-0.5))
+    result = scope.multiply_add(half, operations.add(r, tail), rest)
     tiny = operations.less(operations.absolute(x), scope.constant(2.0 ** (-table.digits - 3)))
     return operations.select(tiny, x, operations.add(result, result))
 

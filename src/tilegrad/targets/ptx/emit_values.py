@@ -231,6 +231,11 @@ class Values:
             pairs = self.cast_pairs(node, inputs[0])
             if pairs is not None:
                 return pairs
+        of = node.inputs[-1].dtype
+        if node.op.name in rules.RARE and of.is_float and not near_angle(node):
+            different = list(dict.fromkeys(zip(*inputs)))
+            if len(different) > 1:
+                seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
         for operands in zip(*inputs):
             if operands not in seen:
                 seen[operands] = self.one(node, operands)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
@@ -277,6 +277,73 @@ class Operations:
         return done(self, *inputs, *held)
 
 
+class Rare(NamedTuple):
+    """What a function of `tile.functions` asks of `rarely`, for one element."""
+
+    near: Callable[..., Any]
+    far: Callable[..., Any]
+    done: Callable[..., Value]
+    inputs: tuple[Value, ...]
+
+
+class Asked(Operations):
+    """Gives what a function asks of `rarely` as it is."""
+
+    def rarely(
+        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
+        done: Callable[..., Value], *inputs: Value,
+    ) -> Any:  # fmt: skip
+        return Rare(near, far, done, inputs)
+
+
+def apply_all(w: Writer, name: str, dtype: DType, several: list[tuple[str, ...]]) -> list[str]:
+    """An op of RARE on several elements: its way for far arguments is written once, in a loop over
+    the elements that a thread enters where one of its own is far."""
+    wide = F32 if dtype.bits < 32 else dtype
+    widened = [[x if wide is dtype else widen(w, dtype, x) for x in inputs] for inputs in several]
+    operations = Operations(w)
+    asked: list[Rare] = [
+        getattr(functions, name)(Asked(w), *[Value(x, wide) for x in inputs]) for inputs in widened
+    ]
+    masks, held = [], []
+    for one in asked:
+        mask, *values = one.near(operations, *one.inputs)
+        masks.append(mask)
+        held.append([operations._held(value) for value in values])
+    _mend(operations, name, asked, masks, held)
+    found = [one.done(operations, *one.inputs, *mine) for one, mine in zip(asked, held)]
+    return [r.text if wide is dtype else narrow(w, dtype, r.text) for r in found]
+
+
+def _mend(
+    o: Operations, name: str, asked: list[Rare], masks: list[Value], held: list[list[Value]]
+) -> None:
+    """A loop over the elements that puts what is far into the registers held."""
+    w = o.writer
+    some = masks[0]
+    for mask in masks[1:]:
+        some = o.logical_or(some, mask)
+    head, end = w.label(f"far_{name}"), w.label(f"near_{name}")
+    w.put("bra", end, guard="!" + some.text)
+    number = w.value("b32", "mov.b32", "0")
+    w.place(head)
+    turns = [w.value("pred", "setp.eq.s32", number, str(i)) for i in range(len(asked))]
+    inputs = list(asked[0].inputs)
+    for one, turn in zip(asked[1:], turns[1:]):
+        mask = Value(turn, dtypes.bool_)
+        inputs = [before if mine.text == before.text else o.select(mask, mine, before)
+                  for mine, before in zip(one.inputs, inputs)]  # fmt: skip
+    values = asked[0].far(o, *inputs)
+    for turn, mask, places in zip(turns, masks, held):
+        mine = o.logical_and(Value(turn, dtypes.bool_), mask).text
+        for place, value in zip(places, values):
+            w.put(f"mov.{kind_of(place.dtype)}", place.text, value.text, guard=mine)
+    w.put("add.s32", number, number, "1")
+    more = w.value("pred", "setp.lt.s32", number, str(len(asked)))
+    w.put("bra", head, guard=more)
+    w.place(end)
+
+
 def _function(name: str, near: bool = False) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
@@ -358,9 +425,9 @@ def _tanh(w: Writer, d: DType, x: str) -> str:
     grown = w.value("b32", "add.rn.f32", grown, literal(1.0, F32))
     inverse = w.value("b32", "rcp.approx.ftz.f32", grown)
     far = w.value("b32", "fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
+    result = select(w, F32, test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
     sign = w.value("b32", "and.b32", x, "-2147483648")
-    far = w.value("b32", "or.b32", far, sign)
-    return select(w, F32, test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
+    return w.value("b32", "or.b32", result, sign)  # of -0.0 too
 
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -616,6 +683,7 @@ for _name in ("log", "log2", "log10", "expm1", "log1p", "sin", "cos", "tan", "as
               "atan", "sinh", "cosh", "erf", "erfc", "erf_inverse"):  # fmt: skip
     ROWS[_name] = _function(_name)
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
+RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
 COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
 EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
