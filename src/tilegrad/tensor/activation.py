@@ -123,8 +123,7 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x kept between two values, with no derivative at them."""
     tensor = lift(x)
     low, high = beside(min_val, tensor.dtype), beside(max_val, tensor.dtype)
-    held = pick(tensor <= low, low, pick(tensor >= high, high, tensor.detach()))
-    return pick((tensor > low) & (tensor < high), tensor, held)  # no derivative of nan
+    return pick(tensor <= low, low, pick(tensor >= high, high, tensor))
 
 
 @method()
@@ -158,8 +157,7 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
 def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
     """x where |x| > lambd, else 0."""
     tensor = lift(x)
-    rest = pick(tensor != tensor, tensor.detach(), 0.0)  # no derivative of nan
-    return pick((tensor < -lambd) | (tensor > lambd), tensor, rest)
+    return pick((tensor >= -lambd) & (tensor <= lambd), 0.0, tensor)
 
 
 @method()

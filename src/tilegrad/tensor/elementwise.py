@@ -218,19 +218,14 @@ def _extreme(op: Op, name: str, a: Any, b: Any) -> Tensor:
 @method("clamp", "clip")
 def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
     """x kept between bounds, which may be numbers or Tensors; nan if one of the three is."""
-    tensor = lift(x)
+    result = lift(x)
     if min is None and max is None:
         raise UserError("needs a bound", op="clamp", expected="min, max or both", got="neither")
-    inside, held = None, tensor.detach()
     if min is not None:
-        low = _lower_bound(min, max)
-        inside = tensor >= min
-        held = where(_beyond(held < min, min), low, held)
+        result = where(_beyond(result < min, min), _lower_bound(min, max), result)
     if max is not None:
-        below = tensor <= max
-        inside = below if inside is None else logical_and(inside, below)
-        held = where(_beyond(held > max, max), max, held)
-    return where(inside, tensor, held)  # type: ignore[no-any-return]
+        result = where(_beyond(result > max, max), max, result)
+    return result
 
 
 def _beyond(outside: Tensor, bound: Any) -> Tensor:

@@ -293,6 +293,7 @@ class Asked(Operations):
         self, name: str, near: Callable[..., Any], far: Callable[..., Any],
         done: Callable[..., Value], *inputs: Value,
     ) -> Any:  # fmt: skip
+        """The question itself."""
         return Rare(near, far, done, inputs)
 
 
