@@ -70,12 +70,13 @@ class Machine(interpreted.Machine):
 def run_graph(
     inputs: Sequence[Node], outputs: Sequence[Node], values: Sequence[np.ndarray],
     symbols: Mapping[str, int] | None = None, donate: tuple[int, ...] = (),
+    target: Target = H200,
 ) -> list[np.ndarray]:  # fmt: skip
-    """The outputs of a Graph scheduled for an H200 and run as PTX."""
+    """The outputs of a Graph scheduled for a GPU and run as PTX."""
     plain = interpreted.Machine
     interpreted.Machine = Machine  # type: ignore[misc]
     try:
-        return interpreted.run_interpreted(H200, inputs, outputs, values, symbols, donate)
+        return interpreted.run_interpreted(target, inputs, outputs, values, symbols, donate)
     finally:
         interpreted.Machine = plain  # type: ignore[misc]
 

@@ -1,0 +1,55 @@
+"""A sample of the op suite's Graphs as programs for GPUs, by `bench/gpu_ops.py`; all of them take
+hours. And Graphs that once could not be lowered for one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded import recording, run_case
+
+import tilegrad as tg
+from tilegrad.core.target import A100, H200, Target
+from tilegrad.targets.ptx.assemble import find_ptxas
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu_ops.py"
+FILES = ("tensor/test_matmul.py", "tensor/test_index.py", "tensor/test_norm.py")
+
+
+def numbers(*shape: int) -> tg.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return (tg.arange(count, dtype=tg.float32).reshape(*shape) * 0.37).sin().realize()
+
+
+CASES = {
+    "einsum that sums nothing": lambda: tg.einsum("ij,ij->ji", numbers(5, 7), numbers(5, 7)),
+    "outer product": lambda: tg.einsum("i,j->ij", numbers(5), numbers(70)),
+    "batch of outer products": lambda: tg.einsum("bi,bj->bij", numbers(3, 5), numbers(3, 7)),
+    "by the least": lambda: numbers(4, 1) @ numbers(5, 7).amin().reshape(1),
+    "by a sum": lambda: numbers(4, 1, 1) @ numbers(5, 7).sum().reshape(1, 1),
+    "by a number of each": lambda: numbers(3, 4, 1) @ numbers(3, 5).amax(1).reshape(3, 1, 1),
+}
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
+@pytest.mark.parametrize("target", [A100, H200], ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", CASES)
+def test_small_products(name: str, target: Target) -> None:
+    with recording() as recorder:
+        CASES[name]().realize()
+    found = list(recorder.cases.values())
+    assert found and all(run_case(case, target).simulated for case in found)
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
+def test_a_sample_of_the_op_suite() -> None:
+    command = [sys.executable, str(SCRIPT), "--sample", "40", "--seed", "3", "--files", *FILES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    runs = re.search(r"(\d+) runs of 40 graphs, (\d+) simulated", done.stdout)
+    assert runs is not None and int(runs[1]) == 80 and int(runs[2]) > 60
