@@ -19,15 +19,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
 from ..ir.node import Node, topological
-from ..ir.symbol import (
-    Size,
-    coefficient,
-    combine,
-    floor_divide,
-    high,
-    loop_index,
-    multiply,
-)  # fmt: skip
+from ..ir.symbol import Size, coefficient, combine, floor_divide, high, loop_index, multiply
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -42,15 +34,16 @@ from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
 from .evaluate import ravel_strides, stored_reads, wide
-from .fuse import Fuser, Group, cost, leaves_of
+from .fuse import Fuser, Group, leaves_of
 from .handed import is_part, is_whole
+from .instructions import instructions
 from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed, power_of_two
 
 ALIGNMENT = 16  # bytes
 FEW = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
-COSTLY = 14  # operations of an epilogue that may not have all of a tile in registers at once
+COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
 
 class PlacedViews(Viewed, PlacedBuilder):
@@ -265,7 +258,7 @@ class WideDot:
         if isinstance(plan, ThreadPlan):
             return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
-        costly = any(cost(v, known) > COSTLY for v in self.stored)
+        costly = instructions(self.stored, known, self.group.rounded) > COSTLY
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
         beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
         self.kernel = WideMatmul(x, plan, *given, costly=costly, beside=beside,

@@ -11,46 +11,21 @@ Invariant: groups form no cycle, before and after; a product of few sums a threa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..core.target import Target
-from ..graph import ops
-from ..ir.node import Node, Op, topological
+from ..ir.node import Node, topological
 from ..ir.types import product
 from ..kernels.matmul.threads import ThreadPlan
 from ..kernels.matmul.wide import WidePlan
-from .access import MOVEMENT
 from .dot_gpu import tiled_copies
 from .dot_wide import WideDot
 from .fuse import Fuser, Group, leaves_of
 from .handed import is_part
+from .instructions import instructions
 from .order import bit
 
 MOST = 24_000  # instructions of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
-EXACT = 96  # what an exactly rounded division or root weighs, in instructions that do not branch
 BESIDE = 4  # a matrix read or written beside the result
-# (instructions, divisions and roots) of one float32 element, of ops that take more than one
-INSTRUCTIONS: dict[Op, tuple[int, int]] = {
-    ops.exp: (6, 0), ops.log: (30, 0), ops.expm1: (22, 0), ops.log1p: (38, 0), ops.sin: (41, 0),
-    ops.cos: (40, 0), ops.tan: (82, 1), ops.asin: (52, 5), ops.acos: (52, 5), ops.atan: (23, 1),
-    ops.tanh: (16, 0), ops.sigmoid: (10, 1), ops.erf: (24, 0), ops.erf_inverse: (74, 3),
-    ops.power: (116, 2), ops.atan2: (48, 4), ops.sign: (5, 0), ops.divide: (1, 1),
-    ops.reciprocal: (1, 1), ops.square_root: (1, 1), ops.remainder: (24, 1),
-    ops.floor_divide_: (3, 1),
-}  # fmt: skip
-
-
-def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:
-    """About how many instructions compute one element of values, from those that are known."""
-    total = 0
-    for node in topological(list(stored), known.__contains__):
-        if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
-            continue
-        plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
-        quick = node in rounded or node.dtype.bits <= 16 or node.dtype.is_integer
-        total += plain + EXACT * (0 if quick else exact)
-    return total
 
 
 def leave_long_epilogues(fuser: Fuser, target: Target, rounded: set[Node]) -> None:
@@ -112,4 +87,4 @@ def cut(group: Group, fuser: Fuser) -> None:
     fuser.groups.append(after)
 
 
-__all__ = ["INSTRUCTIONS", "leave_long_epilogues"]
+__all__ = ["leave_long_epilogues"]

@@ -15,9 +15,10 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array
 from .access import MOVEMENT
+from .instructions import weight_of
 
 DEPTH = 64  # Nodes from a result of a Region to what it reads
-NODES = 512  # Nodes of a Region
+NODES = 512  # Nodes of a Region; costly functions count as many
 READS = 64  # arrays that a Region reads
 LEAVES = {ops.constant, ops.iota, ops.size, ops.input_}
 
@@ -69,7 +70,7 @@ class Extents:
         return READ if node in self.values else self.own.get(node, NOTHING)
 
     def _of(self, node: Node) -> Extent:
-        depth, nodes, reads = 0, 1, 0
+        depth, nodes, reads = 0, weight_of(node), 0
         for i in node.inputs:
             below = self.below(i)
             depth = max(depth, below.depth)
@@ -79,14 +80,18 @@ class Extents:
 
     def _once(self, node: Node) -> Extent:
         """The same with what is shared counted once, as far as it matters."""
-        seen, stack, reads = {node}, [node], 0
-        while stack and len(seen) <= NODES + READS:
+        seen, stack, nodes, reads = {node}, [node], weight_of(node), 0
+        while stack and nodes + reads <= NODES + READS:
             for i in stack.pop().inputs:
-                if i not in seen:
-                    seen.add(i)
-                    reads += i in self.values
-                    stack += [i] if i not in self.values else []
-        return Extent(self.own[node].depth, len(seen) - reads, reads)
+                if i in seen:
+                    continue
+                seen.add(i)
+                if i in self.values:
+                    reads += 1
+                else:
+                    nodes += weight_of(i)
+                    stack.append(i)
+        return Extent(self.own[node].depth, nodes, reads)
 
     def _store(self, node: Node) -> None:
         """Make a value of a Node, or of what it only moves: it may repeat that."""

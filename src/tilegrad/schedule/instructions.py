@@ -1,0 +1,48 @@
+"""How many instructions of a GPU one element of a value takes.
+
+Divisions and roots that are rounded exactly are counted apart, with branches: they have a slow
+path, and an assembler that has many sums in registers needs long for each. Invariant: what is
+emitted for a float32 is at most twice what the table says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..graph import ops
+from ..ir.node import Node, Op, topological
+from ..ir.types import product
+from .access import MOVEMENT
+
+EXACT = 96  # what an exactly rounded division or root weighs, in instructions that do not branch
+# (instructions; divisions, roots, branches) of a float32 element, for ops that take more than one
+INSTRUCTIONS: dict[Op, tuple[int, int]] = {
+    ops.exp: (6, 0), ops.log: (30, 0), ops.expm1: (22, 0), ops.log1p: (38, 0), ops.sin: (57, 0),
+    ops.cos: (57, 0), ops.tan: (51, 1), ops.asin: (52, 5), ops.acos: (52, 5), ops.atan: (23, 1),
+    ops.tanh: (16, 0), ops.sigmoid: (10, 1), ops.erf: (24, 0), ops.erf_inverse: (74, 3),
+    ops.power: (116, 2), ops.atan2: (48, 4), ops.sign: (5, 0), ops.divide: (1, 1),
+    ops.reciprocal: (1, 1), ops.square_root: (1, 1), ops.remainder: (37, 3),
+    ops.floor_divide_: (50, 5),
+}  # fmt: skip
+
+
+def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:
+    """About how many instructions compute one element of values, from those that are known."""
+    total = 0
+    for node in topological(list(stored), known.__contains__):
+        if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
+            continue
+        plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
+        quick = node in rounded or node.dtype.bits <= 16 or node.dtype.is_integer
+        total += plain + EXACT * (0 if quick else exact)
+    return total
+
+
+def weight_of(node: Node) -> int:
+    """What a Node counts in a Region, in the least that one counts: an addition counts 1, and a
+    Region of many such fills a program as one of fewer costly functions does."""
+    plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
+    return max(1, (plain + 24 * exact) * 2 // 5)
+
+
+__all__ = ["EXACT", "INSTRUCTIONS", "instructions", "weight_of"]
