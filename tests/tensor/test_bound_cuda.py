@@ -98,9 +98,9 @@ def cuda(monkeypatch):
     forget()
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
+    monkeypatch.setattr(lift, "_families", {})
     for name in ("_memory", "_modules", "_bodies"):
         monkeypatch.setattr(compiler, name, {})
-    monkeypatch.setattr(lift, "_families", {})
     monkeypatch.setitem(dispatch.OFFERS, "gpu", Interpreted(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
     with calls.substitute(fake), override(cache_folder=""):

@@ -15,7 +15,7 @@ import tilegrad as tg
 from tilegrad.compiler import compile as compiler
 from tilegrad.compiler import dispatch, lift
 from tilegrad.core.config import override
-from tilegrad.core.errors import StateError, UserError
+from tilegrad.core.errors import AxisError, Site, StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
 from tilegrad.targets.ptx import calls, driver
@@ -24,7 +24,7 @@ from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tensor import dlpack, interop, placement
 from tilegrad.tile import interpret
-from tilegrad.tile.build import body_symbols
+from tilegrad.tile.build import body_sites, body_symbols
 
 
 class Interpreted:
@@ -39,7 +39,8 @@ class Interpreted:
 
     def emit(self, body, name, target) -> dispatch.Program:
         symbols = [s.name for s in body_symbols(body)]
-        arguments = [("pointer", i) for i in range(len(body.parameters))]
+        pointers = len(body.parameters) + bool(body_sites(body))
+        arguments = [("pointer", i) for i in range(pointers)]
         arguments += [("symbol", s) for s in symbols]
         entry = Entry(name, tuple(arguments), tuple(body.grid), 128, dependent=True)
         number = f"body{len(self.bodies)}"
@@ -50,17 +51,23 @@ class Interpreted:
         assert machine == "sm_90a"
         number, name = text.split()
         body, symbols = self.bodies[number]
-        self.cuda.parameters[name] = [8] * (len(body.parameters) + len(symbols))
+        pointers = len(body.parameters) + bool(body_sites(body))
+        self.cuda.parameters[name] = [8] * (pointers + len(symbols))
         self.cuda.kernels[name] = lambda *values: self.run(body, symbols, values)
         return text.encode()
 
     def run(self, body, symbols, values) -> None:
-        interpret.run(body, *self.bound(body, symbols, values))
+        memories, bound = self.bound(body, symbols, values)
+        try:
+            interpret.run(body, memories[: len(body.parameters)], bound)
+        except AxisError as error:
+            told = [str(Site(**n.attrs).error()) for n in body_sites(body)]
+            memories[-1][0] = 1 + told.index(str(error))
 
     def bound(self, body, symbols, values) -> tuple[list[np.ndarray], dict[str, int]]:
-        """The memories and Symbols that a launch names."""
-        count = len(body.parameters)
-        bound = dict(zip(symbols, values[count:]))
+        """The memories and Symbols that a launch names; the word of its faults is the last."""
+        count, faults = len(body.parameters), bool(body_sites(body))
+        bound = dict(zip(symbols, values[count + faults :]))
         memories = []
         for pointer, parameter in zip(values, body.parameters):
             shape = [evaluate(s, bound) for s in parameter.type.shape]
@@ -69,6 +76,9 @@ class Interpreted:
             bytes_ = min(span * parameter.dtype.size, self.cuda.room(pointer))
             data = (ctypes.c_uint8 * bytes_).from_address(pointer)
             memories.append(np.ctypeslib.as_array(data).view(parameter.dtype.numpy))
+        if faults:
+            word = (ctypes.c_uint32 * 4).from_address(values[count])
+            memories.append(np.ctypeslib.as_array(word))
         return memories, bound
 
 
@@ -418,6 +428,7 @@ def test_recipes_are_bound_again_from_disk(cuda, tmp_path) -> None:
         x = tg.tensor(numbers(8), device="cuda")
         assert np.array_equal((x * 3).numpy(), x.numpy() * 3)
         compiler._memory.clear()
+        lift._families.clear()
         loaded = compiler.counters["loaded"]
         assert np.array_equal((x * 3).numpy(), x.numpy() * 3)
         assert compiler.counters["loaded"] == loaded + 1
@@ -465,3 +476,15 @@ def test_torch_understands_the_capsules(cuda, monkeypatch) -> None:
         del buffer
     with pytest.raises(UserError, match=r"row-major[\s\S]*contiguous"):
         dlpack.buffer_of(torch.utils.dlpack.to_dlpack(torch.zeros(3, 4).T))
+
+
+def test_an_index_out_of_range_shows_at_the_next_read(cuda) -> None:
+    table = tg.tensor(numbers(4, 3), device="cuda")
+    rows = tg.jit(lambda i, t: tg.embedding(i, t))
+    good, bad = (tg.tensor(np.array(i), device="cuda") for i in ([0, 3], [0, 4]))
+    np.testing.assert_array_equal(rows(good, table).numpy(), table.numpy()[[0, 3]])
+    rows(bad, table)  # nobody waits for it
+    with pytest.raises(AxisError, match="embedding: an index is out of range") as caught:
+        table.numpy()
+    assert caught.value.location.file == __file__
+    np.testing.assert_array_equal(rows(good, table).numpy(), table.numpy()[[0, 3]])

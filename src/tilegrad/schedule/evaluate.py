@@ -389,9 +389,9 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
         inner, conditions = MOVEMENT[node.op](node, index)
         return None if conditions else symbolic(node.inputs[0], inner, stored)
     if node.op is ops.in_range:
-        inner = symbolic(node.inputs[0], index, stored)
-        proved = inner is not None and Condition(inner, node.attrs["size"]).holds()
-        return inner if proved else None
+        place = symbolic(node.inputs[0], index, stored)
+        proved = place is not None and Condition(place, node.attrs["size"]).holds()
+        return place if proved else None
     if node.op is ops.iota and node.dtype.is_integer:
         return index[0]
     if node.op is ops.constant and node.dtype.is_integer:
