@@ -215,6 +215,7 @@ RECOGNIZE = RuleSet(
 )
 
 
-def recognize(roots: Sequence[Node], log: Log | None = None) -> list[Node]:
-    """The roots with every big op found: dots by their Rules, then attention."""
-    return recognize_attention(rewrite(roots, RECOGNIZE, log), log)
+def recognize(roots: Sequence[Node], log: Log | None = None, derived: bool = False) -> list[Node]:
+    """The roots with every big op found: dots by their Rules, then attention. What is `derived`
+    afterwards keeps the derivatives of what was written too."""
+    return recognize_attention(rewrite(roots, RECOGNIZE, log), log, derived)

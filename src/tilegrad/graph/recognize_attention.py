@@ -6,8 +6,8 @@ repeated heads are all read alike: `recognize_softmax` and `recognize_scores` re
 The scores and probabilities must have no other use: then they would be computed anyway, and the
 Graph stays as it was written. Masks and biases of attention Nodes that were there before are
 read too (`refined`).
-Invariant: types stay; values differ by rounding, and where -inf hides all keys from a query,
-which then gives 0, not nan.
+Invariant: types stay; values differ by rounding. Where -inf hides all keys from a query it gives
+nan as it is written; what is `derived` afterwards has its derivatives as well.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ KNOWN = (ops.attention, ops.attention_backward)
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
 
-def recognize_attention(roots: Sequence[Node], log: Log | None = None) -> list[Node]:
+def recognize_attention(
+    roots: Sequence[Node], log: Log | None = None, derived: bool = False
+) -> list[Node]:
     """The roots with every attention found; the log says what was found, and why not."""
-    return _walk(list(roots), frozenset(), Log() if log is None else log)
+    return _walk(list(roots), frozenset(), Log() if log is None else log, derived)
 
 
 def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
@@ -40,7 +42,7 @@ def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
     found = [root] if roots is None else list(roots)
     order = topological(found)
     try:
-        _matched(root, users(order), frozenset(found))
+        _matched(root, users(order), frozenset(found), False)
     except NoMatch as reason:
         return str(reason)
     return ""
@@ -49,7 +51,9 @@ def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
 # ---- the walk -------------------------------------------------------------------------------
 
 
-def _walk(roots: list[Node], outside: frozenset[Node], log: Log) -> list[Node]:
+def _walk(
+    roots: list[Node], outside: frozenset[Node], log: Log, derived: bool
+) -> list[Node]:  # fmt: skip
     order = topological(roots, stop=outside.__contains__)
     likely = [n for n in order if n.op is ops.dot and n not in outside and looks_like(n)]
     inner = [n for n in order if n.blocks and n not in outside and _has_dots(n)]
@@ -60,18 +64,18 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log) -> list[Node]:
     chosen: dict[Node, Surroundings] = {}
     for node in likely:
         try:
-            chosen[node] = _matched(node, reads, frozenset(roots))
+            chosen[node] = _matched(node, reads, frozenset(roots), derived)
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
     if not chosen and not inner and not known:
         return roots
-    return _replaced(roots, order, chosen, outside, log)
+    return _replaced(roots, order, chosen, outside, log, derived)
 
 
 def _replaced(
     roots: list[Node], order: list[Node], chosen: dict[Node, Surroundings],
-    outside: frozenset[Node], log: Log,
+    outside: frozenset[Node], log: Log, derived: bool,
 ) -> list[Node]:  # fmt: skip
     done: dict[Node, Node] = {}
     for node in order:
@@ -88,7 +92,7 @@ def _replaced(
                 log.fired[BAND] = log.fired.get(BAND, 0) + 1
                 new = better
         elif node.blocks and _has_dots(node):
-            blocks = tuple([_in_block(b, log) for b in new.blocks])
+            blocks = tuple([_in_block(b, log, derived) for b in new.blocks])
             if blocks != new.blocks:
                 new = new.with_inputs(new.inputs, blocks)
         done[node] = new
@@ -100,11 +104,11 @@ def _has_dots(node: Node) -> bool:
     return any(n.op is ops.dot or n.op in KNOWN or (n.blocks and _has_dots(n)) for n in inside)
 
 
-def _in_block(block: Block, log: Log) -> Block:
+def _in_block(block: Block, log: Log, derived: bool) -> Block:
     if any(n.op.effect for n in block.nodes):
         return block
     outside = frozenset(block.captures())
-    results = tuple(_walk(list(block.results), outside, log))
+    results = tuple(_walk(list(block.results), outside, log, derived))
     if results == block.results:
         return block
     return pure_block(block.name, block.arguments, results, lambda n: n in outside)
@@ -137,9 +141,11 @@ def _sums_exp(node: Node) -> bool:
     return node.op is ops.exp
 
 
-def _matched(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Surroundings:
+def _matched(
+    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
+) -> Surroundings:
     """What stands around an attention; NoMatch where the dot is not the last of one."""
-    around = _surroundings(root, reads, ends)
+    around = _surroundings(root, reads, ends)._replace(derived=derived)
     made, dot = attention_of(root, around)
     inside = _between(dot, root)
     for node in inside:

@@ -40,7 +40,7 @@ from .recognize_mask import (
     meet,
     shows_all,
 )
-from .recognize_scores import Scores, with_added
+from .recognize_scores import LEAST, Scores, with_added
 from .recognize_softmax import Softmax
 from .recognize_terms import NoMatch, Term, summed, terms
 
@@ -101,19 +101,21 @@ def look_through(scores: Scores, sinks: Sequence[Term]) -> None:
 
 class Extras(NamedTuple):
     """Further inputs by name, the band, and, where a row that sees nothing takes the mean of all
-    values, whether each row sees something: (b, h, i, 1)."""
+    values, whether each row sees something: (b, h, i, 1). A `bare` row, which -inf may have hidden
+    all keys from, gives nan."""
 
     more: dict[str, Node]
     band: Band
     seen: Node | None
+    bare: bool = False
 
 
-def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> Extras:
+def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Extras:
     """What an attention reads beside q, k and v."""
     more: dict[str, Node] = {}
     seen = None
     try:
-        band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores)
+        band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores, derived)
     except _FiniteMask:
         others = scores.masks or scores.added or scores.choices
         if others or softmax.sinks or softmax.dropout is not None:
@@ -136,7 +138,9 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores) -> Extras:
         if atoms_of(bits.places) != axes.scores or not full(bits.bits, bits.places):
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.bits.inputs
-    return Extras(more, band, seen)
+    shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
+    bare = seen is None and ("mask" in more or "bias" in more or not shown)
+    return Extras(more, band, seen, bare and not softmax.guarded and not softmax.sinks)
 
 
 def refined(node: Node) -> Node:
@@ -166,9 +170,9 @@ def refined(node: Node) -> Node:
     if masks:
         others["mask"] = _mask(masks, axes)
     band = meet([node.attrs["band"], band])
-    if band == node.attrs["band"] and {n: x.shape for n, x in others.items()} == {
-        n: x.shape for n, x in given.items()
-    }:
+    shapes = [{n: x.shape for n, x in some.items()} for some in (others, given)]
+    low = any(read.otherwise < LEAST for read, _ in scores.choices)
+    if band == node.attrs["band"] and shapes[0] == shapes[1] and not low:
         return node
     extras = tuple([n for n in EXTRAS if n in others])
     first = 3 if node.op is ops.attention else 6
@@ -192,12 +196,13 @@ def _axes_of(node: Node) -> tuple[Axes, dict[str, Places]]:
 
 
 def _seen(
-    axes: Axes, sinks: bool, scores: Scores
+    axes: Axes, sinks: bool, scores: Scores, derived: bool = False
 ) -> tuple[Band, list[Condition], list[Term], list[Node]]:
     """The band, conditions that are none, what is added, slopes.
 
     A very low finite number hides a key only where another one is seen: as a band, if it shows
-    every query a key and nothing else may hide that. Where it was added it may stay so.
+    every query a key and nothing else may hide that. Where it was added it may stay so, except
+    under a derivative, which would need the logarithm of a sum to more digits than it has.
     """
     bands, masks = _read(scores.masks, axes)
     finite = [*scores.finite, *[c.condition for c, _ in scores.choices]]
@@ -209,6 +214,9 @@ def _seen(
         if scores.finite:
             raise _FiniteMask("beside what else is added or masked, a mask of a finite number "
                               "gives rows that see nothing other values; -inf does not")
+        if derived:
+            raise NoMatch("a finite number that hides keys is added to the scores, and may hide "
+                          "all; use where, or -inf")  # fmt: skip
         band = meet(bands)
         added = [*scores.added, *[term for _, term in scores.choices]]
         slopes, bias = _slopes(added, axes, band, sinks)

@@ -43,10 +43,12 @@ Groups = dict[str, Atoms]
 
 
 class Surroundings(NamedTuple):
-    """What becomes of the result: the dtype it is rounded to, and how it is moved."""
+    """What becomes of the result: the dtype it is rounded to, how it is moved, whether it may be
+    derived."""
 
     dtype: DType
     above: tuple[Node, ...] = ()
+    derived: bool = False
 
 
 class Operand(NamedTuple):
@@ -239,7 +241,7 @@ def _built(
     wide_v, order_v = placed(v, of_v, dtype)
     for node, places, divides in scores.rows:
         wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, places), divides)
-    extras = extras_of(axes, softmax, scores)
+    extras = extras_of(axes, softmax, scores, around.derived)
     of_out = {**of_q, "d": axes.value_width}
     order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
     softcap, scale = cap_and_scale(scores)
@@ -247,7 +249,7 @@ def _built(
     scale *= q.factor * k.factor
     if scale < 0:
         wide_q, scale = build.negative(wide_q), -scale
-    out, _ = attention.attention(
+    out, lse = attention.attention(
         wide_q, wide_k, wide_v, extras.more, scale=scale, band=extras.band,
         softcap=softcap, dropout=rate, orders=(order_q, order_k, order_v, order),
     )  # fmt: skip
@@ -255,6 +257,13 @@ def _built(
         mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
         chosen = [attention.as_order(x, order) for x in (extras.seen, mean)]
         out = build.where(chosen[0], out, chosen[1])
+    elif extras.bare:
+        of_all = None
+        if around.derived and not scores.adds:
+            mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
+            of_all = attention.as_order(mean, order)
+        bare = build.unsqueeze(build.equal(lse, -math.inf), 3)
+        out = _not_a_number(out, attention.as_order(bare, order), of_all)
     lies = tuple([a for letter in order for a in of_out[letter]])
     return build.cast(_moved_to(out, lies, atoms_of(result[0]), root.shape), root.dtype)
 
@@ -324,6 +333,13 @@ def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> No
     value = build.cast(attention.as_order(value, order), wide)
     scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
     return build.cast(scaled, q.dtype)
+
+
+def _not_a_number(out: Node, bare: Node, mean: Node | None) -> Node:
+    """nan in rows that see nothing, as 0 / 0 gives it. -inf that was added makes all derivatives
+    nan there; what stood in place of scores those of the values alone, given their mean."""
+    chosen = out if mean is None else build.where(bare, mean, out)
+    return build.multiply(chosen, build.where(bare, math.nan, build.constant(1.0, out.dtype)))
 
 
 def _mean(v: Node, heads: Size) -> Node:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.node import Node
-from . import ops
+from . import build, ops
 from .axes import Atoms, Places, depends, flat, strip
 from .recognize_mask import Choice, Condition, choice, known
 from .recognize_terms import NoMatch, Term, holds_dot, terms
 
+LEAST = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
 LOWEST = -3e4  # a number this low in place of a score means: not seen
 
 
@@ -26,7 +27,8 @@ class Scores:
 
     `masks` are conditions; `finite` those where the score becomes a finite number instead.
     `choices` are added masks: 0 or a very low number. Where `zeroed` does not hold the scores
-    were multiplied by 0: one of the choices must go with it.
+    were multiplied by 0: one of the choices must go with it. `adds` says whether -inf was added
+    to the scores, not put in their place: then it reaches their derivatives.
     """
 
     dot: Term
@@ -37,6 +39,7 @@ class Scores:
     finite: tuple[Condition, ...] = ()
     choices: tuple[tuple[Choice, Term], ...] = ()
     zeroed: Condition | None = None
+    adds: bool = False
 
 
 def find_scores(found: Sequence[Term], keys: Atoms) -> Scores:
@@ -79,15 +82,18 @@ def with_added(scores: Scores, term: Term) -> Scores:
             then, otherwise = otherwise, then
             condition = condition._replace(truth=not condition.truth)
         if then == 0.0 and otherwise == -math.inf:
-            return replace(scores, masks=(*scores.masks, condition))
+            return replace(scores, masks=(*scores.masks, condition), adds=True)
         if then == 0.0 and otherwise <= LOWEST:
             read = Choice(condition, then, otherwise)
+            if otherwise < LEAST:
+                kept = build.maximum(build.multiply(node, term.factor), LEAST)
+                term = Term(1.0, kept, places)
             return replace(scores, choices=(*scores.choices, (read, term)))
     if node.op is ops.where and term.factor > 0:
         for value, other, truth in ((1, 2, True), (2, 1, False)):
             if known(node.inputs[other], places) == -math.inf:
                 condition = Condition(node.inputs[0], places, truth)
-                scores = replace(scores, masks=(*scores.masks, condition))
+                scores = replace(scores, masks=(*scores.masks, condition), adds=True)
                 return with_added(scores, Term(term.factor, node.inputs[value], places))
     if known(node, places) == 0:
         return scores

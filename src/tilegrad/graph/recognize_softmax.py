@@ -3,7 +3,7 @@
 exp(t) / sum(exp(t)) with any shift that does not depend on the key, exp of a log-softmax, sinks
 as a further column or a further term of the sum, dropout on top.
 Invariant: what is read gives the values of what was written, up to rounding and rows that see
-nothing; else NoMatch says why.
+nothing (`guarded` says what those give); else NoMatch says why.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Terms of the scores, of the sink's logit (none: no sink), dropout; the exp and its axes."""
+    """Terms of the scores, of the sink's logit (none: no sink), dropout; the exp and its axes;
+    whether the divisor is guarded against 0."""
 
     scores: list[Term]
     sinks: list[Term]
     dropout: Dropout | None
     power: tuple[Node, Places]
+    guarded: bool = False
 
 
 def find_softmax(node: Node, places: Places, keys: Atoms) -> Softmax:
@@ -58,7 +60,7 @@ def find_softmax(node: Node, places: Places, keys: Atoms) -> Softmax:
         return Softmax(scores, sinks, dropout, (node, places))
     power, at, divisor, under = _quotient(node, places)
     scores, sinks = _normalised(power, at, divisor, under, keys)
-    return Softmax(scores, sinks, dropout, (power, at))
+    return Softmax(scores, sinks, dropout, (power, at), strip(divisor, under)[0].op is ops.where)
 
 
 def _dropped(node: Node, places: Places) -> tuple[Node, Dropout] | None:

@@ -14,7 +14,8 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
-from ..graph import build
+from ..graph import build, ops
+from ..ir.block import argument_op
 from ..ir.node import Node
 from ..ir.symbol import Size, combine
 from ..ir.types import product
@@ -22,6 +23,7 @@ from .random import Generator, next_key_and_offset
 from .tensor import Tensor, lift, node_of, wrap
 
 Shape = tuple[Size, ...]
+LEAST = -1e38  # of a mask that is added: kernels multiply it by log2(e)
 
 
 def attention(
@@ -260,6 +262,8 @@ def scaled_dot_product_attention(
     _check_torch(op, tensors, mask, is_causal, enable_gqa)
     nodes = [node_of(x) for x in tensors]
     given = None if mask is None else node_of(mask)
+    if given is not None and given.dtype.is_float and is_data(given):
+        given = build.where(build.equal(given, -math.inf), given, build.maximum(given, LEAST))
     rank = max(len(x.shape) for x in nodes)
     nodes = [_with_rank(x, rank) for x in nodes]
     bare = rank == 2 or not isinstance(nodes[0].shape[-3], int)  # no heads, but a batch
@@ -276,6 +280,13 @@ def scaled_dot_product_attention(
     out, _ = _attend(op, [q, k, v], more, scale, band, 0.0, dropout_p, "bhtd")
     shape = (*lead, *out.shape[2 if bare else 1 :])
     return wrap(build.reshape(out, shape), *tensors, mask)
+
+
+def is_data(node: Node) -> bool:
+    """Whether a value comes from outside; others are read when attention is recognized."""
+    while node.op.group == "movement" or node.op is ops.cast:
+        node = node.inputs[0]
+    return node.op in (ops.input_, argument_op)
 
 
 def _with_rank(x: Node, rank: int) -> Node:

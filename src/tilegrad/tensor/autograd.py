@@ -92,7 +92,7 @@ def recognized(nodes: Sequence[Node]) -> list[Node]:
     """The Nodes with big ops found, so that derivatives and batches are those of big ops."""
     from ..graph.recognize import recognize  # a program that only runs models needs none of it
 
-    return recognize(nodes)
+    return recognize(nodes, derived=True)
 
 
 def _stops(node: Node) -> bool:
