@@ -84,7 +84,8 @@ def page(record: dict[str, Any]) -> str:
         lines.append(f"| {case['function']} | {case['dtype']} | {_size(case['error'])} | "
                      f"{_size(case['torch'])} | {place} |")  # fmt: skip
     lines.sort(key=lambda line: line.split("|")[1])
-    head = HEAD.format(torch=record["versions"]["torch"], cpu=record["machine"]["cpu"],
+    machine = record["machine"]["cpu"] or record["machine"]["system"]
+    head = HEAD.format(torch=record["versions"]["torch"], cpu=machine,
                        date=record["date"][:10], commit=record["commit"],
                        points=sum(c["points"] for c in record["cases"]))  # fmt: skip
     return head + "\n".join(lines) + "\n"

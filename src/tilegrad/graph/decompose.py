@@ -78,7 +78,7 @@ def _acosh(m: Match) -> Node:
     """log1p of a sum without cancellation; the logarithm of 2x far out; nan below 1."""
     above = build.subtract(m.x, 1)
     near = build.where(build.less(above, FAR), above, 1.0)
-    root = ops.square_root(ops.multiply(near, build.add(near, 2)))
+    root = ops.square_root(ops.add(ops.multiply(near, near), build.multiply(near, 2)))
     far = build.add(ops.log(build.maximum(m.x, 1)), LN2)
     result = ops.where(build.less(above, FAR), ops.log1p(ops.add(near, root)), far)
     return build.where(build.less(m.x, 1), math.nan, result)
