@@ -111,6 +111,15 @@ def test_short_epilogues_stay(name: str) -> None:
     assert [k.kind for k in found] == ["dot"]
 
 
+@pytest.mark.parametrize("name", ["sin", "square_root", "asin"])
+def test_slow_paths_stay_out_of_products(name: str) -> None:
+    """Also where 16 bits are seen alone: these have no quick form."""
+    x, w = build.input_((4096, 1024), bfloat16), build.input_((1024, 4096), bfloat16)
+    y = build.unary(getattr(ops, name), build.cast(build.matmul(x, w), float32))
+    found = kernels([x, w], [build.cast(y, bfloat16)])
+    assert found[0].kind == "dot" and {k.kind for k in found[1:]} == {"loops"}
+
+
 def run(inputs: list[Node], outputs: list[Node], target: Target = H200) -> None:
     """Hold the scheduled Graph to the interpreter; sums of products are exact."""
     random = np.random.default_rng(0)

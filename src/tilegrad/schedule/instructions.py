@@ -15,6 +15,7 @@ from ..ir.types import product
 from .access import MOVEMENT
 
 EXACT = 96  # what an exactly rounded division or root weighs, in instructions that do not branch
+QUICK = {ops.divide, ops.reciprocal, ops.sigmoid}  # without a slow path where 16 bits are seen
 # (instructions; divisions, roots, branches) of a float32 element, for ops that take more than one
 INSTRUCTIONS: dict[Op, tuple[int, int]] = {
     ops.exp: (6, 0), ops.log: (30, 0), ops.expm1: (22, 0), ops.log1p: (38, 0), ops.sin: (57, 1),
@@ -28,13 +29,15 @@ INSTRUCTIONS: dict[Op, tuple[int, int]] = {
 
 def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:
     """About how many instructions compute one element of values, from those that are known."""
-    total = 0
-    for node in topological(list(stored), known.__contains__):
+    found = list(stored)
+    total, size = 0, product(found[0].shape) if found else 0  # what is one for a row counts little
+    for node in topological(found, known.__contains__):
         if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
             continue
         plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
-        quick = node in rounded or node.dtype.bits <= 16 or node.dtype.is_integer
-        total += plain + EXACT * (0 if quick else exact)
+        short = node in rounded or node.dtype.bits <= 16
+        quick = node.dtype.is_integer or (short and node.op in QUICK)
+        total += plain + EXACT * (0 if quick or product(node.shape) != size else exact)
     return total
 
 
