@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilegrad as tg
+from tilegrad import kernel, tile
 from tilegrad.compiler.compile import schedule_for
-from tilegrad.compiler.flatten import recipe_of
-from tilegrad.core.dtype import float32, int64
-from tilegrad.core.target import AVX512, H200, Target
+from tilegrad.compiler.flatten import program_text, recipe_of
+from tilegrad.core.dtype import bfloat16, float32, int64
+from tilegrad.core.target import AVX512, H200, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.batch import batched
 from tilegrad.graph.forward import tangents
@@ -30,6 +32,9 @@ from tilegrad.ir.rewrite import replace
 from tilegrad.ir.text import parse_block, print_block
 from tilegrad.ir.verify import verify
 from tilegrad.runtime.executable import Recipe
+from tilegrad.tile.check import verify_body
+from tilegrad.tile.legalize import legalize
+from tilegrad.tile.text import body_text, parse_body
 
 Made = Callable[[int], tuple[list[Node], list[Node]]]
 TARGETS = [AVX512.with_cores(2), H200]
@@ -180,6 +185,68 @@ def test_no_pass_recurses_over_a_graph(name: str, target: Target) -> None:
     root = CHAINS[name]
     inputs = [n for n in topological([root]) if n.op is ops.input_]
     schedule_for(inputs, [root], target)
+
+
+SCORES = (1, 2, 16, 16)
+ROWS, COLUMNS = build.iota_along(SCORES, 2), build.iota_along(SCORES, 3)
+BIAS = given(*SCORES)
+MASKED: dict[str, Callable[[Node], Node]] = {
+    "biases": lambda s: deep(lambda z, i: build.add(z, BIAS), s),
+    "scales": lambda s: deep(lambda z, i: build.multiply(z, 1 + i * 1e-6), s),
+    "softcaps": lambda s: deep(lambda z, i: build.unary(ops.tanh, z), s),
+    "masks in masks": lambda s: deep(
+        lambda z, i: build.where(build.less(COLUMNS, build.add(ROWS, i + 1)), z, -1e30), s),
+    "conditions": lambda s: build.where(
+        deep(lambda m, i: build.binary(ops.bit_and, m, build.less(COLUMNS, build.add(ROWS, i))),
+             build.less(COLUMNS, ROWS)), s, float("-inf")),
+    "places": lambda s: build.where(
+        build.less(deep(lambda z, i: build.add(z, build.multiply(ROWS, i % 3)), COLUMNS), 9), s,
+        float("-inf")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_deep_scores_are_no_attention_and_no_trouble(name: str) -> None:
+    q, k, v = (given(1, 2, 16, 8) for _ in range(3))
+    batch = ((0, 1), (0, 1))
+    s = MASKED[name](build.dot(q, k, batch=batch, contract=((3,), (3,))))
+    top = build.broadcast_to(build.max_(s, (3,), True), SCORES)
+    e = build.unary(ops.exp, build.subtract(s, top))
+    p = build.divide(e, build.broadcast_to(build.sum_(e, (3,), True), SCORES))
+    root = build.dot(p, v, batch=batch, contract=((3,), (2,)))
+    schedule_for([q, k, v, BIAS], [root], H200)
+
+
+@pytest.mark.parametrize("op", [ops.add, ops.multiply])
+def test_what_doubles_is_not_written_out(op: Any) -> None:
+    """z + z, 60 times, is 61 Nodes and 2**60 terms."""
+    z = x = given(4, 64)
+    for _ in range(60):
+        z = build.multiply(op(z, z), 0.5)
+    w = build.input_((64, 64), bfloat16)
+    dot = build.dot(build.cast(z, bfloat16), w, batch=((), ()), contract=((1,), (0,)))
+    schedule_for([x, w], [build.sum_(z, (1,)), dot], H200)
+
+
+def test_nothing_recurses_over_a_body() -> None:
+    @kernel
+    def long(x):
+        i, out = tile.grid(4), tile.result(x.shape, x.dtype)
+        z = tile.load(x, (i, 0), (64,))
+        for k in range(DEPTH):
+            z = z * 1.01 + 0.5 if k % 2 else tile.sin(z)
+        tile.store(out, (i, 0), z)
+
+    x = tg.ones(4, 64)
+    bound, tensors = long._bind([x], {})
+    body = long._callee(bound, tensors, long.plan).launches[0][0]
+    again = parse_body(body_text(body))
+    assert body_text(again) == body_text(body)
+    for target in (SSE2, AVX512):
+        verify_body(legalize(again, target), "portable", target)
+    long.interpret(x)
+    for target in TARGETS:
+        program_text(body, target)
 
 
 def test_the_limit_of_recursion_is_python_s_own() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ..core.dtype import float32, float64
 from ..graph import build, ops
-from ..ir.node import Node
+from ..ir.node import Node, is_shallow
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.types import product
@@ -50,6 +50,9 @@ def _one_a_row(node: Node, axes: Axes) -> Node | None:
     if node.op is not ops.expand or any(node.inputs[0].shape[a] != 1 for a in axes):
         return None
     return node.inputs[0]
+
+
+READ = {ops.negative, ops.add, ops.subtract, ops.multiply}  # what terms are read through
 
 
 def _strip(node: Node, axes: Axes) -> tuple[Node | None, list[Node]]:
@@ -106,6 +109,8 @@ def _level(m: Match, depths: Depths) -> Node | None:
     if sorted(axes) != list(range(len(x.shape) - len(axes), len(x.shape))):
         return None  # only rows are held while several sums are found
     if x.op not in (ops.multiply, ops.negative, ops.add, ops.subtract) or depths(x) == 0:
+        return None
+    if not is_shallow([x], READ):
         return None
     terms = _terms(x, axes)
     left = [t for t in terms if t[0] is None or not _is_deviation(t[0], axes)]

@@ -18,7 +18,7 @@ from ..core.dtype import bfloat16, float32
 from ..core.errors import InternalError
 from ..graph import build, ops
 from ..ir.node import Node, topological, users
-from ..ir.rewrite import Log, rebuild
+from ..ir.rewrite import Log, rebuild, replace
 from ..ir.symbol import high
 from ..ir.types import product
 
@@ -38,11 +38,22 @@ class Norm:
     total: Node  # (...)
 
 
+FACTORS = 64  # more than any norm has
+
+
 def _factors(node: Node) -> list[Node]:
-    """The factors of a product."""
-    if node.op is not ops.multiply:
-        return [node]
-    return [f for i in node.inputs for f in _factors(i)]
+    """The factors of a product, in order; none of one of very many."""
+    found: list[Node] = []
+    stack = [node]
+    while stack:
+        if len(found) + len(stack) > FACTORS:
+            return []
+        current = stack.pop()
+        if current.op is ops.multiply:
+            stack += reversed(current.inputs)
+        else:
+            found.append(current)
+    return found
 
 
 def _is_row(node: Node) -> bool:
@@ -102,14 +113,7 @@ def in_blocks(norm: Norm) -> Node:
     folded = build.reshape(square, (*lead, columns // block, block))  # type: ignore[operator]
     parts = ops.sum_(folded, axes=(len(lead) + 1,))
     whole = ops.sum_(parts, axes=(len(lead),))
-    return _with(norm.factor, {norm.total: whole})
-
-
-def _with(node: Node, known: dict[Node, Node]) -> Node:
-    if node not in known:
-        inputs = tuple(_with(i, known) for i in node.inputs)
-        known[node] = node if inputs == node.inputs else node.with_inputs(inputs)
-    return known[node]
+    return replace([norm.factor], {norm.total: whole})[0]
 
 
 def _reads_rows(reader: Node, node: Node) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from ..core.dtype import DType, bfloat16, float16
 from ..ir.block import Block, pure_block
-from ..ir.node import Node, located, needs, topological, users
+from ..ir.node import Node, is_shallow, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
 from . import ops
 from .axes import ELEMENTWISE
@@ -27,6 +27,7 @@ from .recognize_terms import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)
+READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.group != "control"}
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
 
@@ -119,8 +120,12 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 
 def looks_like(root: Node) -> bool:
     """Whether a sum of exp is near, under elementwise ops and movement."""
+    return _near_sum(root.inputs)
+
+
+def _near_sum(values: Sequence[Node]) -> bool:
     seen: set[Node] = set()
-    waiting = deque(root.inputs)  # the nearest first: other sides may be long
+    waiting = deque(values)  # the nearest first: other sides may be long
     while waiting and len(seen) < FAR:
         node = waiting.popleft()
         if node in seen:
@@ -145,6 +150,9 @@ def _matched(
     root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
 ) -> Surroundings:
     """What stands around an attention; NoMatch where the dot is not the last of one."""
+    weights = [i for i in root.inputs if _near_sum([i])]
+    if not is_shallow(weights, READ):
+        raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
     around = _surroundings(root, reads, ends)._replace(derived=derived)
     made, dot = attention_of(root, around)
     inside = _between(dot, root)

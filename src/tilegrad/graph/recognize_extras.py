@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..ir.node import Node
+from ..ir.node import Node, is_shallow
 from . import attention, build, ops
 from .attention_types import EXTRAS, Band, sizes, sum_dtype
 from .axes import (
@@ -148,6 +148,9 @@ def refined(node: Node) -> Node:
     given = attention.extras_of(node)
     others = {n: x for n, x in given.items() if n not in ("mask", "bias")}
     if len(others) == len(given) or node.attrs.get("wanted") or "query_starts" in given:
+        return node
+    own = [x for n, x in given.items() if n in ("mask", "bias")]
+    if not is_shallow(own, set(ops.graph.ops.values()) - {ops.dot}):
         return node
     axes, places = _axes_of(node)
     if not axes.keys:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +209,35 @@ def topological(
                 done.add(id(node))
                 order.append(node)
     return order
+
+
+DEEP, LARGE, PATHS = 96, 1024, 1 << 14  # of what functions that recurse may read
+
+
+def is_shallow(roots: Iterable[Node], inside: Container[Op]) -> bool:
+    """Whether functions that call themselves can read what the roots need, as far as ops are
+    `inside`: paths are short and few (what is shared is read each time). Looks at no more."""
+    found: dict[Node, tuple[int, int]] = {}  # longest path, number of paths
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        depth, paths, ready = 0, 0, True
+        for i in node.inputs:
+            if i.op not in inside:
+                continue
+            if i in found:
+                depth, paths = max(depth, found[i][0]), paths + found[i][1]
+            else:
+                stack.append(i)
+                ready = False
+        if ready:
+            found[node] = (depth + 1, max(1, paths))
+            stack.pop()
+            while stack and stack[-1] in found:
+                stack.pop()
+        if depth >= DEEP or paths > PATHS or len(found) > LARGE or len(stack) > 8 * DEEP:
+            return False
+    return True
 
 
 def next_serial() -> int:

@@ -140,11 +140,8 @@ _READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call, ops.attention,
 
 def _store_below(node: Node, values: set[Node]) -> None:
     """A dot reads stored values through movement only."""
-    while node not in values and node.op in MOVEMENT and node.op is not ops.pad:
+    while node.op is ops.pad or (node not in values and node.op in MOVEMENT):
         node = node.inputs[0]
-    if (node.op is ops.pad and node.inputs[0].op in MOVEMENT) or node.op is ops.pad:
-        _store_below(node.inputs[0], values)
-        return
     values.add(node)
 
 

@@ -61,6 +61,8 @@ def _names_unit(block: Block) -> bool:
     return any(n.op.group == "matrix" or any(_names_unit(i) for i in n.blocks)
                for n in block.nodes)  # fmt: skip
 
+DEEPEST = 96  # values on values before one is stored
+
 
 class _Legalizer(MatrixPieces):
     def __init__(self, body: Body, target: Target, limit: int) -> None:
@@ -131,7 +133,11 @@ class _Legalizer(MatrixPieces):
             parts = tuple(s.piece(index, lanes) for s in inputs)
             return self.b.add(node.op.make(parts, node.attrs))
 
-        self.set(node, Source(node.shape, node.dtype, piece))
+        found = Source(node.shape, node.dtype, piece, depth=1 + max(s.depth for s in inputs))
+        if found.depth > DEEPEST:  # pieces are made by calls within calls
+            self.sources[node] = self.keep(found)
+        else:
+            self.set(node, found)
 
     def _constant(self, node: Node) -> None:
         self.set(node, self.constant(node.attrs["value"], node.type))
@@ -170,7 +176,7 @@ class _Legalizer(MatrixPieces):
                 own[axis] = i
             return inner.piece(tuple(own), lanes)
 
-        return Source(shape, inner.dtype, piece)
+        return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
 
     def strided(self, inner: Source, order: tuple[int, ...], shape: tuple[int, ...]) -> Source:
         """Any order of the axes of a stored value, by gathering along its strides."""

@@ -33,6 +33,7 @@ class Source:
     place: Node | None = None  # where it is stored, row-major
     turned: Source | None = None  # what it is the transpose of
     carried: bool = False  # the place changes at the end of a loop's trip
+    depth: int = 0  # values on values that a piece of it is computed of
 
 
 def large(type_: Any, limit: int) -> bool:
@@ -133,10 +134,10 @@ class Pieces:
             return inner.piece(own, 1)
 
         if shape and inner.shape and shape[-1] == 1 != inner.shape[-1]:
-            return Source(shape, inner.dtype, piece)  # pieces of one element
+            return Source(shape, inner.dtype, piece, depth=inner.depth + 1)  # pieces of one element
         if shape and shape[-1] != 1 and inner.shape[-1] == 1:
             return self.keep(Source(inner.shape, inner.dtype, inner.piece), shape)
-        return Source(shape, inner.dtype, piece)
+        return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
 
     def width(self, shape: tuple[int, ...], dtype: DType = float32) -> int:
         """Elements of a piece: a power of two that divides the last axis."""

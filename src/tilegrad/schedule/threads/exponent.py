@@ -23,6 +23,7 @@ from ..evaluate import Evaluator
 LOG2_E = 1.4426950408889634
 VAST = 2.0**31  # from here on two floats are equal, or at least 128 apart
 
+CHOICES = 64  # values looked at that a largest one may be among
 QUICK = {ops.exp: "quick_exp", ops.reciprocal: "quick_reciprocal", ops.divide: "quick_divide"}
 
 
@@ -33,12 +34,19 @@ def below_largest(node: Node) -> bool:
 
 
 def _is_largest(node: Node) -> bool:
-    """Whether a value is a largest one, or chosen between that and another."""
-    while node.op in MOVEMENT or node.op is ops.stop_gradient:
-        node = node.inputs[0]
-    if node.op is ops.where:
-        return any(_is_largest(i) for i in node.inputs[1:])
-    return node.op is ops.max_
+    """Whether a value is a largest one, or chosen between that and others."""
+    stack = [node]
+    for _ in range(CHOICES):
+        if not stack:
+            return False
+        node = stack.pop()
+        while node.op in MOVEMENT or node.op is ops.stop_gradient:
+            node = node.inputs[0]
+        if node.op is ops.max_:
+            return True
+        if node.op is ops.where:
+            stack += node.inputs[1:]
+    return False
 
 
 class ExponentEvaluator(Evaluator):

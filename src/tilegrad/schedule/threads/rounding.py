@@ -26,15 +26,16 @@ def rounded_nodes(results: Sequence[Node]) -> set[Node]:
             users.setdefault(i, []).append(node)
     stored = set(results)
     found: set[Node] = set()
+    positive = _not_negative(order)
     for node in reversed(order):
         if node in stored or not getattr(node.type, "dtype", None) or not node.dtype.is_float:
             continue
-        if node in users and all(_hides(user, node, found) for user in users[node]):
+        if node in users and all(_hides(user, node, found, positive) for user in users[node]):
             found.add(node)
     return found
 
 
-def _hides(user: Node, node: Node, found: set[Node]) -> bool:
+def _hides(user: Node, node: Node, found: set[Node], positive: set[Node]) -> bool:
     """Whether a use lets through no more than 16 bits of a value."""
     if user.op is ops.cast:
         return user.dtype.is_float and (user.dtype.bits <= 16 or user in found)
@@ -44,16 +45,23 @@ def _hides(user: Node, node: Node, found: set[Node]) -> bool:
         return True
     if user.op is ops.where:
         return node is not user.inputs[0]
-    return user.op is ops.add and all(_not_negative(i) for i in user.inputs)
+    return user.op is ops.add and all(i in positive for i in user.inputs)
 
 
-def _not_negative(node: Node) -> bool:
-    while node.op in MOVEMENT:
-        node = node.inputs[0]
-    if node.op is ops.constant:
-        return bool(node.attrs["value"] >= 0)
-    if node.op is ops.multiply and node.inputs[0] is node.inputs[1]:
-        return True
-    if node.op in (ops.add, ops.multiply):
-        return all(_not_negative(i) for i in node.inputs)
-    return node.op in (ops.exp, ops.absolute, ops.square_root)
+def _not_negative(order: Sequence[Node]) -> set[Node]:
+    """The values that are 0 or more, of Nodes with inputs first."""
+    found: set[Node] = set()
+    for node in order:
+        inputs = node.inputs
+        if node.op is ops.constant:
+            known = bool(node.attrs["value"] >= 0)
+        elif node.op in MOVEMENT:
+            known = inputs[0] in found
+        elif node.op in (ops.add, ops.multiply):
+            square = node.op is ops.multiply and inputs[0] is inputs[1]
+            known = square or all(i in found for i in inputs)
+        else:
+            known = node.op in (ops.exp, ops.absolute, ops.square_root)
+        if known:
+            found.add(node)
+    return found
