@@ -72,4 +72,6 @@ def _drawing() -> Any:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
     columns = ("{task.description}", BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    # By its own choice rich would put itself in the place of sys.stdout, for whoever takes that
+    # while a bar is drawn: answers would come a line each, and on stderr.
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
