@@ -3,8 +3,9 @@
 Tuples, lists, dicts, named tuples, dataclasses and None are structure; everything else is a
 leaf, and so is an object with a method `tensors()` (a Module, an optimizer), which is known by
 its identity. A `Structure` is made once for each arrangement and then takes values apart with
-functions made for just that arrangement. Invariant: Structures are interned, so two values are
-arranged alike exactly if their Structures are the same object; dict keys come in sorted order.
+functions made for just that arrangement. Invariant: Structures are interned, and two values are
+arranged alike exactly if their Structures have the same `alike`. The leaves of a dict come by
+sorted key; a dict that is put together has its keys in the order of the one that was taken apart.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ Rebuild = Callable[[Any], Any]  # takes an iterator over leaves
 
 
 class Structure:
-    """How a value is arranged: its kind, class, keys and the Structures of its parts."""
+    """How a value is arranged: its kind, class, keys and the Structures of its parts.
 
-    __slots__ = ("_extract", "_rebuild", "cls", "count", "keys", "kind", "parts")
+    `order` has the keys as they were given; `alike` is the one Structure of all orders.
+    """
 
-    def __init__(self, kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Any, ...]) -> None:
-        self.kind, self.cls, self.keys, self.parts = kind, cls, keys, parts
+    __slots__ = ("_extract", "_rebuild", "alike", "cls", "count", "keys", "kind", "order", "parts")
+
+    def __init__(
+        self, kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Structure, ...],
+        order: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        self.kind, self.cls, self.keys, self.parts, self.order = kind, cls, keys, parts, order
+        plain = tuple([p.alike for p in parts])
+        as_it_is = order == keys and plain == parts
+        self.alike: Structure = self if as_it_is else _intern(kind, cls, keys, plain, keys)
         self.count: int = 1 if kind == "leaf" else sum(p.count for p in parts)
         self._extract = EXTRACT[kind](self)
         self._rebuild = REBUILD[kind](self)
@@ -160,8 +170,12 @@ def _dict_rebuild(structure: Structure) -> Rebuild:
     cls = structure.cls
     pairs = [(k, p._rebuild) for k, p in zip(structure.keys, structure.parts)]
 
+    order = None if structure.order == structure.keys else structure.order
+
     def rebuild(leaves: Any) -> Any:
         made = {k: b(leaves) for k, b in pairs}
+        if order is not None:
+            made = {k: made[k] for k in order}
         if cls is dict:
             return made
         result = cls()
@@ -198,16 +212,19 @@ REBUILD: dict[str, Callable[[Structure], Rebuild]] = {
 _interned: dict[Any, Structure] = {}
 
 
-def _intern(kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Any, ...]) -> Structure:
-    key = (kind, cls, keys, parts)
+def _intern(
+    kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Structure, ...],
+    order: tuple[Any, ...],
+) -> Structure:  # fmt: skip
+    key = (kind, cls, keys, parts, order)
     found = _interned.get(key)
     if found is None:
         found = _interned.setdefault(key, Structure(*key))
     return found
 
 
-LEAF = _intern("leaf", object, (), ())
-NONE = _intern("none", type(None), (), ())
+LEAF = _intern("leaf", object, (), (), ())
+NONE = _intern("none", type(None), (), (), ())
 
 
 def is_stateful(value: Any) -> bool:
@@ -234,7 +251,8 @@ def _walk(value: Any, leaves: list[Any], above: set[int]) -> Structure:
     above.add(id(value))
     parts = tuple([_walk(item, leaves, above) for item in items])
     above.discard(id(value))
-    return _intern(kind, value.__class__, keys, parts)
+    order = tuple(value) if kind == "dict" else keys
+    return _intern(kind, value.__class__, keys, parts, order)
 
 
 def _inside(value: Any) -> tuple[str, tuple[Any, ...], Sequence[Any]]:
@@ -271,7 +289,7 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
         found = structure.leaves(other)
         if found is None:
             _, got = flatten(other)
-            if got is not structure:
+            if got.alike is not structure.alike:
                 raise ShapeError("containers are arranged differently", op="map_leaves",
                                  expected=structure, got=got)  # fmt: skip
             found = structure.leaves(other)

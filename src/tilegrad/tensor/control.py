@@ -47,7 +47,7 @@ def _tensors(structure: Structure, nodes: Sequence[Node]) -> Any:
 
 
 def _same(op: str, what: str, expected: Structure, got: Structure) -> None:
-    if expected is not got:
+    if expected.alike is not got.alike:
         raise ShapeError(f"{what} are arranged differently", op=op, expected=repr(expected),
                          got=repr(got))  # fmt: skip
 

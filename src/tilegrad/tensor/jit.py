@@ -94,7 +94,7 @@ class Jitted:
         if leaves is None:
             leaves, structure = flatten(args)
             self._recent = structure
-        key: list[Any] = [structure, mode.grad_enabled]
+        key: list[Any] = [structure.alike, mode.grad_enabled]
         for leaf in leaves:
             kind = leaf.__class__
             if kind is Tensor:
@@ -137,7 +137,7 @@ class Jitted:
         axes = self._axes_of(structure)
         states: dict[int, dict[str, Tensor]] = {}
         symbols: dict[str, int] | None = {} if axes else None
-        key: list[Any] = [structure, mode.grad_enabled]
+        key: list[Any] = [structure.alike, mode.grad_enabled]
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 type_ = leaf._node.type
@@ -283,6 +283,7 @@ class Jitted:
                 if lowered.matches(states):
                     return lowered
                 lowered = lowered.other
+            structure = flatten(self._without_static(given))[1]  # keys in the order of this call
             self._log(given, leaves, structure, states)
             fresh = self._trace(given, leaves, structure, states)
             fresh.other = self._lowered.get(key)

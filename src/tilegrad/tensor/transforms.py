@@ -249,7 +249,7 @@ def vjp(function: Function, *args: Any, has_aux: bool = False) -> Any:
 def matching(given: Any, nodes: Sequence[Node], structure: Structure, op: str) -> list[Node]:
     """Tangents or cotangents as Nodes, checked against what they belong to."""
     leaves, got = flatten(given)
-    if got is not structure or len(leaves) != len(nodes):
+    if got.alike is not structure.alike or len(leaves) != len(nodes):
         raise ShapeError("not arranged like what it belongs to", op=op, expected=repr(structure),
                          got=repr(got))  # fmt: skip
     found = []
