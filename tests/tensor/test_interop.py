@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import struct
 import sys
 
 import numpy as np
@@ -73,39 +72,6 @@ def test_copies_of_leaves():
     assert pickle.loads(pickle.dumps(x)).requires_grad
     z = copy.deepcopy({"a": x, "b": x})
     assert z["a"] is z["b"] and z["a"].grad.tolist() == [2.0, 2.0]
-
-
-def test_files(tmp_path):
-    path = tmp_path / "x.safetensors"
-    kept = {"a": tg.arange(6).reshape(2, 3), "b": tg.ones(3, dtype=tg.bfloat16) * 2,
-            "scalar": tg.tensor(2.5), "empty": tg.zeros(0, 2),
-            "mask": tg.tensor([True, False])}  # fmt: skip
-    tg.save(kept, path, {"made": "here"})
-    found = tg.load(path)
-    assert list(found) == list(kept) and tg.load_metadata(path) == {"made": "here"}
-    for name, tensor in kept.items():
-        assert found[name].dtype is tensor.dtype and found[name].shape == tensor.shape
-        assert found[name].float().tolist() == tensor.float().tolist()
-    official = pytest.importorskip("safetensors.numpy").load_file(path)
-    assert official["a"].tolist() == kept["a"].tolist()
-
-
-def test_damaged_files(tmp_path):
-    path = tmp_path / "bad.safetensors"
-    with pytest.raises(tg.UserError, match="cannot read the file"):
-        tg.load(path)
-    for content, why in (
-        (b"abc", "shorter"), (struct.pack("<Q", 99) + b"{}", "cut off"),
-        (struct.pack("<Q", 2) + b"[]", "not a table"), (struct.pack("<Q", 3) + b"{]]", "JSON"),
-        (struct.pack("<Q", 61) + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}      ',
-         "outside"),
-        (struct.pack("<Q", 15) + b'{"a":{"x": 1}} ', "not understood"),
-    ):  # fmt: skip
-        path.write_bytes(content)
-        with pytest.raises(tg.UserError, match=why):
-            tg.load(path)
-    with pytest.raises(tg.DTypeError, match="a dict of Tensors"):
-        tg.save(tg.ones(2), path)
 
 
 @pytest.mark.parametrize(

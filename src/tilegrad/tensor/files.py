@@ -1,17 +1,22 @@
 """Tensors on disk: safetensors files, written whole and read without copies.
 
-Invariant: a file is complete or not there (temporary file, then rename); reading maps the file
-and trusts nothing in its header: every offset is checked before it is used.
+A dict of Tensors is a plain safetensors file. Any other nest of dicts, lists, tuples, Tensors and
+plain values keeps its Tensors under dotted names, and how it is nested as JSON in the metadata.
+Invariant: a file at a path is complete or not there (temporary file, then rename); reading maps
+the file and trusts nothing in its header: every offset is checked before it is used. No code is
+ever read from a file.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import struct
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,58 +33,179 @@ NAMES: dict[str, DType] = {
     "F64": dtypes.float64,
 }  # fmt: skip
 BY_DTYPE = {dtype: name for name, dtype in NAMES.items()}
+METADATA, NESTING = "__metadata__", "tilegrad.nesting"
+Place = str | os.PathLike[str] | IO[bytes]
 
 
-def save(tensors: Mapping[str, Any], path: str | os.PathLike[str],
-         metadata: Mapping[str, str] | None = None) -> None:  # fmt: skip
-    """Write named Tensors as a safetensors file."""
-    if not isinstance(tensors, Mapping):
-        raise DTypeError("needs names", op="save", expected="a dict of Tensors",
-                         got=type(tensors).__name__, hint="save({'x': x}, path)")  # fmt: skip
-    found = {str(name): lift(value) for name, value in tensors.items()}
-    realize(list(found.values()))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+# ---- writing ---------------------------------------------------------------------------------
+
+
+def save(value: Any, path: Place, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a nest of Tensors as a safetensors file, at a path or into a binary file object.
+
+    The nest has dicts, lists, tuples, Tensors, arrays, numbers, strings and None; `load` gives it
+    back, arrays as Tensors.
+    """
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str) or key == NESTING:
+            raise DTypeError("metadata is text", op="save", expected="a dict of str by str",
+                             got=f"{key!r}: {text!r}")  # fmt: skip
+    found: dict[str, Any] = {}
+    described = dict(metadata or {})
+    if _is_plain(value):
+        found = dict(value)
+    else:
+        described[NESTING] = json.dumps(_describe(value, "", found, []), separators=(",", ":"))
+    tensors = {name: lift(x) for name, x in found.items()}
+    realize(list(tensors.values()))
+    header: dict[str, Any] = {METADATA: described} if described else {}
     offset = 0
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
+        if tensor.dtype not in BY_DTYPE:
+            raise DTypeError(f"{name!r} cannot be saved", op="save", got=tensor.dtype.name,
+                             expected="a dtype that safetensors files have")  # fmt: skip
         end = offset + tensor.dtype.size * int(tensor.numel())  # type: ignore[call-overload]
         header[name] = {"dtype": BY_DTYPE[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [offset, end]}  # fmt: skip
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    _write(os.fspath(path), text, list(found.values()))
+    if isinstance(path, (str, os.PathLike)):
+        _replace(os.fspath(path), text, list(tensors.values()))
+    else:
+        _write(_binary(path, "save"), text, list(tensors.values()))
 
 
-def _write(path: str, header: bytes, tensors: list[Tensor]) -> None:
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray, np.generic)) or hasattr(value, "__dlpack__")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is what a safetensors file holds by itself: named arrays."""
+    return isinstance(value, Mapping) and all(
+        isinstance(k, str) and k != METADATA and _is_array(v) for k, v in value.items()
+    )
+
+
+def _describe(value: Any, path: str, found: dict[str, Any], above: list[Any]) -> Any:
+    """A nest as JSON, its arrays put into `found` by name: plain values stand for themselves, a
+    list for a list, and a table with one entry for all else."""
+    if _is_array(value):
+        name = path or "value"
+        while name in found or name == METADATA:
+            name += "~"
+        found[name] = value
+        return {"tensor": name}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if any(value is outer for outer in above):
+        raise UserError("a container contains itself", op="save", got=_at(path))
+    above = [*above, value]
+    if isinstance(value, Mapping):
+        return {"dict": [[_key(k, path), _describe(v, _below(path, k), found, above)]
+                         for k, v in value.items()]}  # fmt: skip
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        items = [_describe(v, _below(path, i), found, above) for i, v in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    raise DTypeError(
+        f"{_at(path)} cannot be saved", op="save", got=type(value).__name__,
+        expected="dicts, lists, tuples, Tensors, arrays, numbers, strings and None",
+        hint="save its state_dict()" if hasattr(value, "state_dict") else None,
+    )
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _at(path: str) -> str:
+    return repr(path) if path else "the value"
+
+
+def _key(key: Any, path: str) -> Any:
+    if key is None or isinstance(key, (bool, int, str)):
+        return key
+    raise DTypeError("a key cannot be saved", op="save", expected="str, int, bool or None",
+                     got=f"{key!r} in {_at(path)}")  # fmt: skip
+
+
+def _replace(path: str, header: bytes, tensors: list[Tensor]) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(suffix=".part", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(header)))
-            file.write(header)
-            for tensor in tensors:
-                file.write(np.ascontiguousarray(tensor.numpy()).view(np.uint8).data
-                           if tensor.ndim else tensor.numpy().tobytes())  # fmt: skip
+            _write(file, header, tensors)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The named Tensors of a safetensors file, mapped into memory."""
-    header, data = _open(os.fspath(path))
+def _write(file: Any, header: bytes, tensors: list[Tensor]) -> None:
+    file.write(struct.pack("<Q", len(header)))
+    file.write(header)
+    for tensor in tensors:
+        file.write(np.ascontiguousarray(tensor.numpy()).view(np.uint8).data
+                   if tensor.ndim else tensor.numpy().tobytes())  # fmt: skip
+
+
+def _binary(file: Any, op: str) -> Any:
+    if isinstance(file, io.TextIOBase) or not hasattr(file, "write" if op == "save" else "read"):
+        raise DTypeError("not a place for Tensors", op=op, got=type(file).__name__,
+                         expected="a path, or a file opened in binary mode")  # fmt: skip
+    return file
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+def load(path: Place) -> Any:
+    """What was saved: a dict of named Tensors, or the nest of them. A file at a path is mapped.
+
+    Of a file object just the bytes of one `save` are read, so several may follow each other.
+    """
+    header, data, where = _open(path)
     result = {}
     for name, facts in header.items():
-        if name != "__metadata__":
-            part = _part(data, name, facts, os.fspath(path))
+        if name != METADATA:
+            part = _part(data, name, facts, where)
             result[name] = wrap(from_array(part, adapts=False))
-    return result
+    nesting = _metadata(header, where).get(NESTING)
+    if nesting is None:
+        return result
+    try:
+        return _nest(json.loads(nesting), result)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise _bad(where, "its nesting is not understood") from None
 
 
-def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+def load_metadata(path: Place) -> dict[str, str]:
     """The metadata of a safetensors file."""
-    return dict(_open(os.fspath(path))[0].get("__metadata__", {}))
+    header, _, where = _open(path)
+    return {k: v for k, v in _metadata(header, where).items() if k != NESTING}
+
+
+def _metadata(header: dict[str, Any], where: str) -> dict[str, str]:
+    found = header.get(METADATA) or {}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise _bad(where, "the metadata is not text by name")
+    return found
+
+
+def _nest(described: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `_describe` described."""
+    if isinstance(described, list):
+        return [_nest(item, tensors) for item in described]
+    if not isinstance(described, dict):
+        return described
+    ((kind, inside),) = described.items()
+    if kind == "dict":
+        return {key: _nest(item, tensors) for key, item in inside}
+    if kind == "tuple":
+        return tuple([_nest(item, tensors) for item in inside])
+    return {"tensor": tensors.__getitem__, "float": float}[kind](inside)
 
 
 def _bad(path: str, why: str) -> UserError:
@@ -87,24 +213,56 @@ def _bad(path: str, why: str) -> UserError:
                      got=path)  # fmt: skip
 
 
-def _open(path: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+def _open(path: Place) -> tuple[dict[str, Any], np.ndarray[Any, Any], str]:
+    """The header, the bytes behind it, and how the file is called."""
+    if not isinstance(path, (str, os.PathLike)):
+        file, where = _binary(path, "load"), str(getattr(path, "name", type(path).__name__))
+        size = _read(file, 8)
+        length = int.from_bytes(size, "little")
+        header = _header(size, _read(file, length), length, where)
+        return header, np.frombuffer(_read(file, _end(header, where)), np.uint8), where
+    where = os.fspath(path)
     try:
-        size = os.path.getsize(path)
+        total = os.path.getsize(where)
     except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", op="load", got=path) from None
-    if size < 8:
-        raise _bad(path, "shorter than its header")
-    data = np.memmap(path, np.uint8, "r")
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    if length > size - 8:
-        raise _bad(path, "the header is cut off")
+        raise UserError(f"cannot read the file: {error.strerror}", op="load", got=where) from None
+    data = np.memmap(where, np.uint8, "r") if total else np.zeros(0, np.uint8)
+    size = data[:8].tobytes()
+    length = int.from_bytes(size, "little")
+    header = _header(size, data[8 : 8 + length].tobytes(), length, where)
+    return header, data[8 + length :], where
+
+
+def _read(file: Any, count: int) -> bytes:
+    """Up to `count` bytes, in pieces: a count that a file claims may be any number."""
+    pieces = []
+    while count > 0 and (piece := file.read(min(count, 1 << 26))):
+        pieces.append(piece)
+        count -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _header(size: bytes, text: bytes, length: int, where: str) -> dict[str, Any]:
+    if len(size) < 8:
+        raise _bad(where, "shorter than its header")
+    if len(text) < length:
+        raise _bad(where, "the header is cut off")
     try:
-        header = json.loads(data[8 : 8 + length].tobytes())
-    except ValueError:
-        raise _bad(path, "the header is not JSON") from None
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _bad(where, "the header is not JSON") from None
     if not isinstance(header, dict):
-        raise _bad(path, "the header is not a table")
-    return header, data[8 + length :]
+        raise _bad(where, "the header is not a table")
+    return header
+
+
+def _end(header: dict[str, Any], where: str) -> int:
+    """Where the last of the Tensors ends."""
+    try:
+        return max([int(f["data_offsets"][1]) for n, f in header.items() if n != METADATA],
+                   default=0)  # fmt: skip
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise _bad(where, "an entry is not understood") from None
 
 
 def _part(data: np.ndarray[Any, Any], name: str, facts: Any, path: str) -> np.ndarray[Any, Any]:
@@ -113,8 +271,7 @@ def _part(data: np.ndarray[Any, Any], name: str, facts: Any, path: str) -> np.nd
         start, end = (int(v) for v in facts["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise _bad(path, f"entry {name!r} is not understood") from None
-    count = int(np.prod(shape, dtype=np.int64))
-    right = 0 <= start <= end <= len(data) and end - start == count * dtype.size
+    right = 0 <= start <= end <= len(data) and end - start == math.prod(shape) * dtype.size
     if not right or any(s < 0 for s in shape):
         raise _bad(path, f"entry {name!r} lies outside of the file")
     part = np.asarray(data[start:end])
