@@ -469,5 +469,34 @@ def test_bad_tuning():
     def never(x):
         tile.store(tile.result((4, 4)), (0, 0), tile.zeros((tile.context().d, 4)))
 
-    with pytest.raises(tg.UserError, match="no Plan of the space can be run"):
+    with pytest.raises(tg.ShapeError, match="does not hold a whole row"):  # as of all Plans
         never(normal(4, 4))
+
+
+def test_a_mistake_in_a_tuned_kernel_is_told_once():
+    @kernel.autotune(dict(BM=[16, 32], BN=[16, 32]), cache="")
+    def annotated(x: KTile[tg.float16]):
+        tile.store(tile.result((4,)), (0,), tile.zeros((4,)))
+
+    @kernel.autotune(dict(BM=[16, 32], warps=[4, 8]), cache="")
+    def bits(x):
+        T = tile.context()
+        i = tile.grid(tile.ceil_divide(x.shape[0], T.m))
+        tile.store(tile.result(x.shape), (i * T.m,), tile.load(x, (i * T.m,), (T.m,)) & 3)
+
+    @kernel.autotune(dict(width=[1, 2, 3]), cache="")
+    def several(x, *, width: int):
+        if width == 1:
+            tile.store(tile.result((4,)), (0,), tile.load(x, (0,), (4,)) & 3)
+        tile.store(tile.result((4,)), (0,), tile.zeros((4,)) + tile.zeros((4 + width,)))
+
+    for wrong, expected in ((annotated, "float16"), (bits, "integers or bools")):
+        with pytest.raises(tg.DTypeError) as found:
+            wrong(normal(64))
+        text = str(found.value)
+        assert text.count("got: float32") == 1 and text.count(f"expected: {expected}") == 1
+        assert "test_kernel.py" in text
+    with pytest.raises(tg.UserError, match="no Plan of the space can be run") as found:
+        several(normal(4))
+    text = str(found.value)
+    assert text.count("got: float32") == 1 and "1 of 3" in text and "2 of 3" in text

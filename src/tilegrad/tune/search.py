@@ -46,6 +46,7 @@ def search(
     """Measure Plans; the Entry of the fastest, with every Trial."""
     trials: list[Trial] = []
     seen: dict[Any, Plan] = {}
+    refused: list[tuple[Plan, UserError]] = []
     spent = 0.0
     for number, plan in enumerate(plans):
         if spent >= budget_ms and number and any(t.seconds is not None for t in trials):
@@ -61,6 +62,7 @@ def search(
             seen[programs] = plan
             run = executable_for(inputs, outputs, device=device)
         except UserError as error:
+            refused.append((plan, error))
             trials.append(Trial(plan.to_record(), None, str(error).splitlines()[0]))
             continue
         start = time.perf_counter()
@@ -70,10 +72,21 @@ def search(
         spent += 1e3 * (time.perf_counter() - start)
     timed = [t for t in trials if t.seconds is not None]
     if not timed:
-        shown = "\n".join(str(t) for t in trials[:8])
-        raise UserError(f"no Plan of the space can be run\n{shown}", op="autotune")
+        raise _refusal(refused)
     best = min(timed, key=lambda t: t.seconds or 0.0)
     return Entry(best.plan, best.seconds, trials=tuple(trials))
+
+
+def _refusal(refused: Sequence[tuple[Plan, UserError]]) -> UserError:
+    """Why no Plan can be run: the error itself if it is the same for all, else each one once."""
+    kinds: dict[str, list[tuple[Plan, UserError]]] = {}
+    for plan, error in refused:
+        kinds.setdefault(str(error).splitlines()[0], []).append((plan, error))
+    if len(kinds) == 1:
+        return refused[0][1]
+    shown = [f"{len(found)} of {len(refused)}, such as {found[0][0]}: {found[0][1]}"
+             for found in list(kinds.values())[:8]]  # fmt: skip
+    return UserError("no Plan of the space can be run\n" + "\n".join(shown), op="autotune")
 
 
 def _runner(
