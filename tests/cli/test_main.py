@@ -1,7 +1,8 @@
 """The command line: versions, cache, doctor, errors, and a short demo."""
 
-import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,13 +16,27 @@ RUNNER = CliRunner()
 
 
 def test_version() -> None:
-    result = RUNNER.invoke(main.app, ["version"])
+    result = RUNNER.invoke(main.app, ["--version"])
     assert result.exit_code == 0 and result.output.startswith(f"tilegrad {__version__} ")
 
 
 def test_help_lists_the_commands() -> None:
     result = RUNNER.invoke(main.app, ["--help"])
     assert all(name in result.output for name in ("demo", "doctor", "cache", "version"))
+
+
+def test_help_shows_flags_as_flags() -> None:
+    from typer.main import get_command
+
+    def commands(command: Any, words: list[str]) -> Any:
+        yield words
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from commands(inner, [*words, name])
+
+    for words in commands(get_command(main.app), []):
+        shown = RUNNER.invoke(main.app, [*words, "--help"])
+        assert shown.exit_code == 0 and "--help" in shown.output, words
+        assert "bool" not in shown.output.lower(), words
 
 
 def test_cache(tmp_path: Path) -> None:
@@ -43,13 +58,24 @@ def test_doctor() -> None:
     assert result.exit_code == 0, result.output
     for word in ("python", "cpu", "threads", "memory", "cache", "self-test passed"):
         assert word in result.output
-    assert not doctor.has_module("no_such_package.part")
+
+
+def test_doctor_offers_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    extras = page.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    assert set(doctor.EXTRAS) == set(re.findall(r"^(\w+) = ", extras, re.M))
+    asked = ["numpy>=1", "no-such-package<14,>=13.0; extra == 'cuda'", "numpy; extra == 'test'",
+             "no_such.other==1.*; (sys_platform == 'linux') and extra == 'cuda'"]  # fmt: skip
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: asked)
+    assert doctor.extra_line("cuda") == (
+        'missing: pip install "no-such-package<14,>=13.0" "no_such.other==1.*"')  # fmt: skip
+    assert doctor.extra_line("test") == "here"
 
 
 def test_an_error_ends_with_its_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def fail() -> None:
+    def fail(prog_name: str) -> None:
         raise UserError("no", op="demo", expected="this", got="that")
 
     monkeypatch.setattr(main, "app", fail)
@@ -60,15 +86,18 @@ def test_an_error_ends_with_its_message(
 
 
 def test_demo() -> None:
-    from rich.console import Console
-
     from tilegrad.train.demo import read_text, run_demo
 
-    text = io.StringIO()
-    made = run_demo(steps=3, console=Console(file=text, width=100))
+    said: list[str] = []
+    stages: list[tuple[Any, ...]] = []
+    made = run_demo(steps=3, say=said.append, stage=lambda *stage: stages.append(stage))
     assert made.history.steps == 3 and not made.history.stopped
     assert made.history.losses[0] == pytest.approx(4.17, abs=0.15)
-    assert "sample" in text.getvalue() and "tokens/s" in text.getvalue()
+    assert "tokens/s" in said[1] and made.sample in said[2]
+    assert stages[:2] == [("compile", 0, 1), ("compile", 1, 1)]
+    assert stages[2][:3] == ("training", 1.0, 3.0) and "step 1, loss 4." in stages[2][3]
+    assert all(any(name == n and done == total for n, done, total, *_ in stages)
+               for name, *_ in stages), "every stage ends"  # fmt: skip
     assert set(made.sample) <= set(read_text())
     with pytest.raises(UserError, match="nothing to do"):
         run_demo(steps=0)

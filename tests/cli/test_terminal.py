@@ -1,4 +1,4 @@
-"""Every command typed at a terminal, with stdout the terminal, a pipe and a file."""
+"""Every command typed at a terminal, with stdout the terminal, a pipe and a file; progress."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tilegrad.cli import progress
 
 COMMAND = [sys.executable, "-m", "tilegrad.cli.main"]
 SECONDS = 240
@@ -80,8 +82,8 @@ def typed(words: list[str], environment: dict[str, str], place: str, folder: Pat
 
 
 def plain(text: str) -> str:
-    """What is left on a screen's lines, as far as the tests here care."""
-    return ESCAPES.sub("", text).replace("\r\n", "\n")
+    """What is left on a screen's lines: a carriage return begins its line anew."""
+    return re.sub(r"[^\n]*\r(?!\n)", "", ESCAPES.sub("", text).replace("\r\n", "\n"))
 
 
 def test_run_writes_its_answer_where_stdout_goes(
@@ -94,6 +96,101 @@ def test_run_writes_its_answer_where_stdout_goes(
     assert len(answer) >= 20 and answer == found["file"].stdout
     screen = found["terminal"].screen
     assert "\x1b[?25l" in screen, "a bar was drawn"
-    assert plain(screen.rpartition("\x1b[?25h")[2]).lstrip("\r\n").startswith(answer)
+    assert plain(screen.rpartition("\x1b[?25h")[2]).lstrip("\n").startswith(answer)
     for place in ("pipe", "file"):
         assert answer.strip() not in plain(found[place].screen)
+
+
+# words of a command, its status, and a line that its stdout has
+COMMANDS: dict[str, tuple[list[str], int, str]] = {
+    "version": (["--version"], 0, r"^tilegrad \d+\.\d+\.\d+ \(Python 3"),
+    "help": (["--help"], 0, r"Usage: tilegrad \[OPTIONS\] COMMAND"),
+    "doctor": (["doctor"], 0, r"^self-test passed: "),
+    "models": (["models"], 0, r"^smollm2 .*not fetched yet$"),
+    "info": (["info", "TINY"], 0, r"^speed .* tokens/s"),
+    "json": (["run", "TINY", "hi", "--max-tokens", "2", "--json"], 0, r'^\{"model": .*\}$'),
+    "bench": (["bench", "TINY", "--prompt", "4", "--tokens", "4", "--repeats", "1"], 0,
+              r"^answer .* tokens/s"),
+    "demo": (["demo", "--steps", "2"], 0, r"^2 steps, loss \d"),
+    "tune": (["tune", "matmul", "--shape", "8x64x64", "--device", "cuda:99"], 1, ""),
+    "missing": (["run", "no-such-model", "hi"], 1, ""),
+    "option": (["run", "--no-such-option"], 2, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_results_go_to_stdout_and_the_rest_does_not(
+    name: str, tiny: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words, status, line = COMMANDS[name]
+    words = [str(tiny) if word == "TINY" else word for word in words]
+    for place in PLACES:
+        found = typed(words, environment, place, tmp_path)
+        assert found.status == status, found
+        if not status:
+            assert re.search(line, plain(found.stdout), re.M), found
+            assert place == "terminal" or not re.search(line, plain(found.screen), re.M), found
+        else:
+            assert "error" in found.screen.lower(), found
+            assert place == "terminal" or not found.stdout, found
+        if name == "demo":
+            assert "compiling" in found.screen and "compiling" not in (
+                "" if place == "terminal" else found.stdout)  # fmt: skip
+        if name == "tune":
+            assert "GPU" in found.screen, "says what is missing"
+
+
+def test_a_chat_writes_its_answers_where_stdout_goes(
+    tiny: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["chat", str(tiny), "--max-tokens", "6", "--temperature", "1", "--seed", "5"]
+    keys = "hi\n/exit\n"
+    answers = [typed(words, environment, place, tmp_path, keys) for place in ("pipe", "file")]
+    assert all(found.status == 0 and ">>> " in found.screen for found in answers), answers
+    assert answers[0].stdout == answers[1].stdout != ""
+    assert typed(words, environment, "terminal", tmp_path, keys).status == 0
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+def test_lines_where_no_bar_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def told(count: int) -> list[str]:
+        lines: list[str] = []
+        end = time.monotonic() + 10
+        while len(lines) < count and time.monotonic() < end:
+            time.sleep(0.01)
+            lines += capsys.readouterr().err.splitlines()
+        return lines
+
+    with progress.Bars() as bars:
+        bars.stage("load", 0, 1)
+        bars.stage("load", 1, 1)
+    assert capsys.readouterr() == ("", ""), "what is quick has none"
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    with progress.Bars() as bars:
+        bars.stage("compile", 0, 1)
+        assert told(2)[:2] == ["[compiling; 0 s]"] * 2
+        bars.stage("compile", 1, 1)
+        bars.stage("training", 25.0, 100.0, "step 7")
+        assert told(3)[-1] == "[training, 25%, step 7; 0 s]"
+        bars.put("a result")
+        bars.close()
+        bars.stage("load", 0, 1)
+    assert bars.told is None and capsys.readouterr().out == "a result\n"
+
+
+def test_bars_make_room_for_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "is_terminal", lambda stream: True)
+    before = sys.stdout
+    with progress.Bars() as bars:
+        bars.stage("a [bold]name", 1, 4, "a note")
+        assert sys.stdout is before, "what writes to stdout still does"
+        bars.put("one")
+        bars.stage("a [bold]name", 4, 4)
+        bars.put("two")
+    assert capsys.readouterr().out == "one\ntwo\n"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,8 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import TilegradError, UserError
 
-# extra -> modules it brings, what it is for
-EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "cuda": (("cuda.bindings",), "NVIDIA GPUs"),
-    "onnx": (("onnx",), "ONNX models"),
-    "serve": (("aiohttp", "prometheus_client"), "the HTTP server"),
-    "plot": (("matplotlib",), "plots"),
-    "peers": (("torch",), "comparison with PyTorch"),
-    "test": (("pytest", "hypothesis"), "running the tests"),
-}
+EXTRAS = {"cuda": "NVIDIA GPUs", "peers": "comparison with PyTorch", "test": "running the tests"}
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<rest>[^;]*);.*extra == ['\"](?P<extra>\w+)['\"]")
 SETS = ("avx2", "avx512f", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
         "neon", "sve")  # fmt: skip
 
@@ -33,21 +27,20 @@ SETS = ("avx2", "avx512f", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16",
 def examine(console: Any) -> bool:
     """Print all findings; whether the self-test passed."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (*machine_lines(), ("cache", cache_line())):
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, style="bold"), Text(value))
     console.print(table)
     console.print()
     extras = Table("extra", "for", "state", box=None, pad_edge=False)
-    for name, (modules, meaning) in EXTRAS.items():
-        missing = [m for m in modules if not has_module(m)]
-        state = "here" if not missing else f'missing: pip install "tilegrad\\[{name}]"'
-        extras.add_row(name, meaning, state)
+    for name, meaning in EXTRAS.items():
+        extras.add_row(name, meaning, Text(extra_line(name)))
     console.print(extras)
     console.print()
     good, line = self_test()
-    console.print(f"[bold]self-test[/bold] {line}")
+    console.print(Text.assemble(("self-test", "bold"), f" {line}"))
     return good
 
 
@@ -113,12 +106,15 @@ def cache_line() -> str:
     return f"{folder}: {size / 2**20:.1f} of at most {cap / 2**20:.0f} MiB"
 
 
-def has_module(name: str) -> bool:
-    """Whether a module could be imported."""
+def extra_line(extra: str) -> str:
+    """Whether what an extra asks for is here, or what brings it."""
     try:
-        return util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
+        asked = [REQUIREMENT.match(text) for text in metadata.requires("tilegrad") or ()]
+    except metadata.PackageNotFoundError:
+        return "unknown: tilegrad itself is not installed"
+    missing = [f'"{one["name"]}{one["rest"].strip()}"' for one in asked
+               if one and one["extra"] == extra and _version_of(one["name"]) == "missing"]
+    return f"missing: pip install {' '.join(missing)}" if missing else "here"
 
 
 def self_test() -> tuple[bool, str]:
@@ -142,4 +138,4 @@ def self_test() -> tuple[bool, str]:
     return True, f"passed: two kernels compiled and ran in {seconds:.2f} s"
 
 
-__all__ = ["examine", "has_module", "machine_lines", "self_test"]
+__all__ = ["examine", "extra_line", "machine_lines", "self_test"]

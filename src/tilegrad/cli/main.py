@@ -1,8 +1,8 @@
-"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, tune, cache, version.
+"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, tune, cache.
 
-Invariant: typer and rich are imported by this folder only (and where a progress bar is shown);
-an error ends a command with its message and status 1 (2 for bad usage, 130 for Ctrl-C), without a
-traceback; a command imports what it needs when it runs, so that others start quickly.
+Invariant: typer and rich are imported by this folder only; an error ends a command with its message
+and status 1 (2 for bad usage, 130 for Ctrl-C), without a traceback; a command imports what it needs
+when it runs, so that others start quickly.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
 from . import bench, chat, info, models, run
+from .flags import App, Group
+from .progress import Bars
 from .terminal import error_text, status
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands, whose errors end in a message and a status."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -40,24 +41,32 @@ class Commands(TyperGroup):
             raise typer.Exit(run.INTERRUPTED) from error
 
 
-app = typer.Typer(cls=Commands, help="Tensor programs compiled to tiles and to machine code.",
-                  no_args_is_help=True, add_completion=False)  # fmt: skip
+app = App(cls=Commands, help="Tensor programs compiled to tiles and to machine code.",
+          no_args_is_help=True, add_completion=False)  # fmt: skip
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
-cache_app = typer.Typer(help="The folder of compiled programs.", invoke_without_command=True)
+cache_app = App(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
-tune_app = typer.Typer(help="Measure Plans of the library's kernels on this machine's GPU.",
-                       no_args_is_help=True)  # fmt: skip
+tune_app = App(help="Measure Plans of the library's kernels on this machine's GPU.",
+               no_args_is_help=True)  # fmt: skip
 app.add_typer(tune_app, name="tune")
 
 
-def _console() -> Any:
-    from rich.console import Console
+def show_version(asked: bool) -> None:
+    """Say which version this is, where that is asked."""
+    if asked:
+        typer.echo(f"tilegrad {__version__} (Python {platform.python_version()})")
+        raise typer.Exit
 
-    return Console()
+
+@app.callback()
+def all_commands(version: Annotated[bool, typer.Option(
+    "--version", callback=show_version, is_eager=True, help="Show the version and exit.",
+)] = False) -> None:  # fmt: skip
+    """Tensor programs compiled to tiles and to machine code."""
 
 
 @app.command()
@@ -69,15 +78,18 @@ def demo(
     """Train a small character-level GPT on Shakespeare and print what it writes."""
     from ..train.demo import run_demo
 
-    run_demo(steps, seconds, seed, _console())
+    with Bars() as bars:
+        run_demo(steps, seconds, seed, bars.put, bars.stage)
 
 
 @app.command()
 def doctor() -> None:
     """Show what this machine has, what is missing and how to get it; run a self-test."""
+    from rich.console import Console
+
     from .doctor import examine
 
-    if not examine(_console()):
+    if not examine(Console()):
         raise typer.Exit(1)
 
 
@@ -105,23 +117,12 @@ def tune_matmul(
     commit: Annotated[str, typer.Option(help="The commit, where git cannot tell.")] = "",
 ) -> None:  # fmt: skip
     """Find the fastest Plans of matrix products and keep them in a PlanTable."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
     from .tune import run, shapes_of
 
     found = shapes_of(shape or [], layers or [], sizes)
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_console()) as bar:
-        task = bar.add_task("opening the GPU", total=len(found))
-        run(found, dtype, device, budget, layout, out, trials, commit,
-            lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
-            lambda name, done: bar.update(task, description=name, completed=done))  # fmt: skip
-
-
-@app.command()
-def version() -> None:
-    """Show versions."""
-    typer.echo(f"tilegrad {__version__} (Python {platform.python_version()})")
+    with Bars() as bars:
+        run(found, dtype, device, budget, layout, out, trials, commit, bars.put,
+            lambda name, done: bars.stage("tuning", done, len(found), name))  # fmt: skip
 
 
 @cache_app.callback()
@@ -153,7 +154,7 @@ def cache_clear() -> None:
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        app(prog_name="tilegrad")
     except TilegradError as error:
         status(f"error: {error_text(error)}")
         sys.exit(1)

@@ -13,9 +13,10 @@ import typer
 
 from ..core.errors import TilegradError
 from . import options
+from .flags import App
 from .terminal import columns, put, size_text, status
 
-app = typer.Typer(help="Models kept on this machine.", invoke_without_command=True)
+app = App(help="Models kept on this machine.", invoke_without_command=True)
 
 
 @app.callback()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -18,11 +18,13 @@ from ..core.errors import UserError
 from ..models.gpt2 import GPT2, GPT2Config
 from ..tensor.creation import tensor
 from ..tensor.random import Generator, manual_seed
-from .loop import History, progress_bar, train
+from .loop import History, train
 from .optimizer import AdamW
 
 TOKENS, BATCH = 64, 16  # a window of text, and how many a step sees
 PEAK_RATE, WARMUP, FLOOR = 3e-3, 0.03, 0.05  # of the learning rate, over the run
+
+Stage = Callable[..., None]  # (name, done, total, note="")
 
 
 @dataclass
@@ -57,50 +59,57 @@ def rate_at(share: float) -> float:
 
 
 def run_demo(steps: int | None = None, seconds: float = 60, seed: int = 0,
-             console: Any = None) -> Demo:  # fmt: skip
-    """Train for so many steps, or seconds, and print a sample; Ctrl-C stops early."""
+             say: Callable[[str], Any] = lambda _: None, stage: Stage = lambda *_: None,
+             ) -> Demo:  # fmt: skip
+    """Train for so many steps, or seconds, and say what was written; Ctrl-C stops early.
+
+    `say` gets lines of text; `stage` what is under way, how far, of how much, and a note.
+    """
     if (steps is not None and steps < 1) or not seconds > 0:
         raise UserError("nothing to do", op="demo", expected="steps >= 1 and seconds > 0",
                         got=f"steps {steps}, seconds {seconds}")  # fmt: skip
-    from rich.console import Console
-
-    console = Console() if console is None else console
     manual_seed(seed)
     text = read_text()
     letters = sorted(set(text))
     data = np.searchsorted(np.array(letters), np.array(list(text)))
     model = GPT2(GPT2Config(len(letters), TOKENS, n_embd=128, n_layer=4, n_head=4))
     count = sum(int(p.numel()) for p in model.parameters())  # type: ignore[arg-type]
-    console.print(f"A GPT of {count:,} parameters learns to write, letter by letter, from "
-                  f"{len(text):,} letters of Shakespeare. Ctrl-C stops early.")  # fmt: skip
-    history = _train(model, data, steps, seconds, seed, console)
+    say(f"A GPT of {count:,} parameters learns to write, letter by letter, from "
+        f"{len(text):,} letters of Shakespeare. Ctrl-C stops early.")  # fmt: skip
+    history = _train(model, data, steps, seconds, seed, stage)
     speed = BATCH * TOKENS * max(history.steps - 1, 1) / max(history.seconds, 1e-9)
-    console.print(f"{history.steps} steps, loss {history.losses[0]:.2f} -> "
-                  f"{_recent(history):.2f}, {speed:,.0f} tokens/s, compiled in "
-                  f"{history.first_seconds:.1f} s")  # fmt: skip
+    say(f"{history.steps} steps, loss {history.losses[0]:.2f} -> {_recent(history):.2f}, "
+        f"{speed:,.0f} tokens/s, compiled in {history.first_seconds:.1f} s")  # fmt: skip
+    stage("writing a sample", 0, 1)
     sample = write(model.eval(), letters, 400, seed)
-    console.rule("sample")
-    console.print(sample, markup=False, highlight=False)
+    stage("writing a sample", 1, 1)
+    say(f"\n---- sample ----\n\n{sample}")
     return Demo(model, history, sample)
 
 
 def _train(model: GPT2, data: Any, steps: int | None, seconds: float, seed: int,
-           console: Any) -> History:  # fmt: skip
+           stage: Stage) -> History:  # fmt: skip
     optimizer = AdamW(model.parameters(), lr=rate_at(0.0), weight_decay=0.1, betas=(0.9, 0.99))
     total = float(steps) if steps is not None else float(seconds)
     begin = time.perf_counter()
-    with progress_bar("training", total, console) as show:
+    stage("compile", 0, 1)
 
-        def after(number: int, loss: float, history: History) -> None:
-            done = number + 1.0 if steps is not None else history.seconds
-            optimizer.lr = rate_at(done / total)
-            spent = max(time.perf_counter() - begin - history.first_seconds, 1e-9)
-            if number % 10 == 0:
-                show(done, number + 1, _recent(history), number * BATCH * TOKENS / spent)
+    def after(number: int, loss: float, history: History) -> None:
+        if number == 0:
+            stage("compile", 1, 1)
+        done = number + 1.0 if steps is not None else history.seconds
+        optimizer.lr = rate_at(done / total)
+        spent = max(time.perf_counter() - begin - history.first_seconds, 1e-9)
+        if number % 10 == 0:
+            speed = number * BATCH * TOKENS / spent
+            stage("training", done, total,
+                  f"step {number + 1}, loss {_recent(history):.3f}, {speed:,.0f} tokens/s")
 
-        return train(model, optimizer, windows(data, seed), GPT2.loss, steps=steps,
-                     seconds=None if steps is not None else seconds, clip=1.0,
-                     on_step=after)  # fmt: skip
+    history = train(model, optimizer, windows(data, seed), GPT2.loss, steps=steps,
+                    seconds=None if steps is not None else seconds, clip=1.0,
+                    on_step=after)  # fmt: skip
+    stage("training", total, total)
+    return history
 
 
 def _recent(history: History) -> float:

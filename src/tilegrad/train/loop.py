@@ -1,4 +1,4 @@
-"""A small training loop: one jitted step, a progress bar, and a clean stop.
+"""A small training loop: one jitted step, and a clean stop.
 
 Invariant: Ctrl-C ends the loop between two steps, so parameters and optimizer are always those
 of a whole step; a second Ctrl-C interrupts at once.
@@ -105,24 +105,4 @@ def stop_flag() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def progress_bar(
-    description: str, total: float, console: Any = None, unit: str = "tokens/s"
-) -> Iterator[Callable[..., None]]:
-    """A rich progress bar; call what it gives with (done, loss, speed)."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(),
-               TextColumn("step {task.fields[step]}"),
-               TextColumn("loss {task.fields[loss]:.3f}"),
-               TextColumn("{task.fields[speed]:,.0f} " + unit), TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(description, total=total, step=0, loss=float("nan"), speed=0.0)
-
-        def show(done: float, step: int, loss: float, speed: float) -> None:
-            bar.update(task, completed=min(done, total), step=step, loss=loss, speed=speed)
-
-        yield show
-
-
-__all__ = ["History", "make_step", "progress_bar", "stop_flag", "train"]
+__all__ = ["History", "make_step", "stop_flag", "train"]

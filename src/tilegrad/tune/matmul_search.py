@@ -148,7 +148,7 @@ def machine_of(device: str) -> Machine:
     found = devices()
     number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
     if not 0 <= number < len(found):
-        raise UserError("no such GPU to tune on", op="tune",
+        raise UserError("no such GPU" if found else "there is no GPU here", op="tune",
                         expected=f"cuda:0 to cuda:{len(found) - 1}" if found else
                         "a machine with an NVIDIA GPU and its driver", got=device,
                         hint="`tilegrad doctor` shows what this machine has")  # fmt: skip

@@ -56,13 +56,15 @@ def _open() -> Any:
     except ImportError as error:
         raise UserError(
             "CUDA needs the package cuda-bindings", op="cuda",
-            expected="cuda-bindings>=13.0,<14", got=error, hint='pip install "tilegrad[cuda]"',
+            expected="cuda-bindings>=13.0,<14", got=error,
+            hint='pip install "cuda-bindings>=13.0,<14"',
         ) from None  # fmt: skip
     version = str(getattr(cuda.bindings, "__version__", "13"))
     if version.split(".")[0] != "13":
         raise UserError(
             "CUDA needs another version of cuda-bindings", op="cuda",
-            expected="cuda-bindings>=13.0,<14", got=version, hint='pip install "tilegrad[cuda]"',
+            expected="cuda-bindings>=13.0,<14", got=version,
+            hint='pip install "cuda-bindings>=13.0,<14"',
         )  # fmt: skip
     try:
         status = driver.cuInit(0)[0]
