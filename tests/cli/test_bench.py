@@ -76,6 +76,7 @@ def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     text = bench.columns(bench.lines(record))
     for word in ("prompt", "answer", "tokens/s", "% of 1.0 GB/s (of this test)", "a step"):
         assert word in text
+    assert [word for word, _ in bench.lines(record | {"busy": True})][-1] == "busy"
 
 
 def test_a_trace_that_cannot_be_written() -> None:

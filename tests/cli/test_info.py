@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,7 @@ def test_a_rate_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
         return 1e9 + len(calls)
 
     monkeypatch.setattr(roofline, "measure", measure)
+    monkeypatch.setattr(roofline, "core_times", lambda: [])
     with override(cache_folder=str(tmp_path)):
         first = roofline.read_rate("cpu", 1)
         again = roofline.read_rate("cpu", 2)
@@ -127,6 +129,38 @@ def test_a_rate_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.bytes_per_second == again.bytes_per_second == 1e9 + 1
     assert "measured here" in first.how and "kept" in again.how
     assert fresh.bytes_per_second == 1e9 + 2 and "kept" not in fresh.how
+
+
+def test_a_busy_machine_is_named_and_its_rate_is_not_kept(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = {"used": 0.0, "idle": 0.0}
+
+    def measure(size: int) -> float:
+        clock["used"] += 3.0  # of four seconds of all cores
+        clock["idle"] += 1.0
+        return 1e9
+
+    monkeypatch.setattr(roofline, "measure", measure)
+    monkeypatch.setattr(roofline, "core_times", lambda: [clock["used"], 0, 0, clock["idle"], 0])
+    with override(cache_folder=str(tmp_path)):
+        shown = RUNNER.invoke(main.app, ["info", str(tiny)]).stdout
+        again = json.loads(RUNNER.invoke(main.app, ["info", str(tiny), "--json"]).stdout)
+    assert re.search(r"while other programs used 7\d% of the CPU\)", shown)
+    assert "the machine is busy" in shown and "at most" not in shown and "about " in shown
+    assert again["speed"]["busy"] and "kept" not in again["speed"]["how"]
+
+
+def test_what_other_programs_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = roofline.core_times()
+    assert not times or (len(times) == 8 and min(times) >= 0)
+    seconds = iter([[10.0, 0, 0, 10, 0, 0, 0, 0], [11.0, 1, 1, 15, 1, 0, 0, 1]])
+    monkeypatch.setattr(roofline, "core_times", lambda: next(seconds))
+    monkeypatch.setattr(roofline.time, "process_time", iter([1.0, 3.0]).__next__)
+    assert roofline.Others().share() == pytest.approx((4 - 2) / 10)
+    monkeypatch.undo()
+    monkeypatch.setattr(roofline, "core_times", lambda: [])
+    assert roofline.Others().share() == 0.0
 
 
 def test_a_block_is_as_large_as_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`tilegrad bench`: how fast a model reads a prompt and writes an answer here, against the limit.
+"""`tilegrad bench`: how fast a model reads a prompt and writes an answer here, against the memory.
 
 A round adds requests of random tokens to the engine itself, so no text, template or stop token
 gets in the way: the prompt is in when each request has its first token, and what follows is
@@ -23,6 +23,7 @@ from . import options
 from .info import needs_of
 from .opening import context_of, open_llm
 from .progress import Bars
+from .roofline import BUSY, Others
 from .terminal import columns, put, size_text, status
 
 ROWS = "quantised_take"  # the kernel that takes rows of packed weights
@@ -50,7 +51,7 @@ def bench(
     profile: Trace = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure tokens a second of prompts and of answers, and how near they are to the limit."""
+    """Measure tokens a second of prompts and of answers, and the share of the memory's speed."""
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads)
         llm = open_llm(model, bars, requests=batch, context=context or prompt + tokens, **chosen)
@@ -58,9 +59,12 @@ def bench(
             raise UserError("prompt and answer are longer than the context", op="bench",
                             expected=f"at most {context_of(llm)} tokens",
                             got=f"{prompt} + {tokens}")  # fmt: skip
+        others = Others()
         rounds = measured(llm, prompt, tokens, batch, repeats, bars)
+        busy = others.share() > BUSY
         traced = None if profile is None else profiled(llm, prompt, tokens, batch)
     result = summed_up(model, llm, rounds, prompt, tokens, batch)
+    result["busy"] |= busy
     limit = result["limit_bytes_per_second"]
     if traced is not None and profile is not None:
         result["kernels"] = [asdict(row) for row in traced.table(limit)]
@@ -151,6 +155,7 @@ def summed_up(model: str, llm: Any, rounds: list[Round], prompt: int, tokens: in
         "prefill_tokens_per_second": batch * prompt / prefill, "step_seconds": step,
         "decode_tokens_per_second": rate, "bytes_per_step": moved, "bytes_per_second": reached,
         "limit_bytes_per_second": limit.bytes_per_second, "limit_how": limit.how,
+        "busy": limit.busy,
         "share_of_limit": reached / limit.bytes_per_second if limit.bytes_per_second else 0.0,
         "launches_per_step": launches_of(llm, batch),
         "rounds": [asdict(r) for r in rounds],
@@ -209,7 +214,8 @@ def lines(result: dict[str, Any]) -> list[tuple[str, str]]:
          f"({result['step_seconds'] * 1e3:.2f} ms a step of {result['batch']})"),
         ("memory", f"{size_text(result['bytes_per_second'])}/s: "
          f"{size_text(result['bytes_per_step'])} a step"),
-        ("limit", f"{100 * result['share_of_limit']:.0f}% of "
+        ("", f"{100 * result['share_of_limit']:.0f}% of "
          f"{size_text(result['limit_bytes_per_second'])}/s ({result['limit_how']})"),
         ("launches", f"{result['launches_per_step']} a step"),
+        *[("busy", "other programs ran: an idle machine is faster")] * result["busy"],
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""`tilegrad info`: what a model is, what memory it needs, and how fast it can be here.
+"""`tilegrad info`: what a model is, what memory it needs, and about how fast it is here.
 
 Weights are not loaded: the tables of the files say it all. Invariant: every number follows from
-the files, the options and the Rate that is named beside it; the speed is a limit, not a promise.
+the files, the options and the Rate that is named beside it; the speed is an estimate, not a limit.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
 
 
 def speed(needs: dict[str, int], device: str, fresh: bool) -> dict[str, Any]:
-    """The tokens a second that the memory of a device allows."""
+    """About how many tokens a second the memory of a device allows."""
     from .roofline import read_rate
 
     rate = read_rate(device, needs["read_first"], fresh)
     first, full = (rate.bytes_per_second / needs[n] for n in ("read_first", "read_full"))
     return {"device": device, "bytes_per_second": round(rate.bytes_per_second), "how": rate.how,
-            "tokens_per_second": round(first, 2),
+            "busy": rate.busy, "tokens_per_second": round(first, 2),
             "tokens_per_second_full": round(full, 2)}  # fmt: skip
 
 
@@ -179,10 +179,12 @@ def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         rate = size_text(speeds["bytes_per_second"])
         found += [
             ("machine", f"{speeds['device']} reads {rate}/s ({speeds['how']})"),
-            ("speed", f"at most {speeds['tokens_per_second']:.1f} tokens/s "
-             f"({size_text(needs['read_first'])} a token), "
+            ("speed", f"about {speeds['tokens_per_second']:.1f} tokens/s "
+             f"({size_text(needs['read_first'])} a token at that rate), "
              f"{speeds['tokens_per_second_full']:.1f} with {most} tokens in the cache"),
         ]  # fmt: skip
+        if speeds["busy"]:
+            found.append(("", "the machine is busy: an idle one is faster"))
     return found
 
 

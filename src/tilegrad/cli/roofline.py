@@ -1,10 +1,11 @@
-"""How fast a device reads memory, and so how fast a decoder can write at most.
+"""How fast a device reads memory, and so about how fast a decoder can write.
 
-A token needs every weight once: bytes a token over bytes a second is the limit. A GPU's rate is
+A token needs every weight once: bytes a second over bytes a token is the estimate. A GPU's rate is
 known of its Target; a CPU's is measured by summing a block as large as the weights (a model that
 fits a cache is read at the cache's rate), once, and kept in the Store.
 
-Invariant: a Rate says how it was come by, and measuring takes well under a second or two.
+Invariant: a Rate says how it was come by, and whether other programs ran meanwhile: such a one is
+not kept. Measuring takes well under a second or two.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 
 MIB = 1 << 20
 SMALLEST, LARGEST = 64 * MIB, 1024 * MIB
-VERSION = "1"
+VERSION = "2"
 SECONDS, LEAST_RUNS = 0.3, 4
+BUSY = 0.1  # of all cores, used by other programs
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Rate:
 
     bytes_per_second: float
     how: str
+    busy: bool = False  # other programs ran meanwhile: an idle machine is faster
 
 
 def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
@@ -47,7 +50,11 @@ def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
     kept = _parsed(store.get(key))
     if kept and not fresh:
         return Rate(kept, f"{how}, kept from an earlier run")
-    found = max(measure(size), kept or 0.0)
+    others = Others()
+    found, share = measure(size), others.share()
+    if share > BUSY:
+        return Rate(found, f"{how}, while other programs used {100 * share:.0f}% of the CPU", True)
+    found = max(found, kept)
     store.put(key, json.dumps({"bytes_per_second": found}).encode())
     return Rate(found, how)
 
@@ -86,6 +93,36 @@ def measure(size: int) -> float:
         total(block).item()
         best, runs = min(best, time.perf_counter() - start), runs + 1
     return size / best
+
+
+class Others:
+    """What other programs use of all cores, from the making of this on; 0 where nothing tells."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def share(self) -> float:
+        """Their share of the time of all cores since then."""
+        used, whole, own = (now - then for now, then in zip(self._now(), self.start))
+        return min(max((used - own) / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds that all cores were used, that they were there, and that this process used."""
+        times = core_times()
+        return sum(times) - sum(times[3:5]), sum(times), time.process_time()
+
+
+def core_times() -> list[float]:
+    """Seconds of all cores: user, nice, system, idle, waiting, interrupts (two), stolen."""
+    import os
+
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            words = file.readline().split()[1:9]
+        return [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+    except (OSError, ValueError, AttributeError):
+        return []
 
 
 def _parsed(data: bytes | None) -> float:
