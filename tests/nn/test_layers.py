@@ -120,7 +120,11 @@ def test_embedding() -> None:
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 5}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True, "bias": False},
+     {"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True}], ids=str,
+)  # fmt: skip
 def test_multihead_attention(batch_first: bool, sizes: dict) -> None:
     ours = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
     theirs = torch.nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)

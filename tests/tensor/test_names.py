@@ -373,3 +373,52 @@ def test_dir_shows_what_is_public() -> None:
         assert not name.startswith("_") or name == "__version__"
         assert getattr(tg, name) is not None
     assert not {"import_module", "Any", "LAZY", "FOLDERS", "BUILTINS"} & set(shown)
+
+
+ADDED = {"bias_k": numbers(1, 1, 8), "bias_v": numbers(1, 1, 8)}
+SEPARATE = {"use_separate_proj_weight": True, "in_proj_weight": None,
+            "q_proj_weight": numbers(8, 8), "k_proj_weight": numbers(8, 8),
+            "v_proj_weight": numbers(8, 8)}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"need_weights": False}, {"average_attn_weights": False}, ADDED, {"add_zero_attn": True},
+    SEPARATE, {"in_proj_bias": None, "out_proj_bias": None}, {"dropout_p": 0.9, "training": False},
+    {**ADDED, "add_zero_attn": True, "key_padding_mask": np.eye(2, 4, 1) > 0,
+     "attn_mask": np.eye(3, 4) > 0},
+    {"attn_mask": numbers(4, 3, 4), "need_weights": False},
+], ids=lambda options: "-".join(options) or "plain")  # fmt: skip
+def test_multi_head_attention_forward(options: dict[str, Any]) -> None:
+    given = {"query": numbers(3, 2, 8), "key": numbers(4, 2, 8), "value": numbers(4, 2, 8),
+             "embed_dim_to_check": 8, "num_heads": 2, "in_proj_weight": numbers(24, 8) / 3,
+             "in_proj_bias": numbers(24), "bias_k": None, "bias_v": None, "add_zero_attn": False,
+             "dropout_p": 0.0, "out_proj_weight": numbers(8, 8), "out_proj_bias": numbers(8),
+             **options}  # fmt: skip
+    given = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v
+             for k, v in given.items()}  # fmt: skip
+    leaves, results = [], []
+    for make, home in ((ours, F), (theirs, torch.nn.functional)):
+        arguments = {k: make(v) for k, v in given.items()}
+        leaves.append([v for k, v in arguments.items() if hasattr(v, "backward")
+                       and not k.endswith("mask")])  # fmt: skip
+        for leaf in leaves[-1]:
+            leaf.requires_grad = True
+        found = home.multi_head_attention_forward(**arguments)
+        results.append([r for r in found if r is not None])
+    same(results[0], results[1], 1e-9)
+    for a, b in zip(gradients(leaves[0], results[0]), gradients(leaves[1], results[1])):
+        same(a, b, 1e-8)
+
+
+def test_multi_head_attention_forward_refuses() -> None:
+    x, w, v = tg.ones(3, 8), tg.ones(24, 8), tg.ones(8, 8)
+    rest = (w, None, None, None, False, 0.0, v, None)
+    assert F.multi_head_attention_forward(x, x, x, 8, 2, *rest)[1].shape == (3, 3)
+    with pytest.raises(UserError, match="static_k"):
+        F.multi_head_attention_forward(x, x, x, 8, 2, *rest, static_k=x)
+    with pytest.raises(UserError, match="bias_k and bias_v"):
+        F.multi_head_attention_forward(x, x, x, 8, 2, w, None, x, *rest[3:])
+    with pytest.raises(UserError, match="do not divide into heads"):
+        F.multi_head_attention_forward(x, x, x, 8, 3, *rest)
+    with pytest.raises(ShapeError, match="the queries do not fit"):
+        F.multi_head_attention_forward(x, x, x, 6, 2, *rest)

@@ -41,6 +41,7 @@ from ..tensor.convolution import (
 from ..tensor.creation import one_hot
 from ..tensor.ctc import ctc_loss
 from ..tensor.grid import affine_grid, grid_sample
+from ..tensor.heads import multi_head_attention_forward
 from ..tensor.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
