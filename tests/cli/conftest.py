@@ -41,6 +41,7 @@ class FakeLLM:
     context: int = 64
     most: int = 1 << 20
     template: str | None = "a template"
+    defaults: dict[str, Any] = field(default_factory=dict)
     opened: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     encoded: list[Any] = field(default_factory=list)

@@ -125,3 +125,17 @@ def test_a_model_without_a_template_cannot_chat(fake: Any) -> None:
     fake.template = None
     result = invoke("one")
     assert result.exit_code == 1 and "--raw" in result.stderr and not fake.asked
+
+
+def test_tokens_are_drawn_as_the_makers_advise(fake: Any) -> None:
+    invoke("one")
+    assert fake.asked[-1][2] == chat.UNADVISED
+    invoke("one", words=("--top-p", "0.5"))
+    assert fake.asked[-1][2] == {"temperature": 0.7, "top_p": 0.5}
+    invoke("one", words=("--temperature", "0"))
+    assert fake.asked[-1][2] == {"temperature": 0.0}
+    fake.defaults = {"temperature": 0.6, "top_k": 20}  # of the model's own files
+    invoke("one", words=("--seed", "3"))
+    assert fake.asked[-1][2] == {"seed": 3}
+    fake.defaults = {}
+    assert chat.advised("smollm2", fake) == {"temperature": 0.2, "top_p": 0.9}

@@ -2,6 +2,8 @@
 
 A line is a message, lines between two `"""` are one, a line that begins with / is a command. The
 history goes to the model each time; what no longer fits loses its oldest messages, with a notice.
+At a terminal answers are drawn as the markdown they are. Tokens are drawn as the model's makers
+advise: the likeliest one each time would soon go round in a loop.
 Invariant: the history alternates user and assistant; Ctrl-C ends an answer and keeps what came of
 it, and nothing but Ctrl-D, /exit or the end of stdin ends the chat.
 '''
@@ -27,6 +29,7 @@ Read = Callable[[str], "str | None"]
 MARK = ">>> "
 ROOM = 256  # tokens kept free for an answer
 QUOTES = '"""'
+UNADVISED = {"temperature": 0.7, "top_p": 0.95}  # where nobody says how tokens are drawn
 HELP = """\
 /clear          forget the conversation, but for the system message
 /system TEXT    give the model a system message; without TEXT, take it away
@@ -63,10 +66,30 @@ def chat(
     if not has_template(llm):
         raise UserError("this model has no chat template", op="chat",
                         hint="tilegrad run --raw goes on from a prompt")  # fmt: skip
-    talk = Chat(llm, sampling, system and options.words(system), Answers())
+    sampling = advised(model, llm) | sampling if temperature is None else sampling
+    talk = Chat(llm, sampling, system and options.words(system), answers())
     if is_terminal(sys.stdin):
         status(f"{model}, {context_of(llm)} tokens of context; /help, Ctrl-D leaves")
     loop(talk, reader())
+
+
+def advised(model: str, llm: Any) -> dict[str, Any]:
+    """How tokens are drawn where the person does not say and the model's files do not."""
+    from ..exchange.fetch import BUILT_IN
+
+    if "temperature" in llm.defaults:
+        return {}
+    return dict(BUILT_IN[model].sampling if model in BUILT_IN else UNADVISED)
+
+
+def answers() -> Any:
+    """What shows answers: as they are, or drawn as markdown where stdout is a terminal."""
+    if not is_terminal(sys.stdout):
+        return Answers()
+    from .markdown import Console, Rendered
+
+    console = Console(highlight=False)
+    return Answers() if console.is_dumb_terminal else Rendered(console)
 
 
 def reader() -> Read:
@@ -141,7 +164,7 @@ class Chat:
     """A conversation: its messages, and what the last answer cost."""
 
     def __init__(self, llm: Any, sampling: dict[str, Any], system: str | None,
-                 shown: Answers) -> None:  # fmt: skip
+                 shown: Any) -> None:  # fmt: skip
         self.llm, self.sampling, self.system, self.shown = llm, sampling, system, shown
         self.history: list[dict[str, str]] = []
         self.last = (0, 0.0, 0.0)  # tokens, seconds to the first, tokens a second after it

@@ -22,7 +22,7 @@ import time
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class BuiltIn:
     sha256: str
     licence: str
     about: str
+    sampling: Mapping[str, float]  # as its makers advise on that page
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
         about="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
 }
 

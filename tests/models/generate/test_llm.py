@@ -283,6 +283,19 @@ def test_progress_is_told(llm: LLM, told: list[tuple[str, float, float]]) -> Non
     assert loads == sorted(loads) and loads[-1] == max(t for s, _, t in told if s == "load")
 
 
+def test_a_file_with_its_defaults(tmp_path: Path) -> None:
+    from tilegrad.exchange.gguf import read_gguf
+
+    files = read_gguf(write_file(tmp_path / "tiny.gguf"))
+    assert load.defaults_of(files) == {}
+    said = {"temp": np.float32(0.5), "top_k": 20, "penalty_repeat": 1.5, "mirostat": 2}
+    files.metadata.update({f"general.sampling.{name}": value for name, value in said.items()})
+    assert load.defaults_of(files) == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.5}
+    files.metadata["general.sampling.top_p"] = 3.0
+    with pytest.raises(UserError, match=r"general.sampling.*top_p"):
+        load.defaults_of(files)
+
+
 def test_a_folder_with_its_defaults(tmp_path: Path) -> None:
     asks = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "eos_token_id": [END, 65]}
     llm = LLM(write_folder(tmp_path / "tiny", asks), context=64)

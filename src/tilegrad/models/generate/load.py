@@ -150,6 +150,7 @@ class Weights(Mapping[str, Any]):
 # ---- how to pick tokens -------------------------------------------------------------------------
 
 SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}  # where they differ
 OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "spiece.model")
 
 
@@ -159,7 +160,10 @@ def defaults_of(files: GgufFile | ModelFolder) -> dict[str, Any]:
     Every one of them is checked, used or not.
     """
     if isinstance(files, GgufFile):
-        return {}
+        said = {name: files.metadata.get(f"general.sampling.{GGUF_NAMES.get(name, name)}")
+                for name in SHARED}  # fmt: skip
+        fields = Fields(said, f"{files.path}: general.sampling")
+        return {name: _setting(fields, name) for name in SHARED if said[name] is not None}
     fields = Fields(files.generation, f"{files.path}/generation_config.json")
     given = {name: _setting(fields, name) for name in SHARED if fields.get(name) is not None}
     if fields.flag("do_sample", False):
