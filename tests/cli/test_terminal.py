@@ -151,6 +151,17 @@ def test_a_chat_writes_its_answers_where_stdout_goes(
     assert typed(words, environment, "terminal", tmp_path, keys).status == 0
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    ("models >&-", "error: tilegrad: stdout is closed\n"),
+    ("info no-such 2>&-", ""),
+])  # fmt: skip
+def test_a_stream_that_is_closed(words: str, said: str, environment: dict[str, str]) -> None:
+    found = subprocess.run(["sh", "-c", f'"$@" {words}', "sh", *COMMAND], env=environment,
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    assert found.returncode == 1 and found.stdout == "", "what is for stderr is not put there"
+    assert found.stderr.startswith(said) and bool(found.stderr) == bool(said)
+
+
 # ---- progress ------------------------------------------------------------------------------------
 
 

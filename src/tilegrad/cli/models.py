@@ -31,7 +31,7 @@ def show(as_json: options.Json = False) -> None:
     """List kept models and those that can be fetched by name."""
     records = found_models()
     if as_json:
-        print(json.dumps(records))
+        put(json.dumps(records))
         return
     rows = [("name", "size", "licence", "state")]
     rows += [(r["name"], size_text(r["bytes"]), r["licence"], r["path"] or "not fetched yet")

@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from . import options
 from .opening import chat_messages, has_template, open_llm
 from .progress import Bars
-from .terminal import Answers, is_terminal, status
+from .terminal import Answers, is_terminal, put, status
 
 MOST_BYTES = 64 << 20  # of a prompt; far above any context
 INTERRUPTED = 130
@@ -159,7 +159,7 @@ class Answer:
                 "first_token_seconds": round(self.first - self.start, 4),
                 "tokens_per_second": round(self.rate, 2),
             }  # fmt: skip
-            print(json.dumps(record), flush=True)
+            put(json.dumps(record))
         elif self.finish_word == "length" and is_terminal(sys.stderr):
             status(f"[ended at {len(self.tokens)} tokens; --max-tokens and --context allow more]")
         if stats:

@@ -29,7 +29,10 @@ class Answers:
     """A stream for a model's words as they come: made harmless and shown at once."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self.file = sys.stdout if file is None else file
+        self.file: Any = sys.stdout if file is None else file
+        if self.file is None:
+            raise UserError("stdout is closed", op="tilegrad",
+                            expected="a terminal, a file or a pipe")  # fmt: skip
         if hasattr(self.file, "reconfigure"):  # a terminal without UTF-8 shows "?" and goes on
             self.file.reconfigure(errors="replace")
         self.held = ""  # a carriage return whose newline may still come
@@ -57,7 +60,9 @@ class Answers:
 
 
 def status(text: str) -> None:
-    """A line for the person, on stderr."""
+    """A line for the person, on stderr; to nobody where that is closed."""
+    if sys.stderr is None:  # print would take stdout in its place
+        return
     if hasattr(sys.stderr, "reconfigure"):
         sys.stderr.reconfigure(errors="replace")
     print(harmless(text), file=sys.stderr, flush=True)
