@@ -422,3 +422,10 @@ def test_multi_head_attention_forward_refuses() -> None:
         F.multi_head_attention_forward(x, x, x, 8, 3, *rest)
     with pytest.raises(ShapeError, match="the queries do not fit"):
         F.multi_head_attention_forward(x, x, x, 6, 2, *rest)
+
+
+def test_sums_of_integers_down_to_a_size() -> None:
+    for dtype in (np.int8, np.int32, np.bool_):
+        array = np.ones((2, 3), dtype)
+        for size in ((2, 3), (3,), (1, 3), (2, 1), ()):
+            same(ours(array).sum_to_size(size), theirs(array).sum_to_size(size))

@@ -90,24 +90,24 @@ def axis_of(x: Node, axis: int, op: str, extra: int = 0) -> int:
     rank = len(x.shape) + extra
     if not isinstance(axis, (int, np.integer)):
         raise DTypeError("axis is not an int", op=op, expected="int", got=type(axis).__name__)
-    if not -rank <= axis < max(rank, 1):
+    if not -rank <= axis < rank:
         raise AxisError(
             f"axis {axis} is out of range for shape {show(x.shape)}",
             op=op, expected=f"-{rank} <= axis < {rank}", got=axis,
         )  # fmt: skip
-    return int(axis) % rank if rank else 0
+    return int(axis) % rank
 
 
 def axes_of(x: Node, axes: int | Sequence[int] | None, op: str) -> tuple[int, ...]:
-    """Sorted, distinct, non-negative axes; None means all."""
+    """Sorted, distinct, non-negative axes; None means all. A scalar has none, named 0 or -1."""
     if axes is None:
         return tuple(range(len(x.shape)))
     if isinstance(axes, (int, np.integer)):
         axes = (int(axes),)
-    found = [axis_of(x, a, op) for a in axes]
+    found = [axis_of(x, a, op, extra=0 if x.shape else 1) for a in axes]
     if len(set(found)) != len(found):
         raise AxisError("an axis is named twice", op=op, got=tuple(axes))
-    return tuple(sorted(found))
+    return tuple(sorted(found)) if x.shape else ()
 
 
 def show(shape: Shape) -> str:
@@ -412,7 +412,7 @@ def slice_axis(x: Node, axis: int, start: Size, stop: Size, step: int = 1) -> No
 
 def flip(x: Node, axes: Sequence[int]) -> Node:
     """Axes reversed."""
-    found = tuple(sorted(axis_of(x, a, "flip") for a in axes))
+    found = axes_of(x, axes, "flip")
     return ops.flip(x, axes=found) if found else x
 
 

@@ -270,6 +270,9 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any
 
 
 def _even(start: Any, end: Any, steps: int, op: str) -> Node:
+    steps = int(steps) if isinstance(steps, Tensor) and steps.dtype.is_integer else steps
+    if not isinstance(steps, (int, np.integer)):
+        raise DTypeError("steps is not an int", op=op, expected="int", got=type(steps).__name__)
     if steps < 0:
         raise UserError("bad number of steps", op=op, expected="steps >= 0", got=steps)
     first, last = float(start), float(end)
@@ -296,7 +299,7 @@ def eye(n: Size, m: Size | None = None, *, dtype: Any = None, device: Any = None
         requires_grad: bool = False) -> Tensor:  # fmt: skip
     """Ones on the diagonal."""
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
-    shape = (n, n if m is None else m)
+    shape = sizes_of("eye", (n, n if m is None else m))
     on = build.equal(build.iota_along(shape, 0), build.iota_along(shape, 1))
     return _made(build.cast(on, found), requires_grad, device, "eye")
 

@@ -99,7 +99,7 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
     """The k-th smallest (from 1) along an axis, and where it is."""
     tensor = lift(x)
     if not tensor.ndim:
-        return Extremes(tensor, wrap(build.constant(0, dtypes.int64)))
+        return Extremes(*[r.reshape(()) for r in kthvalue(tensor.reshape(1), k, dim)])
     axis = build.axis_of(tensor.node, dim, "kthvalue")
     size = tensor.shape[axis]
     for room in (k - 1, size - k):
@@ -168,7 +168,7 @@ def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *,
     if interpolation not in INTERPOLATIONS:
         raise UserError("unknown interpolation", op="quantile", got=repr(interpolation),
                         expected=", ".join(INTERPOLATIONS))  # fmt: skip
-    flat = dim is None
+    flat = dim is None or not build.axes_of(tensor.node, dim, "quantile")
     line = reshape(tensor, -1) if flat else tensor.movedim(dim, -1)
     result = _quantiles(line, cast(share.reshape(-1), tensor.dtype), interpolation)
     if keepdim:

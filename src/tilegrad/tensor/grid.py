@@ -26,6 +26,9 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) ->
     """Where each element of an image of a size comes from under an affine map."""
     matrix = lift(theta)
     space = tuple(size)[2:]
+    if len(space) not in (2, 3):
+        raise ShapeError("not the size of an image", op="affine_grid", got=tuple(size),
+                         expected="(batch, channels, [depth,] height, width)")  # fmt: skip
     lines = []
     for count in space:
         line = linspace(-1.0, 1.0, count, dtype=matrix.dtype)

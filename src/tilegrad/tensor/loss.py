@@ -437,7 +437,7 @@ def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0,
                       weight: Any = None, reduction: str = "mean") -> Tensor:  # fmt: skip
     """The mean over other classes of max(0, margin - input[target] + input) ** p."""
     (x,), aim = _floats("multi_margin_loss", input), lift(target)
-    rows = _class_rows("multi_margin_loss", x)
+    rows = _class_rows("multi_margin_loss", x if x.ndim else x.reshape(1))
     weights = _class_weights("multi_margin_loss", weight, rows.shape[-1], rows)
     flat = aim.reshape(-1).long()
     short = _positive(margin - picked("multi_margin_loss", rows, flat).unsqueeze(-1) + rows)

@@ -31,11 +31,12 @@ def sizes_of(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
     for size in sizes:
         if isinstance(size, Expr):
             found.append(size)
-        elif isinstance(size, (int, np.integer, Tensor)) and not isinstance(size, bool):
-            found.append(int(size))
-        else:
+            continue
+        whole = size.dtype.is_integer if isinstance(size, Tensor) else not isinstance(size, bool)
+        if not whole or not isinstance(size, (int, np.integer, Tensor)):
             raise DTypeError("a size is not an int", op=op, expected="ints",
                              got=type(size).__name__)  # fmt: skip
+        found.append(int(size))
     return tuple(found)
 
 
@@ -92,8 +93,6 @@ def contiguous(self: Tensor) -> Tensor:
 def squeeze(x: Any, dim: Any = None) -> Tensor:
     """Axes of size 1 removed: all of them, or those named."""
     tensor = lift(x)
-    if not tensor.shape:
-        return tensor
     named = build.axes_of(tensor.node, dim, "squeeze")
     gone = [a for a in named if isinstance(tensor.shape[a], int) and tensor.shape[a] == 1]
     return call(build.squeeze, tensor, axes=gone)

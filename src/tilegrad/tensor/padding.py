@@ -139,6 +139,7 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
 def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices whose diagonal is the last axis of x."""
     tensor = lift(x)
+    build.axis_of(tensor.node, -1, "diag_embed")
     count = tensor.shape[-1] + abs(offset)
     before = (max(-offset, 0), max(offset, 0))
     rows = pad(unsqueeze(tensor, -1), [0, 0, before[0], before[1]])

@@ -112,8 +112,8 @@ def sum_to_size(self: Tensor, *size: Any) -> Tensor:
         raise ShapeError("the shape does not broadcast to this one", op="sum_to_size",
                          expected=build.show(self.shape), got=build.show(shape))  # fmt: skip
     axes = [extra + i for i, s in enumerate(shape) if s != self.shape[extra + i]]
-    result = self.sum(tuple(range(extra)) + tuple(axes)) if extra or axes else self
-    return cast(reshape(result, shape), self.dtype)
+    summed = extra or axes or not shape
+    return reshape(self.sum(tuple(range(extra)) + tuple(axes)) if summed else self, shape)
 
 
 # ---- strides --------------------------------------------------------------------------------

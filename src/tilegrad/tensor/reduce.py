@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Union
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
-from ..core.errors import AxisError, DTypeError, ShapeError, UserError
+from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.requirement import require
@@ -42,12 +42,6 @@ def axes_of(x: Tensor, dim: Dim, op: str) -> tuple[int, ...]:
     """The axes that dim names; () and None name all."""
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return tuple(range(x.ndim))
-    if x.ndim == 0:
-        for d in (dim,) if isinstance(dim, int) else dim:
-            if d not in (0, -1):
-                raise AxisError(f"axis {d} is out of range for shape ()", op=op,
-                                expected="-1 <= axis < 1", got=d)  # fmt: skip
-        return ()
     return build.axes_of(x.node, dim, op)
 
 

@@ -201,6 +201,7 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
 def channel_shuffle(x: Any, groups: int) -> Tensor:
     """Channels (axis 1) dealt out over groups."""
     found = lift(x)
+    build.axis_of(found.node, 1, "channel_shuffle")
     _divides("channel_shuffle", found.shape[1], groups, "channels")
     cut = found.unflatten(1, (groups, found.shape[1] // groups))  # type: ignore[operator]
     return reshape(cut.transpose(1, 2), found.shape)

@@ -53,7 +53,7 @@ def gather(x: Any, dim: int, index: Any) -> Tensor:
     """result[i][j] = x[index[i][j]][j] for dim 0, and so on for other axes."""
     tensor = lift(x)
     if not tensor.ndim:
-        return gather(tensor.reshape(1), 0, lift(index).reshape(-1)).reshape(lift(index).shape)
+        return gather(tensor.reshape(1), dim, lift(index).reshape(-1)).reshape(lift(index).shape)
     axis, places = _checked_index(tensor, dim, index, "gather")
     _fits("gather", places.shape, tensor.shape, axis)
     return wrap(build.gather(node_of(tensor), _all_axes(places, axis), range(tensor.ndim)), tensor)
@@ -93,7 +93,7 @@ def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) ->
     if not x.ndim:
         line = lift(index).reshape(1)
         source = lift(src, x.dtype).reshape(1)
-        return _scattered(x.reshape(1), 0, line, source, mode, op).reshape(())
+        return _scattered(x.reshape(1), dim, line, source, mode, op).reshape(())
     axis, places = _checked_index(x, dim, index, op)
     _fits(op, places.shape, x.shape, axis)
     source = lift(src, x.dtype)
@@ -158,7 +158,7 @@ def index_select(x: Any, dim: int, index: Any) -> Tensor:
     """Slices of an axis, by a line of indices."""
     tensor = lift(x)
     if not tensor.ndim:
-        return tensor
+        return index_select(tensor.reshape(1), dim, index).reshape(())
     axis, places = _line(tensor, dim, index, "index_select")
     found = build.gather(node_of(tensor), [places], [axis])
     return wrap(build.move_axis(found, 0, axis), tensor)
@@ -269,10 +269,8 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
 def masked_select(x: Any, mask: Any) -> Tensor:
     """The elements where the mask holds, in a line; reads the mask."""
     tensor, chosen = lift(x), lift(mask)
-    shape = build.broadcast_shapes("masked_select", tensor.shape, chosen.shape)
+    shape = build.broadcast_shapes("masked_select", tensor.shape, chosen.shape) or (1,)
     places = mask_places(chosen.expand(*shape), "masked_select")
-    if not places or not shape:
-        return tensor.reshape(-1)[: len(places[0].shape) and places[0].shape[0]]
     return wrap(build.gather(node_of(tensor.expand(*shape)), places, range(len(shape))), tensor)
 
 

@@ -27,7 +27,7 @@ def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -
     """Sorted along an axis, and where each element was."""
     tensor = lift(x)
     if not tensor.ndim:
-        return Extremes(tensor, wrap(build.constant(0, dtypes.int64)))
+        return Extremes(*[r.reshape(()) for r in sort(tensor.reshape(1), dim)])
     axis = build.axis_of(tensor.node, dim, "sort")
     both = ops.sort(node_of(tensor), axis=axis, descending=bool(descending))
     ordered, places = build.items(both)
@@ -50,7 +50,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     """The k largest (or smallest) along an axis, and where they were."""
     tensor = lift(x)
     if not tensor.ndim:
-        return sort(tensor)
+        return Extremes(*[r.reshape(()) for r in topk(tensor.reshape(1), k, dim)])
     axis = build.axis_of(tensor.node, dim, "topk")
     size = tensor.shape[axis]
     for room in (k, size - k):
@@ -69,6 +69,8 @@ def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
     row = row if sorter is None else _in_order(row, sorter)
     wanted = promoted_like(values, row)
     after = right or side == "right"
+    if not row.ndim:
+        raise ShapeError("needs an axis", op="searchsorted", expected="sorted rows", got="()")
     if row.ndim != 1 and row.shape[:-1] != wanted.shape[:-1]:
         raise ShapeError("the leading axes differ", op="searchsorted",
                          expected=build.show(row.shape[:-1]),
@@ -149,6 +151,8 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
                          expected="a result of known shape inside a jitted function",
                          got="a traced Tensor", hint="call it outside of jit",
         ) from None  # fmt: skip
+    if dim is not None:
+        build.axis_of(tensor.node, dim, "unique")
     low = tensor.dtype.is_float and tensor.dtype.bits < 32  # which NumPy does not order with nan
     found = np.unique(known.astype(np.float32) if low else known, return_inverse=True,
                       return_counts=True, axis=dim, equal_nan=False)  # fmt: skip

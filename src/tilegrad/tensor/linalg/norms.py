@@ -42,8 +42,7 @@ def vector_norm(x: Any, ord: float = 2, dim: Dim = None, keepdim: bool = False, 
     if isinstance(ord, (str, bool)):
         raise UserError("unknown norm", op="linalg.vector_norm", expected="a number",
                         got=repr(ord))  # fmt: skip
-    axes = range(tensor.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    sizes = [tensor.shape[build.axis_of(tensor.node, a, "vector_norm")] for a in axes]
+    sizes = [tensor.shape[a] for a in build.axes_of(tensor.node, dim, "vector_norm")]
     if 0 in sizes and (ord < 0 or ord == math.inf):
         raise ShapeError(f"no elements have no {ord} norm", op="linalg.vector_norm",
                          got=build.show(tensor.shape))  # fmt: skip

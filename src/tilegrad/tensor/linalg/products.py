@@ -24,7 +24,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Tensor:
     """The sum of x * y along an axis, after broadcasting."""
     a, b = floats("vecdot", x, low=True), floats("vecdot", y, low=True)
     same_dtype("vecdot", a, b)
-    return (a * b).sum(dim) if a.ndim or b.ndim else a * b  # type: ignore[no-any-return]
+    return (a * b).sum(dim)  # type: ignore[no-any-return]
 
 
 def cross(input: Any, other: Any, *, dim: int = -1) -> Tensor:
