@@ -330,7 +330,7 @@ def test_who_ends_a_phase_knows_it() -> None:
 
 def test_every_op_has_a_rule() -> None:
     """Ops with effects are events of the protocol, or are known to touch nothing it minds."""
-    silent = {"role", "loop", "branch", "hole", "prefetch", "grid_launch_dependents"}
+    silent = {"role", "loop", "branch", "hole", "prefetch", "grid_launch_dependents", "require"}
     effects = {name for name, op in ops.tile.ops.items() if op.effect}
     assert effects == set(HANDLERS) | silent
 
