@@ -9,6 +9,7 @@ the same text.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from ...core.dtype import int32, int64
@@ -304,7 +305,7 @@ class Emitter(ControlEmitter):
             way = "inc" if registers > entry_registers(self.warps) else "dec"
             w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
         self.single = one_thread(node)
-        if self.single:
+        if self.single or one_warp(node):
             w.put("bra", join, guard=w.value("pred", "setp.ge.u32", self.thread, "32"))
         self.inner(node.blocks[0])
         self.leave()
@@ -339,6 +340,21 @@ def one_thread(role: Node) -> bool:
     nodes = list(all_nodes(role.blocks[0]))
     plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
     return plain and any(n.op.name.startswith("copy_") for n in nodes)
+
+
+def one_warp(role: Node) -> bool:
+    """Whether a role of copies needs the threads of one warp alone: the others leave. They would
+    wait at barriers that come round without them, and one late by a round would wait for ever."""
+    nodes = list(all_nodes(role.blocks[0]))
+    small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
+    return small and any(n.op.name == "copy_pages" for n in nodes) and not any(
+        n.op.name in ("arrive", "arrive_remote", "named_sync") for n in nodes)  # fmt: skip
+
+
+def _elements(node: Node) -> int:
+    """How many values a Node has in a role; many for what is no tile."""
+    shape = getattr(node.type, "shape", None)
+    return 64 if shape is None or isinstance(node.type, Memory) else prod(shape)
 
 
 def barrier_factors(roles: list[Node], telling: set[Node]) -> dict[Node, int]:
