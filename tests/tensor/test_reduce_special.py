@@ -116,6 +116,9 @@ EXCUSED = [
     # finite where torch divides 0 by 0, or has lost the digits of a large sum
     (("gradient of nanmean", "gradient of logcumsumexp"), (*INFINITE, *NANS, "large")),
     (("gradient of logsumexp",), ("all_inf",)),
+    # the order of torch's additions depends on the machine: they may overflow on the way
+    (("sum[0]", "sum all[0]", "mean[0]", "mean all[0]", "nansum[0]", "nanmean[0]", "cumsum[0]",
+      "gradient of std all"), ("large",)),
     (("gradient of norm 0.5",), ("large",)),
     (("gradient of normalize inf",), INFINITE),
     # torch's mean is nan here, unlike x.mean(); its CPU squares in float64
