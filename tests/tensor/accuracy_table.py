@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
           "float16": torch.float16}  # fmt: skip
 DIGITS = {"float32": (24, -149, 128), "float64": (53, -1074, 1024),
           "bfloat16": (8, -133, 128), "float16": (11, -24, 16)}  # fmt: skip
-EXTREMES = ("maximum", "minimum", "fmax", "fmin", "clamp")
+EXTREMES = ("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max")
 MODULES = ("elementwise", "maths", "activation", "compare")
 
 
@@ -205,6 +205,9 @@ ROWS = [
     replace(binary("div", rounding_mode="floor"), numpy=_floor_divide),
     replace(binary("div", rounding_mode="trunc"), numpy=_truncated),
     binary("isclose", equal_nan=True),
+    Row("clamp_min", lambda m, x: m.clamp_min(x, 0.5), None, covers="clamp_min"),
+    Row("clamp_max", lambda m, x: m.clamp_max(x, 0.5), None, covers="clamp_max"),
+    Row("rsub", lambda m, x, y: m.rsub(x, y), None, 2),
     Row("clamp by tensors", lambda m, x, a, b: m.clamp(x, a, b), None, 3, covers="clamp"),
     Row("where", lambda m, x, a, b: m.where(x > 0, a, b), None, 3),
     Row("%", lambda m, a, b: a % b, None, 2, "remainder", _remainder),

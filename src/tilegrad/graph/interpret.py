@@ -139,7 +139,10 @@ def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     if target.kind == "bool":
         return np.asarray(x != 0)
     if target.is_integer and x.dtype.kind == "f":
-        x = np.trunc(x).astype(np.uint64 if target.name == "uint64" else np.int64)
+        whole = np.trunc(x)
+        x = whole.astype(np.int64)
+        if target.name == "uint64":  # NumPy's own for negative ones depends on the machine
+            x = np.where(whole < 0, x.view(np.uint64), np.abs(whole).astype(np.uint64))
     return narrow(x, target.numpy)
 
 
