@@ -92,7 +92,8 @@ PAIRS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, INFINITY, -INFINITY, NAN, 1e30, 1
 # at an infinity. Of two operands that are no numbers no derivative is asked for, nor of nan that is
 # held between bounds: it is 1 where torch's is 0, and another would cost as much as the function.
 SPARED = {"logaddexp", "copysign"}
-BOUNDED = {"clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardswish", "hardshrink"}
+BOUNDED = {"clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardswish",
+           "hardshrink"}  # fmt: skip
 
 
 def _theirs(row: object, inputs: list[np.ndarray], dtype: object) -> list[np.ndarray] | None:
