@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tilegrad.core.recent import Recent, Turns
+from tilegrad.core.recent import Recent, SecondChance
 
 
 def test_what_was_asked_for_last_stays() -> None:
@@ -47,7 +47,7 @@ class Value:
 
 
 def test_what_was_used_gets_another_turn() -> None:
-    table: Turns[Value] = Turns()
+    table: SecondChance[Value] = SecondChance()
     for i in range(3):
         table.keep(i, Value(), 3)
     table[0].used = True

@@ -1,5 +1,5 @@
-"""Recent: a table of bounded length that forgets what was not asked for longest; and Turns, one
-that is read as a plain dict, where asking must cost nothing.
+"""Recent: a table of bounded length that forgets what was not asked for longest; and
+SecondChance, one that is read as a plain dict, where asking must cost nothing.
 
 Invariant: neither holds more than its bound; threads may read one together. What is forgotten goes
 when its last user goes: nothing that runs or is held elsewhere is ended.
@@ -48,7 +48,7 @@ class Recent(Generic[Value]):
             self._values.clear()
 
 
-class Turns(dict[Any, Value]):
+class SecondChance(dict[Any, Value]):
     """A dict whose values have a flag `used`, set by who reads them: one that was used since its
     last turn gets another before it is forgotten. One thread at a time calls `keep`."""
 

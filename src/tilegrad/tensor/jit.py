@@ -22,7 +22,7 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..core.lock import new_rlock
-from ..core.recent import Turns
+from ..core.recent import SecondChance
 from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
 from .annotation import annotations_of, check_call, dynamic_axes, parameters_of
@@ -65,7 +65,7 @@ class Jitted:
         self.traces = 0
         self._lock = new_rlock()
         self._recent: Structure | None = None
-        self._lowered: Turns[Lowered] = Turns()
+        self._lowered: SecondChance[Lowered] = SecondChance()
         self._described: list[list[tuple[str, str]]] = []
         self._objects: dict[int, weakref.ref[Any]] = {}
         self._dynamic_leaves: dict[Structure, list[Any] | None] = {}
