@@ -107,7 +107,7 @@ def prefill_callee(x: PagedShape, plan: AttentionPlan) -> KernelCallee:
 class _Prefill(WideAttention):
     """Builds one Body of `prefill`."""
 
-    registers = {1: (0, 0), 2: (40, 232)}  # a producer that looks up pages needs more
+    registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
 
     def __init__(self, x: PagedShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
