@@ -64,13 +64,25 @@ def run(count: int, only: list[str]) -> dict[str, Any]:
             some = count if dtype.endswith(("32", "64")) else max(1, count // 4)
             found = table.measure(row, dtype, some, few=row.exact is not None, seed=1)
             faults += found.wrong
-            cases.append({"function": row.name, "dtype": dtype, "exact": row.exact is None,
-                          "error": found.error, "torch": found.torch, "place": found.place,
-                          "points": found.points, "wrong": found.wrong})  # fmt: skip
+            cases.append(
+                {
+                    "function": row.name,
+                    "dtype": dtype,
+                    "exact": row.exact is None,
+                    "error": found.error,
+                    "torch": found.torch,
+                    "place": found.place,
+                    "points": found.points,
+                    "wrong": found.wrong,
+                }
+            )
             if row.exact is not None or found.wrong:
-                print(f"{row.name:28s} {dtype:9s} {found.error:10.4g} torch {found.torch:10.4g} "
-                      f"at {found.place} ({found.points} points, "
-                      f"{time.perf_counter() - start:.1f} s)", flush=True)  # fmt: skip
+                print(
+                    f"{row.name:28s} {dtype:9s} {found.error:10.4g} torch {found.torch:10.4g} "
+                    f"at {found.place} ({found.points} points, "
+                    f"{time.perf_counter() - start:.1f} s)",
+                    flush=True,
+                )
     return measure.facts(kind="accuracy", count=count, cases=cases, faults=faults)
 
 
@@ -81,13 +93,19 @@ def page(record: dict[str, Any]) -> str:
         if case["exact"]:
             continue
         place = ", ".join(f"{x:.9g}" for x in case["place"])
-        lines.append(f"| {case['function']} | {case['dtype']} | {_size(case['error'])} | "
-                     f"{_size(case['torch'])} | {place} |")  # fmt: skip
+        lines.append(
+            f"| {case['function']} | {case['dtype']} | {_size(case['error'])} | "
+            f"{_size(case['torch'])} | {place} |"
+        )
     lines.sort(key=lambda line: line.split("|")[1])
     machine = record["machine"]["cpu"] or record["machine"]["system"]
-    head = HEAD.format(torch=record["versions"]["torch"], cpu=machine,
-                       date=record["date"][:10], commit=record["commit"],
-                       points=sum(c["points"] for c in record["cases"]))  # fmt: skip
+    head = HEAD.format(
+        torch=record["versions"]["torch"],
+        cpu=machine,
+        date=record["date"][:10],
+        commit=record["commit"],
+        points=sum(c["points"] for c in record["cases"]),
+    )
     return head + "\n".join(lines) + "\n"
 
 

@@ -39,9 +39,11 @@ TOKENS, FEATURES = 16384, 2048
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash2": SDPBackend.FLASH_ATTENTION}
 HEADS = 32  # whose gradients are compared: of causal ones few rows make most of the error
 BARS = {  # (geometric mean, least) of cuDNN's time over ours
-    "forward": (0.97, 0.88), "backward fast": (0.9, 0.8), "backward": (0.75, 0.0),
+    "forward": (0.97, 0.88),
+    "backward fast": (0.9, 0.8),
+    "backward": (0.75, 0.0),
     "forward 256": (0.9, 0.9),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,15 @@ def ours_backward(causal: bool) -> Any:
     def run(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any) -> Any:
         delta = (dout.float() * out.float()).sum(-1)
         node = ops.attention_backward(
-            *(node_of(x) for x in (q, k, v, dout, lse, delta)), scale=q.shape[-1] ** -0.5,
-            band=(None, 0 if causal else None), softcap=0.0, dropout=0.0, extras=(),
-            orders=PLAIN, wanted=(),
-        )  # fmt: skip
+            *(node_of(x) for x in (q, k, v, dout, lse, delta)),
+            scale=q.shape[-1] ** -0.5,
+            band=(None, 0 if causal else None),
+            softcap=0.0,
+            dropout=0.0,
+            extras=(),
+            orders=PLAIN,
+            wanted=(),
+        )
         return tuple(wrap(ops.get(node, index=i), q) for i in range(3))
 
     return tg.jit(run)
@@ -105,8 +112,9 @@ def peer_forward(q: Any, k: Any, v: Any, causal: bool, backend: Any) -> Callable
     return run
 
 
-def peer_backward(q: Any, k: Any, v: Any, dout: Any, causal: bool, backend: Any
-                  ) -> Callable[[], Any]:  # fmt: skip
+def peer_backward(
+    q: Any, k: Any, v: Any, dout: Any, causal: bool, backend: Any
+) -> Callable[[], Any]:
     """torch's backward alone."""
     given = [x.detach().requires_grad_() for x in (q, k, v)]
     with sdpa_kernel(backend):
@@ -117,8 +125,10 @@ def peer_backward(q: Any, k: Any, v: Any, dout: Any, causal: bool, backend: Any
 def exact(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> list[Any]:
     """Result and gradients in float64, of the first batch and HEADS heads at most."""
     count = min(HEADS, q.shape[1])
-    parts = [exact_head(*(x[:1, h : h + 1].double() for x in (q, k, v, dout)), causal)
-             for h in range(count)]  # fmt: skip
+    parts = [
+        exact_head(*(x[:1, h : h + 1].double() for x in (q, k, v, dout)), causal)
+        for h in range(count)
+    ]
     return [torch.cat(one, 1) for one in zip(*parts)]
 
 
@@ -152,14 +162,14 @@ class Measured:
 
     def draw(self) -> list[Any]:
         """q, k, v and the gradient of the result."""
-        return [torch.randn(self.case.shape, device="cuda", dtype=torch.bfloat16)
-                for _ in range(4)]  # fmt: skip
+        return [torch.randn(self.case.shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
     def bound(self, function: Any, rows: Sequence[Sequence[Any]]) -> list[Launches]:
         """Our function bound to each set of inputs."""
         torch.cuda.synchronize()
-        return [Launches(self.bench.device, function, *(tg.from_torch(x) for x in row))
-                for row in rows]  # fmt: skip
+        return [
+            Launches(self.bench.device, function, *(tg.from_torch(x) for x in row)) for row in rows
+        ]
 
     def results(self, launches: Launches) -> list[Any]:
         """Run once; results as torch tensors, poisoned before."""
@@ -178,10 +188,15 @@ class Measured:
         q, k, v, dout = self.inputs[0]
         wanted = exact(q, k, v, dout, self.case.causal) if self.case.tokens <= 8192 else None
         out = self.results(ours[0])[0]
-        self.judge(row, [out], wanted and wanted[:1],
-                   [peer_forward(q, k, v, self.case.causal, PEERS["cudnn"])()])  # fmt: skip
-        self.time(row, ours, peers, lambda one, backend: peer_forward(
-            *one[:3], self.case.causal, backend))  # fmt: skip
+        self.judge(
+            row,
+            [out],
+            wanted and wanted[:1],
+            [peer_forward(q, k, v, self.case.causal, PEERS["cudnn"])()],
+        )
+        self.time(
+            row, ours, peers, lambda one, backend: peer_forward(*one[:3], self.case.causal, backend)
+        )
         return row
 
     def backward(self, peers: Sequence[str], fast: bool) -> dict[str, Any]:
@@ -194,22 +209,35 @@ class Measured:
         with tg.override(sums="fast" if fast else "reproducible"):
             start = time.perf_counter()
             ours = self.bound(ours_backward(self.case.causal), rows)
-            row = self.head("backward fast" if fast else "backward", ours[0],
-                            time.perf_counter() - start)  # fmt: skip
+            row = self.head(
+                "backward fast" if fast else "backward", ours[0], time.perf_counter() - start
+            )
         q, k, v, dout = self.inputs[0]
         wanted = exact(q, k, v, dout, self.case.causal) if self.case.tokens <= 8192 else None
         found = self.results(ours[0])
-        self.judge(row, found, wanted and wanted[1:],
-                   peer_backward(q, k, v, dout, self.case.causal, PEERS["cudnn"])())  # fmt: skip
-        self.time(row, ours, peers, lambda one, backend: peer_backward(
-            *one, self.case.causal, backend))  # fmt: skip
+        self.judge(
+            row,
+            found,
+            wanted and wanted[1:],
+            peer_backward(q, k, v, dout, self.case.causal, PEERS["cudnn"])(),
+        )
+        self.time(
+            row, ours, peers, lambda one, backend: peer_backward(*one, self.case.causal, backend)
+        )
         return row
 
     def head(self, part: str, ours: Launches, seconds: float) -> dict[str, Any]:
         """What a row begins with."""
-        return {"part": part, "case": self.case.text, "width": self.case.width,
-                "tokens": self.case.tokens, "causal": self.case.causal, "kernels": ours.kernels,
-                "programs": ours.programs, "compile_seconds": seconds}  # fmt: skip
+        return {
+            "part": part,
+            "case": self.case.text,
+            "width": self.case.width,
+            "tokens": self.case.tokens,
+            "causal": self.case.causal,
+            "kernels": ours.kernels,
+            "programs": ours.programs,
+            "compile_seconds": seconds,
+        }
 
     def judge(self, row: dict[str, Any], found: Sequence[Any], wanted: Any, peer: Any) -> None:
         """Errors of ours and of cuDNN against float64, or against each other where too large."""
@@ -219,11 +247,13 @@ class Measured:
             return
         row["errors"] = [error(a, b) for a, b in zip(found, wanted)]
         row["peer_errors"] = [error(a, b) for a, b in zip(peer, wanted)]
-        row["right"] = all(a <= max(1.02 * b, 1e-4)
-                           for a, b in zip(row["errors"], row["peer_errors"]))  # fmt: skip
+        row["right"] = all(
+            a <= max(1.02 * b, 1e-4) for a, b in zip(row["errors"], row["peer_errors"])
+        )
 
-    def time(self, row: dict[str, Any], ours: Sequence[Any], peers: Sequence[str], make: Any
-             ) -> None:  # fmt: skip
+    def time(
+        self, row: dict[str, Any], ours: Sequence[Any], peers: Sequence[str], make: Any
+    ) -> None:
         """Interleave with each peer."""
         flops = self.case.flops(row["part"] != "forward")
         for name in peers:
@@ -239,12 +269,15 @@ def show(row: dict[str, Any], rate: float) -> None:
     """One line."""
     errors = " ".join(f"{e:.1e}" for e in row["errors"])
     theirs = " ".join(f"{e:.1e}" for e in row.get("peer_errors", ()))
-    peers = " ".join(f"{n} {row[n]['tflops']:4.0f} ratio {row[n]['ratio']:.3f}"
-                     for n in PEERS if n in row)  # fmt: skip
-    print(f"{row['part']:13} {row['case']:18} {row['us']:8.1f} us {row['tflops']:4.0f} TFLOP/s"
-          f" ({1e12 * row['tflops'] / rate:.2f} of a product) {peers} | {row['kernels']} kernels,"
-          f" errors {errors} (cudnn {theirs}) {'' if row['right'] else 'WRONG'}",
-          flush=True)  # fmt: skip
+    peers = " ".join(
+        f"{n} {row[n]['tflops']:4.0f} ratio {row[n]['ratio']:.3f}" for n in PEERS if n in row
+    )
+    print(
+        f"{row['part']:13} {row['case']:18} {row['us']:8.1f} us {row['tflops']:4.0f} TFLOP/s"
+        f" ({1e12 * row['tflops'] / rate:.2f} of a product) {peers} | {row['kernels']} kernels,"
+        f" errors {errors} (cudnn {theirs}) {'' if row['right'] else 'WRONG'}",
+        flush=True,
+    )
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -253,15 +286,25 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for part, (mean, least) in BARS.items():
         wide = part.endswith("256")
         name = part.removesuffix(" 256")
-        mine = [r["cudnn"]["ratio"] for r in rows if r.get("part") == name and "cudnn" in r
-                and (r["width"] == 256) == wide]  # fmt: skip
+        mine = [
+            r["cudnn"]["ratio"]
+            for r in rows
+            if r.get("part") == name and "cudnn" in r and (r["width"] == 256) == wide
+        ]
         if mine:
             got = geometric_mean(mine)
-            found[part] = {"mean": got, "least": min(mine), "bar": mean, "bar_least": least,
-                           "met": got >= mean and min(mine) >= least}  # fmt: skip
-            print(f"{part}: geometric mean {got:.3f} (bar {mean}), least {min(mine):.3f}"
-                  f" (bar {least}) of {len(mine)}:"
-                  f" {'met' if found[part]['met'] else 'MISSED'}")  # fmt: skip
+            found[part] = {
+                "mean": got,
+                "least": min(mine),
+                "bar": mean,
+                "bar_least": least,
+                "met": got >= mean and min(mine) >= least,
+            }
+            print(
+                f"{part}: geometric mean {got:.3f} (bar {mean}), least {min(mine):.3f}"
+                f" (bar {least}) of {len(mine)}:"
+                f" {'met' if found[part]['met'] else 'MISSED'}"
+            )
     return found
 
 
@@ -276,8 +319,9 @@ def repeat(bench: Bench, runs: int = 1000) -> dict[str, Any]:
     same = 0
     for _ in range(runs):
         found = made.results(ours)
-        same += all(torch.equal(a.view(torch.int16), b.view(torch.int16))
-                    for a, b in zip(first, found))  # fmt: skip
+        same += all(
+            torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, found)
+        )
     print(f"reproducible backward: {same} of {runs} runs with the same bits")
     return {"runs": runs, "same": same}
 
@@ -285,8 +329,9 @@ def repeat(bench: Bench, runs: int = 1000) -> dict[str, Any]:
 def main() -> None:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", default=[],
-                        choices=["forward", "backward", "fast", "repeat"])  # fmt: skip
+    parser.add_argument(
+        "--only", action="append", default=[], choices=["forward", "backward", "fast", "repeat"]
+    )
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 128, 256])
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, 2048, 8192, 16384])
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=["cudnn"])
@@ -303,17 +348,28 @@ def main() -> None:
                 continue
             try:
                 made = Measured(bench, case)
-                row = (made.forward(given.peers) if part == "forward"
-                       else made.backward(given.peers, part == "fast"))  # fmt: skip
+                row = (
+                    made.forward(given.peers)
+                    if part == "forward"
+                    else made.backward(given.peers, part == "fast")
+                )
                 show(row, ceilings["bf16_flops"])
             except Exception as failure:  # one case that fails must not end the others
-                row = {"part": part, "case": case.text,
-                       "failed": f"{type(failure).__name__}: {failure}"}  # fmt: skip
+                row = {
+                    "part": part,
+                    "case": case.text,
+                    "failed": f"{type(failure).__name__}: {failure}",
+                }
                 print(f"{part:13} {case.text} FAILED {row['failed'][:1000]}", flush=True)
             rows.append(row)
             torch.cuda.empty_cache()
-    record = {"kind": "attention", **bench.about(), **ceilings, "rows": rows,
-              "verdicts": verdicts(rows)}  # fmt: skip
+    record = {
+        "kind": "attention",
+        **bench.about(),
+        **ceilings,
+        "rows": rows,
+        "verdicts": verdicts(rows),
+    }
     if "repeat" in parts:
         record["repeat"] = repeat(bench)
     if given.out:

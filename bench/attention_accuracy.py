@@ -37,8 +37,11 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 import tilegrad as tg
 
-PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash2": SDPBackend.FLASH_ATTENTION,
-         "efficient": SDPBackend.EFFICIENT_ATTENTION}  # fmt: skip
+PEERS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash2": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 NAMES = ("out", "dq", "dk", "dv")
 RMS, LARGEST, YARDSTICK = 1.05, 2.0, 2.0
 LEAST = (1e-4, 1e-3)  # errors below these are right whatever a peer's are
@@ -81,10 +84,17 @@ class Case:
         elif lengths:
             lengths = tuple(min(n, size["keys"]) for n in lengths)
         heads = min(self.heads, 4)
-        return replace(self, heads=heads, key_heads=max(1, heads * self.key_heads // self.heads),
-                       dtype="float32", width=min(self.width, 32), lengths=lengths,
-                       value_width=min(self.columns, 24), modes=("reproducible",),
-                       **size)  # fmt: skip
+        return replace(
+            self,
+            heads=heads,
+            key_heads=max(1, heads * self.key_heads // self.heads),
+            dtype="float32",
+            width=min(self.width, 32),
+            lengths=lengths,
+            value_width=min(self.columns, 24),
+            modes=("reproducible",),
+            **size,
+        )
 
 
 BOTH = ("reproducible", "fast")
@@ -98,8 +108,15 @@ def cases() -> Iterator[Case]:
             name = f"d{width} {'causal' if causal else 'full'}"
             yield Case(name, width=width, options={"causal": causal}, modes=BOTH)
     causal_ = {"causal": True}
-    yield Case("d128 causal t1024", queries=1024, keys=1024, heads=4, key_heads=4,
-               options=causal_, modes=BOTH)  # fmt: skip
+    yield Case(
+        "d128 causal t1024",
+        queries=1024,
+        keys=1024,
+        heads=4,
+        key_heads=4,
+        options=causal_,
+        modes=BOTH,
+    )
     yield Case("float16 d64", dtype="float16", width=64, modes=BOTH)
     yield Case("float16 d128 causal", dtype="float16", options=causal_)
     yield Case("queries times 30", draw="scaled", modes=BOTH)
@@ -112,16 +129,37 @@ def cases() -> Iterator[Case]:
     yield Case("bias", extras=("bias",))
     yield Case("bias with -inf", extras=("bias with -inf",))
     yield Case("bias of -inf rows", extras=("bias of -inf rows",))
-    yield Case("key lengths", batch=4, heads=4, key_heads=4, extras=("key_lengths",),
-               lengths=(1, 512, 77, 300))  # fmt: skip
-    yield Case("key lengths 0 and 1", batch=4, heads=4, key_heads=4, extras=("key_lengths",),
-               lengths=(0, 1, 0, 300), options=causal_, modes=BOTH)  # fmt: skip
+    yield Case(
+        "key lengths",
+        batch=4,
+        heads=4,
+        key_heads=4,
+        extras=("key_lengths",),
+        lengths=(1, 512, 77, 300),
+    )
+    yield Case(
+        "key lengths 0 and 1",
+        batch=4,
+        heads=4,
+        key_heads=4,
+        extras=("key_lengths",),
+        lengths=(0, 1, 0, 300),
+        options=causal_,
+        modes=BOTH,
+    )
     yield Case("one query", batch=64, queries=1, keys=1024)
     yield Case("one key", batch=16, queries=512, keys=1)
     yield Case("one query, one key", batch=256, queries=1, keys=1)
     yield Case("odd sizes", batch=4, queries=77, keys=131, width=72, value_width=40, modes=BOTH)
-    yield Case("odd sizes, causal", batch=4, queries=131, keys=77, width=72, value_width=40,
-               options=causal_)  # fmt: skip
+    yield Case(
+        "odd sizes, causal",
+        batch=4,
+        queries=131,
+        keys=77,
+        width=72,
+        value_width=40,
+        options=causal_,
+    )
     yield Case("narrow values", width=128, value_width=64)
     yield Case("prefix", queries=128, keys=512, options={"causal": "bottom_right"})
     yield Case("GQA 8/2", key_heads=2, options=causal_, modes=BOTH)
@@ -133,14 +171,20 @@ def cases() -> Iterator[Case]:
     yield Case("softcap, queries times 30", draw="scaled", options={"softcap": 20.0}, peers=False)
     yield Case("slopes", extras=("slopes",), options=causal_, peers=False)
     yield Case("sinks", extras=("sinks",), options=causal_, peers=False)
-    packed = {**ONE, "queries": 1000, "keys": 1000, "extras": ("query_starts", "key_starts"),
-              "lengths": (300, 0, 1, 128, 571)}  # fmt: skip
+    packed = {
+        **ONE,
+        "queries": 1000,
+        "keys": 1000,
+        "extras": ("query_starts", "key_starts"),
+        "lengths": (300, 0, 1, 128, 571),
+    }
     yield Case("packed, causal", options=causal_, **packed)  # type: ignore[arg-type]
     yield Case("packed, full, GQA", key_heads=2, **packed)  # type: ignore[arg-type]
     yield Case("bthd", layout="bthd", options=causal_, modes=BOTH)
     yield Case("bthd, GQA d64", layout="bthd", key_heads=2, width=64)
-    yield Case("dropout", **ONE, queries=256, keys=256, width=256,
-               options={"dropout": 0.25}, peers=False)  # fmt: skip
+    yield Case(
+        "dropout", **ONE, queries=256, keys=256, width=256, options={"dropout": 0.25}, peers=False
+    )
 
 
 # ---- inputs ---------------------------------------------------------------------------------
@@ -205,8 +249,7 @@ class Inputs:
     def seen(self) -> Any:
         """(batch, heads, queries, keys): which keys a query sees, biases of -inf included."""
         c = self.case
-        seen = torch.ones(c.batch, c.heads, c.queries, c.keys, dtype=torch.bool,
-                          device=self.device)  # fmt: skip
+        seen = torch.ones(c.batch, c.heads, c.queries, c.keys, dtype=torch.bool, device=self.device)
         i, j = (x.to(self.device) for x in self.places())
         away = j[None, :] - i[:, None]
         causal, window = c.options.get("causal"), c.options.get("window")
@@ -289,8 +332,11 @@ class Exact:
         dv = self.round(p * keep).mT @ self.dout
         delta = (self.dout * out).sum(-1, keepdim=True)
         ds = self.round(p * ((self.dout @ self.v.mT) * keep - delta) * slope)
-        gradients = [self.scale * (ds @ self.k), self.summed(self.scale * (ds.mT @ self.q)),
-                     self.summed(dv)]  # fmt: skip
+        gradients = [
+            self.scale * (ds @ self.k),
+            self.summed(self.scale * (ds.mT @ self.q)),
+            self.summed(dv),
+        ]
         return [out, *(self.round(g) for g in gradients)]
 
     def keep(self) -> Any:
@@ -371,8 +417,11 @@ def peer_results(inputs: Inputs) -> Tensors:
     if "query_starts" in inputs.extras:
         causal = bool(case.options.get("causal"))
         ends = inputs.extras["query_starts"].tolist()
-        parts = [torch_attention(*(x[:, :, a:b] for x in (q, k, v)), is_causal=causal, **more)
-                 for a, b in itertools.pairwise(ends) if b > a]  # fmt: skip
+        parts = [
+            torch_attention(*(x[:, :, a:b] for x in (q, k, v)), is_causal=causal, **more)
+            for a, b in itertools.pairwise(ends)
+            if b > a
+        ]
         out = torch.cat(parts, 2)
     else:
         plain = not inputs.extras and "window" not in case.options
@@ -419,7 +468,8 @@ def empty_rows(inputs: Inputs, found: Tensors) -> str:
     """What is wrong with queries that see nothing, and with numbers at all; '' if nothing."""
     if any(not bool(torch.isfinite(x).all()) for x in found):
         return "not finite: " + ", ".join(
-            n for n, x in zip(NAMES, found) if not bool(torch.isfinite(x).all()))  # fmt: skip
+            n for n, x in zip(NAMES, found) if not bool(torch.isfinite(x).all())
+        )
     empty = ~inputs.seen().any(-1)
     if bool((found[0][empty] != 0).any() or (found[1][empty] != 0).any()):
         return "queries that see nothing give something"
@@ -432,9 +482,12 @@ def kept_by_dropout(inputs: Inputs) -> tuple[Any, str]:
     q, k, v, dout = inputs.main
     probe = Inputs(replace(case, width=case.width, value_width=case.keys), inputs.device)
     eye = torch.eye(case.keys, device=inputs.device, dtype=v.dtype)
-    probe.main = [q * 0, k, eye.expand(*v.shape[:2], *eye.shape).contiguous(),
-                  torch.zeros(*dout.shape[:3], case.keys, device=dout.device,
-                              dtype=dout.dtype)]  # fmt: skip
+    probe.main = [
+        q * 0,
+        k,
+        eye.expand(*v.shape[:2], *eye.shape).contiguous(),
+        torch.zeros(*dout.shape[:3], case.keys, device=dout.device, dtype=dout.dtype),
+    ]
     out = Ours(probe, "reproducible")()[0]
     keep = out > 0
     value = 1 / case.keys / (1 - rate)
@@ -446,8 +499,9 @@ def kept_by_dropout(inputs: Inputs) -> tuple[Any, str]:
     return keep.double(), wrong
 
 
-def judge(inputs: Inputs, mode: str, wanted: Tensors, bars: Tensors, of: tuple[float, float]
-          ) -> dict[str, Any]:  # fmt: skip
+def judge(
+    inputs: Inputs, mode: str, wanted: Tensors, bars: Tensors, of: tuple[float, float]
+) -> dict[str, Any]:
     """Our errors beside their bars; twice the same bits unless sums may differ."""
     ours = Ours(inputs, mode)
     runs = [ours(), ours()]
@@ -455,11 +509,18 @@ def judge(inputs: Inputs, mode: str, wanted: Tensors, bars: Tensors, of: tuple[f
     if mode == "reproducible" and not all(torch.equal(a, b) for a, b in zip(*runs)):
         wrong = wrong or "two runs differ"
     found = errors(inputs, runs[0], wanted)
-    good = [all(e <= max(f * b, least) for e, f, b, least in zip(one, of, bar, LEAST))
-            for one, bar in zip(found, bars)]  # fmt: skip
-    return {"mode": mode, "errors": found, "bars": bars, "wrong": wrong,
-            "outside": [n for n, g in zip(NAMES, good) if not g],
-            "right": not wrong and all(good)}  # fmt: skip
+    good = [
+        all(e <= max(f * b, least) for e, f, b, least in zip(one, of, bar, LEAST))
+        for one, bar in zip(found, bars)
+    ]
+    return {
+        "mode": mode,
+        "errors": found,
+        "bars": bars,
+        "wrong": wrong,
+        "outside": [n for n, g in zip(NAMES, good) if not g],
+        "right": not wrong and all(good),
+    }
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
@@ -481,8 +542,15 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         row = judge(inputs, mode, wanted, bars, of)
         if noted:
             row |= {"wrong": noted, "right": False}
-        rows.append({"case": case.name, "peer": name if theirs else "", "refused":
-                     "" if theirs else name, "yardstick": yardstick, **row})  # fmt: skip
+        rows.append(
+            {
+                "case": case.name,
+                "peer": name if theirs else "",
+                "refused": "" if theirs else name,
+                "yardstick": yardstick,
+                **row,
+            }
+        )
     rows[-1]["seconds"] = time.perf_counter() - start
     return rows
 
@@ -496,10 +564,12 @@ def show(row: dict[str, Any]) -> None:
     cpu = row["refused"] == "cpu"
     peer_ = row["peer"] or ("bars" if cpu else "float64 with rounded weights, times 2:")
     why = row["wrong"] or " ".join(row["outside"])
-    print(f"{row['case']:30} {row['mode'][:4]} ours {' '.join(mine)} | {peer_}"
-          f" {' '.join(bars)} {'RIGHT' if row['right'] else 'WRONG ' + why}"
-          + (f" (no peer: {row['refused']})" if row["refused"] not in ("", "none", "cpu") else ""),
-          flush=True)  # fmt: skip
+    print(
+        f"{row['case']:30} {row['mode'][:4]} ours {' '.join(mine)} | {peer_}"
+        f" {' '.join(bars)} {'RIGHT' if row['right'] else 'WRONG ' + why}"
+        + (f" (no peer: {row['refused']})" if row["refused"] not in ("", "none", "cpu") else ""),
+        flush=True,
+    )
 
 
 def work(given: tuple[Case, str]) -> list[dict[str, Any]]:
@@ -551,11 +621,17 @@ def main() -> int:
         rows.append(row)
     wrong = [f"{r['case']} ({r.get('mode', 'failed')})" for r in rows if not r["right"]]
     with_peer = sum(bool(r.get("peer")) for r in rows)
-    print(f"{len(rows)} rows, {with_peer} beside a peer, {len(rows) - len(wrong)} right,"
-          f" {time.perf_counter() - start:.0f} s; wrong: {', '.join(wrong) or 'none'}")
+    print(
+        f"{len(rows)} rows, {with_peer} beside a peer, {len(rows) - len(wrong)} right,"
+        f" {time.perf_counter() - start:.0f} s; wrong: {', '.join(wrong) or 'none'}"
+    )
     if given.out:
-        record = {"kind": "attention accuracy", **about, "bars": {"rms": RMS, "largest": LARGEST,
-                  "yardstick": YARDSTICK}, "rows": rows}  # fmt: skip
+        record = {
+            "kind": "attention accuracy",
+            **about,
+            "bars": {"rms": RMS, "largest": LARGEST, "yardstick": YARDSTICK},
+            "rows": rows,
+        }
         Path(given.out).write_text(json.dumps(record, indent=1) + "\n")
     return min(1, len(wrong))
 

@@ -50,24 +50,43 @@ def shape_of(case: Case, total: int, features: int, dtype: str, group: int) -> A
     width, tokens, causal = case
     heads = max(1, features // width)
     return AttentionShape(
-        batch=max(1, total // tokens), heads=heads, key_heads=max(1, heads // group),
-        queries=tokens, keys=tokens, width=width, value_width=width, dtype=dtype_of(dtype),
-        scale=1 / math.sqrt(width), band=(None, 0 if causal else None),
-    )  # fmt: skip
+        batch=max(1, total // tokens),
+        heads=heads,
+        key_heads=max(1, heads // group),
+        queries=tokens,
+        keys=tokens,
+        width=width,
+        value_width=width,
+        dtype=dtype_of(dtype),
+        scale=1 / math.sqrt(width),
+        band=(None, 0 if causal else None),
+    )
 
 
 def label(p: BackwardPlan) -> str:
     """A Plan in a few words."""
-    changed = [f"{name}={value}" for name, value in asdict(p).items()
-               if name not in KNOWN and value != getattr(BackwardPlan(), name)]  # fmt: skip
+    changed = [
+        f"{name}={value}"
+        for name, value in asdict(p).items()
+        if name not in KNOWN and value != getattr(BackwardPlan(), name)
+    ]
     ways = [name for name in ("fast", "late", "turns", "dependent") if getattr(p, name)]
     walked = "" if p.fast else f" k{p.keys} s{p.key_stages}"
     mixed = [f"section{p.section}"] if p.section > 1 else []
     return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *mixed, *changed])
 
 
-KNOWN = {"queries", "query_stages", "keys", "key_stages", "fast", "late", "turns",
-         "dependent", "section"}  # fmt: skip
+KNOWN = {
+    "queries",
+    "query_stages",
+    "keys",
+    "key_stages",
+    "fast",
+    "late",
+    "turns",
+    "dependent",
+    "section",
+}
 
 
 def build(job: tuple[AttentionShape, BackwardPlan]) -> tuple[list[Built], str]:
@@ -112,8 +131,9 @@ class Measured:
         count = min(4, sets(bytes_))
         self.sets: list[dict[str, Any]] = []
         for _ in range(count):
-            one = {n: torch.randn(*x.sizes(of), device="cuda", dtype=kind)
-                   for n, of in names.items()}  # fmt: skip
+            one = {
+                n: torch.randn(*x.sizes(of), device="cuda", dtype=kind) for n, of in names.items()
+            }
             one["lse"], one["delta"] = self.facts(one)
             self.sets.append(one)
         self.scratch: dict[str, Any] = {}
@@ -189,25 +209,35 @@ class Measured:
                 given = [one[n].detach().requires_grad_() for n in "qkv"]
                 with sdpa_kernel(chosen):
                     out = torch.nn.functional.scaled_dot_product_attention(
-                        *given, is_causal=x.band[1] is not None, scale=x.scale,
-                        enable_gqa=x.group > 1)  # fmt: skip
-                made.append(lambda out=out, given=given, dout=one["dout"]: torch.autograd.grad(
-                    out, given, dout, retain_graph=True))  # fmt: skip
+                        *given,
+                        is_causal=x.band[1] is not None,
+                        scale=x.scale,
+                        enable_gqa=x.group > 1,
+                    )
+                made.append(
+                    lambda out=out, given=given, dout=one["dout"]: torch.autograd.grad(
+                        out, given, dout, retain_graph=True
+                    )
+                )
         return made
 
-    def ours(self, built: Sequence[Built], scratch: Sequence[tuple[str, Any]]
-             ) -> tuple[list[Callable[[], None]], list[list[Callable[[], None]]]]:  # fmt: skip
+    def ours(
+        self, built: Sequence[Built], scratch: Sequence[tuple[str, Any]]
+    ) -> tuple[list[Callable[[], None]], list[list[Callable[[], None]]]]:
         """Whole passes by set of inputs, and single launches by number and set."""
         from tilegrad.targets.ptx.prepare import Prepared
 
         torch = self.torch
-        buffers = {n: torch.empty(*t.shape, device="cuda", dtype=getattr(torch, t.dtype.name))
-                   for n, t in scratch}  # fmt: skip
+        buffers = {
+            n: torch.empty(*t.shape, device="cuda", dtype=getattr(torch, t.dtype.name))
+            for n, t in scratch
+        }
         single: list[list[Callable[[], None]]] = []
         for name, cubin, entry_text, arguments, _ in built:
             entry = Entry.from_text(entry_text)
-            function = self.bench.device.load(cubin).function(name, entry.shared_bytes,
-                                                              entry.cluster)  # fmt: skip
+            function = self.bench.device.load(cubin).function(
+                name, entry.shared_bytes, entry.cluster
+            )
             kernel = Prepared(function, entry, {})
 
             def launch(i: int, kernel: Any = kernel, names: Any = arguments) -> None:
@@ -240,13 +270,15 @@ class Measured:
         same = 0
         for _ in range(REPEATS):
             found = self.once(run)
-            same += all(torch.equal(first[n].view(torch.int16), found[n].view(torch.int16))
-                        for n in first)  # fmt: skip
+            same += all(
+                torch.equal(first[n].view(torch.int16), found[n].view(torch.int16)) for n in first
+            )
         return same
 
 
-def measure(bench: Any, x: AttentionShape, built: list[tuple[BackwardPlan, Any]], rounds: int
-            ) -> dict[str, Any]:  # fmt: skip
+def measure(
+    bench: Any, x: AttentionShape, built: list[tuple[BackwardPlan, Any]], rounds: int
+) -> dict[str, Any]:
     """One case: peers, then every Plan interleaved with cuDNN."""
     case = Measured(bench, x)
     work = flops(x)
@@ -261,9 +293,16 @@ def measure(bench: Any, x: AttentionShape, built: list[tuple[BackwardPlan, Any]]
             print(f"  {backend}: {type(failure).__name__} {str(failure)[:200]}", flush=True)
     peer = "cudnn" if "cudnn" in row else "flash"
     theirs = case.torch_launches(peer)
-    print("  " + ", ".join(f"{b} {row[b]:.0f} TFLOP/s errors "
-                           + " ".join(f"{e:.1e}" for e in row.get(f"{b}_errors", ()))
-                           for b in ("cudnn", "flash") if b in row), flush=True)  # fmt: skip
+    print(
+        "  "
+        + ", ".join(
+            f"{b} {row[b]:.0f} TFLOP/s errors "
+            + " ".join(f"{e:.1e}" for e in row.get(f"{b}_errors", ()))
+            for b in ("cudnn", "flash")
+            if b in row
+        ),
+        flush=True,
+    )
     for plan, (launches_, fault) in built:
         if fault:
             print(f"  {label(plan)}: {fault}", flush=True)
@@ -274,44 +313,70 @@ def measure(bench: Any, x: AttentionShape, built: list[tuple[BackwardPlan, Any]]
             print(f"  {label(plan)}: {type(failure).__name__} {str(failure)[:300]}", flush=True)
             traceback.print_exc()
     for fast in (False, True):
-        some = sorted((p for p in row["plans"] if p["fields"]["fast"] == fast),
-                      key=lambda p: -p["ratio"])  # fmt: skip
+        some = sorted(
+            (p for p in row["plans"] if p["fields"]["fast"] == fast), key=lambda p: -p["ratio"]
+        )
         if some:
             row["best fast" if fast else "best"] = some[0]
-            print(f"  best {'fast' if fast else 'reproducible'} {some[0]['ratio']:.3f}x"
-                  f" {some[0]['tflops']:.0f} TFLOP/s: {some[0]['plan']}", flush=True)  # fmt: skip
+            print(
+                f"  best {'fast' if fast else 'reproducible'} {some[0]['ratio']:.3f}x"
+                f" {some[0]['tflops']:.0f} TFLOP/s: {some[0]['plan']}",
+                flush=True,
+            )
     return row
 
 
 def one_plan(
-    bench: Any, case: Measured, plan: BackwardPlan, built: Sequence[Built], theirs: list[Any],
-    work: float, rounds: int,
-) -> dict[str, Any]:  # fmt: skip
+    bench: Any,
+    case: Measured,
+    plan: BackwardPlan,
+    built: Sequence[Built],
+    theirs: list[Any],
+    work: float,
+    rounds: int,
+) -> dict[str, Any]:
     """One Plan: checked, repeated, timed as a whole beside the peer and launch by launch."""
     scratch = attention_backward(case.x, plan).scratch
     ours, single = case.ours(built, scratch)
     errors = case.errors(case.once(ours[0]))
     same = REPEATS if plan.fast else case.repeated(ours[0])
     found = bench.interleave(ours, theirs, rounds)
-    parts = {b[0].removeprefix("attention_backward_"): 1e6 * bench.alone(launches)
-             for b, launches in zip(built, single)}  # fmt: skip
+    parts = {
+        b[0].removeprefix("attention_backward_"): 1e6 * bench.alone(launches)
+        for b, launches in zip(built, single)
+    }
     speed = work / found["ours_us"] / 1e6
     wrong = "" if max(errors) < 2e-2 and same == REPEATS else f"  WRONG ({same} repeats alike)"
     slow = "; ".join(b[4] for b in built if "SLOW" in b[4])
-    print(f"  {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
-          f" {speed:5.0f} TFLOP/s {found['ours_us']:8.1f} us ("
-          + ", ".join(f"{n} {us:.1f}" for n, us in parts.items())
-          + f")  {label(plan)}  errors {' '.join(f'{e:.1e}' for e in errors)}{wrong}"
-          f"{'  ' + slow if slow else ''}", flush=True)  # fmt: skip
-    return {"plan": label(plan), "fields": asdict(plan), "tflops": speed, "errors": errors,
-            "same": same, "parts_us": parts, "reports": [b[4] for b in built], **found}  # fmt: skip
+    print(
+        f"  {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
+        f" {speed:5.0f} TFLOP/s {found['ours_us']:8.1f} us ("
+        + ", ".join(f"{n} {us:.1f}" for n, us in parts.items())
+        + f")  {label(plan)}  errors {' '.join(f'{e:.1e}' for e in errors)}{wrong}"
+        f"{'  ' + slow if slow else ''}",
+        flush=True,
+    )
+    return {
+        "plan": label(plan),
+        "fields": asdict(plan),
+        "tflops": speed,
+        "errors": errors,
+        "same": same,
+        "parts_us": parts,
+        "reports": [b[4] for b in built],
+        **found,
+    }
 
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
     """Head sizes x lengths x causal or not."""
     causal = {"both": (True, False), "yes": (True,), "no": (False,)}[given.causal]
-    return [(int(w), int(t), c) for w in given.widths.split(",") for t in given.tokens.split(",")
-            for c in causal]  # fmt: skip
+    return [
+        (int(w), int(t), c)
+        for w in given.widths.split(",")
+        for t in given.tokens.split(",")
+        for c in causal
+    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -340,10 +405,15 @@ def main() -> None:
     cases = cases_of(given)
     shapes = {c: shape_of(c, given.total, given.features, given.dtype, given.group) for c in cases}
     modes = [mode == "fast" for mode in given.modes.split(",")]
-    wanted = {c: [p for fast in modes for p in
-                  ([choose(x, H200, fast)] if given.chosen else candidates(x, H200, fast))
-                  if given.only in label(p)]
-              for c, x in shapes.items()}  # fmt: skip
+    wanted = {
+        c: [
+            p
+            for fast in modes
+            for p in ([choose(x, H200, fast)] if given.chosen else candidates(x, H200, fast))
+            if given.only in label(p)
+        ]
+        for c, x in shapes.items()
+    }
     jobs = [(shapes[c], p) for c in cases for p in wanted[c]]
     with ProcessPoolExecutor(max(1, given.workers)) as pool:
         made = dict(zip(jobs, pool.map(build, jobs)))
@@ -358,16 +428,21 @@ def main() -> None:
     bench, rows = Bench(), []
     for case in cases:
         x = shapes[case]
-        print(f"d{case[0]} tokens {case[1]} {'causal' if case[2] else 'full'}"
-              f" ({x.batch} x {x.heads} heads, {x.key_heads} key heads)", flush=True)  # fmt: skip
+        print(
+            f"d{case[0]} tokens {case[1]} {'causal' if case[2] else 'full'}"
+            f" ({x.batch} x {x.heads} heads, {x.key_heads} key heads)",
+            flush=True,
+        )
         found = measure(bench, x, [(p, made[x, p]) for p in wanted[case]], given.rounds)
         rows.append({"width": case[0], "tokens": case[1], "causal": case[2], **found})
     for name, bar in (("best", 0.75), ("best fast", 0.9)):
         ratios = [r[name]["ratio"] for r in rows if name in r]
         if ratios:
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"{name}: geometric mean {mean:.3f}x (bar {bar}), least {min(ratios):.3f}x"
-                  f" of {len(ratios)}")  # fmt: skip
+            print(
+                f"{name}: geometric mean {mean:.3f}x (bar {bar}), least {min(ratios):.3f}x"
+                f" of {len(ratios)}"
+            )
     if given.out:
         Path(given.out).write_text(json.dumps({**bench.about(), "rows": rows}, indent=1))
 

@@ -42,23 +42,44 @@ def shape_of(case: Case, total: int, features: int, dtype: str, group: int) -> A
     width, tokens, causal = case
     heads = max(1, features // width)
     return AttentionShape(
-        batch=max(1, total // tokens), heads=heads, key_heads=max(1, heads // group),
-        queries=tokens, keys=tokens, width=width, value_width=width, dtype=dtype_of(dtype),
-        scale=1 / math.sqrt(width), band=(None, 0 if causal else None),
-    )  # fmt: skip
+        batch=max(1, total // tokens),
+        heads=heads,
+        key_heads=max(1, heads // group),
+        queries=tokens,
+        keys=tokens,
+        width=width,
+        value_width=width,
+        dtype=dtype_of(dtype),
+        scale=1 / math.sqrt(width),
+        band=(None, 0 if causal else None),
+    )
 
 
 def label(p: AttentionPlan) -> str:
     """A Plan in one word."""
-    return (f"{p.tile[0]}x{p.tile[1]} s{p.stages} q{p.query_stages} o{p.staged}x{p.together}"
-            f" {'turns' if p.turns else '-'} {'overlap' if p.overlap else '-'}"
-            f" section{p.section} p{p.programs}" + "".join(
-                f" {name}={value}" for name, value in asdict(p).items()
-                if name not in KNOWN and value != getattr(AttentionPlan(), name)))  # fmt: skip
+    return (
+        f"{p.tile[0]}x{p.tile[1]} s{p.stages} q{p.query_stages} o{p.staged}x{p.together}"
+        f" {'turns' if p.turns else '-'} {'overlap' if p.overlap else '-'}"
+        f" section{p.section} p{p.programs}"
+        + "".join(
+            f" {name}={value}"
+            for name, value in asdict(p).items()
+            if name not in KNOWN and value != getattr(AttentionPlan(), name)
+        )
+    )
 
 
-KNOWN = {"tile", "stages", "query_stages", "staged", "together", "turns", "overlap", "section",
-         "programs"}  # fmt: skip
+KNOWN = {
+    "tile",
+    "stages",
+    "query_stages",
+    "staged",
+    "together",
+    "turns",
+    "overlap",
+    "section",
+    "programs",
+}
 
 
 def build(job: tuple[AttentionShape, AttentionPlan]) -> tuple[bytes, str, str, str]:
@@ -116,8 +137,9 @@ class Measured:
             s = (q[:, :, rows].double() @ k.double().transpose(-1, -2)) * x.scale
             if x.band[1] is not None:
                 i = torch.arange(start, start + s.shape[2], device="cuda")[:, None]
-                s = s.masked_fill(torch.arange(s.shape[3], device="cuda")[None] > i + x.band[1],
-                                  -math.inf)  # fmt: skip
+                s = s.masked_fill(
+                    torch.arange(s.shape[3], device="cuda")[None] > i + x.band[1], -math.inf
+                )
             lse[:, :, rows] = torch.logsumexp(s, -1).float()
             out[:, :, rows] = (torch.softmax(s, -1) @ v.double()).float()
         return out, lse
@@ -132,8 +154,13 @@ class Measured:
         def one(i: int) -> None:
             with sdpa_kernel(chosen):
                 torch.nn.functional.scaled_dot_product_attention(
-                    self.q[i], self.k[i], self.v[i], is_causal=x.band[1] is not None,
-                    scale=x.scale, enable_gqa=x.group > 1)  # fmt: skip
+                    self.q[i],
+                    self.k[i],
+                    self.v[i],
+                    is_causal=x.band[1] is not None,
+                    scale=x.scale,
+                    enable_gqa=x.group > 1,
+                )
 
         return [lambda i=i: one(i) for i in range(len(self.q))]
 
@@ -141,13 +168,21 @@ class Measured:
         """Launches of one of our kernels."""
         from tilegrad.targets.ptx.prepare import Prepared
 
-        function = self.bench.device.load(cubin).function("attention", entry.shared_bytes,
-                                                          entry.cluster)  # fmt: skip
+        function = self.bench.device.load(cubin).function(
+            "attention", entry.shared_bytes, entry.cluster
+        )
         kernel = Prepared(function, entry, {})
 
         def launch(i: int) -> None:
-            kernel.point((self.q[i].data_ptr(), self.k[i].data_ptr(), self.v[i].data_ptr(),
-                          self.out[i].data_ptr(), self.lse[i].data_ptr()))  # fmt: skip
+            kernel.point(
+                (
+                    self.q[i].data_ptr(),
+                    self.k[i].data_ptr(),
+                    self.v[i].data_ptr(),
+                    self.out[i].data_ptr(),
+                    self.lse[i].data_ptr(),
+                )
+            )
             kernel.start(dependent=dependent)
 
         return [lambda i=i: launch(i) for i in range(len(self.q))]
@@ -169,12 +204,15 @@ class Measured:
             self.known = self.wanted()
         heads = [0, x.heads - 1]
         out, lse = self.out[0][-1:, heads].float(), self.lse[0][-1:, heads]
-        return (float((out - self.known[0]).norm() / self.known[0].norm()),
-                float((lse - self.known[1]).abs().max()))  # fmt: skip
+        return (
+            float((out - self.known[0]).norm() / self.known[0].norm()),
+            float((lse - self.known[1]).abs().max()),
+        )
 
 
-def measure(bench: Any, x: AttentionShape, built: list[tuple[AttentionPlan, Any]], rounds: int
-            ) -> dict[str, Any]:  # fmt: skip
+def measure(
+    bench: Any, x: AttentionShape, built: list[tuple[AttentionPlan, Any]], rounds: int
+) -> dict[str, Any]:
     """One case: peers, then every Plan interleaved with cuDNN."""
     case = Measured(bench, x)
     work = flops(x)
@@ -187,8 +225,10 @@ def measure(bench: Any, x: AttentionShape, built: list[tuple[AttentionPlan, Any]
             print(f"  {backend}: {type(failure).__name__} {str(failure)[:200]}", flush=True)
     peer = "cudnn" if "cudnn" in row else "flash"
     theirs = case.torch_launches(peer)
-    print("  " + ", ".join(f"{b} {row[b]:.0f} TFLOP/s" for b in ("cudnn", "flash") if b in row),
-          flush=True)  # fmt: skip
+    print(
+        "  " + ", ".join(f"{b} {row[b]:.0f} TFLOP/s" for b in ("cudnn", "flash") if b in row),
+        flush=True,
+    )
     for plan, (cubin, entry, report, fault) in built:
         if fault:
             print(f"  {label(plan)}: {fault}", flush=True)
@@ -204,18 +244,30 @@ def measure(bench: Any, x: AttentionShape, built: list[tuple[AttentionPlan, Any]
             continue
         speed = work / found["ours_us"] / 1e6
         wrong = "" if errors[0] < 1e-2 and errors[1] < 1e-2 else "  WRONG"
-        row["plans"].append({"plan": label(plan), "fields": asdict(plan), "tflops": speed,
-                             "error": errors[0], "lse_error": errors[1], "report": report,
-                             **found})  # fmt: skip
-        print(f"  {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
-              f" {speed:5.0f} TFLOP/s {found['ours_us']:8.1f} us  {label(plan)}"
-              f"  error {errors[0]:.1e} {errors[1]:.1e}{wrong}"
-              f"{'  ' + report if 'SLOW' in report else ''}", flush=True)  # fmt: skip
+        row["plans"].append(
+            {
+                "plan": label(plan),
+                "fields": asdict(plan),
+                "tflops": speed,
+                "error": errors[0],
+                "lse_error": errors[1],
+                "report": report,
+                **found,
+            }
+        )
+        print(
+            f"  {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
+            f" {speed:5.0f} TFLOP/s {found['ours_us']:8.1f} us  {label(plan)}"
+            f"  error {errors[0]:.1e} {errors[1]:.1e}{wrong}"
+            f"{'  ' + report if 'SLOW' in report else ''}",
+            flush=True,
+        )
     row["plans"].sort(key=lambda p: -p["ratio"])
     if row["plans"]:
         best = row["plans"][0]
-        print(f"  best {best['ratio']:.3f}x {best['tflops']:.0f} TFLOP/s: {best['plan']}",
-              flush=True)  # fmt: skip
+        print(
+            f"  best {best['ratio']:.3f}x {best['tflops']:.0f} TFLOP/s: {best['plan']}", flush=True
+        )
     return row
 
 
@@ -228,8 +280,12 @@ def few(plans: list[AttentionPlan], count: int) -> list[AttentionPlan]:
 def cases_of(given: argparse.Namespace) -> list[Case]:
     """Head sizes x lengths x causal or not."""
     causal = {"both": (True, False), "yes": (True,), "no": (False,)}[given.causal]
-    return [(int(w), int(t), c) for w in given.widths.split(",") for t in given.tokens.split(",")
-            for c in causal]  # fmt: skip
+    return [
+        (int(w), int(t), c)
+        for w in given.widths.split(",")
+        for t in given.tokens.split(",")
+        for c in causal
+    ]
 
 
 def main() -> None:
@@ -252,9 +308,12 @@ def main() -> None:
     given = parser.parse_args()
     cases = cases_of(given)
     shapes = {c: shape_of(c, given.total, given.features, given.dtype, given.group) for c in cases}
-    wanted = {c: [choose(x, H200)] if given.chosen else
-              few([p for p in candidates(x, H200) if given.only in label(p)], given.tiles)
-              for c, x in shapes.items()}  # fmt: skip
+    wanted = {
+        c: [choose(x, H200)]
+        if given.chosen
+        else few([p for p in candidates(x, H200) if given.only in label(p)], given.tiles)
+        for c, x in shapes.items()
+    }
     jobs = [(shapes[c], p) for c in cases for p in wanted[c]]
     with ProcessPoolExecutor(max(1, given.workers)) as pool:
         made = dict(zip(jobs, pool.map(build, jobs)))
@@ -268,8 +327,11 @@ def main() -> None:
     bench, rows = Bench(), []
     for case in cases:
         x = shapes[case]
-        print(f"d{case[0]} tokens {case[1]} {'causal' if case[2] else 'full'}"
-              f" ({x.batch} x {x.heads} heads, {x.key_heads} key heads)", flush=True)  # fmt: skip
+        print(
+            f"d{case[0]} tokens {case[1]} {'causal' if case[2] else 'full'}"
+            f" ({x.batch} x {x.heads} heads, {x.key_heads} key heads)",
+            flush=True,
+        )
         found = measure(bench, x, [(p, made[x, p]) for p in wanted[case]], given.rounds)
         rows.append({"width": case[0], "tokens": case[1], "causal": case[2], **found})
     best = [r["plans"][0]["ratio"] for r in rows if r["plans"]]

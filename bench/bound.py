@@ -52,10 +52,16 @@ class Setting:
         tg.manual_seed(0)
         self.device, self.count = device, requests
         self.config = DecoderConfig(
-            "llama", vocabulary=VOCABULARY, width=WIDTH, layers=layers, heads=HEADS,
-            key_heads=KEY_HEADS, head_width=HEAD_WIDTH, hidden=2 * WIDTH,
+            "llama",
+            vocabulary=VOCABULARY,
+            width=WIDTH,
+            layers=layers,
+            heads=HEADS,
+            key_heads=KEY_HEADS,
+            head_width=HEAD_WIDTH,
+            hidden=2 * WIDTH,
             context=PAGE * MOST_PAGES,
-        )  # fmt: skip
+        )
         self.dtype = tg.float32 if device == "cpu" else tg.bfloat16
         self.model = Decoder(self.config, self.dtype)
         if device != "cpu":
@@ -68,9 +74,16 @@ class Setting:
         """A fresh cache, and requests of no tokens."""
         count = self.count
         self.cache = PagedCache(
-            self.config.layers, count * MOST_PAGES, PAGE, KEY_HEADS, HEAD_WIDTH, requests=count,
-            most_pages=MOST_PAGES, dtype=self.dtype, device=self.device,
-        )  # fmt: skip
+            self.config.layers,
+            count * MOST_PAGES,
+            PAGE,
+            KEY_HEADS,
+            HEAD_WIDTH,
+            requests=count,
+            most_pages=MOST_PAGES,
+            dtype=self.dtype,
+            device=self.device,
+        )
         table = np.arange(count * MOST_PAGES, dtype=np.int32).reshape(count, MOST_PAGES)
         self.cache.table.assign(tg.tensor(table, device=self.device))
         self.requests = Requests(count, self.device)
@@ -131,11 +144,17 @@ def measure(setting: Setting) -> dict[str, Any]:
     lengths = np.full(setting.count, 8, np.int32)
     made.write("cache.lengths", lengths)
     row = {
-        "device": device, "layers": setting.config.layers, "requests": setting.count,
-        "state_tensors": len(setting.cache.tensors()) + 1, "launches": made.launches,
-        "copied": made.copied, "plain_us": plain, "run_us": host_us(device, made.run),
-        "launch_us": host_us(device, made._fixed.run), "waited_us": host_us(device, waited),
-    }  # fmt: skip
+        "device": device,
+        "layers": setting.config.layers,
+        "requests": setting.count,
+        "state_tensors": len(setting.cache.tensors()) + 1,
+        "launches": made.launches,
+        "copied": made.copied,
+        "plain_us": plain,
+        "run_us": host_us(device, made.run),
+        "launch_us": host_us(device, made._fixed.run),
+        "waited_us": host_us(device, waited),
+    }
     made.write("cache.lengths", lengths)
     row["write_us"] = host_us(device, lambda: made.write("cache.lengths", lengths))
     row["read_later_us"] = host_us(device, made.read_later)
@@ -164,8 +183,13 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--requests", type=int, default=2)
     parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--profile", default=None, nargs="?", const="-",
-                        help="the table of kernels; a file name keeps the trace")  # fmt: skip
+    parser.add_argument(
+        "--profile",
+        default=None,
+        nargs="?",
+        const="-",
+        help="the table of kernels; a file name keeps the trace",
+    )
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
     device = "cuda:0" if given.device == "cuda" else given.device
@@ -173,12 +197,14 @@ def main() -> int:
         setting = Setting(device, given.requests, given.layers)
         row = measure(setting)
         word = "host time" if device != "cpu" else "time"
-        print(f"{device}: {row['state_tensors']} Tensors of state, {row['launches']} launches a"
-              f" run; {word} of a run {row['run_us']:.1f} us (the launch alone"
-              f" {row['launch_us']:.1f}, all else {row['added_us']:.2f}), run and read"
-              f" {row['waited_us']:.1f} us, a plain jitted call {row['plain_us']:.1f} us; write"
-              f" {row['write_us']:.1f} us, read_later {row['read_later_us']:.1f} us;"
-              f" copied: {', '.join(row['copied']) or 'none'}")
+        print(
+            f"{device}: {row['state_tensors']} Tensors of state, {row['launches']} launches a"
+            f" run; {word} of a run {row['run_us']:.1f} us (the launch alone"
+            f" {row['launch_us']:.1f}, all else {row['added_us']:.2f}), run and read"
+            f" {row['waited_us']:.1f} us, a plain jitted call {row['plain_us']:.1f} us; write"
+            f" {row['write_us']:.1f} us, read_later {row['read_later_us']:.1f} us;"
+            f" copied: {', '.join(row['copied']) or 'none'}"
+        )
         met = device == "cpu" or row["run_us"] <= HOST_BAR
         if device != "cpu":
             print(f"bar of {HOST_BAR:.0f} us of host time: {'met' if met else 'MISSED'}")

@@ -26,8 +26,12 @@ import numpy as np
 
 BAR = 2.6  # times the time, for twice the size
 SIZES = {"chain": 50_000, "cat": 2_000, "sum": 2_000, "rnn": 400}
-TITLES = {"chain": "elementwise ops in a row", "cat": "Tensors in one cat",
-          "sum": "Tensors added up", "rnn": "steps of an RNN, and backward"}  # fmt: skip
+TITLES = {
+    "chain": "elementwise ops in a row",
+    "cat": "Tensors in one cat",
+    "sum": "Tensors added up",
+    "rnn": "steps of an RNN, and backward",
+}
 
 
 def chain(n: int) -> Any:
@@ -93,8 +97,13 @@ def fresh(name: str, n: int) -> dict[str, Any]:
     """`one` in a process of its own, with an empty store."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TILEGRAD_CACHE": folder, "TILEGRAD_THREADS": "1"}
-        done = subprocess.run([sys.executable, __file__, "--one", name, str(n)], check=True,
-                              capture_output=True, text=True, env=environment)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", name, str(n)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 

@@ -77,18 +77,24 @@ def run(make: Callable[[], list[Node]]) -> dict[str, float]:
         best = min(best, time.perf_counter() - start)
         cpu = min(cpu, time.process_time() - busy)
     return {
-        "seconds": round(best, 4), "cpu_seconds": round(cpu, 4), "nodes_before": before,
+        "seconds": round(best, 4),
+        "cpu_seconds": round(cpu, 4),
+        "nodes_before": before,
         "nodes_after": len(topological(roots)),
         "fired": sum(sum(stage.fired.values()) for stage in stages),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Print the measurements."""
-    print(json.dumps({
-        "random_10000": run(lambda: random_graph(10_000)),
-        "chain_10000": run(lambda: deep_chain(10_000)),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "random_10000": run(lambda: random_graph(10_000)),
+                "chain_10000": run(lambda: deep_chain(10_000)),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

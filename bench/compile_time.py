@@ -36,15 +36,26 @@ def parameters_of(size: dict[str, int]) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     d = size["width"]
     shapes: dict[str, tuple[int, ...]] = {
-        "wte": (size["vocabulary"], d), "wpe": (1024, d), "ln_f.w": (d,), "ln_f.b": (d,),
-    }  # fmt: skip
+        "wte": (size["vocabulary"], d),
+        "wpe": (1024, d),
+        "ln_f.w": (d,),
+        "ln_f.b": (d,),
+    }
     for i in range(size["layers"]):
         shapes |= {
-            f"h{i}.ln_1.w": (d,), f"h{i}.ln_1.b": (d,), f"h{i}.qkv.w": (3 * d, d),
-            f"h{i}.qkv.b": (3 * d,), f"h{i}.out.w": (d, d), f"h{i}.out.b": (d,),
-            f"h{i}.ln_2.w": (d,), f"h{i}.ln_2.b": (d,), f"h{i}.fc.w": (4 * d, d),
-            f"h{i}.fc.b": (4 * d,), f"h{i}.proj.w": (d, 4 * d), f"h{i}.proj.b": (d,),
-        }  # fmt: skip
+            f"h{i}.ln_1.w": (d,),
+            f"h{i}.ln_1.b": (d,),
+            f"h{i}.qkv.w": (3 * d, d),
+            f"h{i}.qkv.b": (3 * d,),
+            f"h{i}.out.w": (d, d),
+            f"h{i}.out.b": (d,),
+            f"h{i}.ln_2.w": (d,),
+            f"h{i}.ln_2.b": (d,),
+            f"h{i}.fc.w": (4 * d, d),
+            f"h{i}.fc.b": (4 * d,),
+            f"h{i}.proj.w": (d, 4 * d),
+            f"h{i}.proj.b": (d,),
+        }
     return {n: random.standard_normal(s, np.float32) * np.float32(0.02) for n, s in shapes.items()}
 
 
@@ -99,9 +110,10 @@ def child(size: dict[str, int], explain: bool) -> dict[str, Any]:
 
     random = np.random.default_rng(1)
     given = parameters_of(size)
-    state = [{n: tilegrad.tensor(x) for n, x in given.items()},
-             *({n: tilegrad.tensor(np.zeros_like(x)) for n, x in given.items()}
-               for _ in range(2))]  # fmt: skip
+    state = [
+        {n: tilegrad.tensor(x) for n, x in given.items()},
+        *({n: tilegrad.tensor(np.zeros_like(x)) for n, x in given.items()} for _ in range(2)),
+    ]
     tokens, targets = (
         tilegrad.tensor(random.integers(0, size["vocabulary"], (1, size["tokens"])))
         for _ in range(2)
@@ -109,9 +121,12 @@ def child(size: dict[str, int], explain: bool) -> dict[str, Any]:
     step = make_step(size)
     if explain:
         found = tilegrad.explain(step, *state, 1.0, tokens, targets, level="summary")
-        return {"kernels": len(found.kernels), "programs": len(found.programs),
-                "most_kernels_of_a_program": max(len(p.kernels) for p in found.programs),
-                "peak_bytes": found.peak_bytes}  # fmt: skip
+        return {
+            "kernels": len(found.kernels),
+            "programs": len(found.programs),
+            "most_kernels_of_a_program": max(len(p.kernels) for p in found.programs),
+            "peak_bytes": found.peak_bytes,
+        }
     times, losses = [], []
     for i in range(4):
         start = time.perf_counter()
@@ -119,8 +134,12 @@ def child(size: dict[str, int], explain: bool) -> dict[str, Any]:
         losses.append(loss.item())
         times.append(time.perf_counter() - start)
     assert all(math.isfinite(x) for x in losses), losses
-    return {"compile_seconds": times[0] - min(times[1:]), "step_seconds": min(times[1:]),
-            "losses": losses, "counters": dict(counters)}  # fmt: skip
+    return {
+        "compile_seconds": times[0] - min(times[1:]),
+        "step_seconds": min(times[1:]),
+        "losses": losses,
+        "counters": dict(counters),
+    }
 
 
 def spawn(kind: str, size: dict[str, int], cache: str) -> dict[str, Any]:
@@ -144,15 +163,26 @@ def import_times(count: int = 10) -> dict[str, float]:
     environment = bytecode_kept()
     script = "import time; t = time.perf_counter(); import tilegrad; print(time.perf_counter() - t)"
     for _ in range(count):
-        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
-                               check=True, env=environment)  # fmt: skip
+        found = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
         whole.append(float(found.stdout))
-        found = subprocess.run([sys.executable, "-X", "importtime", "-c", "import tilegrad"],
-                               capture_output=True, text=True, check=True,
-                               env=environment)  # fmt: skip
+        found = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import tilegrad"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
         rows = [line.split("|") for line in found.stderr.splitlines() if line.count("|") == 2]
-        own.append(sum(int(r[0].split(":")[1]) for r in rows
-                       if r[2].strip().split(".")[0] == "tilegrad") / 1e6)  # fmt: skip
+        own.append(
+            sum(int(r[0].split(":")[1]) for r in rows if r[2].strip().split(".")[0] == "tilegrad")
+            / 1e6
+        )
     return {"import_seconds": min(whole), "own_import_seconds": min(own)}
 
 
@@ -168,23 +198,36 @@ def main() -> None:
         return
     size = SMALL if options.quick else FULL
     calibration = measure.calibrate()
-    print(f"calibration: {calibration:.0f} GFLOP/s of about {measure.QUIET_GFLOPS:.0f}"
-          + (" VOID" * (calibration < measure.VALID_SHARE * measure.QUIET_GFLOPS)))
+    print(
+        f"calibration: {calibration:.0f} GFLOP/s of about {measure.QUIET_GFLOPS:.0f}"
+        + (" VOID" * (calibration < measure.VALID_SHARE * measure.QUIET_GFLOPS))
+    )
     imports = import_times(3 if options.quick else 10)
     with tempfile.TemporaryDirectory() as cache:
         cold = spawn("run", size, cache)
         warm = spawn("run", size, cache)
         shape = spawn("explain", size, cache)
-    record = measure.facts(kind="compile", calibration=calibration, size=size, cold=cold,
-                           warm=warm, schedule=shape, **imports)
-    print(f"import: {imports['import_seconds']:.3f} s (at most {IMPORT_BAR}), our own modules "
-          f"{imports['own_import_seconds']:.3f} s (at most {OWN_IMPORT_BAR})")
+    record = measure.facts(
+        kind="compile",
+        calibration=calibration,
+        size=size,
+        cold=cold,
+        warm=warm,
+        schedule=shape,
+        **imports,
+    )
+    print(
+        f"import: {imports['import_seconds']:.3f} s (at most {IMPORT_BAR}), our own modules "
+        f"{imports['own_import_seconds']:.3f} s (at most {OWN_IMPORT_BAR})"
+    )
     for name, found, bar in (("cold", cold, COLD_BAR), ("warm", warm, WARM_BAR)):
         if "failed" in found:
             print(f"{name}: FAILED {found['failed']}")
         else:
-            print(f"{name}: compile {found['compile_seconds']:.2f} s (at most {bar}), step "
-                  f"{found['step_seconds']:.3f} s, {found['counters']}")
+            print(
+                f"{name}: compile {found['compile_seconds']:.2f} s (at most {bar}), step "
+                f"{found['step_seconds']:.3f} s, {found['counters']}"
+            )
     print(f"schedule: {shape}")
     if not options.quick:
         print(f"written: {measure.save('compile', record)}")

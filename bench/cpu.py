@@ -32,9 +32,13 @@ THREADS = 2
 PAUSE = 10.0  # seconds before a case that was void is measured again
 # group: (least geometric mean, least single ratio), as the project demands of itself
 BARS = {
-    "matmul float32": (0.95, 0.88), "matmul bfloat16": (0.9, 0.9), "fused": (1.0, 0.92),
-    "convolution": (0.6, 0.6), "attention float32": (1.0, 1.0), "attention bfloat16": (1.0, 1.0),
-}  # fmt: skip
+    "matmul float32": (0.95, 0.88),
+    "matmul bfloat16": (0.9, 0.9),
+    "fused": (1.0, 0.92),
+    "convolution": (0.6, 0.6),
+    "attention float32": (1.0, 1.0),
+    "attention bfloat16": (1.0, 1.0),
+}
 CALL_BAR = 20e-6
 random = np.random.default_rng(0)
 
@@ -101,9 +105,12 @@ def torch_matmul(a: Any, b: Any, out: Any = None) -> Any:
 
 
 def against_compile(
-    function: Any, peer: Any, arrays: Sequence[np.ndarray], fixed: Sequence[np.ndarray] = (),
+    function: Any,
+    peer: Any,
+    arrays: Sequence[np.ndarray],
+    fixed: Sequence[np.ndarray] = (),
     backward: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Ours jitted against torch.compile; backward takes derivatives of `arrays`."""
     ours = [tilegrad.tensor(x) for x in (*arrays, *fixed)]
     theirs = [torch.from_numpy(x.copy()) for x in (*arrays, *fixed)]
@@ -152,14 +159,22 @@ def matmuls(quick: bool) -> Iterator[Case]:
             wanted.append((1, long, long))
         width = 4 if dtype == "float32" else 2
         for m, k, n in wanted:
+
             def make(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> Any:
-                return against_torch(lambda a, b: a @ b, torch_matmul,
-                                     [array(m, k), array(k, n)], dtype)  # fmt: skip
+                return against_torch(
+                    lambda a, b: a @ b, torch_matmul, [array(m, k), array(k, n)], dtype
+                )
 
             name = f"matmul {dtype} {m}x{k}x{n}"
-            yield Case(name, f"matmul {dtype}", "torch", 2.0 * m * k * n,
-                       width * (m * k + k * n + m * n), make,
-                       2e-4 if dtype == "float32" else 2e-2)  # fmt: skip
+            yield Case(
+                name,
+                f"matmul {dtype}",
+                "torch",
+                2.0 * m * k * n,
+                width * (m * k + k * n + m * n),
+                make,
+                2e-4 if dtype == "float32" else 2e-2,
+            )
 
 
 def chain(x: Any, y: Any) -> Any:
@@ -181,18 +196,43 @@ def rows(quick: bool) -> Iterator[Case]:
     w, b = array(c), array(c)
     table = [
         ("chain into softmax", chain, chain_peer, [array(n, n), array(n, n)], (), (3, 8)),
-        ("softmax", lambda x: tilegrad.softmax(x, -1), lambda x: torch.softmax(x, -1),
-         [array(n, n)], (), (2, 5)),
-        ("layernorm", lambda x, w, b: F.layer_norm(x, (c,), w, b),
-         lambda x, w, b: TF.layer_norm(x, (c,), w, b), [array(r, c), w, b], (), (2, 5)),
-        ("rmsnorm", lambda x, w: F.rms_norm(x, (c,), w, 1e-5),
-         lambda x, w: TF.rms_norm(x, (c,), w, 1e-5), [array(r, c), w], (), (2, 5)),
-        ("cross-entropy", lambda x, y: F.cross_entropy(x, y), lambda x, y: TF.cross_entropy(x, y),
-         [array(batch, classes)], [labels], (1, 3)),
-    ]  # fmt: skip
+        (
+            "softmax",
+            lambda x: tilegrad.softmax(x, -1),
+            lambda x: torch.softmax(x, -1),
+            [array(n, n)],
+            (),
+            (2, 5),
+        ),
+        (
+            "layernorm",
+            lambda x, w, b: F.layer_norm(x, (c,), w, b),
+            lambda x, w, b: TF.layer_norm(x, (c,), w, b),
+            [array(r, c), w, b],
+            (),
+            (2, 5),
+        ),
+        (
+            "rmsnorm",
+            lambda x, w: F.rms_norm(x, (c,), w, 1e-5),
+            lambda x, w: TF.rms_norm(x, (c,), w, 1e-5),
+            [array(r, c), w],
+            (),
+            (2, 5),
+        ),
+        (
+            "cross-entropy",
+            lambda x, y: F.cross_entropy(x, y),
+            lambda x, y: TF.cross_entropy(x, y),
+            [array(batch, classes)],
+            [labels],
+            (1, 3),
+        ),
+    ]
     for name, ours, theirs, arrays, fixed, passes in table:
-        yield from both_ways(name, ours, theirs, arrays, fixed, 0.0,
-                             [4.0 * arrays[0].size * p for p in passes])  # fmt: skip
+        yield from both_ways(
+            name, ours, theirs, arrays, fixed, 0.0, [4.0 * arrays[0].size * p for p in passes]
+        )
 
 
 def both_ways(
@@ -200,18 +240,39 @@ def both_ways(
 ) -> Iterator[Case]:
     """The forward case and the forward+backward case."""
     for backward in (False, True):
+
         def make(backward: bool = backward) -> Any:
             return against_compile(ours, theirs, arrays, fixed, backward)
 
-        yield Case(name + (" fwd+bwd" if backward else " fwd"), "fused", "torch.compile",
-                   flops * (3 if backward else 1), moved[backward], make, 1e-3)  # fmt: skip
+        yield Case(
+            name + (" fwd+bwd" if backward else " fwd"),
+            "fused",
+            "torch.compile",
+            flops * (3 if backward else 1),
+            moved[backward],
+            make,
+            1e-3,
+        )
 
 
 def gpt2_block(functional: Any, attention: Any, heads: int) -> Any:
     """A GPT-2 block over either library: x and 12 parameters -> x."""
 
-    def block(x: Any, n1: Any, b1: Any, wqkv: Any, bqkv: Any, wo: Any, bo: Any, n2: Any, b2: Any,
-              wi: Any, bi: Any, wp: Any, bp: Any) -> Any:  # fmt: skip
+    def block(
+        x: Any,
+        n1: Any,
+        b1: Any,
+        wqkv: Any,
+        bqkv: Any,
+        wo: Any,
+        bo: Any,
+        n2: Any,
+        b2: Any,
+        wi: Any,
+        bi: Any,
+        wp: Any,
+        bp: Any,
+    ) -> Any:
         batch, tokens, width = x.shape  # (batch, tokens, width)
         h = functional.layer_norm(x, (width,), n1, b1)
         qkv = functional.linear(h, wqkv, bqkv).reshape(batch, tokens, 3, heads, width // heads)
@@ -234,52 +295,89 @@ def blocks(quick: bool) -> Iterator[Case]:
 
     ones, zeros = np.ones(d, np.float32), np.zeros(d, np.float32)
     arrays = [
-        array(1, t, d), ones, zeros, weight(3 * d, d), np.zeros(3 * d, np.float32), weight(d, d),
-        zeros, ones, zeros, weight(4 * d, d), np.zeros(4 * d, np.float32), weight(d, 4 * d), zeros,
-    ]  # fmt: skip
+        array(1, t, d),
+        ones,
+        zeros,
+        weight(3 * d, d),
+        np.zeros(3 * d, np.float32),
+        weight(d, d),
+        zeros,
+        ones,
+        zeros,
+        weight(4 * d, d),
+        np.zeros(4 * d, np.float32),
+        weight(d, 4 * d),
+        zeros,
+    ]
     flops = 2.0 * t * 12 * d * d + 2 * 2.0 * t * t * d
     yield from both_ways(
-        "gpt2 block", gpt2_block(F, F.scaled_dot_product_attention, heads),
-        gpt2_block(TF, TF.scaled_dot_product_attention, heads), arrays, (), flops,
+        "gpt2 block",
+        gpt2_block(F, F.scaled_dot_product_attention, heads),
+        gpt2_block(TF, TF.scaled_dot_product_attention, heads),
+        arrays,
+        (),
+        flops,
         [4.0 * 12 * d * d, 3 * 4.0 * 12 * d * d],
-    )  # fmt: skip
+    )
 
 
 def attention_ours(causal: bool) -> Any:
     """Attention, ours."""
     return lambda q, k, v: F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def attention_peer(causal: bool) -> Any:
     """The same in torch."""
     return lambda q, k, v: TF.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def attentions(quick: bool) -> Iterator[Case]:
     """Prefill (causal and full) and decode, with heads that share keys too."""
     tokens, keys = (64, 128) if quick else (2048, 4096)
-    table = [("prefill", 1, 12, 12, tokens, tokens, 64), ("prefill", 1, 8, 8, tokens, tokens, 128),
-             ("decode", 1, 32, 32, 1, keys, 128), ("decode", 8, 32, 32, 1, keys, 128),
-             ("decode", 1, 32, 8, 1, keys, 128), ("decode", 8, 32, 8, 1, keys, 128),
-             ("decode", 1, 12, 12, 1, keys, 64)]  # fmt: skip
+    table = [
+        ("prefill", 1, 12, 12, tokens, tokens, 64),
+        ("prefill", 1, 8, 8, tokens, tokens, 128),
+        ("decode", 1, 32, 32, 1, keys, 128),
+        ("decode", 8, 32, 32, 1, keys, 128),
+        ("decode", 1, 32, 8, 1, keys, 128),
+        ("decode", 8, 32, 8, 1, keys, 128),
+        ("decode", 1, 12, 12, 1, keys, 64),
+    ]
     for dtype in ("float32", "bfloat16"):
         for name, batch, heads, key_heads, tq, tk, width in table:
             for causal in (False, True) if name == "prefill" else (False,):
-                def make(b: int = batch, h: int = heads, hk: int = key_heads, tq: int = tq,
-                         tk: int = tk, d: int = width, causal: bool = causal,
-                         dtype: str = dtype) -> Any:  # fmt: skip
+
+                def make(
+                    b: int = batch,
+                    h: int = heads,
+                    hk: int = key_heads,
+                    tq: int = tq,
+                    tk: int = tk,
+                    d: int = width,
+                    causal: bool = causal,
+                    dtype: str = dtype,
+                ) -> Any:
                     arrays = [array(b, h, tq, d), array(b, hk, tk, d), array(b, hk, tk, d)]
-                    return against_torch(attention_ours(causal), attention_peer(causal), arrays,
-                                         dtype)  # fmt: skip
+                    return against_torch(
+                        attention_ours(causal), attention_peer(causal), arrays, dtype
+                    )
 
                 flops = 4.0 * batch * heads * tq * tk * width * (0.5 if causal else 1.0)
                 moved = (4 if dtype == "float32" else 2) * 2.0 * batch * key_heads * tk * width
                 shape = f"{batch}x{heads}/{key_heads}x{width}"
-                yield Case(f"{name} {dtype} {shape}{' causal' * causal}", f"attention {dtype}",
-                           "torch", flops, moved, make,
-                           2e-4 if dtype == "float32" else 2e-2)  # fmt: skip
+                yield Case(
+                    f"{name} {dtype} {shape}{' causal' * causal}",
+                    f"attention {dtype}",
+                    "torch",
+                    flops,
+                    moved,
+                    make,
+                    2e-4 if dtype == "float32" else 2e-2,
+                )
 
 
 def convolutions(quick: bool) -> Iterator[Case]:
@@ -290,19 +388,24 @@ def convolutions(quick: bool) -> Iterator[Case]:
             out = channels if kernel == 3 else 4 * channels
             pad = kernel // 2
 
-            def make(c: int = channels, s: int = size, k: int = kernel, out: int = out,
-                     pad: int = pad) -> Any:  # fmt: skip
+            def make(
+                c: int = channels, s: int = size, k: int = kernel, out: int = out, pad: int = pad
+            ) -> Any:
                 return against_torch(
                     lambda x, w: F.conv2d(x, w, padding=pad),
                     lambda x, w: TF.conv2d(x, w, padding=pad),
                     [array(1, c, s, s), array(out, c, k, k) * np.float32(1 / k / c**0.5)],
                     "float32",
-                )  # fmt: skip
+                )
 
-            yield Case(f"conv {kernel}x{kernel} {channels}->{out} {size}x{size}", "convolution",
-                       "torch", 2.0 * size * size * channels * out * kernel * kernel,
-                       4.0 * (size * size * (channels + out) + channels * out * kernel**2),
-                       make)  # fmt: skip
+            yield Case(
+                f"conv {kernel}x{kernel} {channels}->{out} {size}x{size}",
+                "convolution",
+                "torch",
+                2.0 * size * size * channels * out * kernel * kernel,
+                4.0 * (size * size * (channels + out) + channels * out * kernel**2),
+                make,
+            )
 
 
 def calls(quick: bool) -> Iterator[Case]:
@@ -341,8 +444,13 @@ def difference(ours: Any, theirs: Any) -> float:
 def run_case(case: Case, rounds: int, least: float, tries: int) -> dict[str, Any]:
     """Measure one case, again while the machine is busy; a mistake in it is recorded, the others
     go on."""
-    row: dict[str, Any] = {"name": case.name, "group": case.group, "peer": case.peer,
-                           "flops": case.flops, "bytes": case.bytes}  # fmt: skip
+    row: dict[str, Any] = {
+        "name": case.name,
+        "group": case.group,
+        "peer": case.peer,
+        "flops": case.flops,
+        "bytes": case.bytes,
+    }
     try:
         ours, theirs, floor = case.make()
         start = time.perf_counter()
@@ -372,13 +480,18 @@ def line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{head} FAILED {row['failed']}"
     seconds = row["ours_seconds"]
-    rate = (f"{row['flops'] / seconds / 1e9:8.1f} GF/s" if row["flops"]
-            else f"{row['bytes'] / seconds / 1e9:8.1f} GB/s")  # fmt: skip
+    rate = (
+        f"{row['flops'] / seconds / 1e9:8.1f} GF/s"
+        if row["flops"]
+        else f"{row['bytes'] / seconds / 1e9:8.1f} GB/s"
+    )
     notes = " WRONG" * row["wrong"] + " void" * row["void"]
-    return (f"{head} {row['ratio']:6.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
-            f"{1e6 * seconds:11.1f} us {1e6 * row['peer_seconds']:11.1f} us {rate} "
-            f"floor {1e6 * row['floor_seconds']:9.1f} us  cal {row['calibration']:.0f}"
-            f"{notes}")  # fmt: skip
+    return (
+        f"{head} {row['ratio']:6.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
+        f"{1e6 * seconds:11.1f} us {1e6 * row['peer_seconds']:11.1f} us {rate} "
+        f"floor {1e6 * row['floor_seconds']:9.1f} us  cal {row['calibration']:.0f}"
+        f"{notes}"
+    )
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -390,15 +503,28 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not mine:
             continue
         mean, least = measure.geometric_mean(good), min(good, default=math.nan)
-        found.append({
-            "group": group, "mean": mean, "mean_bar": mean_bar, "least": least,
-            "least_bar": least_bar, "cases": len(mine),
-            "met": len(good) == len(mine) and mean >= mean_bar and least >= least_bar,
-            "void": any(r.get("void") for r in mine),
-        })  # fmt: skip
+        found.append(
+            {
+                "group": group,
+                "mean": mean,
+                "mean_bar": mean_bar,
+                "least": least,
+                "least_bar": least_bar,
+                "cases": len(mine),
+                "met": len(good) == len(mine) and mean >= mean_bar and least >= least_bar,
+                "void": any(r.get("void") for r in mine),
+            }
+        )
     for row in (r for r in rows if r["group"] == "call" and "failed" not in r):
-        found.append({"group": "jit call", "seconds": row["ours_seconds"], "bar": CALL_BAR,
-                      "met": row["ours_seconds"] <= CALL_BAR, "void": row["void"]})  # fmt: skip
+        found.append(
+            {
+                "group": "jit call",
+                "seconds": row["ours_seconds"],
+                "bar": CALL_BAR,
+                "met": row["ours_seconds"] <= CALL_BAR,
+                "void": row["void"],
+            }
+        )
     return found
 
 
@@ -407,8 +533,10 @@ def verdict_line(v: dict[str, Any]) -> str:
     end = ("met" if v["met"] else "MISSED") + (" (void: busy machine)" if v["void"] else "")
     if "seconds" in v:
         return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {end}"
-    return (f"{v['group']}: geometric mean {v['mean']:.3f} (bar {v['mean_bar']}), least "
-            f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {end}")  # fmt: skip
+    return (
+        f"{v['group']}: geometric mean {v['mean']:.3f} (bar {v['mean_bar']}), least "
+        f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {end}"
+    )
 
 
 def main() -> None:
@@ -424,8 +552,10 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     tilegrad.set_threads(THREADS)
     calibration = measure.calibrate()
-    print(f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
-          f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void")
+    print(
+        f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
+        f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void"
+    )
     cases = [c for family in FAMILIES for c in family(options.quick)]
     if options.only:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
@@ -442,8 +572,14 @@ def main() -> None:
     if void:
         print(f"VOID: the machine was busy during {void} of {len(results)} cases; run again")
     if not options.quick:
-        record = measure.facts(kind="cpu", threads=THREADS, calibration=calibration,
-                               partial=bool(options.only), cases=results, verdicts=summary)
+        record = measure.facts(
+            kind="cpu",
+            threads=THREADS,
+            calibration=calibration,
+            partial=bool(options.only),
+            cases=results,
+            verdicts=summary,
+        )
         print(f"written: {measure.save('cpu' if not options.only else 'cpu-partial', record)}")
 
 

@@ -54,14 +54,30 @@ class Case:
     """A batch of requests: queries, paged caches, tables in several sets; one work list."""
 
     def __init__(
-        self, bench: Bench, lengths: Sequence[int], page: int, plan: PagedPlan | None = None,
-        eight: bool = False, count: int = 0, in_order: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        bench: Bench,
+        lengths: Sequence[int],
+        page: int,
+        plan: PagedPlan | None = None,
+        eight: bool = False,
+        count: int = 0,
+        in_order: bool = False,
+    ) -> None:
         self.bench, self.lengths, self.page = bench, list(lengths), page
         self.in_order = in_order
         each = [-(-n // page) for n in lengths]
-        self.x = PagedShape(HEADS, KEY_HEADS, WIDTH, WIDTH, page, len(lengths), len(lengths),
-                            sum(each), max(each), WIDTH**-0.5)  # fmt: skip
+        self.x = PagedShape(
+            HEADS,
+            KEY_HEADS,
+            WIDTH,
+            WIDTH,
+            page,
+            len(lengths),
+            len(lengths),
+            sum(each),
+            max(each),
+            WIDTH**-0.5,
+        )
         if eight:
             self.x = replace(self.x, cache=float8_e4m3)
         self.plan = plan or choose(self.x, bench.target)
@@ -92,15 +108,21 @@ class Case:
     def prepare(self, listed: bool = True) -> None:
         """Kernels, scratch, the work list: by its kernel, or as the reference has it."""
         x, plan, bench = self.x, self.plan, self.bench
-        items, cuts = reference.work_list(x, plan, np.array(self.lengths, np.int32),
-                                          np.arange(len(self.lengths) + 1, dtype=np.int32))
-        self.items, self.cuts = (torch.full(a.shape, -7, dtype=torch.int32, device="cuda")
-                                 for a in (items, cuts))  # fmt: skip
+        items, cuts = reference.work_list(
+            x,
+            plan,
+            np.array(self.lengths, np.int32),
+            np.arange(len(self.lengths) + 1, dtype=np.int32),
+        )
+        self.items, self.cuts = (
+            torch.full(a.shape, -7, dtype=torch.int32, device="cuda") for a in (items, cuts)
+        )
         lead = (len(items), spread(x, plan), plan.rows)
         self.partial = torch.empty(*lead, WIDTH, device="cuda")
         self.sums = torch.empty(*lead, device="cuda")
-        self.counters = [torch.zeros(lead[:2], dtype=torch.int32, device="cuda")
-                         for _ in range(plan.joined)]  # fmt: skip
+        self.counters = [
+            torch.zeros(lead[:2], dtype=torch.int32, device="cuda") for _ in range(plan.joined)
+        ]
         self.main = bench.kernel(attend(x, plan), "paged_attention")
         self.combine = None
         if not plan.joined:
@@ -124,19 +146,30 @@ class Case:
 
     def make_list(self) -> None:
         """Launch the list kernel."""
-        self.list_kernel.point([t.data_ptr() for t in (self.lengths_, self.starts, self.items,
-                                                       self.cuts)])  # fmt: skip
+        self.list_kernel.point(
+            [t.data_ptr() for t in (self.lengths_, self.starts, self.items, self.cuts)]
+        )
         self.list_kernel.start()
 
     def launch(self, i: int) -> None:
         """Attend, and combine where that is another launch."""
-        given = (self.q[i], *self.cache[i], *self.scales, self.tables[i], self.items, self.out[i],
-                 self.partial, self.sums, *self.counters)  # fmt: skip
+        given = (
+            self.q[i],
+            *self.cache[i],
+            *self.scales,
+            self.tables[i],
+            self.items,
+            self.out[i],
+            self.partial,
+            self.sums,
+            *self.counters,
+        )
         self.main.point([t.data_ptr() for t in given])
         self.main.start(dependent=True)
         if self.combine is not None:
-            self.combine.point([t.data_ptr() for t in (self.cuts, self.partial, self.sums,
-                                                       self.out[i])])  # fmt: skip
+            self.combine.point(
+                [t.data_ptr() for t in (self.cuts, self.partial, self.sums, self.out[i])]
+            )
             self.combine.start(dependent=True)
 
     def ours(self) -> Work:
@@ -156,8 +189,10 @@ class Case:
         length = self.lengths[request]
         pages = self.tables[i][request, : -(-length // self.page)].long()
         scales = self.scales[0].tolist() if self.scales else (1.0, 1.0)
-        k, v = (m[pages].transpose(0, 1).reshape(KEY_HEADS, -1, WIDTH)[:, :length].float() * s
-                for m, s in zip(self.cache[i], scales))  # fmt: skip
+        k, v = (
+            m[pages].transpose(0, 1).reshape(KEY_HEADS, -1, WIDTH)[:, :length].float() * s
+            for m, s in zip(self.cache[i], scales)
+        )
         return k, v
 
     def wanted(self, i: int, request: int) -> torch.Tensor:
@@ -169,9 +204,15 @@ class Case:
 
     def error(self, out: torch.Tensor, i: int = 0) -> float:
         """The worst relative error of some requests, every element written."""
-        chosen = sorted({0, len(self.lengths) - 1, len(self.lengths) // 2,
-                         self.lengths.index(min(self.lengths)),
-                         self.lengths.index(max(self.lengths))})  # fmt: skip
+        chosen = sorted(
+            {
+                0,
+                len(self.lengths) - 1,
+                len(self.lengths) // 2,
+                self.lengths.index(min(self.lengths)),
+                self.lengths.index(max(self.lengths)),
+            }
+        )
         worst = 0.0
         for request in chosen:
             wanted = self.wanted(i, request)
@@ -204,8 +245,9 @@ class Peer:
         self.case = case
         batch, length = len(case.lengths), case.lengths[0]
         shape = (batch, KEY_HEADS, length, WIDTH)
-        self.keys = [torch.empty(shape, device="cuda", dtype=torch.bfloat16)
-                     for _ in range(2 * case.count)]  # fmt: skip
+        self.keys = [
+            torch.empty(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2 * case.count)
+        ]
         for i in range(case.count):
             for request in range(batch):
                 k, v = case.contiguous(i, request)
@@ -217,13 +259,18 @@ class Peer:
 
         def gqa(i: int) -> Any:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return torch_attention(self.case.q[i].view(batch, HEADS, 1, WIDTH),
-                                       *self.keys[2 * i : 2 * i + 2], enable_gqa=True)  # fmt: skip
+                return torch_attention(
+                    self.case.q[i].view(batch, HEADS, 1, WIDTH),
+                    *self.keys[2 * i : 2 * i + 2],
+                    enable_gqa=True,
+                )
 
         def grouped(i: int) -> Any:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return torch_attention(self.case.q[i].view(batch, KEY_HEADS, GROUP, WIDTH),
-                                       *self.keys[2 * i : 2 * i + 2])  # fmt: skip
+                return torch_attention(
+                    self.case.q[i].view(batch, KEY_HEADS, GROUP, WIDTH),
+                    *self.keys[2 * i : 2 * i + 2],
+                )
 
         found: dict[str, Work] = {}
         for name, way in (("gqa", gqa), ("grouped", grouped)):
@@ -267,12 +314,22 @@ def measure(case: Case, label: str) -> dict[str, Any]:
         if not best or found["peer_us"] < best["peer_us"]:
             best = {**found, "peer": name}
     seconds = best["ours_us"] * 1e-6
-    row = {"case": label, "page": case.page, "error": error, **best, "plan": str(case.plan),
-           "bytes": case.bytes, "tb_per_s": case.bytes / seconds / 1e12}  # fmt: skip
-    print(f"{label:16} page {case.page:<4} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
-          f" {row['ratio_high']:.3f}] ours {row['ours_us']:7.1f} us {row['tb_per_s']:.2f} TB/s"
-          f" cuDNN ({row['peer']}) {row['peer_us']:7.1f} us error {error:.1e}"
-          f"{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+    row = {
+        "case": label,
+        "page": case.page,
+        "error": error,
+        **best,
+        "plan": str(case.plan),
+        "bytes": case.bytes,
+        "tb_per_s": case.bytes / seconds / 1e12,
+    }
+    print(
+        f"{label:16} page {case.page:<4} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
+        f" {row['ratio_high']:.3f}] ours {row['ours_us']:7.1f} us {row['tb_per_s']:.2f} TB/s"
+        f" cuDNN ({row['peer']}) {row['peer_us']:7.1f} us error {error:.1e}"
+        f"{'' if error < 1e-2 else ' WRONG'}",
+        flush=True,
+    )
     return row
 
 
@@ -289,12 +346,22 @@ def mixed(bench: Bench, page: int) -> dict[str, Any]:
         rates.append(case.bytes / seconds / 1e12)
         del case
         torch.cuda.empty_cache()
-    row = {"case": "mixed", "page": page, "mixed_us": times[0], "uniform_us": times[1],
-           "mixed_tb_per_s": rates[0], "uniform_tb_per_s": rates[1],
-           "share": rates[0] / rates[1], "error": max(errors)}  # fmt: skip
-    print(f"mixed lengths    page {page:<4} {rates[0]:.2f} TB/s ({times[0]:.1f} us), uniform"
-          f" {rates[1]:.2f} TB/s ({times[1]:.1f} us): {row['share']:.3f} (bar 0.9) error"
-          f" {max(errors):.1e}{'' if max(errors) < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+    row = {
+        "case": "mixed",
+        "page": page,
+        "mixed_us": times[0],
+        "uniform_us": times[1],
+        "mixed_tb_per_s": rates[0],
+        "uniform_tb_per_s": rates[1],
+        "share": rates[0] / rates[1],
+        "error": max(errors),
+    }
+    print(
+        f"mixed lengths    page {page:<4} {rates[0]:.2f} TB/s ({times[0]:.1f} us), uniform"
+        f" {rates[1]:.2f} TB/s ({times[1]:.1f} us): {row['share']:.3f} (bar 0.9) error"
+        f" {max(errors):.1e}{'' if max(errors) < 1e-2 else ' WRONG'}",
+        flush=True,
+    )
     return row
 
 
@@ -305,10 +372,20 @@ def eight_bits(bench: Bench, cases: Sequence[tuple[int, int]], page: int) -> lis
         case = Case(bench, [length] * batch, page, eight=True)
         error, seconds = case.check(), bench.alone(case.ours())
         rate = case.bytes / seconds / 1e12
-        print(f"8 bits B={batch} S={length} page {page}: {1e6 * seconds:.1f} us {rate:.2f} TB/s"
-              f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
-        found.append({"case": f"8 bits B={batch} S={length}", "page": page, "error": error,
-                      "ours_us": 1e6 * seconds, "tb_per_s": rate})  # fmt: skip
+        print(
+            f"8 bits B={batch} S={length} page {page}: {1e6 * seconds:.1f} us {rate:.2f} TB/s"
+            f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+            flush=True,
+        )
+        found.append(
+            {
+                "case": f"8 bits B={batch} S={length}",
+                "page": page,
+                "error": error,
+                "ours_us": 1e6 * seconds,
+                "tb_per_s": rate,
+            }
+        )
         del case
         torch.cuda.empty_cache()
     return found
@@ -323,8 +400,17 @@ def beside(bench: Bench, batch: int, length: int) -> dict[str, Any]:
     k, v = normal(batch, KEY_HEADS, WIDTH), normal(batch, KEY_HEADS, WIDTH)
     frequencies = 500000.0 ** (-torch.arange(WIDTH // 2, device="cuda") / (WIDTH // 2))
     turned = torch.full_like(case.q[0], float("nan"))
-    given = (case.q[0], k, v, frequencies.float(), case.tables[0], case.lengths_, case.starts,
-             *case.cache[0], turned)  # fmt: skip
+    given = (
+        case.q[0],
+        k,
+        v,
+        frequencies.float(),
+        case.tables[0],
+        case.lengths_,
+        case.starts,
+        *case.cache[0],
+        turned,
+    )
 
     def one() -> None:
         kernel.point([t.data_ptr() for t in given])
@@ -333,10 +419,17 @@ def beside(bench: Bench, batch: int, length: int) -> dict[str, Any]:
     case.run(one)
     error = append_error(case, k, v, frequencies.float(), turned)
     appended = 1e6 * bench.alone([one] * 8)
-    print(f"B={batch} S={length}: work list {listed:.1f} us, rotary and append {appended:.1f} us"
-          f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
-    return {"case": f"beside B={batch} S={length}", "list_us": listed, "append_us": appended,
-            "error": error}  # fmt: skip
+    print(
+        f"B={batch} S={length}: work list {listed:.1f} us, rotary and append {appended:.1f} us"
+        f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+        flush=True,
+    )
+    return {
+        "case": f"beside B={batch} S={length}",
+        "list_us": listed,
+        "append_us": appended,
+        "error": error,
+    }
 
 
 def append_error(
@@ -373,8 +466,10 @@ def plans(case: Case) -> Iterator[PagedPlan]:
     found = [base]
     for block, warps, stages, across, alone in wide + deep:
         for heads, counts in ((True, across), (False, alone)):
-            found += [replace(base, block=block, warps=warps, stages=stages, across=heads,
-                              programs=n) for n in counts]  # fmt: skip
+            found += [
+                replace(base, block=block, warps=warps, stages=stages, across=heads, programs=n)
+                for n in counts
+            ]
     if not more:  # a program has few blocks: a shallow ring leaves room for the next launch
         found += [replace(base, block=64, warps=4, stages=2, programs=n) for n in (128, 256)]
     both = [replace(p, joined=not base.joined) for p in found if p.programs <= 256 and p.across]
@@ -384,9 +479,11 @@ def plans(case: Case) -> Iterator[PagedPlan]:
 
 def text_of(plan: PagedPlan) -> str:
     """A Plan in a line."""
-    return (f"block {plan.block} warps {plan.warps} stages {plan.stages} across {plan.across:d}"
-            f" programs {plan.programs} joined {plan.joined:d} early {plan.early:d}"
-            f" hint {plan.hint or '-'}")  # fmt: skip
+    return (
+        f"block {plan.block} warps {plan.warps} stages {plan.stages} across {plan.across:d}"
+        f" programs {plan.programs} joined {plan.joined:d} early {plan.early:d}"
+        f" hint {plan.hint or '-'}"
+    )
 
 
 def sweep(
@@ -410,8 +507,11 @@ def sweep(
             print(f"B={batch} S={length} page {page}")
             for seconds, label, error in sorted(found):
                 rate = case.bytes / seconds / 1e12
-                print(f"  {1e6 * seconds:8.1f} us {rate:.2f} TB/s  {label} error {error:.1e}"
-                      f"{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+                print(
+                    f"  {1e6 * seconds:8.1f} us {rate:.2f} TB/s  {label} error {error:.1e}"
+                    f"{'' if error < 1e-2 else ' WRONG'}",
+                    flush=True,
+                )
             del case
             torch.cuda.empty_cache()
 
@@ -422,16 +522,18 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     if not timed:
         return
     mean = geometric_mean([r["ratio"] for r in timed])
-    print(f"geometric mean {mean:.3f} (bar 1.0) of {len(timed)}:"
-          f" {'met' if mean >= 1 else 'MISSED'}")  # fmt: skip
+    print(
+        f"geometric mean {mean:.3f} (bar 1.0) of {len(timed)}: {'met' if mean >= 1 else 'MISSED'}"
+    )
     small = [r["ours_us"] for r in timed if r["case"] == "B=1 S=2048"]
     if small:
-        print(f"B=1 S=2048: {max(small):.1f} us (bar 8):"
-              f" {'met' if max(small) <= 8 else 'MISSED'}")  # fmt: skip
+        print(f"B=1 S=2048: {max(small):.1f} us (bar 8): {'met' if max(small) <= 8 else 'MISSED'}")
     large = [r["tb_per_s"] for r in timed if r["bytes"] > 400e6]
     if large:
-        print(f"large cases: least {min(large):.2f} TB/s (bar 4.3):"
-              f" {'met' if min(large) >= 4.3 else 'MISSED'}")  # fmt: skip
+        print(
+            f"large cases: least {min(large):.2f} TB/s (bar 4.3):"
+            f" {'met' if min(large) >= 4.3 else 'MISSED'}"
+        )
 
 
 def main() -> None:
@@ -440,8 +542,11 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(f"{b}x{s}" for b, s in CASES))
     parser.add_argument("--pages", default="16,64")
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--in-order", action="store_true",
-                        help="pages one after the other: what their random order costs")
+    parser.add_argument(
+        "--in-order",
+        action="store_true",
+        help="pages one after the other: what their random order costs",
+    )
     parser.add_argument("--only", default="", help="table, mixed, eight or beside")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
@@ -464,8 +569,9 @@ def main() -> None:
         rows += [beside(bench, *c) for c in ((1, 2048), (128, 4096))]
     report(rows)
     if given.out:
-        Path(given.out).write_text(json.dumps(
-            {**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1))  # fmt: skip
+        Path(given.out).write_text(
+            json.dumps({**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -51,16 +51,28 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "bias": Case(lambda x, w, b: F.linear(x, w, b), lambda x, w, b: TF.linear(x, w, b),
-                 lambda m, n, k: (numbers(m, k), weight(n, k), numbers(n))),
-    "residual": Case(lambda x, w, r: r + F.linear(x, w), lambda x, w, r: r + TF.linear(x, w),
-                     lambda m, n, k: (numbers(m, k), weight(n, k), numbers(m, n))),
-    "gate": Case(lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u),
-                 lambda x, w, u: TF.silu(TF.linear(x, w)) * TF.linear(x, u),
-                 lambda m, n, k: (numbers(m, k), weight(n, k), weight(n, k)), 2),
-}  # fmt: skip
-PLAIN = Case(lambda x, w: F.linear(x, w), lambda x, w: TF.linear(x, w),
-             lambda m, n, k: (numbers(m, k), weight(n, k)))  # fmt: skip
+    "bias": Case(
+        lambda x, w, b: F.linear(x, w, b),
+        lambda x, w, b: TF.linear(x, w, b),
+        lambda m, n, k: (numbers(m, k), weight(n, k), numbers(n)),
+    ),
+    "residual": Case(
+        lambda x, w, r: r + F.linear(x, w),
+        lambda x, w, r: r + TF.linear(x, w),
+        lambda m, n, k: (numbers(m, k), weight(n, k), numbers(m, n)),
+    ),
+    "gate": Case(
+        lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u),
+        lambda x, w, u: TF.silu(TF.linear(x, w)) * TF.linear(x, u),
+        lambda m, n, k: (numbers(m, k), weight(n, k), weight(n, k)),
+        2,
+    ),
+}
+PLAIN = Case(
+    lambda x, w: F.linear(x, w),
+    lambda x, w: TF.linear(x, w),
+    lambda m, n, k: (numbers(m, k), weight(n, k)),
+)
 
 
 def bound(bench: Bench, case: Case, m: int, n: int, k: int) -> tuple[list[Launches], float]:
@@ -89,10 +101,18 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int) -> dict[str, Any]:
     plain, plain_error = bound(bench, PLAIN, m, n * case.weights, k)
     right = error < 1e-2 and plain_error < 1e-2
     row: dict[str, Any] = {
-        "case": name, "m": m, "n": n, "k": k, "kernels": fused[0].kernels,
-        "programs": fused[0].programs, "plain_kernels": plain[0].kernels,
-        "plain_programs": plain[0].programs, "error": error, "right": right, "met": False,
-    }  # fmt: skip
+        "case": name,
+        "m": m,
+        "n": n,
+        "k": k,
+        "kernels": fused[0].kernels,
+        "programs": fused[0].programs,
+        "plain_kernels": plain[0].kernels,
+        "plain_programs": plain[0].programs,
+        "error": error,
+        "right": right,
+        "met": False,
+    }
     if right:
         row |= bench.interleave(fused, plain)
         row["plain_us"] = row.pop("peer_us")
@@ -103,15 +123,20 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int) -> dict[str, Any]:
 
 def show(row: dict[str, Any]) -> None:
     """One line."""
-    head = (f"{row['case']:9} m={row['m']:<5} {row['kernels']} kernels (plain"
-            f" {row['plain_kernels']}) error {row['error']:.1e}")  # fmt: skip
+    head = (
+        f"{row['case']:9} m={row['m']:<5} {row['kernels']} kernels (plain"
+        f" {row['plain_kernels']}) error {row['error']:.1e}"
+    )
     if not row["right"]:
         print(f"{head} WRONG", flush=True)
         return
-    print(f"{head} {row['ours_us']:8.1f} us, plain {row['plain_us']:8.1f} us:"
-          f" {100 * (row['share'] - 1):+.1f}% [{100 * (1 / row['ratio_high'] - 1):+.1f},"
-          f" {100 * (1 / row['ratio_low'] - 1):+.1f}] (at most +{100 * (MOST - 1):.0f}%):"
-          f" {'met' if row['met'] else 'MISSED'}", flush=True)  # fmt: skip
+    print(
+        f"{head} {row['ours_us']:8.1f} us, plain {row['plain_us']:8.1f} us:"
+        f" {100 * (row['share'] - 1):+.1f}% [{100 * (1 / row['ratio_high'] - 1):+.1f},"
+        f" {100 * (1 / row['ratio_low'] - 1):+.1f}] (at most +{100 * (MOST - 1):.0f}%):"
+        f" {'met' if row['met'] else 'MISSED'}",
+        flush=True,
+    )
 
 
 def main() -> None:

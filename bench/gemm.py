@@ -53,8 +53,10 @@ class Case:
 
     def theirs(self) -> list[Any]:
         """Launches of cuBLAS."""
-        return [lambda i=i: torch.mm(self.x[i], self.w[i].t(), out=self.y[i])
-                for i in range(len(self.x))]  # fmt: skip
+        return [
+            lambda i=i: torch.mm(self.x[i], self.w[i].t(), out=self.y[i])
+            for i in range(len(self.x))
+        ]
 
     def ours(self, plan: WidePlan, turned: bool) -> list[Any]:
         """Launches of our kernel with a Plan."""
@@ -75,8 +77,10 @@ class Case:
         import tilegrad.nn.functional as F
 
         function = tg.jit(lambda x, w: F.linear(x, w))
-        made = [Launches(self.bench.device, function, tg.from_torch(x), tg.from_torch(w))
-                for x, w in zip(self.x, self.w)]  # fmt: skip
+        made = [
+            Launches(self.bench.device, function, tg.from_torch(x), tg.from_torch(w))
+            for x, w in zip(self.x, self.w)
+        ]
         self.y_of_ours = [m.results[0].torch() for m in made]
         return made
 
@@ -98,9 +102,11 @@ def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePl
     """The Plans the model likes best, and what it expects of them."""
     for choice in ranked(x, target)[:count]:
         p = choice.plan
-        label = (f"{'turned ' if choice.turned else ''}{'x'.join(map(str, p.tile))} s{p.stages}"
-                 f" p{p.programs} g{p.group} c{p.cluster} a{p.across:d} k{p.split}"
-                 f" d{p.dependent:d} e{p.early:d}")  # fmt: skip
+        label = (
+            f"{'turned ' if choice.turned else ''}{'x'.join(map(str, p.tile))} s{p.stages}"
+            f" p{p.programs} g{p.group} c{p.cluster} a{p.across:d} k{p.split}"
+            f" d{p.dependent:d} e{p.early:d}"
+        )
         yield f"{label:44} expected {1e6 * choice.seconds:.1f}", p, choice.turned
 
 
@@ -122,14 +128,18 @@ def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
                 except Exception as failure:  # one Plan that fails must not end the sweep
                     print(f"  {label}: {type(failure).__name__} {str(failure)[:300]}")
             floor = 2 * (m * k + n * k + m * n) / 4.47e12
-            print(f"{name} m={m} n={n} k={k}: cuBLAS {1e6 * base:.1f} us"
-                  f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s,"
-                  f" floor {1e6 * floor:.1f} us)")  # fmt: skip
+            print(
+                f"{name} m={m} n={n} k={k}: cuBLAS {1e6 * base:.1f} us"
+                f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s,"
+                f" floor {1e6 * floor:.1f} us)"
+            )
             for seconds, label, error in sorted(found):
-                print(f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
-                      f" {2 * m * n * k / seconds / 1e12:6.0f} TFLOP/s  {label}"
-                      f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}",
-                      flush=True)  # fmt: skip
+                print(
+                    f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
+                    f" {2 * m * n * k / seconds / 1e12:6.0f} TFLOP/s  {label}"
+                    f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}",
+                    flush=True,
+                )
             del case
 
 
@@ -157,8 +167,10 @@ def few_shapes(count: int) -> list[tuple[int, int]]:
     """(n, k) whose tiles of 64 columns leave cores idle, then random ones; no table holds them."""
     draw = random.Random(1)
     known = [(8960, 7616), (5248, 9344), (9280, 3264), (5632, 3264)]
-    drawn = [(draw.randrange(1024, 16384, 64), draw.randrange(1024, 16384, 64))
-             for _ in range(max(0, count - len(known)))]  # fmt: skip
+    drawn = [
+        (draw.randrange(1024, 16384, 64), draw.randrange(1024, 16384, 64))
+        for _ in range(max(0, count - len(known)))
+    ]
     return (known + drawn)[:count]
 
 
@@ -179,16 +191,28 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
     seconds = found["ours_us"] * 1e-6
     size = dtype.size
     floor = max(size * (m * k + n * k + m * n) / 4.47e12, size * m * n * k / 800e12)
-    row = {"layer": name, "m": m, "n": n, "k": k, "dtype": dtype.name, "error": error, **found,
-           "floor_us": 1e6 * floor, "tflops": 2 * m * n * k / seconds / 1e12,
-           "plan": ", ".join(ours[0].programs) if one_row else str(choice.plan),
-           "turned": choice.turned,
-           "expected_us": 1e6 * choice.seconds, "tuned": known is not None}  # fmt: skip
-    print(f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
-          f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"
-          f" floor {row['floor_us']:7.1f} expected {row['expected_us']:7.1f}"
-          f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
-          flush=True)  # fmt: skip
+    row = {
+        "layer": name,
+        "m": m,
+        "n": n,
+        "k": k,
+        "dtype": dtype.name,
+        "error": error,
+        **found,
+        "floor_us": 1e6 * floor,
+        "tflops": 2 * m * n * k / seconds / 1e12,
+        "plan": ", ".join(ours[0].programs) if one_row else str(choice.plan),
+        "turned": choice.turned,
+        "expected_us": 1e6 * choice.seconds,
+        "tuned": known is not None,
+    }
+    print(
+        f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
+        f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"
+        f" floor {row['floor_us']:7.1f} expected {row['expected_us']:7.1f}"
+        f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+        flush=True,
+    )
     if known is not None:
         row["over_untuned"] = over_untuned(case, known, ours)
     return row
@@ -200,9 +224,12 @@ def over_untuned(case: Case, known: Choice, ours: list[Any]) -> float:
     if (plain.plan, plain.turned) == (known.plan, known.turned):
         return 1.0
     found = case.bench.interleave(ours, case.ours(plain.plan, plain.turned))
-    print(f"{'':8} tuned {found['ours_us']:.1f} us, untuned {found['peer_us']:.1f} us:"
-          f" {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
-          f" {known.plan} over {plain.plan}", flush=True)  # fmt: skip
+    print(
+        f"{'':8} tuned {found['ours_us']:.1f} us, untuned {found['peer_us']:.1f} us:"
+        f" {found['ratio']:.3f}x [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}]"
+        f" {known.plan} over {plain.plan}",
+        flush=True,
+    )
     return found["ratio"]
 
 
@@ -213,26 +240,36 @@ def mean(rows: list[dict[str, Any]]) -> float:
 
 def report(rows: list[dict[str, Any]]) -> None:
     """The bars."""
-    for label, sizes, bar, least in (("large M", (512, 2048, 8192), 1.0, 0.93),
-                                     ("small M", (1, 8, 32, 64, 128), 1.05, 0.95)):  # fmt: skip
+    for label, sizes, bar, least in (
+        ("large M", (512, 2048, 8192), 1.0, 0.93),
+        ("small M", (1, 8, 32, 64, 128), 1.05, 0.95),
+    ):
         some = [r for r in rows if r["m"] in sizes and r["layer"] in LAYERS]
         if some:
             worst = min(r["ratio"] for r in some)
             met = mean(some) >= bar and worst >= least
-            print(f"{label}: geometric mean {mean(some):.3f} (bar {bar}), least {worst:.3f} (bar"
-                  f" {least}) of {len(some)}: {'met' if met else 'MISSED'}")  # fmt: skip
-    for label, some in (("few tokens", lambda m: m <= max(FEW)),
-                        ("many tokens", lambda m: m > max(FEW))):  # fmt: skip
+            print(
+                f"{label}: geometric mean {mean(some):.3f} (bar {bar}), least {worst:.3f} (bar"
+                f" {least}) of {len(some)}: {'met' if met else 'MISSED'}"
+            )
+    for label, some in (
+        ("few tokens", lambda m: m <= max(FEW)),
+        ("many tokens", lambda m: m > max(FEW)),
+    ):
         other = [r for r in rows if r["layer"] == "random" and some(r["m"])]
         if other:
-            print(f"random sizes, {label}: geometric mean {mean(other):.3f},"
-                  f" least {min(r['ratio'] for r in other):.3f} of {len(other)}")  # fmt: skip
+            print(
+                f"random sizes, {label}: geometric mean {mean(other):.3f},"
+                f" least {min(r['ratio'] for r in other):.3f} of {len(other)}"
+            )
     gains = [r["over_untuned"] for r in rows if "over_untuned" in r]
     if gains:
         middle = math.exp(sum(map(math.log, gains)) / len(gains))
         met = "met" if max(gains) <= 1.05 else "MISSED"
-        print(f"tuned over untuned: geometric mean {middle:.3f}, most {max(gains):.3f}"
-              f" (bar 1.05) of {len(gains)}: {met}")  # fmt: skip
+        print(
+            f"tuned over untuned: geometric mean {middle:.3f}, most {max(gains):.3f}"
+            f" (bar 1.05) of {len(gains)}: {met}"
+        )
 
 
 def main() -> None:
@@ -265,8 +302,9 @@ def main() -> None:
     rows += random_cases(bench, given.random, dtype) + few_cases(bench, given.few, dtype)
     report(rows)
     if given.out:
-        Path(given.out).write_text(json.dumps(
-            {**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1))  # fmt: skip
+        Path(given.out).write_text(
+            json.dumps({**bench.about(), "ceilings": ceilings, "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

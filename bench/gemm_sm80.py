@@ -30,16 +30,21 @@ from tilegrad.tile.placed import fill
 
 BAR = 0.6  # of cuBLAS
 CASES = {
-    "square": (4096, 4096, 4096), "tall": (8192, 4096, 4096),
+    "square": (4096, 4096, 4096),
+    "tall": (8192, 4096, 4096),
     **{name: (2048, n, k) for name, (n, k) in LAYERS.items()},
-}  # fmt: skip
+}
 SHAPES = (  # tile, warps, stages that may fit, pieces of the result, buffers of operands
-    ((128, 256, 64), (2, 4), (3, 4), (128, 64), 2), ((256, 128, 64), (4, 2), (3, 4), (128, 64), 2),
-    ((128, 256, 32), (2, 4), (5, 8), (128, 64), 2), ((256, 128, 32), (4, 2), (5, 8), (128, 64), 2),
-    ((128, 128, 64), (2, 2), (3,), (64, 64), 2), ((128, 128, 32), (2, 2), (4, 5), (64, 64), 2),
-    ((192, 256, 64), (2, 4), (3,), (64, 64), 1), ((192, 256, 32), (2, 4), (4, 6), (64, 64), 1),
+    ((128, 256, 64), (2, 4), (3, 4), (128, 64), 2),
+    ((256, 128, 64), (4, 2), (3, 4), (128, 64), 2),
+    ((128, 256, 32), (2, 4), (5, 8), (128, 64), 2),
+    ((256, 128, 32), (4, 2), (5, 8), (128, 64), 2),
+    ((128, 128, 64), (2, 2), (3,), (64, 64), 2),
+    ((128, 128, 32), (2, 2), (4, 5), (64, 64), 2),
+    ((192, 256, 64), (2, 4), (3,), (64, 64), 1),
+    ((192, 256, 32), (2, 4), (4, 6), (64, 64), 1),
     ((128, 384, 32), (2, 4), (5,), (64, 64), 1),
-)  # fmt: skip
+)
 
 
 def held(target: Target) -> Target:
@@ -63,9 +68,11 @@ def plans(x: Operands, target: Target) -> Iterator[ThreadPlan]:
 
 def label(plan: ThreadPlan) -> str:
     """A Plan in a few characters."""
-    return (f"{'x'.join(map(str, plan.tile))} w{plan.warps[0]}x{plan.warps[1]} s{plan.stages}"
-            f" g{plan.group} out{plan.staged[0]}x{plan.staged[1]} p{plan.programs}"
-            f" b{plan.buffers}")  # fmt: skip
+    return (
+        f"{'x'.join(map(str, plan.tile))} w{plan.warps[0]}x{plan.warps[1]} s{plan.stages}"
+        f" g{plan.group} out{plan.staged[0]}x{plan.staged[1]} p{plan.programs}"
+        f" b{plan.buffers}"
+    )
 
 
 def launches(bench: Bench, case: Case, plan: ThreadPlan) -> list[Any]:
@@ -92,17 +99,23 @@ def sweep(bench: Bench, names: list[str], count: int) -> dict[str, Any]:
             try:
                 ours = launches(bench, case, plan)
                 error = case.error(ours[0])
-                found.append((bench.alone(ours), label(plan), error,
-                              expected(case.operands, plan, target)))  # fmt: skip
+                found.append(
+                    (bench.alone(ours), label(plan), error, expected(case.operands, plan, target))
+                )
             except Exception as failure:  # one Plan that fails must not end the sweep
                 print(f"  {label(plan)}: {type(failure).__name__} {str(failure)[:300]}")
-        print(f"{name} {m}x{n}x{k}: cuBLAS {1e6 * base:.1f} us"
-              f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s)")  # fmt: skip
+        print(
+            f"{name} {m}x{n}x{k}: cuBLAS {1e6 * base:.1f} us"
+            f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s)"
+        )
         for seconds, text, error, hoped in sorted(found):
-            print(f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
-                  f" {2 * m * n * k / seconds / 1e12:5.0f} TFLOP/s  {text:46}"
-                  f" expected {1e6 * hoped:.1f} error {error:.1e}"
-                  f"{'' if error < 1e-2 else '  WRONG'}", flush=True)  # fmt: skip
+            print(
+                f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
+                f" {2 * m * n * k / seconds / 1e12:5.0f} TFLOP/s  {text:46}"
+                f" expected {1e6 * hoped:.1f} error {error:.1e}"
+                f"{'' if error < 1e-2 else '  WRONG'}",
+                flush=True,
+            )
         rows[name] = [(text, base / seconds, error) for seconds, text, error, _ in sorted(found)]
     best(rows)
     return rows
@@ -130,12 +143,25 @@ def chosen(bench: Bench, names: list[str]) -> list[dict[str, Any]]:
         error = case.error(ours[0])
         found = bench.interleave(ours, case.theirs())
         rate = 2e-6 * m * n * k / found["ours_us"]
-        rows.append({"case": name, "m": m, "n": n, "k": k, "error": error, "plan": label(plan),
-                     "tflops": rate, **found})  # fmt: skip
-        print(f"{name:8} {found['ratio']:.3f}x [{found['ratio_low']:.3f},"
-              f" {found['ratio_high']:.3f}] ours {found['ours_us']:8.1f} us cuBLAS"
-              f" {found['peer_us']:8.1f} us {rate:5.0f} TFLOP/s {label(plan)} error {error:.1e}"
-              f"{'' if error < 1e-2 else ' WRONG'}", flush=True)  # fmt: skip
+        rows.append(
+            {
+                "case": name,
+                "m": m,
+                "n": n,
+                "k": k,
+                "error": error,
+                "plan": label(plan),
+                "tflops": rate,
+                **found,
+            }
+        )
+        print(
+            f"{name:8} {found['ratio']:.3f}x [{found['ratio_low']:.3f},"
+            f" {found['ratio_high']:.3f}] ours {found['ours_us']:8.1f} us cuBLAS"
+            f" {found['peer_us']:8.1f} us {rate:5.0f} TFLOP/s {label(plan)} error {error:.1e}"
+            f"{'' if error < 1e-2 else ' WRONG'}",
+            flush=True,
+        )
     worst = min(r["ratio"] for r in rows)
     print(f"least {worst:.3f} of cuBLAS (bar {BAR}): {'met' if worst >= BAR else 'MISSED'}")
     return rows

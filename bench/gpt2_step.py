@@ -67,8 +67,10 @@ class Block(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """(B, T, C) -> (B, T, C)."""
-        q, k, v = (part.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
-                   for part in self.attn(self.ln_1(x)).chunk(3, -1))  # fmt: skip
+        q, k, v = (
+            part.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+            for part in self.attn(self.ln_1(x)).chunk(3, -1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         x = x + self.proj(mixed.flatten(2))
         return x + self.out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
@@ -118,8 +120,10 @@ def torch_model(layers: int) -> Any:
             self.fc, self.out = tnn.Linear(WIDTH, 4 * WIDTH), tnn.Linear(4 * WIDTH, WIDTH)
 
         def forward(self, x: Any) -> Any:
-            q, k, v = (part.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
-                       for part in self.attn(self.ln_1(x)).chunk(3, -1))  # fmt: skip
+            q, k, v = (
+                part.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+                for part in self.attn(self.ln_1(x)).chunk(3, -1)
+            )
             mixed = TF.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
             x = x + self.proj(mixed.flatten(2))
             return x + self.out(TF.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
@@ -172,8 +176,10 @@ def text_of(batch: int) -> tuple[Any, Any]:
     """Fixed tokens and those that follow: a repeated text, so that the loss can fall."""
     text = np.random.default_rng(0).integers(0, VOCABULARY, 4096)
     row = np.resize(text, batch * TOKENS + 1)
-    return (row[:-1].reshape(batch, TOKENS).astype(np.int64),
-            row[1:].reshape(batch, TOKENS).astype(np.int64))  # fmt: skip
+    return (
+        row[:-1].reshape(batch, TOKENS).astype(np.int64),
+        row[1:].reshape(batch, TOKENS).astype(np.int64),
+    )
 
 
 def seconds_of(run: Callable[[], Any], wait: Callable[[], Any], count: int) -> float:
@@ -206,8 +212,13 @@ def measure(batch: int, given: argparse.Namespace) -> dict[str, Any]:
     cold = time.perf_counter() - start
     losses += [float(step(model, optimizer, *inputs).item()) for _ in range(20)]
     sides = [lambda: step(model, optimizer, *inputs)]
-    row: dict[str, Any] = {"batch": batch, "tokens": batch * TOKENS, "compile_s": cold,
-                           "losses": losses, "falls": losses[-1] < losses[0] - 1.0}  # fmt: skip
+    row: dict[str, Any] = {
+        "batch": batch,
+        "tokens": batch * TOKENS,
+        "compile_s": cold,
+        "losses": losses,
+        "falls": losses[-1] < losses[0] - 1.0,
+    }
     if given.peer:
         run = torch_step(peer, *(torch.from_numpy(x).cuda() for x in (tokens, targets)))
         start = time.perf_counter()
@@ -233,12 +244,16 @@ def measure(batch: int, given: argparse.Namespace) -> dict[str, Any]:
 
 def show(row: dict[str, Any]) -> None:
     """One line."""
-    line = (f"B={row['batch']}: {row['ms']:.1f} ms, {row['tokens_per_s']:,.0f} tokens/s, compiled"
-            f" in {row['compile_s']:.1f} s, loss {row['losses'][0]:.3f} -> {row['losses'][-1]:.3f}")
+    line = (
+        f"B={row['batch']}: {row['ms']:.1f} ms, {row['tokens_per_s']:,.0f} tokens/s, compiled"
+        f" in {row['compile_s']:.1f} s, loss {row['losses'][0]:.3f} -> {row['losses'][-1]:.3f}"
+    )
     if "ratio" in row:
-        line += (f"; torch {row['torch_ms']:.1f} ms, {row['torch_tokens_per_s']:,.0f} tokens/s,"
-                 f" loss {row['torch_losses'][0]:.3f}: ratio {row['ratio']:.2f}"
-                 f" {'met' if row['met'] else 'MISSED'}")  # fmt: skip
+        line += (
+            f"; torch {row['torch_ms']:.1f} ms, {row['torch_tokens_per_s']:,.0f} tokens/s,"
+            f" loss {row['torch_losses'][0]:.3f}: ratio {row['ratio']:.2f}"
+            f" {'met' if row['met'] else 'MISSED'}"
+        )
     print(line, flush=True)
 
 
@@ -258,11 +273,14 @@ def check(batch: int, layers: int) -> dict[str, Any]:
     found = explain_graph(lowered.inputs, lowered.outputs, name="step", target=H200)
     texts = {program.name: program.ptx for program in found.programs}
     row: dict[str, Any] = {
-        "batch": batch, "layers": layers, "kernels": len(found.kernels), "programs": len(texts),
+        "batch": batch,
+        "layers": layers,
+        "kernels": len(found.kernels),
+        "programs": len(texts),
         "launches": sum(len(k.steps) for k in found.schedule_ir.kernels),
         "floor_ms": 1e3 * sum(k.floor for k in found.kernels),
         "seconds": time.perf_counter() - start,
-    }  # fmt: skip
+    }
     slow = []
     for name, text in texts.items():
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -271,14 +289,17 @@ def check(batch: int, layers: int) -> dict[str, Any]:
         slow.append((took, report.registers, report.spill_stores, len(text.splitlines()), name))
     row["ptxas_s"], row["spills"] = sum(s[0] for s in slow), [s[-1] for s in slow if s[2]]
     row["slowest_s"] = max(slow)[0]
-    print(f"B={batch}, {layers} layers: {row['kernels']} kernels, {row['launches']} launches,"
-          f" {row['programs']} programs; scheduled and emitted in {row['seconds']:.1f} s; at the"
-          f" peaks {row['floor_ms']:.1f} ms = {batch * TOKENS / row['floor_ms'] * 1e3:,.0f}"
-          f" tokens/s; ptxas {row['ptxas_s']:.1f} s (0: known already), spills:"
-          f" {row['spills'] or 'none'}")  # fmt: skip
+    print(
+        f"B={batch}, {layers} layers: {row['kernels']} kernels, {row['launches']} launches,"
+        f" {row['programs']} programs; scheduled and emitted in {row['seconds']:.1f} s; at the"
+        f" peaks {row['floor_ms']:.1f} ms = {batch * TOKENS / row['floor_ms'] * 1e3:,.0f}"
+        f" tokens/s; ptxas {row['ptxas_s']:.1f} s (0: known already), spills:"
+        f" {row['spills'] or 'none'}"
+    )
     for took, registers, spilled, lines, name in sorted(slow, reverse=True)[:8]:
-        print(f"  {took:5.2f} s {registers:4d} registers {spilled:5d} spilled {lines:6d} lines"
-              f" {name}")  # fmt: skip
+        print(
+            f"  {took:5.2f} s {registers:4d} registers {spilled:5d} spilled {lines:6d} lines {name}"
+        )
     row["met"] = not row["spills"] and row["slowest_s"] <= SECONDS_BAR
     return row
 

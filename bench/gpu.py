@@ -37,8 +37,9 @@ class Bench:
         self.stream = torch.cuda.ExternalStream(int(self.device.stream))
         self.target: Target = self.device.target
 
-    def kernel(self, body: Body, name: str = "kernel", symbols: dict[str, int] | None = None
-               ) -> Prepared:  # fmt: skip
+    def kernel(
+        self, body: Body, name: str = "kernel", symbols: dict[str, int] | None = None
+    ) -> Prepared:
         """A Body made ready to launch; spills and serialised products are errors."""
         text, entry = emit(body, name, self.target)
         code: bytes | str = text
@@ -73,9 +74,12 @@ class Bench:
         return start.elapsed_time(stop) / 1e3 / count / repeats
 
     def interleave(
-        self, ours: Sequence[Callable[[], Any]], theirs: Sequence[Callable[[], Any]],
-        rounds: int = 7, least: float = 2e-3,
-    ) -> dict[str, float]:  # fmt: skip
+        self,
+        ours: Sequence[Callable[[], Any]],
+        theirs: Sequence[Callable[[], Any]],
+        rounds: int = 7,
+        least: float = 2e-3,
+    ) -> dict[str, float]:
         """Median seconds of a launch of both sides, and the median of the rounds' ratios."""
         graphs = [self.graph(ours), self.graph(theirs)]
         counts = [len(ours), len(theirs)]
@@ -90,13 +94,16 @@ class Bench:
                 times[side].append(self.seconds(graphs[side], counts[side], repeats[side]))
         ratios = sorted(b / a for a, b in zip(*times))
         return {
-            "ratio": statistics.median(ratios), "ratio_low": ratios[0], "ratio_high": ratios[-1],
+            "ratio": statistics.median(ratios),
+            "ratio_low": ratios[0],
+            "ratio_high": ratios[-1],
             "ours_us": 1e6 * statistics.median(times[0]),
             "peer_us": 1e6 * statistics.median(times[1]),
-        }  # fmt: skip
+        }
 
-    def alone(self, work: Sequence[Callable[[], Any]], rounds: int = 5, least: float = 2e-3
-              ) -> float:  # fmt: skip
+    def alone(
+        self, work: Sequence[Callable[[], Any]], rounds: int = 5, least: float = 2e-3
+    ) -> float:
         """Median seconds of a launch."""
         graph = self.graph(work)
         self.seconds(graph, len(work))
@@ -107,10 +114,14 @@ class Bench:
     def about(self) -> dict[str, str]:
         """When and on what this was measured."""
         driver = torch.cuda.get_device_properties(0)
-        return {"date": datetime.date.today().isoformat(), "device": driver.name,
-                "torch": torch.__version__, "cuda": str(torch.version.cuda),
-                "driver": str(self.device.attributes.get("driver_version", "")),
-                "commit": commit()}  # fmt: skip
+        return {
+            "date": datetime.date.today().isoformat(),
+            "device": driver.name,
+            "torch": torch.__version__,
+            "cuda": str(torch.version.cuda),
+            "driver": str(self.device.attributes.get("driver_version", "")),
+            "commit": commit(),
+        }
 
     def ceilings(self) -> dict[str, float]:
         """Copy and read bytes/s, and FLOP/s of a large bf16 product through torch."""
@@ -121,9 +132,11 @@ class Bench:
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         c = torch.empty_like(a)
         product = self.alone([lambda: torch.mm(a, b, out=c)] * 4)
-        return {"copy_bytes_per_second": 8 * x.numel() / copy,
-                "read_bytes_per_second": 4 * x.numel() / read,
-                "bf16_flops": 2 * 8192**3 / product}  # fmt: skip
+        return {
+            "copy_bytes_per_second": 8 * x.numel() / copy,
+            "read_bytes_per_second": 4 * x.numel() / read,
+            "bf16_flops": 2 * 8192**3 / product,
+        }
 
 
 def commit() -> str:
@@ -132,8 +145,9 @@ def commit() -> str:
     if told:
         return told
     here = Path(__file__).resolve().parent
-    run = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True,
-                         text=True, cwd=here)  # fmt: skip
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, cwd=here
+    )
     return run.stdout.strip()
 
 

@@ -30,11 +30,22 @@ from recorded import Case, Took, record, run_case  # noqa: E402
 from tilegrad.core.target import A100, H200, Target  # noqa: E402
 
 TARGETS = {"sm_80": A100, "sm_90a": H200}
-FILES = ("tensor/test_elementwise.py", "tensor/test_reduce.py", "tensor/test_movement.py",
-         "tensor/test_index.py", "tensor/test_matmul.py", "tensor/test_norm.py",
-         "tensor/test_loss.py", "tensor/test_convolution.py", "tensor/test_attention.py",
-         "tensor/test_creation.py", "tensor/test_gradients.py", "tensor/test_random.py",
-         "tensor/test_transforms.py", "nn/test_layers.py")  # fmt: skip
+FILES = (
+    "tensor/test_elementwise.py",
+    "tensor/test_reduce.py",
+    "tensor/test_movement.py",
+    "tensor/test_index.py",
+    "tensor/test_matmul.py",
+    "tensor/test_norm.py",
+    "tensor/test_loss.py",
+    "tensor/test_convolution.py",
+    "tensor/test_attention.py",
+    "tensor/test_creation.py",
+    "tensor/test_gradients.py",
+    "tensor/test_random.py",
+    "tensor/test_transforms.py",
+    "nn/test_layers.py",
+)
 
 
 def attempt(case: Case, target: Target) -> tuple[Took, str]:
@@ -85,9 +96,11 @@ def main() -> int:
                 kinds[f"{name} {kind_of(failure)}"] += 1
                 rows.append({"target": name, "case": str(case), "failure": failure})
                 print(f"FAILED {name} {case}\n    {failure[:300]}", flush=True)
-    print(f"{done} runs of {len(cases)} graphs, {simulated} simulated, {programs} programs,"
-          f" {time.perf_counter() - start:.0f} s; the slowest in ptxas: {slowest[0]:.2f} s"
-          f" {slowest[1][:120]}")  # fmt: skip
+    print(
+        f"{done} runs of {len(cases)} graphs, {simulated} simulated, {programs} programs,"
+        f" {time.perf_counter() - start:.0f} s; the slowest in ptxas: {slowest[0]:.2f} s"
+        f" {slowest[1][:120]}"
+    )
     for kind, count in kinds.most_common():
         print(f"{count:5d} {kind}")
     print(f"{len(rows)} failed")

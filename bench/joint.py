@@ -48,12 +48,15 @@ class Case:
         self.bench, self.m, self.gated = bench, m, name == "gated"
         self.weights = CASES[name]
         n = self.weights[0] if self.gated else sum(self.weights)
-        self.operands = Operands(m, n, DEPTH, bfloat16, bfloat16, weights=self.weights,
-                                 gated=self.gated)  # fmt: skip
+        self.operands = Operands(
+            m, n, DEPTH, bfloat16, bfloat16, weights=self.weights, gated=self.gated
+        )
         self.count = sets(2 * (m * DEPTH + sum(self.weights) * DEPTH + m * n))
         self.x = [self.numbers(m, DEPTH) for _ in range(self.count)]
-        self.w = [[self.numbers(w, DEPTH).mul_(DEPTH**-0.5) for w in self.weights]
-                  for _ in range(self.count)]  # fmt: skip
+        self.w = [
+            [self.numbers(w, DEPTH).mul_(DEPTH**-0.5) for w in self.weights]
+            for _ in range(self.count)
+        ]
         kept = self.weights[:1] if self.gated else self.weights
         self.y = [[self.numbers(m, w) for w in kept] for _ in range(self.count)]
 
@@ -113,8 +116,10 @@ class Case:
         product = self.single(n)
         weights = [torch.cat(w) for w in self.w]
         y = self.numbers(self.m, n)
-        return [lambda i=i: product(self.x[i], weights[i], y)  # type: ignore[misc]
-                for i in range(self.count)]  # fmt: skip
+        return [
+            lambda i=i: product(self.x[i], weights[i], y)  # type: ignore[misc]
+            for i in range(self.count)
+        ]
 
     def theirs(self) -> list[Callable[[], None]]:
         """torch, a product for each weight."""
@@ -149,17 +154,28 @@ def measure(bench: Bench, name: str, m: int) -> dict[str, Any]:
     case = Case(bench, name, m)
     chosen = planned(case.operands, bench.target)
     joint = case.joint(chosen.plan, chosen.turned)
-    row: dict[str, Any] = {"case": name, "m": m, "error": case.error(joint[0]),
-                           "expected_us": 1e6 * choose(case.operands, bench.target).seconds,
-                           "plan": str(chosen.plan), "turned": chosen.turned}  # fmt: skip
+    row: dict[str, Any] = {
+        "case": name,
+        "m": m,
+        "error": case.error(joint[0]),
+        "expected_us": 1e6 * choose(case.operands, bench.target).seconds,
+        "plan": str(chosen.plan),
+        "turned": chosen.turned,
+    }
     for label, other in (("apart", case.apart()), ("one", case.one()), ("torch", case.theirs())):
         found = bench.interleave(joint, other)
-        row |= {f"over_{label}": found["ratio"], f"{label}_us": found["peer_us"],
-                "ours_us": found["ours_us"]}  # fmt: skip
-    print(f"{name:6} m={m:<5} joint {row['ours_us']:8.1f} us (expected {row['expected_us']:.1f});"
-          f" apart {row['over_apart']:.3f}x, one {row['over_one']:.3f}x,"
-          f" torch {row['over_torch']:.3f}x; error {row['error']:.1e}"
-          f"{'' if row['error'] < 1e-2 else ' WRONG'} {chosen.plan}", flush=True)  # fmt: skip
+        row |= {
+            f"over_{label}": found["ratio"],
+            f"{label}_us": found["peer_us"],
+            "ours_us": found["ours_us"],
+        }
+    print(
+        f"{name:6} m={m:<5} joint {row['ours_us']:8.1f} us (expected {row['expected_us']:.1f});"
+        f" apart {row['over_apart']:.3f}x, one {row['over_one']:.3f}x,"
+        f" torch {row['over_torch']:.3f}x; error {row['error']:.1e}"
+        f"{'' if row['error'] < 1e-2 else ' WRONG'} {chosen.plan}",
+        flush=True,
+    )
     return row
 
 
@@ -169,9 +185,12 @@ def sweep(bench: Bench, name: str, m: int, count: int) -> None:
     for choice in ranked(case.operands, bench.target)[:count]:
         joint = case.joint(choice.plan, choice.turned)
         error = case.error(joint[0])
-        print(f"{name:6} m={m:<5} {1e6 * bench.alone(joint):8.1f} us, expected"
-              f" {1e6 * choice.seconds:8.1f}, error {error:.1e} turned={choice.turned:d}"
-              f" {choice.plan}", flush=True)  # fmt: skip
+        print(
+            f"{name:6} m={m:<5} {1e6 * bench.alone(joint):8.1f} us, expected"
+            f" {1e6 * choice.seconds:8.1f}, error {error:.1e} turned={choice.turned:d}"
+            f" {choice.plan}",
+            flush=True,
+        )
 
 
 def main() -> None:

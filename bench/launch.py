@@ -64,11 +64,14 @@ def replay() -> dict[str, Any]:
     found["generated_us"] = 1e6 * chain_time(device, operations)[1]
     found["generated_blocks"] = blocks
     found["met"] = found["dependent_us"] <= 1e6 * REPLAY_BAR
-    print(f"replay of {CHAIN} dependent kernels of {BLOCKS} blocks: plain {found['plain_us']:.2f}"
-          f" us a kernel, dependent {found['dependent_us']:.2f} us (bar {1e6 * REPLAY_BAR:.1f}:"
-          f" {verdict(found['dependent_us'], 1e6 * REPLAY_BAR)}; edges:"
-          f" {found['dependent_edges']}), generated kernels of {blocks} blocks"
-          f" {found['generated_us']:.2f} us", flush=True)  # fmt: skip
+    print(
+        f"replay of {CHAIN} dependent kernels of {BLOCKS} blocks: plain {found['plain_us']:.2f}"
+        f" us a kernel, dependent {found['dependent_us']:.2f} us (bar {1e6 * REPLAY_BAR:.1f}:"
+        f" {verdict(found['dependent_us'], 1e6 * REPLAY_BAR)}; edges:"
+        f" {found['dependent_edges']}), generated kernels of {blocks} blocks"
+        f" {found['generated_us']:.2f} us",
+        flush=True,
+    )
     return found
 
 
@@ -142,10 +145,15 @@ def call() -> dict[str, Any]:
         }
         for name, work in cases.items():
             found[name] = 1e6 * per_call(device, work, 300)
-        said = (f"; torch eager {found['torch_one_kernel_us']:.1f} us for one kernel,"
-                f" {found['torch_two_kernels_us']:.1f} us for two")  # fmt: skip
-    print(f"calling a jitted function of one kernel: {1e6 * ours:.1f} us of host time"
-          f" (bar {1e6 * CALL_BAR:.0f}: {verdict(ours, CALL_BAR)}){said}", flush=True)  # fmt: skip
+        said = (
+            f"; torch eager {found['torch_one_kernel_us']:.1f} us for one kernel,"
+            f" {found['torch_two_kernels_us']:.1f} us for two"
+        )
+    print(
+        f"calling a jitted function of one kernel: {1e6 * ours:.1f} us of host time"
+        f" (bar {1e6 * CALL_BAR:.0f}: {verdict(ours, CALL_BAR)}){said}",
+        flush=True,
+    )
     return found
 
 
@@ -164,14 +172,20 @@ def phases(lowered: Any) -> dict[str, Any]:
     times.append(time.perf_counter())
     recipe, texts = recipe_of(schedule, H200)
     times.append(time.perf_counter())
-    found = {"kernels": len(schedule.kernels), "programs": len(texts),
-             "launches": sum(s.kind == "kernel" for s in recipe.steps)}  # fmt: skip
+    found = {
+        "kernels": len(schedule.kernels),
+        "programs": len(texts),
+        "launches": sum(s.kind == "kernel" for s in recipe.steps),
+    }
     if find_ptxas() is not None:
         made = assemble_all(texts, H200.cpu)
         times.append(time.perf_counter())
         reports = [r for m in made.values() for r in m.reports.values()]
-        found |= {"assemble_seconds": times[3] - times[2], "cores": os.cpu_count(),
-                  "spilling_programs": sum(r.spill_stores > 0 for r in reports)}  # fmt: skip
+        found |= {
+            "assemble_seconds": times[3] - times[2],
+            "cores": os.cpu_count(),
+            "spilling_programs": sum(r.spill_stores > 0 for r in reports),
+        }
     return {**found, "schedule_seconds": times[1] - times[0], "emit_seconds": times[2] - times[1]}
 
 
@@ -205,11 +219,13 @@ def child(kind: str) -> dict[str, Any]:
 def spawn(kind: str) -> dict[str, Any]:
     """Run `child` in a fresh process with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**compile_time.bytecode_kept(), "TILEGRAD_CACHE": cache,
-                       "TILEGRAD_DEVICE": "cpu"}  # fmt: skip
+        environment = {
+            **compile_time.bytecode_kept(),
+            "TILEGRAD_CACHE": cache,
+            "TILEGRAD_DEVICE": "cpu",
+        }
         command = [sys.executable, __file__, "--child", kind]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"failed": done.stderr.strip().splitlines()[-3:]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -229,12 +245,21 @@ def matmul() -> dict[str, Any]:
             return {"part": "matmul", **result, "met": False}
     ours, assembling = own(found), found.get("assemble_seconds", float("nan"))
     met = ours <= EMIT_BAR and assembling <= ASSEMBLE_BAR
-    print(f"cold compile of a {'x'.join(map(str, MATMUL))} matmul ({found['programs']} program):"
-          f" ours {ours:.2f} s (bar {EMIT_BAR}: {verdict(ours, EMIT_BAR)}; {own(first):.2f} s as"
-          f" the first thing a process compiles), assembling {assembling:.2f} s"
-          f" (bar {ASSEMBLE_BAR}: {verdict(assembling, ASSEMBLE_BAR)})", flush=True)  # fmt: skip
-    return {"part": "matmul", "sizes": MATMUL, **found, "own_seconds": ours,
-            "first_own_seconds": own(first), "met": met}  # fmt: skip
+    print(
+        f"cold compile of a {'x'.join(map(str, MATMUL))} matmul ({found['programs']} program):"
+        f" ours {ours:.2f} s (bar {EMIT_BAR}: {verdict(ours, EMIT_BAR)}; {own(first):.2f} s as"
+        f" the first thing a process compiles), assembling {assembling:.2f} s"
+        f" (bar {ASSEMBLE_BAR}: {verdict(assembling, ASSEMBLE_BAR)})",
+        flush=True,
+    )
+    return {
+        "part": "matmul",
+        "sizes": MATMUL,
+        **found,
+        "own_seconds": ours,
+        "first_own_seconds": own(first),
+        "met": met,
+    }
 
 
 def gpt2(small: bool = False, device: str = "cuda") -> dict[str, Any]:
@@ -255,15 +280,27 @@ def gpt2(small: bool = False, device: str = "cuda") -> dict[str, Any]:
     seconds = cold.get("compile_seconds", float("inf"))
     for word, found in (("cold", cold), ("from the disk", warm)):
         print(f"gpt2 step on {device}, {word}: {found}", flush=True)
-    print(f"gpt2 step compiles cold in {seconds:.2f} s (bar {GPT2_BAR:.0f}:"
-          f" {verdict(seconds, GPT2_BAR)})", flush=True)  # fmt: skip
-    return {"part": "gpt2", "size": size, "phases": parts, "cold": cold, "warm": warm,
-            "met": seconds <= GPT2_BAR}  # fmt: skip
+    print(
+        f"gpt2 step compiles cold in {seconds:.2f} s (bar {GPT2_BAR:.0f}:"
+        f" {verdict(seconds, GPT2_BAR)})",
+        flush=True,
+    )
+    return {
+        "part": "gpt2",
+        "size": size,
+        "phases": parts,
+        "cold": cold,
+        "warm": warm,
+        "met": seconds <= GPT2_BAR,
+    }
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "replay": replay, "call": call, "matmul": matmul, "gpt2": gpt2,
-}  # fmt: skip
+    "replay": replay,
+    "call": call,
+    "matmul": matmul,
+    "gpt2": gpt2,
+}
 
 
 def main() -> None:

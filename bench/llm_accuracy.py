@@ -65,9 +65,12 @@ class Judged:
         rows = slice(first, first + len(logits))
         found = np.take_along_axis(logits, self.ids[rows], -1)
         gap = self.values[rows, 0] - self.values[rows, 1]
-        return {"error": np.abs(found - self.values[rows]).max(-1), "gap": gap,
-                "wrong": (logits.argmax(-1) != self.ids[rows, 0]) & (gap > GAP_BAR),
-                "finite": np.isfinite(logits).all(-1)}  # fmt: skip
+        return {
+            "error": np.abs(found - self.values[rows]).max(-1),
+            "gap": gap,
+            "wrong": (logits.argmax(-1) != self.ids[rows, 0]) & (gap > GAP_BAR),
+            "finite": np.isfinite(logits).all(-1),
+        }
 
 
 def exact_logprobs(path: Path, tokens: list[int]) -> Array:
@@ -90,8 +93,9 @@ def freeze(path: Path, target: Path, count: int = 400) -> None:
 # ---- ours -------------------------------------------------------------------------------------
 
 
-def advance(model: Any, cache: Any, given: Any, positions: Any, table: Any, lengths: Any,
-            starts: Any) -> Any:  # fmt: skip
+def advance(
+    model: Any, cache: Any, given: Any, positions: Any, table: Any, lengths: Any, starts: Any
+) -> Any:
     """Tokens of one request through the model as the engine's step does it: all their logits."""
     attend = paged(model.config, cache, table, lengths, starts)
     return model.step(given, positions, attend, turned=False)
@@ -104,12 +108,21 @@ class Forced:
         config, pages = llm.config, -(-most // PAGE)
         self.model, self.device, self.done = llm.model, llm.device, 0
         self.cache = nn.PagedCache(
-            config.layers, pages, PAGE, config.key_heads, config.head_width, requests=1,
-            most_pages=pages, dtype=llm.engine.cache.keys[0].dtype, device=llm.device)  # fmt: skip
+            config.layers,
+            pages,
+            PAGE,
+            config.key_heads,
+            config.head_width,
+            requests=1,
+            most_pages=pages,
+            dtype=llm.engine.cache.keys[0].dtype,
+            device=llm.device,
+        )
         self.table = self._whole(np.arange(pages)[None])
         tokens = symbol("tokens", 1, CHUNK)
-        self.several = tilegrad.jit(advance, dynamic={"given": {0: tokens},
-                                                      "positions": {0: tokens}})  # fmt: skip
+        self.several = tilegrad.jit(
+            advance, dynamic={"given": {0: tokens}, "positions": {0: tokens}}
+        )
         self.one = tilegrad.jit(advance)
 
     def _whole(self, values: Any) -> Any:
@@ -121,8 +134,15 @@ class Forced:
         places = np.arange(self.done, self.done + len(tokens))
         self.done += len(tokens)
         with tilegrad.no_grad():
-            found = step(self.model, self.cache, self._whole(tokens), self._whole(places),
-                         self.table, self._whole([self.done]), self._whole([0, len(tokens)]))
+            found = step(
+                self.model,
+                self.cache,
+                self._whole(tokens),
+                self._whole(places),
+                self.table,
+                self._whole([self.done]),
+                self._whole([0, len(tokens)]),
+            )
         return np.asarray(found.float().numpy(), np.float32)
 
 
@@ -138,13 +158,20 @@ def forced(llm: Any, judged: Judged, tokens: list[int], prefix: int, step: int) 
     joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     error, decided = joined["error"], joined["gap"] > GAP_BAR
     return {
-        "tokens": len(error), "after": prefix, "fed": step, "worst": float(error.max()),
-        "mean": float(error.mean()), "over": int((error > LOGIT_BAR).sum()),
-        "decided": int(decided.sum()), "wrong": int(joined["wrong"].sum()), "bar": LOGIT_BAR,
+        "tokens": len(error),
+        "after": prefix,
+        "fed": step,
+        "worst": float(error.max()),
+        "mean": float(error.mean()),
+        "over": int((error > LOGIT_BAR).sum()),
+        "decided": int(decided.sum()),
+        "wrong": int(joined["wrong"].sum()),
+        "bar": LOGIT_BAR,
         "seconds": time.perf_counter() - start,
-        "met": bool(error.max() <= LOGIT_BAR and not joined["wrong"].any()
-                    and joined["finite"].all()),
-    }  # fmt: skip
+        "met": bool(
+            error.max() <= LOGIT_BAR and not joined["wrong"].any() and joined["finite"].all()
+        ),
+    }
 
 
 def perplexity(llm: Any, path: Path, windows: list[list[int]]) -> dict[str, Any]:
@@ -155,10 +182,15 @@ def perplexity(llm: Any, path: Path, windows: list[list[int]]) -> dict[str, Any]
     exact = np.concatenate([exact_logprobs(path, w) for w in windows])
     found, wanted = math.exp(-ours.mean()), math.exp(-exact.mean())
     return {
-        "tokens": len(exact), "ours": found, "float64": wanted, "ratio": found / wanted,
-        "worst_logprob": float(np.abs(ours - exact).max()), "bar": PERPLEXITY_BAR,
-        "seconds": seconds, "met": abs(found / wanted - 1) <= PERPLEXITY_BAR,
-    }  # fmt: skip
+        "tokens": len(exact),
+        "ours": found,
+        "float64": wanted,
+        "ratio": found / wanted,
+        "worst_logprob": float(np.abs(ours - exact).max()),
+        "bar": PERPLEXITY_BAR,
+        "seconds": seconds,
+        "met": abs(found / wanted - 1) <= PERPLEXITY_BAR,
+    }
 
 
 def greedy(llm: Any, path: Path, prompt: list[int], count: int) -> dict[str, Any]:
@@ -167,9 +199,14 @@ def greedy(llm: Any, path: Path, prompt: list[int], count: int) -> dict[str, Any
     made = list(answer.tokens)
     logits = Llama(path, np.float32).logits([*prompt, *made])[len(prompt) - 1 : -1]
     below = logits.max(-1) - logits[np.arange(len(made)), made]
-    return {"tokens": len(made), "prompt": len(prompt), "worst": float(below.max()),
-            "differ": int((below > 0).sum()), "bar": GAP_BAR,
-            "met": len(made) == count and bool(below.max() <= GAP_BAR)}  # fmt: skip
+    return {
+        "tokens": len(made),
+        "prompt": len(prompt),
+        "worst": float(below.max()),
+        "differ": int((below > 0).sum()),
+        "bar": GAP_BAR,
+        "met": len(made) == count and bool(below.max() <= GAP_BAR),
+    }
 
 
 # ---- running ----------------------------------------------------------------------------------
@@ -197,8 +234,11 @@ def main() -> None:
 
     def say(name: str, row: dict[str, Any]) -> None:
         results[name] = row
-        shown = ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
-                          for k, v in row.items() if k not in ("met", "seconds"))  # fmt: skip
+        shown = ", ".join(
+            f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in row.items()
+            if k not in ("met", "seconds")
+        )
         print(f"{name:12} {'met' if row['met'] else 'MISSED'}: {shown}", flush=True)
 
     say("prefill", forced(llm, judged, tokens, 0, CHUNK))
@@ -207,8 +247,13 @@ def main() -> None:
     say("perplexity", perplexity(llm, path, [ids[n * window : (n + 1) * window] for n in (0, 1)]))
     say("greedy", greedy(llm, path, ids[:64], made))
     if not told.quick:
-        record = measure.facts(kind="llm-accuracy", model=path.name, device=llm.device,
-                               dtype=str(llm.dtype), results=results)  # fmt: skip
+        record = measure.facts(
+            kind="llm-accuracy",
+            model=path.name,
+            device=llm.device,
+            dtype=str(llm.dtype),
+            results=results,
+        )
         print(f"written: {measure.save('llm-accuracy', record)}")
     sys.exit(0 if all(row["met"] for row in results.values()) else 1)
 

@@ -38,8 +38,14 @@ THREADS, CONTEXT = 2, 2048
 HERE = Path(__file__).resolve().parent
 TEXT = Path(tilegrad.__file__).parent / "train" / "text" / "shakespeare.txt"
 # what is held against it: a ratio of times at least, or a number at most
-BARS = {"decode": 2.0, "decode long": 2.0, "prefill": 3.0, "resident": 160e6, "first warm": 2.0,
-        "first cold": 15.0}  # fmt: skip
+BARS = {
+    "decode": 2.0,
+    "decode long": 2.0,
+    "prefill": 3.0,
+    "resident": 160e6,
+    "first warm": 2.0,
+    "first cold": 15.0,
+}
 BF16_BARS = {"decode": 1.0, "decode long": 1.0, "prefill": 1.0}
 GOALS = {"decode": 3.5}
 
@@ -51,8 +57,9 @@ class Side:
         self.name = name
         environment = os.environ | ({"TILEGRAD_CACHE": folder} if folder else {})
         command = [python, str(HERE / "llm_worker.py"), *words]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=environment)  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self.start = self._answer()
 
     def ask(self, do: str, **words: Any) -> dict[str, Any]:
@@ -97,11 +104,17 @@ def timed(sides: list[Side], rounds: int, count: int, request: dict[str, Any]) -
     peer = min((side.name for side in sides[1:]), key=lambda name: medians[name])
     ratios = sorted(b / a for a, b in zip(times["ours"], times[peer]))
     return {
-        "peer": peer, "ratio": statistics.median(ratios), "ratio_low": ratios[0],
-        "ratio_high": ratios[-1], "tokens_per_second": {n: count / s for n, s in medians.items()},
-        "seconds": times, "same_tokens": same(made["ours"], made[peer]), "rounds": rounds,
-        "calibration": calibration, "void": void(calibration),
-    }  # fmt: skip
+        "peer": peer,
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[0],
+        "ratio_high": ratios[-1],
+        "tokens_per_second": {n: count / s for n, s in medians.items()},
+        "seconds": times,
+        "same_tokens": same(made["ours"], made[peer]),
+        "rounds": rounds,
+        "calibration": calibration,
+        "void": void(calibration),
+    }
 
 
 def void(calibration: float) -> bool:
@@ -116,14 +129,24 @@ def same(ours: list[int], theirs: list[int]) -> int:
 
 def first_token(model: Path, repeats: int) -> dict[str, dict[str, Any]]:
     """Seconds from the start of a process to the first token of an answer, cold and warm."""
-    command = [sys.executable, str(HERE / "llm_worker.py"), "first", str(model), str(THREADS),
-               str(CONTEXT)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(HERE / "llm_worker.py"),
+        "first",
+        str(model),
+        str(THREADS),
+        str(CONTEXT),
+    ]
     seconds, calibration = [], measure.calibrate()
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(1 + repeats):
             start = time.perf_counter()
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                                       env=os.environ | {"TILEGRAD_CACHE": folder})  # fmt: skip
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"TILEGRAD_CACHE": folder},
+            )
             assert process.stdout is not None
             line = process.stdout.readline()
             seconds.append(time.perf_counter() - start)
@@ -135,8 +158,9 @@ def first_token(model: Path, repeats: int) -> dict[str, dict[str, Any]]:
     return {"first cold": {"seconds": seconds[0], **both}, "first warm": {**warm, **both}}
 
 
-def memory(sides: list[tuple[str, ...]], model: Path, tokens: list[int],
-           made: int) -> dict[str, Any]:  # fmt: skip
+def memory(
+    sides: list[tuple[str, ...]], model: Path, tokens: list[int], made: int
+) -> dict[str, Any]:
     """What new processes hold once `tokens` and `made` more are in their caches."""
     found: dict[str, Any] = {"file": sum_of_sizes(model), "tokens": len(tokens) + made}
     with tempfile.TemporaryDirectory() as folder:
@@ -159,10 +183,17 @@ def sum_of_sizes(model: Path) -> int:
 
 # ---- the same model as bfloat16 -----------------------------------------------------------------
 
-NAMES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-         "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-         "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-         "ffn_norm": "post_attention_layernorm"}  # fmt: skip
+NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -176,8 +207,9 @@ def write_folder(file: GgufFile, folder: Path) -> None:
     found = {}
     for name, stored in file.tensors.items():
         parts = name.removesuffix(".weight").split(".")
-        path = (f"model.layers.{parts[1]}.{NAMES[parts[2]]}" if parts[0] == "blk"
-                else WHOLE[parts[0]])  # fmt: skip
+        path = (
+            f"model.layers.{parts[1]}.{NAMES[parts[2]]}" if parts[0] == "blk" else WHOLE[parts[0]]
+        )
         array = stored.values()
         if parts[-1] in ("attn_q", "attn_k"):  # pairs of features are neighbours in these files
             count = heads if parts[-1] == "attn_q" else key_heads
@@ -186,17 +218,23 @@ def write_folder(file: GgufFile, folder: Path) -> None:
         found[f"{path}.weight"] = np.ascontiguousarray(array).astype(bfloat16)
     save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-        "vocab_size": int(file.tensors["token_embd.weight"].shape[0]), "hidden_act": "silu",
-        "hidden_size": said["embedding_length"], "intermediate_size": said["feed_forward_length"],
-        "num_hidden_layers": said["block_count"], "num_attention_heads": heads,
-        "num_key_value_heads": key_heads, "max_position_embeddings": said["context_length"],
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": int(file.tensors["token_embd.weight"].shape[0]),
+        "hidden_act": "silu",
+        "hidden_size": said["embedding_length"],
+        "intermediate_size": said["feed_forward_length"],
+        "num_hidden_layers": said["block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "max_position_embeddings": said["context_length"],
         "rms_norm_eps": said["attention.layer_norm_rms_epsilon"],
         "rope_theta": said["rope.freq_base"],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": said.get("tokenizer.ggml.eos_token_id"),
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(file, folder)
 
@@ -209,9 +247,12 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     words = {text: i for i, text in enumerate(said["tokens"])}
     pairs = [tuple(line.split(" ", 1)) for line in said["merges"]]
     made = Tokenizer(models.BPE(words, pairs))
-    made.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False)])  # fmt: skip
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     made.decoder = decoders.ByteLevel()
     control = [text for text, kind in zip(said["tokens"], said["token_type"]) if kind == 3]
     made.add_special_tokens([AddedToken(text, special=True) for text in control])
@@ -242,17 +283,23 @@ def line(name: str, row: dict[str, Any]) -> str:
     if "ratio" in row:
         rates = ", ".join(f"{n} {r:.1f}" for n, r in row["tokens_per_second"].items())
         goal = f", goal {row['goal']}" if row["goal"] else ""
-        return (f"{name:12} {row['ratio']:.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
-                f"of {row['peer']} (bar {row['bar']}{goal}): {end}; tok/s: {rates}; "
-                f"{row['same_tokens']} tokens alike; cal {row['calibration']:.0f}")  # fmt: skip
+        return (
+            f"{name:12} {row['ratio']:.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
+            f"of {row['peer']} (bar {row['bar']}{goal}): {end}; tok/s: {rates}; "
+            f"{row['same_tokens']} tokens alike; cal {row['calibration']:.0f}"
+        )
     if name == "resident":
         shown = "; ".join(
             f"{n} {v['resident'] / 1e6:.0f} MB (own {v['own'] / 1e6:.0f}, files "
             f"{v['files'] / 1e6:.0f}, peak {v['peak'] / 1e6:.0f})"
-            for n, v in row.items() if isinstance(v, dict))  # fmt: skip
-        return (f"{name:12} file + {row['value'] / 1e6:.0f} MB (peak file + "
-                f"{row['peak_over_file'] / 1e6:.0f} MB; bar file + {row['bar'] / 1e6:.0f} MB): "
-                f"{end}; {shown}")  # fmt: skip
+            for n, v in row.items()
+            if isinstance(v, dict)
+        )
+        return (
+            f"{name:12} file + {row['value'] / 1e6:.0f} MB (peak file + "
+            f"{row['peak_over_file'] / 1e6:.0f} MB; bar file + {row['bar'] / 1e6:.0f} MB): "
+            f"{end}; {shown}"
+        )
     return f"{name:12} {row['value']:.2f} s (bar {row['bar']:.0f} s): {end}"
 
 
@@ -261,10 +308,15 @@ def commands(told: argparse.Namespace, model: Path) -> list[tuple[str, ...]]:
     rest = [str(model), str(THREADS), str(CONTEXT)]
     found: list[tuple[str, ...]] = [("ours", sys.executable, "ours", *rest)]
     if told.bf16:
-        return [*found, ("torch.compile", told.torch_python, "transformers", *rest,
-                         told.torch_mode)]  # fmt: skip
-    return [*found, ("llama.cpp", told.llama_python, "llama", *rest),
-            ("llama.cpp flash", told.llama_python, "llama", *rest, "flash")]  # fmt: skip
+        return [
+            *found,
+            ("torch.compile", told.torch_python, "transformers", *rest, told.torch_mode),
+        ]
+    return [
+        *found,
+        ("llama.cpp", told.llama_python, "llama", *rest),
+        ("llama.cpp flash", told.llama_python, "llama", *rest, "flash"),
+    ]
 
 
 def run(told: argparse.Namespace, model: Path, ids: list[int]) -> dict[str, Any]:
@@ -284,7 +336,7 @@ def run(told: argparse.Namespace, model: Path, ids: list[int]) -> dict[str, Any]
         "decode": (made, {"do": "decode", "tokens": ids[:32], "count": made}),
         "decode long": (64, {"do": "decode", "tokens": ids[:long], "count": 64}),
         "prefill": (512, {"do": "prefill", "tokens": ids[:512]}),
-    }  # fmt: skip
+    }
     if wanted("first warm") or wanted("first cold"):
         for name, row in first_token(model, 1 if told.quick else 5).items():
             say(name, row)
@@ -320,8 +372,10 @@ def main() -> None:
     file = read_gguf(path)
     ids = Tokenizer.from_gguf(file.metadata).encode(TEXT.read_text()[:8000])
     calibration = measure.calibrate()
-    print(f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
-          f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void")
+    print(
+        f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
+        f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void"
+    )
     if told.bf16:
         with tempfile.TemporaryDirectory() as name:
             write_folder(file, Path(name))
@@ -330,8 +384,9 @@ def main() -> None:
         results = run(told, path, ids)
     if not told.quick:
         kind = ("llm-cpu-bf16" if told.bf16 else "llm-cpu") + ("-partial" if told.only else "")
-        record = measure.facts(kind=kind, threads=THREADS, model=path.name, results=results,
-                               calibration=calibration)  # fmt: skip
+        record = measure.facts(
+            kind=kind, threads=THREADS, model=path.name, results=results, calibration=calibration
+        )
         print(f"written: {measure.save(kind, record)}")
     sys.exit(0 if all(row.get("met") for row in results.values()) else 1)
 

@@ -37,11 +37,18 @@ from tilegrad.models.generate.steps import Part
 from tilegrad.tensor.quantised import Packed, pack
 
 LLAMA_3_8B = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 BARS = {1: 4.2, 8: 4.5, 32: 5.4, 128: 9.0}  # ms
 PEERS = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # vLLM 0.24, measured on the same kind of GPU
 PREFILL_BAR = 43_000  # tokens a second
@@ -106,13 +113,17 @@ def quantise(model: Decoder, form: Format) -> int:
     made: dict[tuple[str, ...], Packed] = {}
     total = 0
     for block in model.blocks:
-        for holder, names in ((block.attention, ("query", "key", "value")),
-                              (block.attention, ("output",)), (block.feed, ("gate", "up")),
-                              (block.feed, ("down",))):  # fmt: skip
+        for holder, names in (
+            (block.attention, ("query", "key", "value")),
+            (block.attention, ("output",)),
+            (block.feed, ("gate", "up")),
+            (block.feed, ("down",)),
+        ):
             layers = [getattr(holder, n) for n in names]
             if names not in made:
-                made[names] = pack([Blocks(form, a.out_features, a.in_features) for a in layers],
-                                   "cuda:0")  # fmt: skip
+                made[names] = pack(
+                    [Blocks(form, a.out_features, a.in_features) for a in layers], "cuda:0"
+                )
             total += replace(holder, copied(made[names]), names)
     head = Blocks(form, model.config.vocabulary, model.config.width)
     return total + replace(model, pack(head, "cuda:0"), ("head",))
@@ -123,8 +134,14 @@ class Ours:
 
     def __init__(self, model: Decoder, requests: int, page: int) -> None:
         self.model, self.requests = model, requests
-        self.engine = Engine(model, device="cuda:0", requests=requests, context=CONTEXT + AHEAD,
-                             page=page, chunk=8 * CONTEXT)  # fmt: skip
+        self.engine = Engine(
+            model,
+            device="cuda:0",
+            requests=requests,
+            context=CONTEXT + AHEAD,
+            page=page,
+            chunk=8 * CONTEXT,
+        )
         self.cache, self.steps = self.engine.cache, self.engine.steps
         draw = np.random.default_rng(0)
         self.tokens = draw.integers(0, model.config.vocabulary, requests).astype(np.int32)
@@ -186,13 +203,16 @@ class Ours:
 class Theirs:
     """The same step in torch."""
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, torch.Tensor], requests: int,
-                 ours: Ours) -> None:  # fmt: skip
+    def __init__(
+        self, config: DecoderConfig, weights: dict[str, torch.Tensor], requests: int, ours: Ours
+    ) -> None:
         self.config, self.weights, self.requests = config, weights, requests
         heads, width = config.key_heads, config.head_width
         shape = (requests, heads, CONTEXT + 1, width)
-        self.caches = [tuple(torch.empty(shape, device="cuda", dtype=torch.bfloat16)
-                             for _ in "kv") for _ in range(config.layers)]  # fmt: skip
+        self.caches = [
+            tuple(torch.empty(shape, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+            for _ in range(config.layers)
+        ]
         self.tokens = torch.from_numpy(ours.tokens).cuda().long()
         self.take_cache(ours)
         inverse = 500000.0 ** (-torch.arange(0, width, 2, device="cuda").float() / width)
@@ -232,8 +252,9 @@ class Theirs:
         heads = [TF.linear(y, w).view(self.requests, -1, width) for w in (q, k, v)]
         keys[:, :, CONTEXT] = self.turn(heads[1])
         values[:, :, CONTEXT] = heads[2]
-        found = TF.scaled_dot_product_attention(self.turn(heads[0])[:, :, None], keys, values,
-                                                enable_gqa=True)  # fmt: skip
+        found = TF.scaled_dot_product_attention(
+            self.turn(heads[0])[:, :, None], keys, values, enable_gqa=True
+        )
         x = x + TF.linear(found.reshape(self.requests, -1), o)
         y = self.norm(x, n2)
         return x + TF.linear(TF.silu(TF.linear(y, gate)) * TF.linear(y, up), down)
@@ -248,8 +269,17 @@ class Theirs:
         w = self.weights
         x = TF.embedding(self.tokens, w["embed.weight"])
         for layer in range(self.config.layers):
-            names = ("attention_norm", "attention.query", "attention.key", "attention.value",
-                     "attention.output", "feed_norm", "feed.gate", "feed.up", "feed.down")
+            names = (
+                "attention_norm",
+                "attention.query",
+                "attention.key",
+                "attention.value",
+                "attention.output",
+                "feed_norm",
+                "feed.gate",
+                "feed.up",
+                "feed.down",
+            )
             parts = [w[f"blocks.{layer}.{n}.weight"] for n in names]
             x = self.block(x, parts, *self.caches[layer])
         return self.last(x, w["norm.weight"], w["head.weight"])
@@ -271,13 +301,25 @@ def cache_bytes(config: DecoderConfig, requests: int, context: int = CONTEXT) ->
 def by_kernel(bound: Any) -> list[dict[str, Any]]:
     """Each kind of kernel of a step: launches, us of one, and the bytes told of it; an event lies
     between any two, so nothing overlaps here."""
-    return [{"kernel": r.kernel, "launches": r.calls, "us": r.us / r.calls,
-             "share_ms": r.us / 1e3, "bytes": r.bytes}
-            for r in bound.profile(5).table()]  # fmt: skip
+    return [
+        {
+            "kernel": r.kernel,
+            "launches": r.calls,
+            "us": r.us / r.calls,
+            "share_ms": r.us / 1e3,
+            "bytes": r.bytes,
+        }
+        for r in bound.profile(5).table()
+    ]
 
 
-def timed(bench: Bench, sides: Sequence[Callable[[], Any]], rounds: int, steps: int = 6,
-          before: Callable[[], Any] = lambda: None) -> list[float]:  # fmt: skip
+def timed(
+    bench: Bench,
+    sides: Sequence[Callable[[], Any]],
+    rounds: int,
+    steps: int = 6,
+    before: Callable[[], Any] = lambda: None,
+) -> list[float]:
     """Median seconds of a run of each side, in turns; `before` every turn."""
     for side in sides:
         with torch.cuda.stream(bench.stream):
@@ -309,16 +351,29 @@ def agreement(ours: Ours, theirs: Theirs) -> dict[str, float]:
     return {"logit_gap": gap, "same_argmax": float((ids == other.argmax(-1)).mean())}
 
 
-def decode(bench: Bench, model: Decoder, shared: dict[str, torch.Tensor], requests: int,
-           options: argparse.Namespace) -> dict[str, Any]:  # fmt: skip
+def decode(
+    bench: Bench,
+    model: Decoder,
+    shared: dict[str, torch.Tensor],
+    requests: int,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
     """One batch: ours, the peer, launches, host time."""
     config = model.config
     ours = Ours(model, requests, options.page)
     ours.fill()
-    limit = (step_bytes(config, requests) if not options.bytes else
-             options.bytes + cache_bytes(config, requests)) / READ_RATE  # fmt: skip
-    row: dict[str, Any] = {"batch": requests, "page": options.page, "launches": ours.bound.launches,
-                           "compile_s": ours.compile_seconds, "limit_ms": 1e3 * limit}  # fmt: skip
+    limit = (
+        step_bytes(config, requests)
+        if not options.bytes
+        else options.bytes + cache_bytes(config, requests)
+    ) / READ_RATE
+    row: dict[str, Any] = {
+        "batch": requests,
+        "page": options.page,
+        "launches": ours.bound.launches,
+        "compile_s": ours.compile_seconds,
+        "limit_ms": 1e3 * limit,
+    }
     sides: list[Callable[[], Any]] = [ours.bound.run]
     if options.peer:
         theirs = Theirs(config, shared, requests, ours)
@@ -339,8 +394,7 @@ def prefill(bench: Bench, model: Decoder, options: argparse.Namespace) -> dict[s
     """8 prompts of 1024 tokens in one ragged step, as the engine runs them."""
     ours = Ours(model, 8, options.page)
     draw = np.random.default_rng(0)
-    parts = [Part(i, draw.integers(0, model.config.vocabulary, CONTEXT).tolist())
-             for i in range(8)]  # fmt: skip
+    parts = [Part(i, draw.integers(0, model.config.vocabulary, CONTEXT).tolist()) for i in range(8)]
 
     def run() -> None:
         ours.bound.write("cache.lengths", np.zeros(9, np.int32))
@@ -367,25 +421,35 @@ def show(row: dict[str, Any]) -> None:
     batch, bar = row["batch"], BARS.get(row["batch"])
     peer = f", torch {row['torch_ms']:.2f} ms" if "torch_ms" in row else ""
     said = f" (bar {bar}, vLLM {PEERS[batch]})" if bar else ""
-    print(f"batch {batch:4}: {row['ms']:.3f} ms{said}{peer}, limit {row['limit_ms']:.2f} ms = "
-          f"{100 * row['limit_ms'] / row['ms']:.0f}%, {row['launches']} launches, host "
-          f"{row['host_us']:.0f} us, {row['served_ms']:.3f} ms with ids on the host, compile "
-          f"{row['compile_s']:.1f} s", flush=True)  # fmt: skip
+    print(
+        f"batch {batch:4}: {row['ms']:.3f} ms{said}{peer}, limit {row['limit_ms']:.2f} ms = "
+        f"{100 * row['limit_ms'] / row['ms']:.0f}%, {row['launches']} launches, host "
+        f"{row['host_us']:.0f} us, {row['served_ms']:.3f} ms with ids on the host, compile "
+        f"{row['compile_s']:.1f} s",
+        flush=True,
+    )
     if "logit_gap" in row:
-        print(f"    same tokens as torch {100 * row['same_argmax']:.0f}%, others at most "
-              f"{row['logit_gap']:.3f} deviations below its best", flush=True)  # fmt: skip
+        print(
+            f"    same tokens as torch {100 * row['same_argmax']:.0f}%, others at most "
+            f"{row['logit_gap']:.3f} deviations below its best",
+            flush=True,
+        )
     show_kernels(row)
 
 
 def show_kernels(row: dict[str, Any]) -> None:
     """A line for each kind of kernel."""
     for one in row.get("kernels", ()):
-        print(f"    {one['launches']:4} x {one['us']:8.2f} us = {one['share_ms']:7.3f} ms  "
-              f"{one['kernel']}", flush=True)  # fmt: skip
+        print(
+            f"    {one['launches']:4} x {one['us']:8.2f} us = {one['share_ms']:7.3f} ms  "
+            f"{one['kernel']}",
+            flush=True,
+        )
 
 
-def report(rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None,
-           quantised: bool) -> None:  # fmt: skip
+def report(
+    rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None, quantised: bool
+) -> None:
     """The bars."""
     for row in rows:
         wrong = []
@@ -431,8 +495,13 @@ def main() -> None:
         torch.cuda.empty_cache()
     ceilings = bench.ceilings()
     print(f"read {ceilings['read_bytes_per_second'] / 1e12:.2f} TB/s", flush=True)
-    result: dict[str, Any] = {**bench.about(), "ceilings": ceilings, "layers": options.layers,
-                              "format": options.format or "BF16", "batches": []}  # fmt: skip
+    result: dict[str, Any] = {
+        **bench.about(),
+        "ceilings": ceilings,
+        "layers": options.layers,
+        "format": options.format or "BF16",
+        "batches": [],
+    }
     for requests in (int(b) for b in options.batches.split(",") if b):
         row = decode(bench, model, shared, requests, options)
         result["batches"].append(row)
@@ -440,8 +509,10 @@ def main() -> None:
         torch.cuda.empty_cache()
     if options.prefill:
         result["prefill"] = found = prefill(bench, model, options)
-        print(f"prefill 8x{CONTEXT}: {found['tokens_per_second']:.0f} tok/s "
-              f"(bar {PREFILL_BAR})", flush=True)  # fmt: skip
+        print(
+            f"prefill 8x{CONTEXT}: {found['tokens_per_second']:.0f} tok/s (bar {PREFILL_BAR})",
+            flush=True,
+        )
         show_kernels(found)
     report(result["batches"], result.get("prefill"), bool(options.format))
     if options.out:

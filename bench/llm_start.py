@@ -26,11 +26,18 @@ from typing import Any  # noqa: E402
 BARS = {"cold": 20.0, "warm": 8.0}
 PROMPT = 1024
 CONFIG = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 def once(layers: int) -> dict[str, float]:
@@ -75,8 +82,12 @@ def once(layers: int) -> dict[str, float]:
 def child(layers: int, cache: str) -> dict[str, Any]:
     """The same in a process of its own with a cache folder."""
     environment = {**os.environ, "TILEGRAD_CACHE": cache}
-    run = subprocess.run([sys.executable, __file__, "--one", "--layers", str(layers)],
-                         env=environment, capture_output=True, text=True)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, __file__, "--one", "--layers", str(layers)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     if run.returncode:
         sys.exit(run.stderr)
     return dict(json.loads(run.stdout.splitlines()[-1]))
@@ -97,13 +108,20 @@ def main() -> None:
         for name in ("cold", "warm"):
             row = rows[name] = child(options.layers, folder)
             met = row["total"] <= BARS[name]
-            print(f"{name}: {row['total']:.1f} s to the first token (bar {BARS[name]:.0f}): "
-                  f"{'met' if met else 'MISSED'}; import {row['import']:.1f}, open "
-                  f"{row['open']:.1f}, compile and prompt {row['first']:.1f}; second token "
-                  f"{row['second']:.1f}; weights {row['weights']:.1f} s aside", flush=True)
+            print(
+                f"{name}: {row['total']:.1f} s to the first token (bar {BARS[name]:.0f}): "
+                f"{'met' if met else 'MISSED'}; import {row['import']:.1f}, open "
+                f"{row['open']:.1f}, compile and prompt {row['first']:.1f}; second token "
+                f"{row['second']:.1f}; weights {row['weights']:.1f} s aside",
+                flush=True,
+            )
     if options.out:
-        record = {"date": datetime.date.today().isoformat(), "layers": options.layers,
-                  "commit": os.environ.get("TILEGRAD_COMMIT", ""), **rows}  # fmt: skip
+        record = {
+            "date": datetime.date.today().isoformat(),
+            "layers": options.layers,
+            "commit": os.environ.get("TILEGRAD_COMMIT", ""),
+            **rows,
+        }
         Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -48,8 +48,9 @@ class Ours:
     def decode(self, tokens: list[int], count: int) -> dict[str, Any]:
         """Seconds of `count` tokens after the first one."""
         start, made = 0.0, []
-        for piece in self.llm.stream(tokens, max_tokens=count + 1, temperature=0.0,
-                                     ignore_end=True):  # fmt: skip
+        for piece in self.llm.stream(
+            tokens, max_tokens=count + 1, temperature=0.0, ignore_end=True
+        ):
             start = start or time.perf_counter()
             made.append(piece.token)
         return {"seconds": time.perf_counter() - start, "tokens": made}
@@ -125,13 +126,24 @@ class Transformers:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16")
         self.model.eval()
         mode = option or None
-        self.whole = torch.compile(lambda ids: self.model(
-            ids, use_cache=False, logits_to_keep=1).logits[0, -1].argmax(), mode=mode)  # fmt: skip
+        self.whole = torch.compile(
+            lambda ids: self.model(ids, use_cache=False, logits_to_keep=1).logits[0, -1].argmax(),
+            mode=mode,
+        )
         self.step = torch.compile(self._step, mode=mode)
 
     def _step(self, ids: Any, places: Any, cache: Any) -> Any:
-        return self.model(ids, position_ids=places[None], cache_position=places,
-                          past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1, True)
+        return (
+            self.model(
+                ids,
+                position_ids=places[None],
+                cache_position=places,
+                past_key_values=cache,
+                logits_to_keep=1,
+            )
+            .logits[:, -1]
+            .argmax(-1, True)
+        )
 
     def prefill(self, tokens: list[int]) -> dict[str, Any]:
         """Seconds of a prompt and its next token."""
@@ -144,8 +156,12 @@ class Transformers:
         """Seconds of `count` tokens after the first one."""
         torch = self.torch
         cache = self.transformers.StaticCache(config=self.model.config, max_cache_len=self.most)
-        out = self.model(torch.tensor([tokens]), past_key_values=cache, logits_to_keep=1,
-                         cache_position=torch.arange(len(tokens)))  # fmt: skip
+        out = self.model(
+            torch.tensor([tokens]),
+            past_key_values=cache,
+            logits_to_keep=1,
+            cache_position=torch.arange(len(tokens)),
+        )
         ids = out.logits[:, -1].argmax(-1, True)
         places, made = torch.tensor([len(tokens)]), [int(ids)]
         start = time.perf_counter()
@@ -157,7 +173,10 @@ class Transformers:
 
 
 SIDES: dict[str, Callable[..., Any]] = {
-    "ours": Ours, "llama": LlamaCpp, "transformers": Transformers}  # fmt: skip
+    "ours": Ours,
+    "llama": LlamaCpp,
+    "transformers": Transformers,
+}
 
 
 def first(model: str, threads: int, context: int) -> None:

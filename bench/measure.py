@@ -60,17 +60,20 @@ def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.25) -> dict
     counts = [_repeats(run, least) for run in (ours, theirs)]
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
-        for side in ((0, 1) if number % 2 == 0 else (1, 0)):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
             run = (ours, theirs)[side]
             time.sleep(0.01)  # let the other side's threads stop spinning
             run()
             times[side].append(_timed(run, counts[side]))
     ratios = sorted(b / a for a, b in zip(*times))
     return {
-        "ratio": statistics.median(ratios), "ratio_low": ratios[0], "ratio_high": ratios[-1],
-        "ours_seconds": statistics.median(times[0]), "peer_seconds": statistics.median(times[1]),
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[0],
+        "ratio_high": ratios[-1],
+        "ours_seconds": statistics.median(times[0]),
+        "peer_seconds": statistics.median(times[1]),
         "rounds": rounds,
-    }  # fmt: skip
+    }
 
 
 def _repeats(run: Run, least: float) -> int:
@@ -89,19 +92,27 @@ def facts(**more: Any) -> dict[str, Any]:
     """Date, machine, versions and commit, for the head of a result file."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)),
-                    "system": f"{platform.system()} {platform.machine()}"},
-        "versions": {"python": platform.python_version(), **{
-            name: _version(name) for name in ("tilegrad", "numpy", "torch", "llvmlite")}},
-        "commit": commit(), **more,
-    }  # fmt: skip
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("tilegrad", "numpy", "torch", "llvmlite")},
+        },
+        "commit": commit(),
+        **more,
+    }
 
 
 def commit() -> str:
     """The commit measured, with '+' if files differ from it."""
+
     def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], capture_output=True, text=True, check=False,
-                               cwd=Path(__file__).parent)  # fmt: skip
+        found = subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+        )
         return found.stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")

@@ -152,14 +152,17 @@ def norm_inputs(count: int) -> Callable[..., tuple[Any, ...]]:
     """x and `count` vectors of weights."""
     return lambda rows, columns, place="cuda": (
         numbers(rows, columns, place=place),
-        *(numbers(columns, place=place) for _ in range(count)))  # fmt: skip
+        *(numbers(columns, place=place) for _ in range(count)),
+    )
 
 
 def backward_inputs(count: int) -> Callable[..., tuple[Any, ...]]:
     """The same and the gradient of the result."""
     forward = norm_inputs(count)
-    return lambda rows, columns, place="cuda": (*forward(rows, columns, place),
-                                                numbers(rows, columns, place=place))  # fmt: skip
+    return lambda rows, columns, place="cuda": (
+        *forward(rows, columns, place),
+        numbers(rows, columns, place=place),
+    )
 
 
 def swiglu_inputs(rows: int, columns: int, place: Any = "cuda") -> tuple[Any, ...]:
@@ -169,20 +172,27 @@ def swiglu_inputs(rows: int, columns: int, place: Any = "cuda") -> tuple[Any, ..
 def rotary_inputs(tokens: int, heads: int, size: int, place: Any = "cuda") -> tuple[Any, ...]:
     angle = torch.rand(tokens, size // 2, device=place) * 6.3
     angle = torch.cat([angle, angle], -1)
-    return (numbers(tokens, heads, size, place=place), angle.cos().bfloat16(),
-            angle.sin().bfloat16())  # fmt: skip
+    return (
+        numbers(tokens, heads, size, place=place),
+        angle.cos().bfloat16(),
+        angle.sin().bfloat16(),
+    )
 
 
 def entropy_inputs(rows: int, columns: int, place: Any = "cuda") -> tuple[Any, ...]:
-    return (numbers(rows, columns, place=place),
-            torch.randint(0, columns, (rows,), device=place))  # fmt: skip
+    return (numbers(rows, columns, place=place), torch.randint(0, columns, (rows,), device=place))
 
 
 def adamw_inputs(rows: int, columns: int, place: Any = "cuda") -> tuple[Any, ...]:
     w, m = (numbers(rows, columns, dtype=torch.float32, place=place) for _ in range(2))
     v = numbers(rows, columns, dtype=torch.float32, place=place).square_()
-    return (w, m.mul_(0.1), v, numbers(rows, columns, place=place),
-            torch.full((), 10.0, device=place))  # fmt: skip
+    return (
+        w,
+        m.mul_(0.1),
+        v,
+        numbers(rows, columns, place=place),
+        torch.full((), 10.0, device=place),
+    )
 
 
 NORM, TINY = (16384, 4096), (8, 256)
@@ -276,8 +286,10 @@ class Measured:
         function = jitted(self.case)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        self.ours = [Launches(bench.device, function, *(tg.from_torch(t) for t in one))
-                     for one in self.inputs]  # fmt: skip
+        self.ours = [
+            Launches(bench.device, function, *(tg.from_torch(t) for t in one))
+            for one in self.inputs
+        ]
         self.compile_seconds = time.perf_counter() - start
 
     def check(self) -> list[tuple[float, float]]:
@@ -306,11 +318,16 @@ class Measured:
         found = self.check()
         right = all(error <= most for error, most in found)
         row: dict[str, Any] = {
-            "case": self.name, "sizes": self.case.sizes, "bytes": self.bytes,
-            "kernels": self.ours[0].kernels, "copies": self.ours[0].copies,
-            "programs": self.ours[0].programs, "errors": [e for e, _ in found], "right": right,
+            "case": self.name,
+            "sizes": self.case.sizes,
+            "bytes": self.bytes,
+            "kernels": self.ours[0].kernels,
+            "copies": self.ours[0].copies,
+            "programs": self.ours[0].programs,
+            "errors": [e for e, _ in found],
+            "right": right,
             "compile_seconds": self.compile_seconds,
-        }  # fmt: skip
+        }
         if not right:
             return row
         if peer:
@@ -325,8 +342,9 @@ class Measured:
         row["bytes_per_second"] = self.bytes / (1e-6 * row["ours_us"])
         row["share_of_copy"] = row["bytes_per_second"] / copy
         row["bar_bytes_per_second"] = self.case.bar or SHARE * copy
-        row["met"] = (row["bytes_per_second"] >= row["bar_bytes_per_second"]
-                      and row.get("ratio", 1.0) >= 1.0)  # fmt: skip
+        row["met"] = (
+            row["bytes_per_second"] >= row["bar_bytes_per_second"] and row.get("ratio", 1.0) >= 1.0
+        )
         return row
 
 
@@ -345,14 +363,19 @@ def show(row: dict[str, Any]) -> None:
         return
     peer = ""
     if "ratio" in row:
-        peer = (f" torch.compile {1e-12 * row['peer_bytes_per_second']:5.2f} TB/s ratio"
-                f" {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-                f" compiled in {row['peer_compile_seconds']:.1f} s")  # fmt: skip
+        peer = (
+            f" torch.compile {1e-12 * row['peer_bytes_per_second']:5.2f} TB/s ratio"
+            f" {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+            f" compiled in {row['peer_compile_seconds']:.1f} s"
+        )
     met = "met" if row["met"] else "MISSED"
-    print(f"{head} {row['ours_us']:8.1f} us {1e-12 * row['bytes_per_second']:5.2f} TB/s"
-          f" ({row['share_of_copy']:.2f} of a copy, bar"
-          f" {1e-12 * row['bar_bytes_per_second']:.2f} TB/s){peer} ours in"
-          f" {row['compile_seconds']:.1f} s: {met}", flush=True)  # fmt: skip
+    print(
+        f"{head} {row['ours_us']:8.1f} us {1e-12 * row['bytes_per_second']:5.2f} TB/s"
+        f" ({row['share_of_copy']:.2f} of a copy, bar"
+        f" {1e-12 * row['bar_bytes_per_second']:.2f} TB/s){peer} ours in"
+        f" {row['compile_seconds']:.1f} s: {met}",
+        flush=True,
+    )
 
 
 def settle_torch() -> None:

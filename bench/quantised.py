@@ -38,13 +38,22 @@ from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.prepare import Prepared
 
 LIMIT = 4.47e12  # bytes/s of a pure read
-SHAPES = (("q+k+v", 6144, 4096), ("o", 4096, 4096), ("gate+up", 28672, 4096),
-          ("down", 4096, 14336), ("head", 128256, 4096))  # fmt: skip
+SHAPES = (
+    ("q+k+v", 6144, 4096),
+    ("o", 4096, 4096),
+    ("gate+up", 28672, 4096),
+    ("down", 4096, 14336),
+    ("head", 128256, 4096),
+)
 DISTINCT = 512
 # what a decoder computes with each product
-AROUND = {"q+k+v": Around(norm=1e-5), "o": Around(residual=True),
-          "gate+up": Around(norm=1e-5, gated="silu"), "down": Around(residual=True),
-          "head": Around(norm=1e-5)}  # fmt: skip
+AROUND = {
+    "q+k+v": Around(norm=1e-5),
+    "o": Around(residual=True),
+    "gate+up": Around(norm=1e-5, gated="silu"),
+    "down": Around(residual=True),
+    "head": Around(norm=1e-5),
+}
 Case = tuple[str, QuantisedShape, RowsPlan | MatrixPlan]
 
 
@@ -58,7 +67,8 @@ def random_rows(form: Format, rows: int, columns: int, seed: int = 0) -> np.ndar
             made = made * np.where(field.name == "minimum", -4.0, 1.0)
             width = field.count * field.dtype.size
             blocks[..., field.offset : field.offset + width] = (
-                made.astype(field.dtype.numpy).view(np.uint8).reshape(*blocks.shape[:2], width))
+                made.astype(field.dtype.numpy).view(np.uint8).reshape(*blocks.shape[:2], width)
+            )
     return blocks.reshape(rows, -1)
 
 
@@ -123,10 +133,14 @@ class Run:
         self.norm = torch.rand(shape.columns, device="cuda", dtype=torch.bfloat16)
         self.residual = torch.randn(shape.tokens, results, device="cuda", dtype=torch.bfloat16)
         count = len(weights.sets)
-        self.x = [torch.randn(shape.tokens, shape.columns, device="cuda", dtype=torch.bfloat16)
-                  for _ in range(count)]  # fmt: skip
-        self.out = [torch.full((shape.tokens, results), float("nan"), device="cuda",
-                               dtype=torch.bfloat16) for _ in range(count)]  # fmt: skip
+        self.x = [
+            torch.randn(shape.tokens, shape.columns, device="cuda", dtype=torch.bfloat16)
+            for _ in range(count)
+        ]
+        self.out = [
+            torch.full((shape.tokens, results), float("nan"), device="cuda", dtype=torch.bfloat16)
+            for _ in range(count)
+        ]
 
     def launch(self, i: int) -> None:
         """One launch on a set."""
@@ -169,21 +183,64 @@ def plain_cases(formats: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]
 
 # rows, warps, groups at once, stages, resident programs, tokens at once, tokens of a program
 PLANS = {
-    (128, 1): ((16, 8, 64, 2), (16, 8, 128), (8, 8, 128), (8, 8, 64, 2), (8, 8, 64, 1),
-               (16, 8, 64, 1), (16, 16, 64, 2), (16, 16, 128), (16, 4, 64, 2), (32, 16, 64, 2),
-               (16, 8, 32, 4)),
-    (448, 1): ((8, 8, 256), (16, 8, 64, 2), (32, 16, 64, 2), (32, 16, 64, 3), (16, 16, 64, 2),
-               (16, 16, 128), (32, 16, 128), (8, 8, 128), (8, 8, 64, 3), (16, 8, 128),
-               (4, 8, 256), (8, 16, 256)),
-    (128, 4): ((8, 8, 128), (8, 4, 128), (4, 4, 128), (16, 8, 128), (8, 4, 64), (8, 4, 64, 2),
-               (8, 8, 64, 2), (8, 8, 128, 1, 2), (8, 8, 128, 1, 3), (8, 8, 128, 1, 0, 2),
-               (16, 8, 128, 1, 2, 2), (8, 4, 128, 1, 4, 2), (16, 8, 64, 2, 2, 2),
-               (16, 8, 64, 2, 2, 1), (16, 16, 128, 1, 1, 4), (16, 16, 128, 1, 2, 4),
-               (16, 16, 128, 1, 2, 2), (32, 16, 128, 1, 1, 2), (32, 16, 64, 2, 1, 2)),
-}  # fmt: skip
-PLANS[448, 4] = (*PLANS[128, 4], (8, 8, 128, 1, 0, 4, 2), (8, 8, 256, 1, 0, 4, 2),
-                 (8, 8, 256, 1, 0, 4, 1), (16, 16, 128, 1, 2, 4, 2), (16, 8, 64, 2, 0, 4, 2),
-                 (32, 16, 64, 2, 0, 4, 2))  # fmt: skip
+    (128, 1): (
+        (16, 8, 64, 2),
+        (16, 8, 128),
+        (8, 8, 128),
+        (8, 8, 64, 2),
+        (8, 8, 64, 1),
+        (16, 8, 64, 1),
+        (16, 16, 64, 2),
+        (16, 16, 128),
+        (16, 4, 64, 2),
+        (32, 16, 64, 2),
+        (16, 8, 32, 4),
+    ),
+    (448, 1): (
+        (8, 8, 256),
+        (16, 8, 64, 2),
+        (32, 16, 64, 2),
+        (32, 16, 64, 3),
+        (16, 16, 64, 2),
+        (16, 16, 128),
+        (32, 16, 128),
+        (8, 8, 128),
+        (8, 8, 64, 3),
+        (16, 8, 128),
+        (4, 8, 256),
+        (8, 16, 256),
+    ),
+    (128, 4): (
+        (8, 8, 128),
+        (8, 4, 128),
+        (4, 4, 128),
+        (16, 8, 128),
+        (8, 4, 64),
+        (8, 4, 64, 2),
+        (8, 8, 64, 2),
+        (8, 8, 128, 1, 2),
+        (8, 8, 128, 1, 3),
+        (8, 8, 128, 1, 0, 2),
+        (16, 8, 128, 1, 2, 2),
+        (8, 4, 128, 1, 4, 2),
+        (16, 8, 64, 2, 2, 2),
+        (16, 8, 64, 2, 2, 1),
+        (16, 16, 128, 1, 1, 4),
+        (16, 16, 128, 1, 2, 4),
+        (16, 16, 128, 1, 2, 2),
+        (32, 16, 128, 1, 1, 2),
+        (32, 16, 64, 2, 1, 2),
+    ),
+}
+PLANS[448, 4] = (
+    *PLANS[128, 4],
+    (8, 8, 128, 1, 0, 4, 2),
+    (8, 8, 256, 1, 0, 4, 2),
+    (8, 8, 256, 1, 0, 4, 1),
+    (16, 16, 128, 1, 2, 4, 2),
+    (16, 8, 64, 2, 0, 4, 2),
+    (32, 16, 64, 2, 0, 4, 2),
+)
 
 
 def variants(shape: QuantisedShape, limit: int) -> list[RowsPlan]:
@@ -217,8 +274,10 @@ def text_of(plan: RowsPlan | MatrixPlan) -> str:
     """A Plan in a line."""
     if isinstance(plan, MatrixPlan):
         return f"tile {plan.tokens}x{plan.rows} groups {plan.groups} warps {plan.warps}"
-    return (f"rows {plan.rows} warps {plan.warps} groups {plan.groups} stages {plan.stages}"
-            f" resident {plan.resident} together {plan.together} of {plan.tokens}")  # fmt: skip
+    return (
+        f"rows {plan.rows} warps {plan.warps} groups {plan.groups} stages {plan.stages}"
+        f" resident {plan.resident} together {plan.together} of {plan.tokens}"
+    )
 
 
 def timed(
@@ -239,18 +298,31 @@ def timed(
         run = Run(bench, case, kernel, weights, AROUND[label] if around else Around())
         error, seconds = run.error(), run.seconds(rounds)
         rate = weights.bytes / seconds
-        rows.append({"format": shape.format.name, "case": label, "rows": shape.rows,
-                     "columns": shape.columns, "tokens": shape.tokens, "plan": text_of(plan),
-                     "us": 1e6 * seconds, "bytes": weights.bytes, "tb_per_s": rate / 1e12,
-                     "share_of_limit": rate / LIMIT, "error": error})  # fmt: skip
+        rows.append(
+            {
+                "format": shape.format.name,
+                "case": label,
+                "rows": shape.rows,
+                "columns": shape.columns,
+                "tokens": shape.tokens,
+                "plan": text_of(plan),
+                "us": 1e6 * seconds,
+                "bytes": weights.bytes,
+                "tb_per_s": rate / 1e12,
+                "share_of_limit": rate / LIMIT,
+                "error": error,
+            }
+        )
         wrong = "" if error < 4e-3 else " WRONG"
         flops = 2 * shape.tokens * shape.rows * shape.columns / seconds
         if isinstance(plan, MatrixPlan):
             wrong = f" {flops / 1e12:.0f} TFLOP/s" + wrong
-        print(f"{shape.format.name:5s} {label:8s} {shape.rows:6d}x{shape.columns:5d}"
-              f" tokens {shape.tokens}: {1e6 * seconds:7.2f} us {rate / 1e12:5.2f} TB/s"
-              f" {100 * rate / LIMIT:5.1f}%  {text_of(plan)}  error {error:.1e}{wrong}",
-              flush=True)  # fmt: skip
+        print(
+            f"{shape.format.name:5s} {label:8s} {shape.rows:6d}x{shape.columns:5d}"
+            f" tokens {shape.tokens}: {1e6 * seconds:7.2f} us {rate / 1e12:5.2f} TB/s"
+            f" {100 * rate / LIMIT:5.1f}%  {text_of(plan)}  error {error:.1e}{wrong}",
+            flush=True,
+        )
     return rows
 
 
@@ -262,9 +334,11 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             times = {r["case"]: (32 if r["case"] != "head" else 1) for r in own}
             seconds = sum(times[r["case"]] * r["us"] for r in own) / 1e6
             share = sum(times[r["case"]] * r["bytes"] for r in own) / seconds / LIMIT
-            print(f"{name} tokens {tokens}: 32 layers and head {1e3 * seconds:.3f} ms,"
-                  f" {100 * share:.1f}% of the limit of the bytes (bar 75%):"
-                  f" {'met' if share >= 0.75 else 'MISSED'}")  # fmt: skip
+            print(
+                f"{name} tokens {tokens}: 32 layers and head {1e3 * seconds:.3f} ms,"
+                f" {100 * share:.1f}% of the limit of the bytes (bar 75%):"
+                f" {'met' if share >= 0.75 else 'MISSED'}"
+            )
 
 
 def main() -> None:
@@ -289,8 +363,12 @@ def main() -> None:
         for label in dict.fromkeys((r["format"], r["case"], r["tokens"]) for r in rows):
             own = [r for r in rows if (r["format"], r["case"], r["tokens"]) == label]
             best = min(own, key=lambda r: r["us"])
-            print("best", *label, f"{best['us']:.2f} us {100 * best['share_of_limit']:.1f}%",
-                  best["plan"])  # fmt: skip
+            print(
+                "best",
+                *label,
+                f"{best['us']:.2f} us {100 * best['share_of_limit']:.1f}%",
+                best["plan"],
+            )
     elif given.many:
         rows = timed(bench, list(many_cases(formats, tokens)), 5)
     else:

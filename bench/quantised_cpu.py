@@ -81,8 +81,10 @@ class Model:
     def tokens(self, count: int) -> dict[int, Any]:
         """Tokens for each number of columns."""
         draw = np.random.default_rng(count)
-        return {c: tg.tensor(draw.standard_normal((count, c)).astype(np.float32))
-                for c in {c for _, _, c in SHAPES}}  # fmt: skip
+        return {
+            c: tg.tensor(draw.standard_normal((count, c)).astype(np.float32))
+            for c in {c for _, _, c in SHAPES}
+        }
 
     def error(self, name: str, x: Any, got: Any) -> float:
         """Largest error of a result, as a share of its largest element."""
@@ -98,8 +100,10 @@ def step(xs: dict[int, Any], weights: list[Packed]) -> list[Any]:
 
 def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
     """A step's products together."""
-    print(f"\n{'tokens':>6} {'ms':>9} {'tokens/s':>10} {'GB/s':>7} {'GMAC/s':>8} {'floor ms':>9}"
-          f" {'error':>8}")  # fmt: skip
+    print(
+        f"\n{'tokens':>6} {'ms':>9} {'tokens/s':>10} {'GB/s':>7} {'GMAC/s':>8} {'floor ms':>9}"
+        f" {'error':>8}"
+    )
     for count in counts:
         used = model.packed if count <= 24 else model.packed[:-1]
         xs, weights = model.tokens(count), [p for _, p in used]
@@ -109,10 +113,13 @@ def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
         size = sum(p.bytes for p in weights)
         work = count * sum(p.shape[0] * p.shape[1] for p in weights)
         last = len(SHAPES) - 1
-        wrong = max(model.error(n, xs[p.shape[1]], y) for (n, p), y in
-                    list(zip(used, found))[-1 - last :])  # fmt: skip
-        print(f"{count:6d} {took * 1e3:9.3f} {count / took:10.1f} {size / took / 1e9:7.1f}"
-              f" {work / took / 1e9:8.1f} {size / rate * 1e3:9.3f} {wrong:8.1e}")  # fmt: skip
+        wrong = max(
+            model.error(n, xs[p.shape[1]], y) for (n, p), y in list(zip(used, found))[-1 - last :]
+        )
+        print(
+            f"{count:6d} {took * 1e3:9.3f} {count / took:10.1f} {size / took / 1e9:7.1f}"
+            f" {work / took / 1e9:8.1f} {size / rate * 1e3:9.3f} {wrong:8.1e}"
+        )
 
 
 def each(model: Model, counts: list[int], seconds: float) -> None:
@@ -125,17 +132,21 @@ def each(model: Model, counts: list[int], seconds: float) -> None:
             x, function = model.tokens(count)[packed.shape[1]], tg.jit(quantised_matmul)
             took = best(lambda f=function, a=x, b=packed: f(a, b), seconds)
             work = count * packed.shape[0] * packed.shape[1]
-            print(f"{name:>8} {count:6d} {took * 1e6:9.1f} {packed.bytes / took / 1e9:7.1f}"
-                  f" {work / took / 1e9:8.1f}")  # fmt: skip
+            print(
+                f"{name:>8} {count:6d} {took * 1e6:9.1f} {packed.bytes / took / 1e9:7.1f}"
+                f" {work / took / 1e9:8.1f}"
+            )
 
 
 def main() -> None:
     """Read the arguments, pack and time."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--format", default="Q4_1", choices=[n for n, f in BY_NAME.items()
-                                                             if f.packer])  # fmt: skip
-    parser.add_argument("--head", default="Q8_0", choices=[n for n, f in BY_NAME.items()
-                                                           if f.packer])  # fmt: skip
+    parser.add_argument(
+        "--format", default="Q4_1", choices=[n for n, f in BY_NAME.items() if f.packer]
+    )
+    parser.add_argument(
+        "--head", default="Q8_0", choices=[n for n, f in BY_NAME.items() if f.packer]
+    )
     parser.add_argument("--tokens", default="1,2,4,8,16,32,128,512")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=2.0, help="of repeats of each case")

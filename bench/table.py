@@ -1,7 +1,7 @@
 """The README's table of results, made from the newest files in bench/results.
 
-    python bench/table.py            prints the table
-    python bench/table.py --write    puts it into README.md between its two marks
+python bench/table.py            prints the table
+python bench/table.py --write    puts it into README.md between its two marks
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ def cpu_table(record: dict[str, Any]) -> list[str]:
             lines.append(f"| {row['name']} | {row['peer']} | failed | | |")
             continue
         note = " (void)" if row["void"] else " (wrong)" if row["wrong"] else ""
-        lines.append(f"| {row['name']} | {row['peer']} | {row['ratio']:.2f}x{note} | "
-                     f"{time_text(row['ours_seconds'])} | {time_text(row['peer_seconds'])} |")
+        lines.append(
+            f"| {row['name']} | {row['peer']} | {row['ratio']:.2f}x{note} | "
+            f"{time_text(row['ours_seconds'])} | {time_text(row['peer_seconds'])} |"
+        )
     lines.append("")
     for v in record["verdicts"]:
         if "mean" in v:
-            lines.append(f"- {v['group']}: geometric mean {v['mean']:.2f}x, least "
-                         f"{v['least']:.2f}x of {v['cases']} cases")
+            lines.append(
+                f"- {v['group']}: geometric mean {v['mean']:.2f}x, least "
+                f"{v['least']:.2f}x of {v['cases']} cases"
+            )
         else:
             lines.append(f"- {v['group']}: {time_text(v['seconds'])}, value read")
     return [source(record), "", *lines]
@@ -48,11 +52,13 @@ def compile_table(record: dict[str, Any]) -> list[str]:
     lines = ["", f"- import: {record['import_seconds']:.2f} s"]
     for name, what in (("cold", "compiles cold"), ("warm", "starts from the disk cache")):
         if "failed" not in record[name]:
-            lines.append(f"- GPT-2 124M training step {what} in "
-                         f"{record[name]['compile_seconds']:.1f} s")
+            lines.append(
+                f"- GPT-2 124M training step {what} in {record[name]['compile_seconds']:.1f} s"
+            )
     if "failed" not in record["schedule"]:
-        lines.append("- its {kernels} kernels are served by {programs} programs".format(
-            **record["schedule"]))
+        lines.append(
+            "- its {kernels} kernels are served by {programs} programs".format(**record["schedule"])
+        )
     return lines
 
 
@@ -61,9 +67,13 @@ def gemm_table(record: dict[str, Any]) -> list[str]:
     rows = [r for r in record["rows"] if r["layer"] not in ("random", "cube")]
     sizes = sorted({r["m"] for r in rows})
     ratio = {(r["layer"], r["n"], r["k"], r["m"]): r["ratio"] for r in rows}
-    lines = ["", f"Matrix products in {rows[0]['dtype']} against cuBLAS, {gpu_source(record)}", "",
-             "| layer (n x k) | " + " | ".join(f"m={m}" for m in sizes) + " |",
-             "|---" * (len(sizes) + 1) + "|"]  # fmt: skip
+    lines = [
+        "",
+        f"Matrix products in {rows[0]['dtype']} against cuBLAS, {gpu_source(record)}",
+        "",
+        "| layer (n x k) | " + " | ".join(f"m={m}" for m in sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
     for layer, n, k in dict.fromkeys((r["layer"], r["n"], r["k"]) for r in rows):
         found = [ratio.get((layer, n, k, m)) for m in sizes]
         cells = ["" if f is None else f"{f:.2f}x" for f in found]
@@ -71,25 +81,32 @@ def gemm_table(record: dict[str, Any]) -> list[str]:
     other = [r["ratio"] for r in record["rows"] if r["layer"] == "random"]
     if other:
         mean = math.exp(sum(math.log(r) for r in other) / len(other))
-        lines += ["", f"- {len(other)} random sizes: geometric mean {mean:.2f}x, least"
-                      f" {min(other):.2f}x"]  # fmt: skip
+        lines += [
+            "",
+            f"- {len(other)} random sizes: geometric mean {mean:.2f}x, least {min(other):.2f}x",
+        ]
     return lines
 
 
 def memory_table(record: dict[str, Any]) -> list[str]:
     """Bytes a second of the kernels that memory bounds."""
     copy = record["copy_bytes_per_second"]
-    lines = ["", f"Kernels that memory bounds, {gpu_source(record)} A copy runs at"
-                 f" {copy / 1e12:.2f} TB/s.", "",
-             "| case | ours | share of a copy | against torch.compile |",
-             "|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "",
+        f"Kernels that memory bounds, {gpu_source(record)} A copy runs at {copy / 1e12:.2f} TB/s.",
+        "",
+        "| case | ours | share of a copy | against torch.compile |",
+        "|---|---|---|---|",
+    ]
     for r in record["rows"]:
         if "bytes_per_second" not in r:
             lines.append(f"| {r['case']} | wrong | | |")
             continue
         peer = f"{r['ratio']:.2f}x" if "ratio" in r else ""
-        lines.append(f"| {r['case']} | {r['bytes_per_second'] / 1e12:.2f} TB/s |"
-                     f" {r['share_of_copy']:.2f} | {peer} |")
+        lines.append(
+            f"| {r['case']} | {r['bytes_per_second'] / 1e12:.2f} TB/s |"
+            f" {r['share_of_copy']:.2f} | {peer} |"
+        )
     return lines
 
 
@@ -97,13 +114,24 @@ def attention_table(record: dict[str, Any]) -> list[str]:
     """TFLOP/s of attention, and speed against cuDNN, by head size and length."""
     rows = [r for r in record["rows"] if "cudnn" in r]
     parts = list(dict.fromkeys(r["part"] for r in rows))
-    lines = ["", f"Attention in bfloat16 against cuDNN, {gpu_source(record)} TFLOP/s (speed)", "",
-             "| case | " + " | ".join(parts) + " |", "|---" * (len(parts) + 1) + "|"]  # fmt: skip
+    lines = [
+        "",
+        f"Attention in bfloat16 against cuDNN, {gpu_source(record)} TFLOP/s (speed)",
+        "",
+        "| case | " + " | ".join(parts) + " |",
+        "|---" * (len(parts) + 1) + "|",
+    ]
     found = {(r["case"], r["part"]): r for r in rows}
     for case in dict.fromkeys(r["case"] for r in rows):
         cells = [found.get((case, part)) for part in parts]
-        texts = ["" if c is None else "wrong" if not c["right"] else
-                 f"{c['tflops']:.0f} ({c['cudnn']['ratio']:.2f}x)" for c in cells]  # fmt: skip
+        texts = [
+            ""
+            if c is None
+            else "wrong"
+            if not c["right"]
+            else f"{c['tflops']:.0f} ({c['cudnn']['ratio']:.2f}x)"
+            for c in cells
+        ]
         lines.append(f"| {case} | " + " | ".join(texts) + " |")
     lines.append("")
     for part, v in record["verdicts"].items():
@@ -113,23 +141,33 @@ def attention_table(record: dict[str, Any]) -> list[str]:
 
 def decode_table(record: dict[str, Any]) -> list[str]:
     """Microseconds of decode attention over a paged cache."""
-    lines = ["", f"Decode attention over a paged cache against cuDNN over contiguous keys,"
-                 f" {gpu_source(record)}", "",
-             "| case | page | ours | bytes/s | against cuDNN |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "",
+        f"Decode attention over a paged cache against cuDNN over contiguous keys,"
+        f" {gpu_source(record)}",
+        "",
+        "| case | page | ours | bytes/s | against cuDNN |",
+        "|---|---|---|---|---|",
+    ]
     for r in record["rows"]:
         if "ratio" in r:
-            lines.append(f"| {r['case']} | {r['page']} | {r['ours_us']:.1f} us |"
-                         f" {r['tb_per_s']:.2f} TB/s | {r['ratio']:.2f}x |")
+            lines.append(
+                f"| {r['case']} | {r['page']} | {r['ours_us']:.1f} us |"
+                f" {r['tb_per_s']:.2f} TB/s | {r['ratio']:.2f}x |"
+            )
     return lines
 
 
 def llm_table(record: dict[str, Any]) -> list[str]:
     """A decode step of the 8B shape by batch, quantised formats below."""
-    lines = ["", "A decode step of the Llama-3-8B shape, contexts of 1024 tokens, the engine's own "
-                 f"step, {gpu_source(record)}", "",
-             "| weights | batch | ours | limit of bytes | torch.compile | vLLM 0.24 | launches |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "",
+        "A decode step of the Llama-3-8B shape, contexts of 1024 tokens, the engine's own "
+        f"step, {gpu_source(record)}",
+        "",
+        "| weights | batch | ours | limit of bytes | torch.compile | vLLM 0.24 | launches |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for kind in ("llm", "llm-q4_1", "llm-q8_0"):
         found = newest(kind)
         other = bool(found) and found["commit"] != record["commit"]  # type: ignore[index]
@@ -137,32 +175,45 @@ def llm_table(record: dict[str, Any]) -> list[str]:
         for r in found["batches"] if found else ():
             torch_ms = f"{r['torch_ms']:.2f} ms" if "torch_ms" in r else ""
             vllm = f"{VLLM[r['batch']]} ms" if kind == "llm" and r["batch"] in VLLM else ""
-            lines.append(f"| {found['format']}{note} | {r['batch']} | {r['ms']:.2f} ms | "
-                         f"{r['limit_ms']:.2f} ms ({100 * r['limit_ms'] / r['ms']:.0f}%) | "
-                         f"{torch_ms} | {vllm} | {r['launches']} |")  # type: ignore[index]
+            lines.append(
+                f"| {found['format']}{note} | {r['batch']} | {r['ms']:.2f} ms | "
+                f"{r['limit_ms']:.2f} ms ({100 * r['limit_ms'] / r['ms']:.0f}%) | "
+                f"{torch_ms} | {vllm} | {r['launches']} |"
+            )  # type: ignore[index]
     prefill, start = record.get("prefill"), newest("llm-start")
     if prefill:
-        lines += ["", f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
-                      "(vLLM 0.24: 43,100)"]  # fmt: skip
+        lines += [
+            "",
+            f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
+            "(vLLM 0.24: 43,100)",
+        ]
     if start:
         cold, warm = (start[name]["total"] for name in ("cold", "warm"))
-        lines.append(f"- from the start of a process to the first token: {cold:.1f} s cold, "
-                     f"{warm:.1f} s with the disk cache, making weights aside")  # fmt: skip
+        lines.append(
+            f"- from the start of a process to the first token: {cold:.1f} s cold, "
+            f"{warm:.1f} s with the disk cache, making weights aside"
+        )
     return lines
 
 
 def llm_cpu_table(record: dict[str, Any]) -> list[str]:
     """SmolLM2 on a CPU beside its peers."""
-    lines = ["", f"SmolLM2-135M, {source(record)}", "", "| case | peer | ours | against the peer |",
-             "|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "",
+        f"SmolLM2-135M, {source(record)}",
+        "",
+        "| case | peer | ours | against the peer |",
+        "|---|---|---|---|",
+    ]
     for kind, of in (("llm-cpu", "Q4_1"), ("llm-cpu-bf16", "bf16")):
         found = newest(kind)
         for name, r in (found["results"] if found else {}).items():
             note = " (void)" if r.get("void") else ""
             if "ratio" in r:
                 rate = r["tokens_per_second"]["ours"]
-                lines.append(f"| {of} {name} | {r['peer']} | {rate:.0f} tok/s | "
-                             f"{r['ratio']:.2f}x{note} |")  # fmt: skip
+                lines.append(
+                    f"| {of} {name} | {r['peer']} | {rate:.0f} tok/s | {r['ratio']:.2f}x{note} |"
+                )
             elif name == "resident":
                 lines.append(f"| {of} memory | | file + {r['value'] / 1e6:.0f} MB | |")
             elif "value" in r:
@@ -172,16 +223,20 @@ def llm_cpu_table(record: dict[str, Any]) -> list[str]:
 
 def gpu_source(record: dict[str, Any]) -> str:
     """Where and when, on a GPU."""
-    return (f"{record['device']}, {record['date'][:10]}, commit {record['commit']}, torch "
-            f"{record['torch']}:")
+    return (
+        f"{record['device']}, {record['date'][:10]}, commit {record['commit']}, torch "
+        f"{record['torch']}:"
+    )
 
 
 def source(record: dict[str, Any]) -> str:
     """Where and when the figures were taken."""
     machine, versions = record["machine"], record["versions"]
-    return (f"{machine['cpu']}, {record['threads']} threads, {record['date'][:10]}, commit "
-            f"{record['commit']}, torch {versions['torch']}, calibration "
-            f"{record['calibration']:.0f} GFLOP/s.")
+    return (
+        f"{machine['cpu']}, {record['threads']} threads, {record['date'][:10]}, commit "
+        f"{record['commit']}, torch {versions['torch']}, calibration "
+        f"{record['calibration']:.0f} GFLOP/s."
+    )
 
 
 def time_text(seconds: float) -> str:
@@ -200,9 +255,14 @@ def table() -> str:
         lines += cpu_table(cpu)
     if compiled is not None:
         lines += compile_table(compiled)
-    for kind, make in (("gemm", gemm_table), ("memory", memory_table),
-                       ("attention", attention_table), ("decode", decode_table),
-                       ("llm", llm_table), ("llm-cpu", llm_cpu_table)):  # fmt: skip
+    for kind, make in (
+        ("gemm", gemm_table),
+        ("memory", memory_table),
+        ("attention", attention_table),
+        ("decode", decode_table),
+        ("llm", llm_table),
+        ("llm-cpu", llm_cpu_table),
+    ):
         found = newest(kind)
         if found is not None:
             lines += make(found)

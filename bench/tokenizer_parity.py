@@ -55,15 +55,57 @@ SCRIPTS = [
 BLANKS = " \t\n\r\v\f\u0085\u00a0\u1680\u2000\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff\u180e"
 CONTRACTIONS = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'T", "'RE", "'Ve", "'lL", "'D",
                 "'\u017f", "\u2019s", "''s", "'sx", " 's", "'r", "'v", "'l", "'"]  # fmt: skip
-LOOKALIKES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>", "<0x41>",
-              "<0x0A>", "<|im_end|", "<|eot_id|>", "<|im_<|im_end|>end|>", "<user>", "<pad>",
-              "<<s>>", "\u2581", "\u2581\u2581", "\u0120", "\u010a"]  # fmt: skip
-CLUSTERS = ["👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽", "é", "ก็ู้", "Z͑ͫ̓ͪ̂ͫ̽", "각", "क्षि", "½²³", "Ⅷ", "①", "๑๒๓",
-            "١٢٣", "𝟘𝟙", "ﬁ", "ǅ", "İ", "ß", "\u0000", "\u0001\u001f", "\u007f", "\ufffd", "\uffff"]
+LOOKALIKES = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<0x41>",
+    "<0x0A>",
+    "<|im_end|",
+    "<|eot_id|>",
+    "<|im_<|im_end|>end|>",
+    "<user>",
+    "<pad>",
+    "<<s>>",
+    "\u2581",
+    "\u2581\u2581",
+    "\u0120",
+    "\u010a",
+]
+CLUSTERS = [
+    "👩‍👩‍👧‍👦",
+    "🏳️‍🌈",
+    "🇩🇪🇫🇷",
+    "👍🏽",
+    "é",
+    "ก็ู้",
+    "Z͑ͫ̓ͪ̂ͫ̽",
+    "각",
+    "क्षि",
+    "½²³",
+    "Ⅷ",
+    "①",
+    "๑๒๓",
+    "١٢٣",
+    "𝟘𝟙",
+    "ﬁ",
+    "ǅ",
+    "İ",
+    "ß",
+    "\u0000",
+    "\u0001\u001f",
+    "\u007f",
+    "\ufffd",
+    "\uffff",
+]
 
 
 def one_string(chance: random.Random) -> str:
     """A random string of one of several kinds."""
+
     def letters(low: int, high: int, count: int) -> str:
         return "".join(chr(chance.randint(low, high)) for _ in range(count))
 
@@ -100,9 +142,19 @@ def strings(count: int, seed: int = 0) -> list[str]:
     """Random strings, and every code point once in groups of 64 with letters around it."""
     chance = random.Random(seed)
     out = [one_string(chance) for _ in range(count)]
-    points = [chr(p) for p in range(0x110000) if not 0xD800 <= p < 0xE000 and (
-        p < 0x3400 or 0xA000 <= p < 0xAC10 or 0xD7A0 <= p < 0xE010 or 0xF8F0 <= p < 0x20010
-        or 0x2A6C0 <= p < 0x2FA20 or 0xE0000 <= p < 0xE0200)]  # fmt: skip
+    points = [
+        chr(p)
+        for p in range(0x110000)
+        if not 0xD800 <= p < 0xE000
+        and (
+            p < 0x3400
+            or 0xA000 <= p < 0xAC10
+            or 0xD7A0 <= p < 0xE010
+            or 0xF8F0 <= p < 0x20010
+            or 0x2A6C0 <= p < 0x2FA20
+            or 0xE0000 <= p < 0xE0200
+        )
+    ]
     for start in range(0, len(points), 64):
         out.append("".join(f"{p}a 1{p}" for p in points[start : start + 64]))
     return out
@@ -117,21 +169,23 @@ def trained_pairs(kind: str) -> dict[str, Any]:
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator([TEXT] * 4, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>"]
     words = ["<user>", "<pad>", "\u0120quick\u0120brown"]
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": kind,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": kind,
         "tokenizer.ggml.tokens": texts + special + words,
         "tokenizer.ggml.token_type": [1] * len(texts) + [3] * len(special) + [4] * len(words),
         "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
         "tokenizer.ggml.bos_token_id": len(texts) + 3,
         "tokenizer.ggml.eos_token_id": len(texts) + 4,
-    }  # fmt: skip
+    }
 
 
 def trained_pieces(prefix: bool, ties: bool) -> dict[str, Any]:
@@ -140,8 +194,9 @@ def trained_pieces(prefix: bool, ties: bool) -> dict[str, Any]:
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator([TEXT] * 4, trainers.BpeTrainer(vocab_size=500,
-                                                                  show_progress=False))  # fmt: skip
+    tokenizer.train_from_iterator(
+        [TEXT] * 4, trainers.BpeTrainer(vocab_size=500, show_progress=False)
+    )
     model = json.loads(tokenizer.to_str())["model"]
     learnt = sorted((t for t in model["vocab"] if t != "\n"), key=model["vocab"].__getitem__)
     head = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
@@ -153,13 +208,19 @@ def trained_pieces(prefix: bool, ties: bool) -> dict[str, Any]:
     rest = count - len(scores)
     scores += [-float(n // 4 if ties else n) for n in range(rest)]
     return {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": texts, "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [4] * (len(runs) + len(words))
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3]
+        + [6] * 256
+        + [4] * (len(runs) + len(words))
         + [1] * rest,
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0, "tokenizer.ggml.add_space_prefix": prefix,
-    }  # fmt: skip
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }
 
 
 def synthetic() -> dict[str, dict[str, Any]]:
@@ -248,8 +309,9 @@ def main() -> None:
             theirs, version = peer_ids(told.peer, folder / "vocabulary.gguf", texts, folder)
             rows[f"synthetic {kind}"] = compare(kind, texts, own_ids(metadata, texts), theirs)
             frozen[kind] = {"metadata": metadata, "texts": texts[:120], "ids": theirs[:120]}
-    record = measure.facts(kind="tokenizer", peer=f"llama-cpp-python {version}",
-                           strings=len(texts), differ=rows)  # fmt: skip
+    record = measure.facts(
+        kind="tokenizer", peer=f"llama-cpp-python {version}", strings=len(texts), differ=rows
+    )
     print(f"written: {measure.save('tokenizer', record)}")
     if told.freeze:
         told.freeze.write_text(json.dumps(frozen, separators=(",", ":")) + "\n")

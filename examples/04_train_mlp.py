@@ -21,8 +21,7 @@ def spirals(count):
 def make_parameters(sizes):
     """Weights and biases of each layer."""
     return [
-        {"weight": tg.randn(a, b) * (2 / a) ** 0.5, "bias": tg.zeros(b)}
-        for a, b in pairwise(sizes)
+        {"weight": tg.randn(a, b) * (2 / a) ** 0.5, "bias": tg.zeros(b)} for a, b in pairwise(sizes)
     ]
 
 

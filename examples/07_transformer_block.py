@@ -9,10 +9,13 @@ WIDTH, HEADS, TOKENS, BATCH, SYMBOLS = 32, 4, 16, 8, 11
 def make_block():
     """Parameters of one block."""
     return {
-        "norm1": tg.ones(WIDTH), "norm2": tg.ones(WIDTH),
-        "qkv": tg.randn(3 * WIDTH, WIDTH) * WIDTH**-0.5, "out": tg.randn(WIDTH, WIDTH) * 0.05,
-        "up": tg.randn(4 * WIDTH, WIDTH) * WIDTH**-0.5, "down": tg.randn(WIDTH, 4 * WIDTH) * 0.05,
-    }  # fmt: skip
+        "norm1": tg.ones(WIDTH),
+        "norm2": tg.ones(WIDTH),
+        "qkv": tg.randn(3 * WIDTH, WIDTH) * WIDTH**-0.5,
+        "out": tg.randn(WIDTH, WIDTH) * 0.05,
+        "up": tg.randn(4 * WIDTH, WIDTH) * WIDTH**-0.5,
+        "down": tg.randn(WIDTH, 4 * WIDTH) * 0.05,
+    }
 
 
 def block(p, x):
@@ -23,8 +26,9 @@ def block(p, x):
     q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))  # (batch, heads, tokens, head_dim)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     x = x + F.linear(mixed.transpose(1, 2).reshape(batch, tokens, width), p["out"])
-    return x + F.linear(F.gelu(F.linear(F.rms_norm(x, (width,), p["norm2"], 1e-5), p["up"])),
-                        p["down"])  # fmt: skip
+    return x + F.linear(
+        F.gelu(F.linear(F.rms_norm(x, (width,), p["norm2"], 1e-5), p["up"])), p["down"]
+    )
 
 
 def loss_of(p, tokens):
@@ -34,9 +38,7 @@ def loss_of(p, tokens):
         x = block(one, x)
     logits = x @ p["embed"].T  # (batch, tokens, symbols)
     half = TOKENS // 2
-    return F.cross_entropy(
-        logits[:, half - 1 :].reshape(-1, SYMBOLS), tokens[:, half:].reshape(-1)
-    )
+    return F.cross_entropy(logits[:, half - 1 :].reshape(-1, SYMBOLS), tokens[:, half:].reshape(-1))
 
 
 @tg.jit
@@ -58,10 +60,16 @@ def train_step(p, speed, tokens):
 
 
 tg.manual_seed(0)
-p = {"embed": tg.randn(SYMBOLS, WIDTH) * 0.3, "place": tg.randn(TOKENS - 1, WIDTH) * 0.3,
-     "blocks": [make_block() for _ in range(3)]}  # fmt: skip
-speed = {"embed": p["embed"] * 0, "place": p["place"] * 0,
-         "blocks": [{k: v * 0 for k, v in one.items()} for one in p["blocks"]]}  # fmt: skip
+p = {
+    "embed": tg.randn(SYMBOLS, WIDTH) * 0.3,
+    "place": tg.randn(TOKENS - 1, WIDTH) * 0.3,
+    "blocks": [make_block() for _ in range(3)],
+}
+speed = {
+    "embed": p["embed"] * 0,
+    "place": p["place"] * 0,
+    "blocks": [{k: v * 0 for k, v in one.items()} for one in p["blocks"]],
+}
 for step in range(201):
     first = tg.randint(0, SYMBOLS, (BATCH, TOKENS // 2))
     tokens = tg.cat([first, first], 1)

@@ -1,6 +1,6 @@
 """Attention: written plainly, found by the compiler, run as one kernel.
 
-    python examples/09_attention.py
+python examples/09_attention.py
 """
 
 import math
@@ -38,6 +38,7 @@ def loss(q, k, v):
 step = tg.jit(tg.value_and_grad(loss, (0, 1, 2)))
 value, gradients = step(q, k, v)
 print("loss:", round(value.item(), 2), "gradients:", [tuple(g.shape) for g in gradients])
+
 
 # What the compiler could not find, it says: here probabilities are wanted themselves.
 def weights_too(q, k, v):

@@ -57,8 +57,14 @@ def test_page(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 80
-    found = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120,
-                           cwd=tempfile.gettempdir(), check=False)  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tempfile.gettempdir(),
+        check=False,
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip()
 

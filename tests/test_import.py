@@ -20,16 +20,18 @@ print(json.dumps({"seconds": seconds, "loaded": loaded, "threads": threading.act
 
 def fresh(*flags: str) -> dict:
     """What a fresh process says of its import."""
-    found = subprocess.run([sys.executable, *flags, "-c", SCRIPT], capture_output=True, text=True,
-                           check=True)  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, *flags, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     return json.loads(found.stdout)
 
 
 def native_threads(script: str) -> int:
     """Threads that the system counts after a script."""
     count = "import os; print(len(os.listdir('/proc/self/task')))"
-    found = subprocess.run([sys.executable, "-c", f"{script}\n{count}"], capture_output=True,
-                           text=True, check=True)  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", f"{script}\n{count}"], capture_output=True, text=True, check=True
+    )
     return int(found.stdout)
 
 

@@ -29,7 +29,7 @@ from .core.dtype import (
     uint16,
     uint32,
     uint64,
-)  # fmt: skip
+)
 from .core.errors import (
     AxisError,
     DTypeError,
@@ -40,7 +40,7 @@ from .core.errors import (
     TilegradError,
     TraceError,
     UserError,
-)  # fmt: skip
+)
 from .tensor.activation import (
     celu,
     elu,
@@ -63,7 +63,7 @@ from .tensor.activation import (
     softsign,
     tanhshrink,
     threshold,
-)  # fmt: skip
+)
 from .tensor.compare import (
     allclose,
     bitwise_and,
@@ -127,7 +127,7 @@ from .tensor.creation import (
     triu_indices,
     zeros,
     zeros_like,
-)  # fmt: skip
+)
 from .tensor.cumulative import (
     cummax,
     cummin,
@@ -137,7 +137,7 @@ from .tensor.cumulative import (
     logcumsumexp,
     median,
     quantile,
-)  # fmt: skip
+)
 from .tensor.einsum import einsum
 from .tensor.elementwise import (
     add,
@@ -166,11 +166,11 @@ from .tensor.elementwise import (
     rsub,
     sub,
     where,
-)  # fmt: skip
+)
 from .tensor.interop import from_dlpack, from_torch, is_tensor
 from .tensor.maths import (
     abs_ as abs,
-)  # fmt: skip
+)
 from .tensor.maths import (
     acos,
     acosh,
@@ -233,7 +233,7 @@ from .tensor.matmul import (
     outer,
     tensordot,
     vdot,
-)  # fmt: skip
+)
 from .tensor.movement import (
     broadcast_shapes,
     broadcast_tensors,
@@ -270,7 +270,7 @@ from .tensor.movement import (
     unflatten,
     unsqueeze,
     vstack,
-)  # fmt: skip
+)
 from .tensor.padding import (
     block_diag,
     diag,
@@ -280,7 +280,7 @@ from .tensor.padding import (
     pad,
     trace,
     unfold,
-)  # fmt: skip
+)
 from .tensor.pieces import (
     as_strided,
     atleast_1d,
@@ -311,10 +311,10 @@ from .tensor.random import (
     randn_like,
     randperm,
     set_rng_state,
-)  # fmt: skip
+)
 from .tensor.reduce import (
     all_ as all,
-)  # fmt: skip
+)
 from .tensor.reduce import (
     amax,
     amin,
@@ -367,7 +367,7 @@ from .tensor.select import (
     scatter_reduce,
     take,
     take_along_dim,
-)  # fmt: skip
+)
 from .tensor.sort import (
     argsort,
     bincount,
@@ -380,7 +380,7 @@ from .tensor.sort import (
     topk,
     unique,
     unique_consecutive,
-)  # fmt: skip
+)
 from .tensor.special import (
     digamma,
     heaviside,
@@ -428,8 +428,21 @@ LAZY: dict[str, str] = {
     "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
     "LLM": "models.generate.llm",
 }  # fmt: skip
-FOLDERS = ("nn", "train", "models", "tile", "kernels", "tune", "quant", "exchange", "serve",
-           "chip", "linalg", "optim", "fft")  # fmt: skip
+FOLDERS = (
+    "nn",
+    "train",
+    "models",
+    "tile",
+    "kernels",
+    "tune",
+    "quant",
+    "exchange",
+    "serve",
+    "chip",
+    "linalg",
+    "optim",
+    "fft",
+)
 
 PRIVATE = {"import_module", "find_spec", "Any", "LAZY", "FOLDERS", "BUILTINS", "PRIVATE", "core"}
 

@@ -123,16 +123,25 @@ def write_tiny_model(path: Path, context: int = 128, template: str | None = TEMP
     texts = [*letters(), "th", "<|im_start|>", "<|im_end|>"]
     kinds = [1] * 257 + [3, 3]
     metadata: dict[str, Any] = {
-        "general.architecture": "llama", "general.name": "Tiny\x1b[31m", "general.license": "mit",
-        "llama.embedding_length": width, "llama.block_count": layers,
-        "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
-        "llama.feed_forward_length": hidden, "llama.context_length": context,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 10000.0,
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": ["t h"], "tokenizer.ggml.bos_token_id": 257,
+        "general.architecture": "llama",
+        "general.name": "Tiny\x1b[31m",
+        "general.license": "mit",
+        "llama.embedding_length": width,
+        "llama.block_count": layers,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.feed_forward_length": hidden,
+        "llama.context_length": context,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": ["t h"],
+        "tokenizer.ggml.bos_token_id": 257,
         "tokenizer.ggml.eos_token_id": 258,
-    }  # fmt: skip
+    }
     if template is not None:
         metadata["tokenizer.chat_template"] = template
 
@@ -142,11 +151,19 @@ def write_tiny_model(path: Path, context: int = 128, template: str | None = TEMP
         return stored(name, values, form)
 
     ones = np.ones(width, np.float32)
-    tensors: dict[str, Any] = {"token_embd.weight": drawn("e", len(texts), width, "Q8_0"),
-                               "output_norm.weight": ones}  # fmt: skip
-    shapes = {"attn_q": (width, width), "attn_k": (head, width), "attn_v": (head, width),
-              "attn_output": (width, width), "ffn_gate": (hidden, width),
-              "ffn_up": (hidden, width), "ffn_down": (width, hidden)}  # fmt: skip
+    tensors: dict[str, Any] = {
+        "token_embd.weight": drawn("e", len(texts), width, "Q8_0"),
+        "output_norm.weight": ones,
+    }
+    shapes = {
+        "attn_q": (width, width),
+        "attn_k": (head, width),
+        "attn_v": (head, width),
+        "attn_output": (width, width),
+        "ffn_gate": (hidden, width),
+        "ffn_up": (hidden, width),
+        "ffn_down": (width, hidden),
+    }
     for i in range(layers):
         tensors |= {f"blk.{i}.{n}.weight": drawn(n, *shape) for n, shape in shapes.items()}
         tensors |= {f"blk.{i}.attn_norm.weight": ones, f"blk.{i}.ffn_norm.weight": ones}

@@ -57,8 +57,18 @@ def test_a_round_is_prefill_until_all_have_a_token() -> None:
 
 def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(roofline, "read_rate", lambda *_, **__: roofline.Rate(1e9, "of this test"))
-    words = ["bench", str(tiny), "--prompt", "8", "--tokens", "4", "--repeats", "2",
-             "--profile", str(tmp_path / "trace.json")]  # fmt: skip
+    words = [
+        "bench",
+        str(tiny),
+        "--prompt",
+        "8",
+        "--tokens",
+        "4",
+        "--repeats",
+        "2",
+        "--profile",
+        str(tmp_path / "trace.json"),
+    ]
     result = RUNNER.invoke(main.app, [*words, "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)

@@ -28,7 +28,9 @@ def test_history_goes_along(fake: Any) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout == "Hello.\nHello.\n" and result.stderr == ""
     assert [roles(asked[1]) for asked in fake.asked] == [
-        ["s:S", "u:one"], ["s:S", "u:one", "a:Hello.", "u:two"]]  # fmt: skip
+        ["s:S", "u:one"],
+        ["s:S", "u:one", "a:Hello.", "u:two"],
+    ]
     assert fake.asked[0][2] == {"temperature": 0.5}
 
 
@@ -39,16 +41,36 @@ def test_several_lines_are_one_message(fake: Any) -> None:
 
 def test_commands(fake: Any, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
-    result = invoke("one", "/stats", f"/save {file}", f"/save {file}", "/save", "/clear",
-                    "/system New.", "two", "/system", "/what", "/help", "/exit",
-                    "never said")  # fmt: skip
+    result = invoke(
+        "one",
+        "/stats",
+        f"/save {file}",
+        f"/save {file}",
+        "/save",
+        "/clear",
+        "/system New.",
+        "two",
+        "/system",
+        "/what",
+        "/help",
+        "/exit",
+        "never said",
+    )
     assert result.exit_code == 0
     assert roles(json.loads(file.read_text())) == ["u:one", "a:Hello."]
     assert [roles(a[1]) for a in fake.asked] == [["u:one"], ["s:New.", "u:two"]]
-    for words in ("[3 tokens, the first after", "[8 of 64 tokens of the context are used]",
-                  "[2 messages are in", "is there already", "/save FILE", "is forgotten",
-                  "system message is set", "there is no system message", "there is no /what",
-                  "/clear"):  # fmt: skip
+    for words in (
+        "[3 tokens, the first after",
+        "[8 of 64 tokens of the context are used]",
+        "[2 messages are in",
+        "is there already",
+        "/save FILE",
+        "is forgotten",
+        "system message is set",
+        "there is no system message",
+        "there is no /what",
+        "/clear",
+    ):
         assert words in result.stderr, words
     assert result.stdout == "Hello.\nHello.\n"
 
@@ -97,8 +119,7 @@ def test_control_c_at_the_mark_stays(fake: Any, capsys: pytest.CaptureFixture) -
 def test_a_full_context_loses_its_oldest_messages(fake: Any) -> None:
     fake.context = 20
     result = invoke("a b c d", "e f g", "h i j")
-    assert [roles(a[1]) for a in fake.asked] == [
-        ["u:a b c d"], ["u:e f g"], ["u:h i j"]]  # fmt: skip
+    assert [roles(a[1]) for a in fake.asked] == [["u:a b c d"], ["u:e f g"], ["u:h i j"]]
     assert "the context is full (20 tokens): the oldest 2 messages are forgotten" in result.stderr
 
 

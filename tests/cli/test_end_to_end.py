@@ -29,13 +29,26 @@ SECONDS = 120
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One cache for all commands here: what one compiles the next ones find."""
     folder = tmp_path_factory.mktemp("cache")
-    return {**os.environ, "TILEGRAD_CACHE": str(folder), "TILEGRAD_VERIFY": "0", "COLUMNS": "120",
-            "TERM": "xterm", "PYTHONUNBUFFERED": "1"}  # fmt: skip
+    return {
+        **os.environ,
+        "TILEGRAD_CACHE": str(folder),
+        "TILEGRAD_VERIFY": "0",
+        "COLUMNS": "120",
+        "TERM": "xterm",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def start(words: list[str], environment: dict[str, str], **settings: Any) -> Any:
-    return subprocess.run([*COMMAND, *words], env=environment, capture_output=True, text=True,
-                          timeout=SECONDS, check=False, **settings)  # fmt: skip
+    return subprocess.run(
+        [*COMMAND, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        **settings,
+    )
 
 
 def test_run_says_the_same_for_the_same_seed(tiny: Path, environment: dict[str, str]) -> None:
@@ -60,9 +73,13 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(
 
 def test_a_reader_that_leaves_early_is_no_error(tiny: Path, environment: dict[str, str]) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "run", str(tiny), "hi", "--max-tokens", "64"], env=environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*COMMAND, "run", str(tiny), "hi", "--max-tokens", "64"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     said = process.stderr.read()
@@ -81,9 +98,15 @@ class Screen:
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.master, slave = os.openpty()
         self.process = subprocess.Popen(
-            [*COMMAND, *words], env=environment, stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, close_fds=True, preexec_fn=hear_control_c,
-        )  # fmt: skip
+            [*COMMAND, *words],
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            close_fds=True,
+            preexec_fn=hear_control_c,
+        )
         os.close(slave)
         self.text = ""
 
@@ -142,9 +165,7 @@ class Screen:
         os.close(self.master)
 
 
-def test_a_chat_at_a_terminal(
-    tiny_long: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_chat_at_a_terminal(tiny_long: Path, environment: dict[str, str], tmp_path: Path) -> None:
     screen = Screen(["chat", str(tiny_long), "--max-tokens", "4000"], environment)
     try:
         screen.until("16384 tokens of context")
@@ -202,8 +223,13 @@ def test_the_programs_of_the_page(capsys: pytest.CaptureFixture) -> None:
 
 @pytest.mark.skipif(not kept(), reason="smollm2 was not fetched")
 def test_the_first_command_of_the_readme() -> None:
-    found = subprocess.run([*COMMAND, "run", "smollm2", "What is the capital of France?",
-                            "--max-tokens", "16"], capture_output=True, text=True, check=False,
-                           timeout=600, stdin=subprocess.DEVNULL)  # fmt: skip
+    found = subprocess.run(
+        [*COMMAND, "run", "smollm2", "What is the capital of France?", "--max-tokens", "16"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
+    )
     assert found.returncode == 0, found.stderr
     assert "Paris" in found.stdout

@@ -35,8 +35,9 @@ def test_numbers(tiny: Path, rate: None) -> None:
     assert record["parameters"] == table + 2 * layer + 5 * 64
     assert record["formats"] == {
         "Q4_1": {"tensors": 14, "bytes": 2 * layer * 20 // 32},
-        "Q8_0": {"tensors": 1, "bytes": table * 34 // 32}, "F32": {"tensors": 5, "bytes": 1280},
-    }  # fmt: skip
+        "Q8_0": {"tensors": 1, "bytes": table * 34 // 32},
+        "F32": {"tensors": 5, "bytes": 1280},
+    }
     needs = record["needs"]
     weights = 2 * layer * 20 // 32 + table * 34 // 32 + 1280
     assert needs["weights"] == needs["read_first"] == weights == record["bytes"]
@@ -49,21 +50,40 @@ def test_numbers(tiny: Path, rate: None) -> None:
 def test_text(tiny: Path, rate: None) -> None:
     result = RUNNER.invoke(main.app, ["info", str(tiny)])
     assert result.exit_code == 0 and "\x1b" not in result.output
-    for words in ("Tiny␛[31m", "Q4_1: ", " in 14 tensors", "Q8_0: ", "1 tensor\n", "mit",
-                  "2 layers, width 64, 2 heads (1 for keys), 259 tokens", "context     128 tokens",
-                  "cpu reads 10.0 MB/s (of this test)", "tokens/s"):  # fmt: skip
+    for words in (
+        "Tiny␛[31m",
+        "Q4_1: ",
+        " in 14 tensors",
+        "Q8_0: ",
+        "1 tensor\n",
+        "mit",
+        "2 layers, width 64, 2 heads (1 for keys), 259 tokens",
+        "context     128 tokens",
+        "cpu reads 10.0 MB/s (of this test)",
+        "tokens/s",
+    ):
         assert words in result.stdout, words
 
 
 def test_a_folder(tmp_path: Path, rate: None) -> None:
-    config = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1,
-              "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48,
-              "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-              "tie_word_embeddings": False}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     table = np.zeros((100, 32), np.float16)
-    save_file({"model.embed_tokens.weight": table, "lm_head.weight": table},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {"model.embed_tokens.weight": table, "lm_head.weight": table},
+        tmp_path / "model.safetensors",
+    )
     result = RUNNER.invoke(main.app, ["info", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
@@ -81,12 +101,14 @@ def test_the_dtype_of_the_cache_counts(tiny: Path, rate: None) -> None:
 
 def test_what_a_token_reads() -> None:
     form = SimpleNamespace(quantised=True, dtype=None)
-    config = SimpleNamespace(tied=False, experts=8, experts_used=2, layers=1, key_heads=1,
-                             head_width=1)  # fmt: skip
-    tensors = {"token_embd.weight": SimpleNamespace(shape=(100, 4), bytes=400, format=form),
-               "blk.0.ffn_up_exps.weight": SimpleNamespace(shape=(8, 2, 2), bytes=800, format=form),
-               "output.weight": SimpleNamespace(shape=(100, 4), bytes=400,
-                                                format=form)}  # fmt: skip
+    config = SimpleNamespace(
+        tied=False, experts=8, experts_used=2, layers=1, key_heads=1, head_width=1
+    )
+    tensors = {
+        "token_embd.weight": SimpleNamespace(shape=(100, 4), bytes=400, format=form),
+        "blk.0.ffn_up_exps.weight": SimpleNamespace(shape=(8, 2, 2), bytes=800, format=form),
+        "output.weight": SimpleNamespace(shape=(100, 4), bytes=400, format=form),
+    }
     needs = info.needs_of(config, tensors, "float32", "cpu")
     assert needs.weights == 1600 and needs.weights_a_token == 4 + 200 + 400
     config.tied = True
@@ -207,7 +229,13 @@ def test_a_licence_cannot_act(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_words() -> None:
     assert [terminal.size_text(n) for n in (5, 1500, 98.36e6, 474e6, 3.2e9, 4e12)] == [
-        "5 B", "1.5 kB", "98.4 MB", "474 MB", "3.2 GB", "4.0 TB"]  # fmt: skip
+        "5 B",
+        "1.5 kB",
+        "98.4 MB",
+        "474 MB",
+        "3.2 GB",
+        "4.0 TB",
+    ]
     assert terminal.count_text(134_515_008) == "134.5 million" and terminal.count_text(7) == "7"
     assert terminal.columns([]) == ""
     error: Any = UserError("no", op="x", hint="y")

@@ -64,11 +64,16 @@ def test_doctor_offers_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     extras = page.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     assert set(doctor.EXTRAS) == set(re.findall(r"^(\w+) = ", extras, re.M))
-    asked = ["numpy>=1", "no-such-package<14,>=13.0; extra == 'cuda'", "numpy; extra == 'test'",
-             "no_such.other==1.*; (sys_platform == 'linux') and extra == 'cuda'"]  # fmt: skip
+    asked = [
+        "numpy>=1",
+        "no-such-package<14,>=13.0; extra == 'cuda'",
+        "numpy; extra == 'test'",
+        "no_such.other==1.*; (sys_platform == 'linux') and extra == 'cuda'",
+    ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: asked)
     assert doctor.extra_line("cuda") == (
-        'missing: pip install "no-such-package<14,>=13.0" "no_such.other==1.*"')  # fmt: skip
+        'missing: pip install "no-such-package<14,>=13.0" "no_such.other==1.*"'
+    )
     assert doctor.extra_line("test") == "here"
 
 
@@ -96,8 +101,9 @@ def test_demo() -> None:
     assert "tokens/s" in said[1] and made.sample in said[2]
     assert stages[:2] == [("compile", 0, 1), ("compile", 1, 1)]
     assert stages[2][:3] == ("training", 1.0, 3.0) and "step 1, loss 4." in stages[2][3]
-    assert all(any(name == n and done == total for n, done, total, *_ in stages)
-               for name, *_ in stages), "every stage ends"  # fmt: skip
+    assert all(
+        any(name == n and done == total for n, done, total, *_ in stages) for name, *_ in stages
+    ), "every stage ends"
     assert set(made.sample) <= set(read_text())
     with pytest.raises(UserError, match="nothing to do"):
         run_demo(steps=0)

@@ -59,8 +59,16 @@ def drawn(pieces: list[str], monkeypatch: pytest.MonkeyPatch, width: int = 40) -
     monkeypatch.setattr(markdown, "PAUSE", 0.0)
     monkeypatch.setattr(markdown, "SHARE", 0)
     file = io.StringIO()
-    shown = Rendered(Console(file=file, force_terminal=True, width=width, height=12,
-                             highlight=False, legacy_windows=False))  # fmt: skip
+    shown = Rendered(
+        Console(
+            file=file,
+            force_terminal=True,
+            width=width,
+            height=12,
+            highlight=False,
+            legacy_windows=False,
+        )
+    )
     for piece in pieces:
         shown.write(piece)
     shown.end()
@@ -73,10 +81,20 @@ def test_an_answer_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None
     lines = drawn(pieces, monkeypatch)
     assert lines == drawn([ANSWER], monkeypatch), "how it came does not matter"
     text = "\n".join(lines)
-    for words in ("Title", "A bold word and a<b> in a paragraph that", "A line <b>of its own</b>",
-                  "http://x.y", " 1 one", "more of one", " 2 two", "def f(x):",
-                  'return "a [bold]string[/bold]"', "[ref]: http://kept", "<think>kept</think>",
-                  "Heading or not"):  # fmt: skip
+    for words in (
+        "Title",
+        "A bold word and a<b> in a paragraph that",
+        "A line <b>of its own</b>",
+        "http://x.y",
+        " 1 one",
+        "more of one",
+        " 2 two",
+        "def f(x):",
+        'return "a [bold]string[/bold]"',
+        "[ref]: http://kept",
+        "<think>kept</think>",
+        "Heading or not",
+    ):
         assert words in text, (words, text)
     assert "**" not in text and "```" not in text and "|---" not in text
 
@@ -84,7 +102,13 @@ def test_an_answer_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_blocks_are_cut_where_they_end() -> None:
     blocks, rest = cut(ANSWER)
     assert "".join(blocks) + rest == ANSWER
-    assert [b.split()[0] for b in blocks] == ["#", "A", "1.", "```python", "|", ]
+    assert [b.split()[0] for b in blocks] == [
+        "#",
+        "A",
+        "1.",
+        "```python",
+        "|",
+    ]
     assert cut("a\n\n") == ([], "a\n\n") and cut("a\n\n  b") == ([], "a\n\n  b")
     assert cut("```\na\n\nb\n") == ([], "```\na\n\nb\n")
     assert cut("````\n```\n\nb\n````\nc") == (["````\n```\n\nb\n````\n"], "c")

@@ -30,28 +30,74 @@ def test_an_answer_goes_to_stdout_and_nothing_else(fake: Any) -> None:
 
 
 def test_options_reach_the_model(fake: Any) -> None:
-    result = invoke("m", "Hi", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0.5",
-                    "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1", "--seed", "7", "--stop",
-                    "a", "--stop", "b", "--repetition-penalty", "1.1", "--device", "cpu", "--dtype",
-                    "float32", "--threads", "2", "--context", "99")  # fmt: skip
+    result = invoke(
+        "m",
+        "Hi",
+        "--system",
+        "Be brief.",
+        "--max-tokens",
+        "9",
+        "--temperature",
+        "0.5",
+        "--top-k",
+        "4",
+        "--top-p",
+        "0.9",
+        "--min-p",
+        "0.1",
+        "--seed",
+        "7",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--repetition-penalty",
+        "1.1",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--threads",
+        "2",
+        "--context",
+        "99",
+    )
     assert result.exit_code == 0, result.output
-    assert fake.opened == [{"path": "m", "requests": 1, "device": "cpu", "dtype": "float32",
-                            "threads": 2, "context": 99}]  # fmt: skip
+    assert fake.opened == [
+        {
+            "path": "m",
+            "requests": 1,
+            "device": "cpu",
+            "dtype": "float32",
+            "threads": 2,
+            "context": 99,
+        }
+    ]
     _, messages, sampling = fake.asked[0]
     assert [m["role"] for m in messages] == ["system", "user"]
-    assert sampling == {"max_tokens": 9, "temperature": 0.5, "top_k": 4, "top_p": 0.9,
-                        "min_p": 0.1, "seed": 7, "stop": ["a", "b"],
-                        "repetition_penalty": 1.1}  # fmt: skip
+    assert sampling == {
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+        "repetition_penalty": 1.1,
+    }
 
 
-@pytest.mark.parametrize(("words", "stdin", "prompt"), [
-    (["m"], "from stdin\n", "from stdin"),
-    (["m", "-"], "two\nlines\n", "two\nlines"),
-    (["m", "Sum up:"], "a text\n", "Sum up:\n\na text"),
-    (["m", "Hi"], "", "Hi"),
-    (["m", "Hi"], " \n", "Hi"),
-    (["m"], "é 中 🙂", "é 中 🙂"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "stdin", "prompt"),
+    [
+        (["m"], "from stdin\n", "from stdin"),
+        (["m", "-"], "two\nlines\n", "two\nlines"),
+        (["m", "Sum up:"], "a text\n", "Sum up:\n\na text"),
+        (["m", "Hi"], "", "Hi"),
+        (["m", "Hi"], " \n", "Hi"),
+        (["m"], "é 中 🙂", "é 中 🙂"),
+    ],
+)
 def test_stdin(fake: Any, words: list[str], stdin: str, prompt: str) -> None:
     assert invoke(*words, stdin=stdin).exit_code == 0
     assert fake.asked[0][1][-1]["content"] == prompt
@@ -64,8 +110,17 @@ def test_no_prompt_is_bad_usage(fake: Any) -> None:
     assert not fake.opened, "nothing is loaded for a usage error"
 
 
-@pytest.mark.parametrize("words", [["--top-p", "2"], ["--temperature", "-1"], ["--max-tokens", "0"],
-                                   ["--threads", "0"], ["--no-such"], ["--raw", "--system", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--top-p", "2"],
+        ["--temperature", "-1"],
+        ["--max-tokens", "0"],
+        ["--threads", "0"],
+        ["--no-such"],
+        ["--raw", "--system", "x"],
+    ],
+)
 def test_bad_options_are_bad_usage(fake: Any, words: list[str]) -> None:
     result = invoke("m", "Hi", *words)
     assert result.exit_code == 2 and not fake.opened

@@ -38,20 +38,40 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One cache for all commands here: what one compiles the next ones find."""
     folder = tmp_path_factory.mktemp("cache")
     found = {k: v for k, v in os.environ.items() if k not in COLOURS}
-    return {**found, "TILEGRAD_CACHE": str(folder), "TILEGRAD_VERIFY": "0", "TERM": "xterm",
-            "PYTHONUNBUFFERED": "1"}  # fmt: skip
+    return {
+        **found,
+        "TILEGRAD_CACHE": str(folder),
+        "TILEGRAD_VERIFY": "0",
+        "TERM": "xterm",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
-def typed(words: list[str], environment: dict[str, str], place: str, folder: Path,
-          keys: str = "", columns: int = 100) -> Typed:  # fmt: skip
+def typed(
+    words: list[str],
+    environment: dict[str, str],
+    place: str,
+    folder: Path,
+    keys: str = "",
+    columns: int = 100,
+) -> Typed:
     """Run a command at a pseudo-terminal; its stdout goes to `place`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     file = folder / "out.txt"
-    out = slave if place == "terminal" else (
-        subprocess.PIPE if place == "pipe" else os.open(file, os.O_CREAT | os.O_WRONLY))
-    process = subprocess.Popen([*COMMAND, *words], env=environment, stdin=slave, stdout=out,
-                               stderr=slave, start_new_session=True)  # fmt: skip
+    out = (
+        slave
+        if place == "terminal"
+        else (subprocess.PIPE if place == "pipe" else os.open(file, os.O_CREAT | os.O_WRONLY))
+    )
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        env=environment,
+        stdin=slave,
+        stdout=out,
+        stderr=slave,
+        start_new_session=True,
+    )
     os.close(slave)
     if place == "file":
         os.close(out)
@@ -108,13 +128,16 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "models": (["models"], 0, r"^smollm2 .*not fetched yet$"),
     "info": (["info", "TINY"], 0, r"^speed .* tokens/s"),
     "json": (["run", "TINY", "hi", "--max-tokens", "2", "--json"], 0, r'^\{"model": .*\}$'),
-    "bench": (["bench", "TINY", "--prompt", "4", "--tokens", "4", "--repeats", "1"], 0,
-              r"^answer .* tokens/s"),
+    "bench": (
+        ["bench", "TINY", "--prompt", "4", "--tokens", "4", "--repeats", "1"],
+        0,
+        r"^answer .* tokens/s",
+    ),
     "demo": (["demo", "--steps", "2"], 0, r"^2 steps, loss \d"),
     "tune": (["tune", "matmul", "--shape", "8x64x64", "--device", "cuda:99"], 1, ""),
     "missing": (["run", "no-such-model", "hi"], 1, ""),
     "option": (["run", "--no-such-option"], 2, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -134,7 +157,8 @@ def test_results_go_to_stdout_and_the_rest_does_not(
             assert place == "terminal" or not found.stdout, found
         if name == "demo":
             assert "compiling" in found.screen and "compiling" not in (
-                "" if place == "terminal" else found.stdout)  # fmt: skip
+                "" if place == "terminal" else found.stdout
+            )
         if name == "tune":
             assert "GPU" in found.screen, "says what is missing"
 
@@ -150,13 +174,21 @@ def test_a_chat_writes_its_answers_where_stdout_goes(
     assert typed(words, environment, "terminal", tmp_path, keys).status == 0
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("models >&-", "error: tilegrad: stdout is closed\n"),
-    ("info no-such 2>&-", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("models >&-", "error: tilegrad: stdout is closed\n"),
+        ("info no-such 2>&-", ""),
+    ],
+)
 def test_a_stream_that_is_closed(words: str, said: str, environment: dict[str, str]) -> None:
-    found = subprocess.run(["sh", "-c", f'"$@" {words}', "sh", *COMMAND], env=environment,
-                           capture_output=True, text=True, check=False)  # fmt: skip
+    found = subprocess.run(
+        ["sh", "-c", f'"$@" {words}', "sh", *COMMAND],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == 1 and found.stdout == "", "what is for stderr is not put there"
     assert found.stderr.startswith(said) and bool(found.stderr) == bool(said)
 

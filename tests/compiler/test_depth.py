@@ -151,15 +151,27 @@ CHAINS: dict[str, Node] = {
     "movement": deep(lambda z, i: build.permute(build.reshape(z, (8, 4)), (1, 0)), X),
     "masks": deep(lambda z, i: build.where(build.less(PLACES, i % 9), z, Y), X),
     "conditions": build.where(
-        deep(lambda m, i: build.binary(ops.bit_and, m, build.less(PLACES, i % 9)),
-             build.less(PLACES, 7)), X, Y),
+        deep(
+            lambda m, i: build.binary(ops.bit_and, m, build.less(PLACES, i % 9)),
+            build.less(PLACES, 7),
+        ),
+        X,
+        Y,
+    ),
     "places": build.where(build.less(deep(lambda z, i: build.add(z, 1 + i % 3), PLACES), 9), X, Y),
-    "rows": deep(lambda z, i: build.subtract(
-        z, build.broadcast_to(build.max_(z, (1,), True), (4, 8))), X),
+    "rows": deep(
+        lambda z, i: build.subtract(z, build.broadcast_to(build.max_(z, (1,), True), (4, 8))), X
+    ),
     "products": deep(lambda z, i: build.multiply(z, Y), X),
-    "dots": deep(lambda z, i: build.dot(z, W, batch=((), ()), contract=((1,), (0,)))
-                 if i % 50 == 0 else build.maximum(z, Y), X),
-}  # fmt: skip
+    "dots": deep(
+        lambda z, i: (
+            build.dot(z, W, batch=((), ()), contract=((1,), (0,)))
+            if i % 50 == 0
+            else build.maximum(z, Y)
+        ),
+        X,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -195,14 +207,22 @@ MASKED: dict[str, Callable[[Node], Node]] = {
     "scales": lambda s: deep(lambda z, i: build.multiply(z, 1 + i * 1e-6), s),
     "softcaps": lambda s: deep(lambda z, i: build.unary(ops.tanh, z), s),
     "masks in masks": lambda s: deep(
-        lambda z, i: build.where(build.less(COLUMNS, build.add(ROWS, i + 1)), z, -1e30), s),
+        lambda z, i: build.where(build.less(COLUMNS, build.add(ROWS, i + 1)), z, -1e30), s
+    ),
     "conditions": lambda s: build.where(
-        deep(lambda m, i: build.binary(ops.bit_and, m, build.less(COLUMNS, build.add(ROWS, i))),
-             build.less(COLUMNS, ROWS)), s, float("-inf")),
+        deep(
+            lambda m, i: build.binary(ops.bit_and, m, build.less(COLUMNS, build.add(ROWS, i))),
+            build.less(COLUMNS, ROWS),
+        ),
+        s,
+        float("-inf"),
+    ),
     "places": lambda s: build.where(
-        build.less(deep(lambda z, i: build.add(z, build.multiply(ROWS, i % 3)), COLUMNS), 9), s,
-        float("-inf")),
-}  # fmt: skip
+        build.less(deep(lambda z, i: build.add(z, build.multiply(ROWS, i % 3)), COLUMNS), 9),
+        s,
+        float("-inf"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MASKED)

@@ -17,8 +17,10 @@ def some(*shape):
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-STARTS = {"query_starts": np.array([0, 3, 3, 8], np.int32),
-          "key_starts": np.array([0, 2, 4, 9], np.int32)}  # fmt: skip
+STARTS = {
+    "query_starts": np.array([0, 3, 3, 8], np.int32),
+    "key_starts": np.array([0, 2, 4, 9], np.int32),
+}
 DRAWN = {"key": np.array(5, np.uint32), "offset": np.array(2, np.uint32)}
 CASES = {
     "plain": ({}, {}),
@@ -38,11 +40,13 @@ def graph_of(name, order, dtype):
     shapes = ((batch, 4, 10, 8), (batch, 2, 9, 8), (batch, 2, 9, 16))
     arrays = [some(*s).transpose(["bhtd".index(a) for a in order]) for s in shapes]
     arrays = [np.ascontiguousarray(x).astype(dtype.numpy) for x in arrays]
-    values = {build.input_(x.shape, dtypes.BY_NUMPY[x.dtype]): x
-              for x in (*arrays, *extras.values())}  # fmt: skip
+    values = {
+        build.input_(x.shape, dtypes.BY_NUMPY[x.dtype]): x for x in (*arrays, *extras.values())
+    }
     nodes = list(values)
-    out, lse = attention.attention(*nodes[:3], dict(zip(extras, nodes[3:])), scale=0.3,
-                                   orders=(order,) * 4, **attrs)  # fmt: skip
+    out, lse = attention.attention(
+        *nodes[:3], dict(zip(extras, nodes[3:])), scale=0.3, orders=(order,) * 4, **attrs
+    )
     wrt = [n for n in nodes if n.dtype.is_float]
     seed = some(*(2 * s for s in out.shape))[tuple(slice(s) for s in out.shape)].astype(dtype.numpy)
     g = build.input_(out.shape, dtype)

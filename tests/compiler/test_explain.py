@@ -24,8 +24,9 @@ def arguments(size=64):
 def test_all_sections_are_there():
     found = tilegrad.explain(expression, *arguments())
     text = str(found)
-    places = [text.index(f"== {name} ==") for name in SECTIONS
-              if name not in ("final graph", "ptx")]
+    places = [
+        text.index(f"== {name} ==") for name in SECTIONS if name not in ("final graph", "ptx")
+    ]
     assert places == sorted(places)
     assert "multiply(%a, %b)" in found.graph and "define void @" in text
     assert "fadd <" in found.section("llvm") and "ret" in found.section("assembly")

@@ -71,6 +71,11 @@ assert codes == [0] * FORKS, codes
 def test_a_child_of_a_busy_process(busy, tmp_path):
     program = textwrap.dedent(PROGRAM).replace("BUSY", BUSY[busy]).replace("FORKS", "12")
     environment = {**os.environ, "TILEGRAD_CACHE": str(tmp_path), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        timeout=300,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

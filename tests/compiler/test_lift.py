@@ -172,7 +172,8 @@ def test_gradients_that_nobody_holds_are_not_computed() -> None:
 def test_results_of_value_and_grad_are_made_together() -> None:
     before = compiled()
     value, grads = tg.value_and_grad(lambda p: sum((q * q).sum() for q in p))(
-        [tg.tensor(X + i) for i in range(4)])  # fmt: skip
+        [tg.tensor(X + i) for i in range(4)]
+    )
     for i, g in enumerate(grads):
         assert np.array_equal(g.numpy(), 2 * (X + i))
     assert np.isclose(value.item(), sum(((X + i) ** 2).sum() for i in range(4)))

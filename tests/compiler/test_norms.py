@@ -33,8 +33,9 @@ def dot(x: Node, w: Node) -> Node:
 
 def inputs(rows: int, columns: int = 256, dtype: DType = dtypes.bfloat16) -> list[Node]:
     """x, the norm's weight, two matrices."""
-    return [build.input_(s, dtype) for s in ((rows, columns), (columns,), (64, columns),
-                                             (32, columns))]  # fmt: skip
+    return [
+        build.input_(s, dtype) for s in ((rows, columns), (columns,), (64, columns), (32, columns))
+    ]
 
 
 def fired(results: list[Node]) -> tuple[list[Node], int]:

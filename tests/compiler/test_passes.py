@@ -106,9 +106,11 @@ def test_rule_fires_and_keeps_values(rules, name, make) -> None:
     rng = np.random.default_rng(1)
     for _ in range(3):
         data = {
-            n: rng.standard_normal(n.shape).astype(n.dtype.numpy) if n.dtype.is_float
-            else rng.integers(-1, 12, n.shape) for n in inputs
-        }  # fmt: skip
+            n: rng.standard_normal(n.shape).astype(n.dtype.numpy)
+            if n.dtype.is_float
+            else rng.integers(-1, 12, n.shape)
+            for n in inputs
+        }
         if name == "split_prod":
             data = {n: np.sign(v) for n, v in data.items()}
         before, after = (interpret([r], data)[0].astype(np.float64) for r in (root, new))
@@ -122,11 +124,14 @@ def test_every_rule_has_a_case() -> None:
         assert {(rules.name, rule.name) for rule in rules.rules} <= covered
 
 
-@pytest.mark.parametrize("make", [
-    lambda s, v, r, c: build.update(s, v, [r, c], [0, 1], "max"),
-    lambda s, v, r, c: build.update(build.add(s, 1.0), v, [r, c], [0, 1], "add"),
-    lambda s, v, r, c: build.update(s, v, [c, c], [0, 1], "add"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s, v, r, c: build.update(s, v, [r, c], [0, 1], "max"),
+        lambda s, v, r, c: build.update(build.add(s, 1.0), v, [r, c], [0, 1], "add"),
+        lambda s, v, r, c: build.update(s, v, [c, c], [0, 1], "add"),
+    ],
+)
 def test_other_updates_stay(make) -> None:
     zeros = build.full((6, 6), 0.0, dtypes.float32)
     root = make(zeros, matrix(6), build.iota(6), matrix(6, dtype=dtypes.int64))

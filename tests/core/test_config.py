@@ -35,12 +35,19 @@ def test_defaults():
 def test_every_variable_is_read():
     read = read_environment(
         {
-            "TILEGRAD_THREADS": "3", "TILEGRAD_CACHE": "/c", "TILEGRAD_CACHE_MB": "5",
-            "TILEGRAD_DEVICE": "gpu", "TILEGRAD_LOG": "DEBUG", "TILEGRAD_VERIFY": "1",
-            "TILEGRAD_EAGER": "on", "TILEGRAD_MEMORY_MB": "7",
-            "TILEGRAD_SUMS": "fast", "TILEGRAD_DOTS": "tf32", "TILEGRAD_KEEP": "9",
+            "TILEGRAD_THREADS": "3",
+            "TILEGRAD_CACHE": "/c",
+            "TILEGRAD_CACHE_MB": "5",
+            "TILEGRAD_DEVICE": "gpu",
+            "TILEGRAD_LOG": "DEBUG",
+            "TILEGRAD_VERIFY": "1",
+            "TILEGRAD_EAGER": "on",
+            "TILEGRAD_MEMORY_MB": "7",
+            "TILEGRAD_SUMS": "fast",
+            "TILEGRAD_DOTS": "tf32",
+            "TILEGRAD_KEEP": "9",
         }
-    )  # fmt: skip
+    )
     assert read.threads == 3 and read.cache_folder == "/c"
     assert read.cache_bytes == 5 << 20 and read.memory_bytes == 7 << 20
     assert read.device == "gpu" and read.log_level == "debug"
@@ -57,11 +64,15 @@ def test_bad_sums_are_refused_and_change_nothing():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TILEGRAD_THREADS", "0"), ("TILEGRAD_THREADS", "many"), ("TILEGRAD_CACHE_MB", "-1"),
-        ("TILEGRAD_LOG", "loud"), ("TILEGRAD_VERIFY", "maybe"), ("TILEGRAD_SUMS", "some"),
+        ("TILEGRAD_THREADS", "0"),
+        ("TILEGRAD_THREADS", "many"),
+        ("TILEGRAD_CACHE_MB", "-1"),
+        ("TILEGRAD_LOG", "loud"),
+        ("TILEGRAD_VERIFY", "maybe"),
+        ("TILEGRAD_SUMS", "some"),
         ("TILEGRAD_DOTS", "fp8"),
     ],
-)  # fmt: skip
+)
 def test_bad_values_name_the_variable(name, value):
     with pytest.raises(UserError, match=name):
         read_environment({name: value})
@@ -178,7 +189,8 @@ def test_configure_reaches_every_thread():
 
 
 def test_threads_of_ours_have_their_makers_settings():
-    with override(cache_bytes=777), ThreadPoolExecutor(
-        1, initializer=adopt, initargs=(config(),)
-    ) as pool:
+    with (
+        override(cache_bytes=777),
+        ThreadPoolExecutor(1, initializer=adopt, initargs=(config(),)) as pool,
+    ):
         assert pool.submit(lambda: config().cache_bytes).result() == 777

@@ -16,8 +16,9 @@ from tilegrad.tile.interpret import run as interpret
 
 MISSING = "the gguf package is not installed: pip install 'tilegrad[peers]'"
 CHECKED = (f.F32, f.F16, f.BF16, *f.QUANTISED)
-SPECIAL = np.array([0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E01, 0xFE00, 0x0001, 0x03FF, 0x7BFF, 0x3C00],
-                   np.uint16)  # fmt: skip
+SPECIAL = np.array(
+    [0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E01, 0xFE00, 0x0001, 0x03FF, 0x7BFF, 0x3C00], np.uint16
+)
 
 
 def random_blocks(form, rows, blocks, seed=0, special=False):
@@ -72,7 +73,8 @@ def test_packing_equals_gguf(form):
     gguf, number = theirs(form)
     random = np.random.default_rng(3)
     values = random.standard_normal((50, 128), np.float32) * np.float32(10) ** random.integers(
-        -3, 4, (50, 1)).astype(np.float32)  # fmt: skip
+        -3, 4, (50, 1)
+    ).astype(np.float32)
     values[0], values[1, :32], values[2] = 0, 5, -1
     values[3] = random.integers(-64, 64, 128) / 2  # halves: ties
     with np.errstate(all="ignore"):
@@ -207,8 +209,10 @@ def test_the_tile_builder_unpacks_alike(form):
     fields = {name: np.ascontiguousarray(part[:, 0]) for name, part in form.split(raw).items()}
     types = [(part.name, Memory((4, part.count), part.dtype)) for part in form.fields]
     body = BodyBuilder("unpack", [*types, ("out", Memory((4, form.block), float32))])
-    loaded = {part.name: body.load(memory, (0, 0), (4, part.count), (0, 1))
-              for part, memory in zip(form.fields, body.parameters)}  # fmt: skip
+    loaded = {
+        part.name: body.load(memory, (0, 0), (4, part.count), (0, 1))
+        for part, memory in zip(form.fields, body.parameters)
+    }
     values = form.unpack(TileOperations(body), loaded)
     body.store(body.parameters[-1], values, (0, 0), (0, 1))
     out = np.zeros((4, form.block), np.float32)

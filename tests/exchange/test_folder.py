@@ -18,11 +18,19 @@ from tilegrad.exchange.safetensors import read_safetensors
 VALUES = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),
     "b": np.linspace(-2, 2, 10).astype(ml_dtypes.bfloat16).reshape(2, 5),
-    "c": np.arange(6, dtype=np.int32), "scalar": np.float16(1.5), "empty": np.zeros((0, 4)),
+    "c": np.arange(6, dtype=np.int32),
+    "scalar": np.float16(1.5),
+    "empty": np.zeros((0, 4)),
     "bytes": np.arange(5, dtype=np.uint8),
-}  # fmt: skip
-NAMES = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "float16": "F16", "float64": "F64",
-         "uint8": "U8"}  # fmt: skip
+}
+NAMES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "float16": "F16",
+    "float64": "F64",
+    "uint8": "U8",
+}
 
 
 def write(path, values):
@@ -31,8 +39,11 @@ def write(path, values):
     for name, value in values.items():
         value = np.asarray(value)
         part = value.tobytes()
-        head[name] = {"dtype": NAMES[str(value.dtype)], "shape": list(value.shape),
-                      "data_offsets": [len(data), len(data) + len(part)]}  # fmt: skip
+        head[name] = {
+            "dtype": NAMES[str(value.dtype)],
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + len(part)],
+        }
         data += part
     text = json.dumps(head).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -66,8 +77,10 @@ def test_single_file_is_mapped(folder):
 
 
 def test_the_librarys_own_files(folder):
-    values = {"x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32),
-              "y": np.arange(3, dtype=np.int64)}  # fmt: skip
+    values = {
+        "x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32),
+        "y": np.arange(3, dtype=np.int64),
+    }
     save_file(values, folder / "weights.safetensors", metadata={"format": "pt"})
     equal(read_folder(folder).tensors, values)
 
@@ -122,11 +135,24 @@ def test_pickles_are_refused(folder, name):
         read_folder(folder)
 
 
-@pytest.mark.parametrize("name", [
-    "../secret.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "..\\x.safetensors", "..",
-    "x.bin", "", 5, None, ["x.safetensors"], ".hidden.safetensors", "a\0.safetensors",
-    "model.safetensors\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.safetensors",
+        "/etc/x.safetensors",
+        "sub/x.safetensors",
+        "..\\x.safetensors",
+        "..",
+        "x.bin",
+        "",
+        5,
+        None,
+        ["x.safetensors"],
+        ".hidden.safetensors",
+        "a\0.safetensors",
+        "model.safetensors\n",
+    ],
+)
 def test_an_index_names_only_files_of_the_folder(folder, name):
     write(folder.parent / "secret.safetensors", VALUES)
     index(folder, {**shard(folder), "c": name})
@@ -142,8 +168,15 @@ def test_an_index_that_lies(folder):
     index(folder, {**where, "c": "model-00003.safetensors"})
     with pytest.raises(UserError, match="1 of 3 weight files are missing"):
         read_folder(folder)
-    for text in ('{"weight_map": []}', "{}", "[]", "{", '{"weight_map": {"a": 1, "a": 2}}',
-                 "[" * 100_000, '{"weight_map": {}}'):  # fmt: skip
+    for text in (
+        '{"weight_map": []}',
+        "{}",
+        "[]",
+        "{",
+        '{"weight_map": {"a": 1, "a": 2}}',
+        "[" * 100_000,
+        '{"weight_map": {}}',
+    ):
         (folder / INDEX).write_text(text)
         with pytest.raises(UserError):
             read_folder(folder)
@@ -175,16 +208,27 @@ def entry(dtype="F32", shape=(16,), offsets=(0, 64)):
 
 
 LIES = {
-    "nothing": b"", "short": b"1234", "length": struct.pack("<Q", 1 << 62) + bytes(20),
-    "cut": made(entry())[:-1], "not JSON": made(b"{"), "list": made([]), "dtype": made(entry("F7")),
-    "beyond": made(entry(shape=(32,), offsets=(0, 128))), "smaller": made(entry(shape=(8,))),
-    "backwards": made(entry(offsets=(64, 0))), "negative": made(entry(shape=(-16,))),
-    "overflow": made(entry(shape=(1 << 62, 1 << 62))), "fraction": made(entry(shape=(1.5,))),
+    "nothing": b"",
+    "short": b"1234",
+    "length": struct.pack("<Q", 1 << 62) + bytes(20),
+    "cut": made(entry())[:-1],
+    "not JSON": made(b"{"),
+    "list": made([]),
+    "dtype": made(entry("F7")),
+    "beyond": made(entry(shape=(32,), offsets=(0, 128))),
+    "smaller": made(entry(shape=(8,))),
+    "backwards": made(entry(offsets=(64, 0))),
+    "negative": made(entry(shape=(-16,))),
+    "overflow": made(entry(shape=(1 << 62, 1 << 62))),
+    "fraction": made(entry(shape=(1.5,))),
     "empty and huge": made(entry(shape=(0, 1 << 62, 1 << 62), offsets=(0, 0)), b""),
-    "text": made({"x": "y"}), "deep": made(b"[" * 50_000),
-    "twice": made(b'{"x":{"dtype":"U8","shape":[64],"data_offsets":[0,64]},'
-                  b'"x":{"dtype":"I8","shape":[64],"data_offsets":[0,64]}}'),
-}  # fmt: skip
+    "text": made({"x": "y"}),
+    "deep": made(b"[" * 50_000),
+    "twice": made(
+        b'{"x":{"dtype":"U8","shape":[64],"data_offsets":[0,64]},'
+        b'"x":{"dtype":"I8","shape":[64],"data_offsets":[0,64]}}'
+    ),
+}
 
 
 @pytest.mark.parametrize("data", LIES.values(), ids=LIES)
@@ -196,8 +240,10 @@ def test_safetensors_that_lie(tmp_path, data):
 
 
 @settings(max_examples=250, deadline=None, derandomize=True, database=None)
-@given(changes=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6),
-       cut=st.integers(0, 1 << 20))  # fmt: skip
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 1 << 20),
+)
 def test_flipped_and_cut(tmp_path_factory, changes, cut):
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
     write(path, VALUES)

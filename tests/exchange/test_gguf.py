@@ -16,23 +16,41 @@ from tilegrad.exchange.mapped import MappedFile, Stored
 
 MISSING = "the gguf package is not installed: pip install 'tilegrad[peers]'"
 METADATA = {
-    "general.architecture": "llama", "general.name": "tiny ünïcode", "empty": "",
-    "bytes": np.uint8(255), "signed": np.int8(-128), "short": np.uint16(65535),
-    "short.signed": np.int16(-5), "count": 30, "negative": -7, "long": 1 << 40,
-    "long.signed": -(1 << 40), "huge": np.uint64((1 << 64) - 1), "eps": 0.25,
-    "double": np.float64(1e-300), "yes": True, "no": False,
-    "tokens": ["<s>", "", "Ġt", "日本"], "types": np.array([1, 2, 3], np.int32),
-    "scores": np.array([0.5, -1.5], np.float32), "flags": np.array([True, False]),
-    "wide": np.arange(3, dtype=np.int64), "none": [], "nested": [[1, 2], [3]],
+    "general.architecture": "llama",
+    "general.name": "tiny ünïcode",
+    "empty": "",
+    "bytes": np.uint8(255),
+    "signed": np.int8(-128),
+    "short": np.uint16(65535),
+    "short.signed": np.int16(-5),
+    "count": 30,
+    "negative": -7,
+    "long": 1 << 40,
+    "long.signed": -(1 << 40),
+    "huge": np.uint64((1 << 64) - 1),
+    "eps": 0.25,
+    "double": np.float64(1e-300),
+    "yes": True,
+    "no": False,
+    "tokens": ["<s>", "", "Ġt", "日本"],
+    "types": np.array([1, 2, 3], np.int32),
+    "scores": np.array([0.5, -1.5], np.float32),
+    "flags": np.array([True, False]),
+    "wide": np.arange(3, dtype=np.int64),
+    "none": [],
+    "nested": [[1, 2], [3]],
     "deep": [[["a"], []], [["b", "c"]]],
-}  # fmt: skip
+}
 
 
 def tensors(seed=0):
     random = np.random.default_rng(seed)
-    found = {"plain": random.standard_normal((3, 5), np.float32),
-             "scalar": np.float32(3.5), "one": np.arange(7, dtype=np.int32),
-             "four": random.standard_normal((2, 3, 2, 4)).astype(np.float16)}  # fmt: skip
+    found = {
+        "plain": random.standard_normal((3, 5), np.float32),
+        "scalar": np.float32(3.5),
+        "one": np.arange(7, dtype=np.int32),
+        "four": random.standard_normal((2, 3, 2, 4)).astype(np.float16),
+    }
     for form in (f.BF16, *f.QUANTISED):
         raw = random.integers(0, 256, (2, 3, form.storage_bytes((form.block * 2,))), np.uint8)
         found[f"w.{form}"] = Stored(f"w.{form}", (2, 3, form.block * 2), form, raw)
@@ -73,8 +91,14 @@ def test_round_trip(tmp_path, version, alignment):
         assert (got.shape, got.format) == (wanted.shape, wanted.format)
         np.testing.assert_array_equal(got.raw, wanted.raw)
     again = tmp_path / "again.gguf"
-    write_gguf(again, found.metadata, found.tensors, kinds=found.kinds, version=version,
-               alignment=alignment)  # fmt: skip
+    write_gguf(
+        again,
+        found.metadata,
+        found.tensors,
+        kinds=found.kinds,
+        version=version,
+        alignment=alignment,
+    )
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -111,7 +135,8 @@ def test_a_model_in_several_files(tmp_path):
         write_gguf(path, split, {f"w{i}": arrays[f"w{i}"]})
     found = read_gguf(paths[0])
     assert {name: t.values().tolist() for name, t in found.tensors.items()} == {
-        name: value.tolist() for name, value in arrays.items()}  # fmt: skip
+        name: value.tolist() for name, value in arrays.items()
+    }
     with pytest.raises(UserError, match="one of several files"):
         read_gguf(paths[1])
     write_gguf(paths[2], {"split.no": 2}, {"w0": arrays["w0"]})
@@ -230,21 +255,33 @@ LIES = [
     ("array count", header(0, 1) + entry(b"a", 9, u32(4) + u64(1 << 61)), "too many"),
     ("array overflow", header(0, 1) + entry(b"a", 9, u32(12) + u64(1 << 63)), "too many"),
     ("strings count", header(0, 1) + entry(b"a", 9, u32(8) + u64(1 << 40)), "too many"),
-    ("strings beyond", header(0, 1) + entry(b"a", 9, u32(8) + u64(2) + text(b"x") + u64(99)),
-     "does not fit"),
+    (
+        "strings beyond",
+        header(0, 1) + entry(b"a", 9, u32(8) + u64(2) + text(b"x") + u64(99)),
+        "does not fit",
+    ),
     ("strings cut", header(0, 1) + entry(b"a", 9, u32(8) + u64(2) + text(b"x" * 20)), "cut off"),
     ("depth", header(0, 1) + entry(b"a", 9, NESTED), "arrays within arrays"),
     ("array of arrays", header(0, 1) + entry(b"a", 9, u32(9) + u64(1 << 50)), "too many"),
     ("alignment 0", header(0, 1) + entry(b"general.alignment", 4, u32(0)), "not an alignment"),
     ("alignment 3", header(0, 1) + entry(b"general.alignment", 4, u32(3)), "not an alignment"),
-    ("alignment large", header(0, 1) + entry(b"general.alignment", 4, u32(1 << 31)),
-     "not an alignment"),
-    ("alignment text", header(0, 1) + entry(b"general.alignment", 8, text(b"32")),
-     "not an alignment"),
+    (
+        "alignment large",
+        header(0, 1) + entry(b"general.alignment", 4, u32(1 << 31)),
+        "not an alignment",
+    ),
+    (
+        "alignment text",
+        header(0, 1) + entry(b"general.alignment", 8, text(b"32")),
+        "not an alignment",
+    ),
     ("alignment bool", header(0, 1) + entry(b"general.alignment", 7, b"\1"), "not an alignment"),
     ("parts", header(0, 1) + entry(b"split.count", 4, u32(3)), "one of several"),
-    ("parts listed", header(0, 1) + entry(b"split.count", 9, u32(4) + u64(2) + u64(0)),
-     "one of several"),
+    (
+        "parts listed",
+        header(0, 1) + entry(b"split.count", 9, u32(4) + u64(2) + u64(0)),
+        "one of several",
+    ),
     ("axes", header(1) + tensor(sizes=(1,) * 5), "too many axes"),
     ("many axes", header(1) + text(b"w") + u32(1 << 31) + bytes(64), "too many axes"),
     ("overflow", header(1) + tensor(sizes=(1 << 32, 1 << 32)), "overflows"),
@@ -258,11 +295,14 @@ LIES = [
     ("type", header(1) + tensor(number=5) + bytes(256), "not read"),
     ("known type", header(1) + tensor(number=23) + bytes(256), "IQ4_XS"),
     ("block", header(1) + tensor(sizes=(48,), number=2) + bytes(256), "multiple of 32"),
-    ("name twice", header(2) + tensor(sizes=(1,)) + tensor(sizes=(1,), offset=32) + bytes(256),
-     "stands twice"),
+    (
+        "name twice",
+        header(2) + tensor(sizes=(1,)) + tensor(sizes=(1,), offset=32) + bytes(256),
+        "stands twice",
+    ),
     ("name long", header(1) + tensor(b"x" * 300) + bytes(256), "too long"),
     ("overlap", header(2) + tensor(b"a") + tensor(b"b", offset=96) + bytes(512), "overlaps"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("data, why", [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES])
@@ -306,8 +346,11 @@ def test_every_truncation(written):
 
 
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
-@given(changes=st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1,
-                        max_size=12))  # fmt: skip
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=12
+    )
+)
 def test_flipped_bytes(written, changes):
     data = bytearray(written.read_bytes())
     head = min(t.offset for t in read_gguf(written).tensors.values())
@@ -323,8 +366,12 @@ WORDS = st.sampled_from([
 
 
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
-@given(changes=st.lists(st.tuples(st.integers(0, 1 << 30), WORDS | st.integers(0, HUGE)),
-                        min_size=1, max_size=4), cut=st.integers(0, 1 << 30))  # fmt: skip
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 1 << 30), WORDS | st.integers(0, HUGE)), min_size=1, max_size=4
+    ),
+    cut=st.integers(0, 1 << 30),
+)
 @example(changes=[(8, HUGE)], cut=0)
 def test_crafted_lengths(written, changes, cut):
     data = bytearray(written.read_bytes())

@@ -21,15 +21,19 @@ from tilegrad.tile.placed import PlacedBuilder, fill
 LOG2_E = 1.4426950408889634
 
 HOPPER = Target(
-    "hopper", "gpu", vector_bytes=128, cores=132,
+    "hopper",
+    "gpu",
+    vector_bytes=128,
+    cores=132,
     memories={
         "global": MemorySpace(80 << 30, 128, ("load", "store"), 4.8e12, shared=True),
         "shared": MemorySpace(227 << 10, 128, ("copy_async", "copy_store")),
         "register": MemorySpace(256 << 10, 4),
     },
-)  # fmt: skip
+)
 SYSTOLIC = Target(
-    "systolic", "npu",
+    "systolic",
+    "npu",
     memories={
         "global": MemorySpace(1 << 30, 64, ("load", "store"), shared=True),
         "scratchpad": MemorySpace(64 << 10, 64, ("load", "store")),
@@ -37,7 +41,7 @@ SYSTOLIC = Target(
         "accumulator": MemorySpace(16 << 10, 64),
     },
     matrix=(MatrixUnit("systolic", 8, 16, 16, (bfloat16, bfloat16), float32, "weights"),),
-)  # fmt: skip
+)
 
 
 def positions(b: BodyBuilder, size: int, start: Size = 0) -> Node:
@@ -61,10 +65,13 @@ def column(b: BodyBuilder, x: Node) -> Node:
 
 def amx_pack(k: int = 64, n: int = 64) -> Body:
     """Weights (k, n) to blocks of 16 columns with pairs of k side by side: (n/16, k/2, 32)."""
-    b = BodyBuilder("amx_pack", [
-        ("weight", Memory((k, n), bfloat16, use="constant")),
-        ("packed", Memory((n // 16, k // 2, 32), bfloat16, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "amx_pack",
+        [
+            ("weight", Memory((k, n), bfloat16, use="constant")),
+            ("packed", Memory((n // 16, k // 2, 32), bfloat16, use="result")),
+        ],
+    )
     weight, packed = b.parameters
     block, step = b.program(0, n // 16), b.program(1, k // 32)
     tile = b.load(weight, (step * 32, block * 16), (32, 16), (0, 1))
@@ -76,11 +83,14 @@ def amx_pack(k: int = 64, n: int = 64) -> Body:
 
 def amx_matmul(m: int = 32, n: int = 64, k: int = 64) -> Body:
     """c = a @ unpacked(packed): 2 x 2 accumulators of 16 x 16, carried over k in steps of 32."""
-    b = BodyBuilder("amx_matmul", [
-        ("a", Memory((m, k), bfloat16)),
-        ("packed", Memory((n // 16, k // 2, 32), bfloat16, use="constant")),
-        ("c", Memory((m, n), float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "amx_matmul",
+        [
+            ("a", Memory((m, k), bfloat16)),
+            ("packed", Memory((n // 16, k // 2, 32), bfloat16, use="constant")),
+            ("c", Memory((m, n), float32, use="result")),
+        ],
+    )
     a, packed, c = b.parameters
     i, j = b.program(0, m // 32), b.program(1, n // 32)
     unit = "tdpbf16ps"
@@ -92,8 +102,11 @@ def amx_matmul(m: int = 32, n: int = 64, k: int = 64) -> Body:
     def step(s: Size, sums: list[Node]) -> list[Node]:
         left = [load(a, (i * 32 + r * 16, s * 32), (16, 32)) for r in range(2)]
         right = [load(packed, (j * 2 + q, s * 16, 0), (16, 32)) for q in range(2)]
-        return [b.add(ops.matrix_dot(sums[r * 2 + q], left[r], right[q], unit=unit))
-                for r in range(2) for q in range(2)]  # fmt: skip
+        return [
+            b.add(ops.matrix_dot(sums[r * 2 + q], left[r], right[q], unit=unit))
+            for r in range(2)
+            for q in range(2)
+        ]
 
     zeros = [b.add(ops.matrix_zero(shape=(16, 16), dtype=float32, unit=unit)) for _ in range(4)]
     for number, total in enumerate(b.loop("k", 0, k // 32, 1, step, zeros)):
@@ -106,9 +119,13 @@ def amx_matmul(m: int = 32, n: int = 64, k: int = 64) -> Body:
 
 
 def ping_pong_matmul(
-    m: int = 64, n: int = 32, k: int = 64, tile: tuple[int, int, int] = (16, 16, 16),
-    stages: int = 3, programs: int = 2,
-) -> Body:  # fmt: skip
+    m: int = 64,
+    n: int = 32,
+    k: int = 64,
+    tile: tuple[int, int, int] = (16, 16, 16),
+    stages: int = 3,
+    programs: int = 2,
+) -> Body:
     """c = a @ b^T, persistent: a producer fills a ring, two consumers take tiles in turn.
 
     While one consumer multiplies, the other stores; named barriers 0 and 1 say whose turn it is.
@@ -116,11 +133,14 @@ def ping_pong_matmul(
     """
     tm, tn, tk = tile
     steps, count = k // tk, (m // tm) * (n // tn) // programs
-    b = PlacedBuilder("ping_pong_matmul", [
-        ("a", Memory((m, k), bfloat16)),
-        ("b", Memory((n, k), bfloat16, use="constant")),
-        ("c", Memory((m, n), bfloat16, use="result")),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        "ping_pong_matmul",
+        [
+            ("a", Memory((m, k), bfloat16)),
+            ("b", Memory((n, k), bfloat16, use="constant")),
+            ("c", Memory((m, n), bfloat16, use="result")),
+        ],
+    )
     a, weight, c = b.parameters
     left = b.allocate((stages, tm, tk), bfloat16, "shared", "swizzle128")
     right = b.allocate((stages, tn, tk), bfloat16, "shared", "swizzle128")
@@ -183,8 +203,13 @@ def ping_pong_matmul(
             row, col = corner(number)
             rows, columns = column(b, positions(b, tm, row)), positions(b, tn, col)
             sums = b.read(total)
-            result = b.hole("epilogue", Tile((tm, tn), float32), sums, rows,
-                            b.add(ops.reshape(columns, shape=(1, tn))))  # fmt: skip
+            result = b.hole(
+                "epilogue",
+                Tile((tm, tn), float32),
+                sums,
+                rows,
+                b.add(ops.reshape(columns, shape=(1, tn))),
+            )
             b.do(placed.wait_copies, pending=0)
             b.write(staged, b.cast(result, bfloat16), own)
             b.do(placed.fence, kind="async")
@@ -219,19 +244,27 @@ def ping_pong_matmul_gelu(n: int = 32, **sizes: int) -> Body:
 
 
 def flash_attention(
-    heads: int = 2, tokens: int = 64, width: int = 16, rows: int = 16, keys: int = 16,
-    stages: int = 2, causal: bool = True,
-) -> Body:  # fmt: skip
+    heads: int = 2,
+    tokens: int = 64,
+    width: int = 16,
+    rows: int = 16,
+    keys: int = 16,
+    stages: int = 2,
+    causal: bool = True,
+) -> Body:
     """softmax(q k^T / sqrt(width)) v and the log-sum-exp; two consumers with `rows` queries each.
 
     QK of block j and PV of block j-1 are issued together; softmax of j runs beside PV of j-1.
     """
     shape = (heads, tokens, width)
-    b = PlacedBuilder("flash_attention", [
-        *[(name, Memory(shape, bfloat16)) for name in ("q", "k", "v")],
-        ("o", Memory(shape, bfloat16, use="result")),
-        ("lse", Memory((heads, tokens), float32, use="result")),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        "flash_attention",
+        [
+            *[(name, Memory(shape, bfloat16)) for name in ("q", "k", "v")],
+            ("o", Memory(shape, bfloat16, use="result")),
+            ("lse", Memory((heads, tokens), float32, use="result")),
+        ],
+    )
     q, k, v, o, lse = b.parameters
     blocks_of_queries = tokens // (2 * rows)
     head, block = b.program(0, heads), b.program(1, blocks_of_queries)
@@ -262,16 +295,38 @@ def flash_attention(
 
     b.role("producer", 4, 40, producer)
     for own in range(2):
-        b.role(f"consumer{own}", 4, 232, lambda own=own: _attend(  # type: ignore[misc]
-            b, own, queries, rings, q_full, full, empty, (head, first + own * rows, last),
-            (o, lse), causal))  # fmt: skip
+        b.role(
+            f"consumer{own}",
+            4,
+            232,
+            lambda own=own: _attend(  # type: ignore[misc]
+                b,
+                own,
+                queries,
+                rings,
+                q_full,
+                full,
+                empty,
+                (head, first + own * rows, last),
+                (o, lse),
+                causal,
+            ),
+        )
     return b.finish((heads, blocks_of_queries), causal=causal)
 
 
 def _attend(
-    b: PlacedBuilder, own: int, queries: Node, rings: list[Node], q_full: Node, full: list[Node],
-    empty: list[Node], where: tuple[Size, Size, Size], outputs: tuple[Node, Node], causal: bool,
-) -> None:  # fmt: skip
+    b: PlacedBuilder,
+    own: int,
+    queries: Node,
+    rings: list[Node],
+    q_full: Node,
+    full: list[Node],
+    empty: list[Node],
+    where: tuple[Size, Size, Size],
+    outputs: tuple[Node, Node],
+    causal: bool,
+) -> None:
     """One consumer of flash_attention."""
     (_, rows, width), (stages, keys, _) = queries.type.shape, rings[0].type.shape
     head, first, last = where
@@ -341,9 +396,15 @@ def _attend(
 
 
 def _write_attention(
-    b: PlacedBuilder, own: int, queries: Node, where: tuple[Size, Size],
-    outputs: tuple[Node, Node], total: Node, row_max: Node, row_sum: Node,
-) -> None:  # fmt: skip
+    b: PlacedBuilder,
+    own: int,
+    queries: Node,
+    where: tuple[Size, Size],
+    outputs: tuple[Node, Node],
+    total: Node,
+    row_max: Node,
+    row_sum: Node,
+) -> None:
     """Divide by the sums; the result goes out through the place of the queries."""
     (head, first), (o, lse), sums = where, outputs, b.read(row_sum)
     b.write(queries, b.cast(b.apply("divide", b.read(total), sums), bfloat16), own)
@@ -361,17 +422,28 @@ def _write_attention(
 
 
 def paged_decode(
-    requests: int = 3, heads: int = 2, width: int = 8, pages: int = 12, most: int = 5,
-    page: int = 16, splits: int = 2,
-) -> Body:  # fmt: skip
+    requests: int = 3,
+    heads: int = 2,
+    width: int = 8,
+    pages: int = 12,
+    most: int = 5,
+    page: int = 16,
+    splits: int = 2,
+) -> Body:
     """One query a request over its pages; each program takes a share of the pages."""
     cache = Memory((pages, heads, page, width), bfloat16, use="state")
-    b = BodyBuilder("paged_decode", [
-        ("q", Memory((requests, heads, width), bfloat16)), ("k", cache), ("v", cache),
-        ("table", Memory((requests, most), int32)), ("lengths", Memory((requests,), int32)),
-        ("partial", Memory((requests, heads, splits, width), float32, use="result")),
-        ("lse", Memory((requests, heads, splits), float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "paged_decode",
+        [
+            ("q", Memory((requests, heads, width), bfloat16)),
+            ("k", cache),
+            ("v", cache),
+            ("table", Memory((requests, most), int32)),
+            ("lengths", Memory((requests,), int32)),
+            ("partial", Memory((requests, heads, splits, width), float32, use="result")),
+            ("lse", Memory((requests, heads, splits), float32, use="result")),
+        ],
+    )
     q, k, v, table, lengths, partial, lse = b.parameters
     r, h, split = b.program(0, requests), b.program(1, heads), b.program(2, splits)
     length = b.atom("length", b.cast(b.load(lengths, (r,)), int64), 0, most * page)
@@ -398,8 +470,11 @@ def paged_decode(
         total = b.apply("multiply_add", total, shrink, b.add(ops.reduce(p, axis=0, kind="sum")))
         return [now, total, b.apply("multiply_add", sums, shrink, more)]
 
-    start = [b.constant(-math.inf, float32), b.constant(0, float32),
-             b.constant(0, float32, (width,))]  # fmt: skip
+    start = [
+        b.constant(-math.inf, float32),
+        b.constant(0, float32),
+        b.constant(0, float32, (width,)),
+    ]
     best, total, sums = b.loop("number", lower, upper, 1, one_page, start, bounds=(0, most - 1))
     some = b.apply("less", b.constant(0, float32), total)
     safe = b.apply("where", some, total, b.constant(1, float32))
@@ -411,11 +486,14 @@ def paged_decode(
 
 def paged_combine(requests: int = 3, heads: int = 2, width: int = 8, splits: int = 2) -> Body:
     """The shares of paged_decode, weighted by exp(log-sum-exp); no pages give 0."""
-    b = BodyBuilder("paged_combine", [
-        ("partial", Memory((requests, heads, splits, width), float32)),
-        ("lse", Memory((requests, heads, splits), float32)),
-        ("o", Memory((requests, heads, width), bfloat16, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "paged_combine",
+        [
+            ("partial", Memory((requests, heads, splits, width), float32)),
+            ("lse", Memory((requests, heads, splits), float32)),
+            ("o", Memory((requests, heads, width), bfloat16, use="result")),
+        ],
+    )
     partial, lse, o = b.parameters
     r, h = b.program(0, requests), b.program(1, heads)
     logs = b.load(lse, (r, h, 0), (splits,), (2,))
@@ -436,10 +514,14 @@ def paged_combine(requests: int = 3, heads: int = 2, width: int = 8, splits: int
 
 def split_k_partial(m: int = 16, n: int = 32, k: int = 64, splits: int = 4) -> Body:
     """partial[s] = a[:, share s] @ b[share s], in tiles of 8 x 16 x 8."""
-    b = BodyBuilder("split_k_partial", [
-        ("a", Memory((m, k), float32)), ("b", Memory((k, n), float32)),
-        ("partial", Memory((splits, m, n), float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "split_k_partial",
+        [
+            ("a", Memory((m, k), float32)),
+            ("b", Memory((k, n), float32)),
+            ("partial", Memory((splits, m, n), float32, use="result")),
+        ],
+    )
     left, right, partial = b.parameters
     i, j, s = b.program(0, m // 8), b.program(1, n // 16), b.program(2, splits)
     share = k // splits
@@ -456,10 +538,13 @@ def split_k_partial(m: int = 16, n: int = 32, k: int = 64, splits: int = 4) -> B
 
 def split_k_reduce(m: int = 16, n: int = 32, splits: int = 4) -> Body:
     """c = partial[0] + partial[1] + ..., always in this order."""
-    b = BodyBuilder("split_k_reduce", [
-        ("partial", Memory((splits, m, n), float32)),
-        ("c", Memory((m, n), float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "split_k_reduce",
+        [
+            ("partial", Memory((splits, m, n), float32)),
+            ("c", Memory((m, n), float32, use="result")),
+        ],
+    )
     partial, c = b.parameters
     i, j = b.program(0, m // 8), b.program(1, n // 16)
 
@@ -476,10 +561,14 @@ def split_k_reduce(m: int = 16, n: int = 32, splits: int = 4) -> Body:
 
 def systolic_matmul(m: int = 32, n: int = 32, k: int = 48) -> Body:
     """c = a @ b: a 16 x 16 block of weights stays in the array while all rows stream through."""
-    b = BodyBuilder("systolic_matmul", [
-        ("a", Memory((m, k), bfloat16)), ("b", Memory((k, n), bfloat16, use="constant")),
-        ("c", Memory((m, n), float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "systolic_matmul",
+        [
+            ("a", Memory((m, k), bfloat16)),
+            ("b", Memory((k, n), bfloat16, use="constant")),
+            ("c", Memory((m, n), float32, use="result")),
+        ],
+    )
     a, weight, c = b.parameters
     j = b.program(0, n // 16)
     array = b.allocate((16, 16), bfloat16, "weights")

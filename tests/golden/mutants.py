@@ -15,17 +15,41 @@ from tilegrad.tile.build import Body
 from tilegrad.tile.check import walk
 from tilegrad.tile.placed import PlacedBuilder, rebuild
 
-DROPS = ("wait", "arrive", "expect", "matrix_wait", "matrix_fence", "fence", "copy_async",
-         "named_sync", "named_arrive", "matrix_commit", "wait_copies", "commit_copies",
-         "grid_dependency_wait", "arrive_remote", "copy_multicast", "copy_pages",
-         "send")  # fmt: skip
+DROPS = (
+    "wait",
+    "arrive",
+    "expect",
+    "matrix_wait",
+    "matrix_fence",
+    "fence",
+    "copy_async",
+    "named_sync",
+    "named_arrive",
+    "matrix_commit",
+    "wait_copies",
+    "commit_copies",
+    "grid_dependency_wait",
+    "arrive_remote",
+    "copy_multicast",
+    "copy_pages",
+    "send",
+)
 # pairs of ops in a row of which the first must stay the first
-ORDERS = {("matrix_wait", "arrive"), ("fence", "named_sync"), ("named_sync", "copy_store"),
-          ("wait", "matrix_async"), ("wait", "expect"), ("matrix_fence", "matrix_async"),
-          ("copy_store", "commit_copies"), ("matrix_async", "matrix_commit"),
-          ("wait_copies", "write_place"), ("write_place", "fence"),
-          ("matrix_commit", "matrix_wait"), ("matrix_wait", "arrive_remote"),
-          ("send", "wait")}  # fmt: skip
+ORDERS = {
+    ("matrix_wait", "arrive"),
+    ("fence", "named_sync"),
+    ("named_sync", "copy_store"),
+    ("wait", "matrix_async"),
+    ("wait", "expect"),
+    ("matrix_fence", "matrix_async"),
+    ("copy_store", "commit_copies"),
+    ("matrix_async", "matrix_commit"),
+    ("wait_copies", "write_place"),
+    ("write_place", "fence"),
+    ("matrix_commit", "matrix_wait"),
+    ("matrix_wait", "arrive_remote"),
+    ("send", "wait"),
+}
 Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
 
 

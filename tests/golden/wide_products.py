@@ -49,12 +49,14 @@ def numbers(x: Operands, seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
 def agree(found: np.ndarray, product: np.ndarray, x: Operands, inner: float = 1e-5) -> None:
     """Up to the rounding of the result and of the sums within."""
     scale = float(np.abs(product).max())
-    np.testing.assert_allclose(found.astype(np.float64), product, rtol=ROUNDING[x.result],
-                               atol=inner * scale)  # fmt: skip
+    np.testing.assert_allclose(
+        found.astype(np.float64), product, rtol=ROUNDING[x.result], atol=inner * scale
+    )
 
 
-def operands(m: int, n: int, k: int, dtype: DType = bfloat16, result: DType | None = None,
-             **more: object) -> Operands:  # fmt: skip
+def operands(
+    m: int, n: int, k: int, dtype: DType = bfloat16, result: DType | None = None, **more: object
+) -> Operands:
     """Operands whose result has their own dtype, if not said otherwise."""
     return Operands(m, n, k, dtype, result or dtype, **more)  # type: ignore[arg-type]
 
@@ -104,8 +106,9 @@ class Judges:
         return "nobody" if same else "simulator"
 
 
-def break_all(name: str, body: Body, x: Operands, harmless: dict[str, str], given: Given = numbers
-              ) -> None:  # fmt: skip
+def break_all(
+    name: str, body: Body, x: Operands, harmless: dict[str, str], given: Given = numbers
+) -> None:
     """Every mutant of a Body is caught, but for those that do no harm."""
     judges, by, missed = Judges(body, x, given), Counter[str](), set()
     for label, broken in mutants.mutants(body):

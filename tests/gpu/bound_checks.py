@@ -139,10 +139,12 @@ def decoder(device: Any) -> str:
 
     with tg.no_grad():
         found = measure(Setting("cuda:0", 2, 32))
-    said = (f"{found['state_tensors']} Tensors of state, {found['launches']} launches, host"
-            f" {found['run_us']:.1f} us a run, {found['waited_us']:.1f} us with its result, plain"
-            f" call {found['plain_us']:.1f} us, write {found['write_us']:.1f} us, read_later"
-            f" {found['read_later_us']:.1f} us")  # fmt: skip
+    said = (
+        f"{found['state_tensors']} Tensors of state, {found['launches']} launches, host"
+        f" {found['run_us']:.1f} us a run, {found['waited_us']:.1f} us with its result, plain"
+        f" call {found['plain_us']:.1f} us, write {found['write_us']:.1f} us, read_later"
+        f" {found['read_later_us']:.1f} us"
+    )
     assert found["run_us"] <= HOST_BAR, said
     return said
 
@@ -156,12 +158,16 @@ def profile(device: Any) -> str:
     made = tg.jit(lambda x, y: (x + 1, y @ y)).bind(x, y)
     made.run()
     found = made.profile(runs=9)
-    add, product = (max(found.records, key=key) for key in
-                    (lambda r: r.bytes - 1e9 * ("dot" in r.region), lambda r: r.flops))  # fmt: skip
+    add, product = (
+        max(found.records, key=key)
+        for key in (lambda r: r.bytes - 1e9 * ("dot" in r.region), lambda r: r.flops)
+    )
     assert add.bytes == 2 * size, add
     rate, peak = add.bytes / add.us / 1e6, product.flops / product.us / 1e6
-    said = (f"add {add.us:.1f} us = {rate:.2f} TB/s, product {product.us:.1f} us ="
-            f" {peak:.0f} TFLOP/s; {found.us:.1f} us alone, {found.run_us:.1f} us in a run")
+    said = (
+        f"add {add.us:.1f} us = {rate:.2f} TB/s, product {product.us:.1f} us ="
+        f" {peak:.0f} TFLOP/s; {found.us:.1f} us alone, {found.run_us:.1f} us in a run"
+    )
     assert 1.0 < rate < 8.0 and 100 < peak < 1200, said
     assert 0.6 * found.run_us < found.us < 1.5 * found.run_us + 20, said
     with tempfile.TemporaryDirectory() as folder:

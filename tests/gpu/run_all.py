@@ -38,8 +38,15 @@ def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
     print(f"== {name}", flush=True)
     start = time.perf_counter()
     lines: list[str] = []
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, bufsize=1,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        bufsize=1,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as child:
         assert child.stdout is not None
         timer = threading.Timer(seconds, child.kill)
         timer.start()
@@ -53,15 +60,27 @@ def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
                 child.kill()
     took = time.perf_counter() - start
     good = child.returncode == 0
-    return {"name": name, "ok": good, "status": child.returncode, "seconds": round(took, 1),
-            "killed": not good and took >= seconds, "rows": rows_of(lines),
-            "tail": [] if good else lines[-40:]}  # fmt: skip
+    return {
+        "name": name,
+        "ok": good,
+        "status": child.returncode,
+        "seconds": round(took, 1),
+        "killed": not good and took >= seconds,
+        "rows": rows_of(lines),
+        "tail": [] if good else lines[-40:],
+    }
 
 
 def rows_of(lines: list[str]) -> list[str]:
     """The lines that say how something went."""
-    starts = ("ok", "FAIL", "SKIP", "========= ERROR SUMMARY", "========= RACECHECK SUMMARY",
-              "========= LEAK SUMMARY")  # fmt: skip
+    starts = (
+        "ok",
+        "FAIL",
+        "SKIP",
+        "========= ERROR SUMMARY",
+        "========= RACECHECK SUMMARY",
+        "========= LEAK SUMMARY",
+    )
     ends = ("failed", "passed")
     return [x for x in lines if x.startswith(starts) or x.endswith(ends) or " passed" in x]
 
@@ -69,10 +88,12 @@ def rows_of(lines: list[str]) -> list[str]:
 def commands(simulator: bool) -> list[tuple[str, list[str]]]:
     """What is run, by name."""
     sanitize = [sys.executable, str(HERE / "sanitize.py")]
-    found = [("smoke", [sys.executable, str(HERE / "smoke.py"), "--trials"]),
-             ("bound", [sys.executable, str(HERE / "bound_checks.py")]),
-             ("quantised", [sys.executable, str(HERE / "quantised_checks.py")]),
-             ("sanitize", sanitize)]  # fmt: skip
+    found = [
+        ("smoke", [sys.executable, str(HERE / "smoke.py"), "--trials"]),
+        ("bound", [sys.executable, str(HERE / "bound_checks.py")]),
+        ("quantised", [sys.executable, str(HERE / "quantised_checks.py")]),
+        ("sanitize", sanitize),
+    ]
     tool = sanitizer()
     if tool:
         for kind in ("memcheck", "racecheck"):
@@ -80,8 +101,12 @@ def commands(simulator: bool) -> list[tuple[str, list[str]]]:
             found.append((kind, [*under, "--without", "attention"]))
             found.append((f"{kind} of attention", [*under, "--only", "attention"]))
     if simulator:
-        found.append(("simulator's tests", [sys.executable,
-                                            str(ROOT / "tests" / "targets" / "ptx_device.py")]))
+        found.append(
+            (
+                "simulator's tests",
+                [sys.executable, str(ROOT / "tests" / "targets" / "ptx_device.py")],
+            )
+        )
     return found
 
 
@@ -95,14 +120,23 @@ def about() -> dict[str, Any]:
     """Date, GPU, driver and commit."""
     asked = "name,driver_version,memory.total"
     try:
-        said = subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"],
-                              capture_output=True, text=True, check=False).stdout  # fmt: skip
+        said = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
     except FileNotFoundError:
         said = "no nvidia-smi"
     now = datetime.datetime.now(datetime.timezone.utc)
-    return {"kind": "gpu-tests", "date": now.isoformat(timespec="seconds"), "gpus":
-            said.strip().splitlines(), "commit": commit(), "python": sys.version.split()[0],
-            "compute_sanitizer": version(sanitizer())}  # fmt: skip
+    return {
+        "kind": "gpu-tests",
+        "date": now.isoformat(timespec="seconds"),
+        "gpus": said.strip().splitlines(),
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "compute_sanitizer": version(sanitizer()),
+    }
 
 
 def version(tool: str) -> str:
@@ -118,8 +152,13 @@ def commit() -> str:
     told = os.environ.get("TILEGRAD_COMMIT")  # where the tree is a copy without its history
     if told:
         return told
-    said = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True,
-                          text=True, cwd=ROOT, check=False)  # fmt: skip
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
     return said.stdout.strip()
 
 

@@ -51,14 +51,16 @@ class Run:
 # ---- library kernels ------------------------------------------------------------------------
 
 
-def operands(m: int, n: int, k: int, dtype: DType = bfloat16, result: DType | None = None,
-             **more: Any) -> Operands:  # fmt: skip
+def operands(
+    m: int, n: int, k: int, dtype: DType = bfloat16, result: DType | None = None, **more: Any
+) -> Operands:
     """Operands whose result has their own dtype, if not said otherwise."""
     return Operands(m, n, k, dtype, result or dtype, **more)
 
 
-NN, TT, TN = ({"a_along_k": a, "b_along_k": b} for a, b in ((True, False), (False, True),
-                                                            (False, False)))  # fmt: skip
+NN, TT, TN = (
+    {"a_along_k": a, "b_along_k": b} for a, b in ((True, False), (False, True), (False, False))
+)
 TURNED = {"turned": True}
 WIDE: dict[str, tuple[Operands, WidePlan]] = {
     "several tiles a program": (operands(264, 136, 200), WidePlan((128, 64, 64), 3, 2, 2)),
@@ -115,27 +117,41 @@ BESIDE: dict[str, tuple[Operands, WidePlan]] = {
     "added": (operands(264, 136, 200), WidePlan((128, 128, 64), 3, 2, dependent=True)),
     "added, width 96": (operands(72, 200, 136), WidePlan((128, 96, 64), 3, 2, staged=32)),
     "added, batch": (operands(72, 136, 136, batch=3), WidePlan((128, 128, 64), 3, 4)),
-    "added, cluster along m": (operands(300, 136, 200),
-                               WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True)),
-    "added, cluster along n": (operands(136, 264, 200),
-                               WidePlan((128, 128, 64), 3, 2, cluster=2, across=True)),
-}  # fmt: skip
+    "added, cluster along m": (
+        operands(300, 136, 200),
+        WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True),
+    ),
+    "added, cluster along n": (
+        operands(136, 264, 200),
+        WidePlan((128, 128, 64), 3, 2, cluster=2, across=True),
+    ),
+}
 THREADS: dict[str, tuple[Operands, ThreadPlan]] = {
     "threads": (operands(136, 72, 136), ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 64))),
-    "threads, persistent": (operands(200, 136, 72),
-                            ThreadPlan((64, 64, 32), (2, 2), 3, 2, (64, 64), 3)),
-    "threads, b (k, n)": (operands(72, 72, 72, **NN),
-                          ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 64))),
-    "threads, float16": (operands(77, 72, 104, float16, float32),
-                         ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 32))),
-}  # fmt: skip
+    "threads, persistent": (
+        operands(200, 136, 72),
+        ThreadPlan((64, 64, 32), (2, 2), 3, 2, (64, 64), 3),
+    ),
+    "threads, b (k, n)": (
+        operands(72, 72, 72, **NN),
+        ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 64)),
+    ),
+    "threads, float16": (
+        operands(77, 72, 104, float16, float32),
+        ThreadPlan((64, 64, 64), (2, 2), 3, 2, (64, 32)),
+    ),
+}
 JOINT: dict[str, tuple[Operands, WidePlan]] = {
     "joint": (operands(136, 208, 136, weights=(72, 136)), WidePlan((128, 64, 64), 3, 2)),
-    "gated": (operands(136, 104, 136, weights=(104, 104), gated=True),
-              WidePlan((128, 128, 64), 3, 2, staged=32)),
-    "gated, turned": (operands(104, 16, 136, weights=(104, 104), gated=True, **TURNED),
-                      WidePlan((128, 16, 64), 3, 2, 1, 16)),
-}  # fmt: skip
+    "gated": (
+        operands(136, 104, 136, weights=(104, 104), gated=True),
+        WidePlan((128, 128, 64), 3, 2, staged=32),
+    ),
+    "gated, turned": (
+        operands(104, 16, 136, weights=(104, 104), gated=True, **TURNED),
+        WidePlan((128, 16, 64), 3, 2, 1, 16),
+    ),
+}
 
 
 def draw(seed: int, dtype: DType, *shape: int) -> np.ndarray[Any, Any]:
@@ -160,8 +176,11 @@ def one_product(body: Body, x: Operands) -> Run:
     a, b = draw(0, x.dtype, *lead, x.m, x.k), draw(1, x.dtype, *lead, x.k, x.n)
     product = a.astype(np.float64) @ b.astype(np.float64)
     product = turned_if(product, x.turned)
-    memories = [turned_if(a, not x.a_along_k), turned_if(b, x.b_along_k),
-                unwritten(x.result, *product.shape)]  # fmt: skip
+    memories = [
+        turned_if(a, not x.a_along_k),
+        turned_if(b, x.b_along_k),
+        unwritten(x.result, *product.shape),
+    ]
     return Run(body, memories, {2: product}, 2e-3 if x.dtype is float32 else 1e-5)
 
 
@@ -191,8 +210,9 @@ def joint_products(x: Operands, plan: WidePlan) -> Run:
     if x.gated:
         products = [products[0] * products[1]]
     results = [unwritten(x.result, *p.shape) for p in products]
-    return Run(body, [given, *weights, *results],
-               {1 + len(weights) + i: p for i, p in enumerate(products)})  # fmt: skip
+    return Run(
+        body, [given, *weights, *results], {1 + len(weights) + i: p for i, p in enumerate(products)}
+    )
 
 
 def plain(body: Body) -> Body:
@@ -223,8 +243,9 @@ def run_library(device: Any, run: Run) -> str:
     code: bytes | str = assemble(text, device.arch).cubin if find_ptxas() else text
     function = device.load(code).function("kernel", entry.shared_bytes, entry.cluster)
     prepared = Prepared(function, entry)
-    places = [Buffer(int(call("cuMemAlloc", m.nbytes)), m.nbytes, None, device.name)
-              for m in run.memories]  # fmt: skip
+    places = [
+        Buffer(int(call("cuMemAlloc", m.nbytes)), m.nbytes, None, device.name) for m in run.memories
+    ]
     try:
         for place, memory in zip(places, run.memories):
             device.write(place, memory)
@@ -242,15 +263,15 @@ def run_library(device: Any, run: Run) -> str:
     return f"{entry.grid} programs of {entry.threads} threads, cluster {entry.cluster}"
 
 
-def close(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], inner: float,
-          looser: float = 1.0) -> None:  # fmt: skip
+def close(
+    found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], inner: float, looser: float = 1.0
+) -> None:
     """Up to the rounding of the result and of the sums within."""
     wanted = wanted.astype(np.float64)
     finite = np.abs(wanted[np.isfinite(wanted)])
     scale = float(finite.max()) if finite.size else 1.0
     relative = looser * ROUNDING.get(BY_NUMPY[found.dtype], 0.0)
-    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=relative,
-                               atol=inner * scale)  # fmt: skip
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=relative, atol=inner * scale)
 
 
 # ---- generated kernels ----------------------------------------------------------------------

@@ -73,8 +73,10 @@ def run(device: Any, steps: Steps) -> str:
         code: bytes | str = assemble(text, device.arch).cubin if find_ptxas() else text
         function = device.load(code).function("kernel", entry.shared_bytes, entry.cluster)
         ready.append((Prepared(function, entry), names))
-    places = {n: Buffer(int(call("cuMemAlloc", max(1, m.nbytes))), m.nbytes, None, device.name)
-              for n, m in steps.memories.items()}  # fmt: skip
+    places = {
+        n: Buffer(int(call("cuMemAlloc", max(1, m.nbytes))), m.nbytes, None, device.name)
+        for n, m in steps.memories.items()
+    }
     try:
         for name, memory in steps.memories.items():
             device.write(places[name], memory)
@@ -83,9 +85,12 @@ def run(device: Any, steps: Steps) -> str:
                 prepared.point([places[n].pointer for n in names])
                 prepared.start(dependent=dependent)
         device.synchronize()
-        steps.check({n: device.download(places[n], steps.memories[n].shape,
-                                        steps.memories[n].dtype)
-                     for n in steps.wanted})  # fmt: skip
+        steps.check(
+            {
+                n: device.download(places[n], steps.memories[n].shape, steps.memories[n].dtype)
+                for n in steps.wanted
+            }
+        )
     finally:
         for place in places.values():
             call("cuMemFree", place.pointer)
@@ -100,12 +105,26 @@ def drawn(seed: int, *sizes: int) -> Array:
     return np.random.default_rng([seed, *sizes]).standard_normal(sizes).astype(np.float32)
 
 
-def shape(heads: int, key_heads: int, queries: int, keys: int, width: int = 64,
-          value_width: int = 0, **more: Any) -> AttentionShape:  # fmt: skip
+def shape(
+    heads: int,
+    key_heads: int,
+    queries: int,
+    keys: int,
+    width: int = 64,
+    value_width: int = 0,
+    **more: Any,
+) -> AttentionShape:
     """A shape of bfloat16 with the usual scale."""
     given = {"batch": 1, "dtype": bfloat16, "scale": width**-0.5, **more}
-    return AttentionShape(heads=heads, key_heads=key_heads, queries=queries, keys=keys,
-                          width=width, value_width=value_width or width, **given)  # fmt: skip
+    return AttentionShape(
+        heads=heads,
+        key_heads=key_heads,
+        queries=queries,
+        keys=keys,
+        width=width,
+        value_width=value_width or width,
+        **given,
+    )
 
 
 STARTS = {"query_starts": (0, 70, 70, 71, 150), "key_starts": (0, 40, 60, 60, 150)}
@@ -209,8 +228,11 @@ def forward(x: AttentionShape, plan: AttentionPlan) -> Steps:
     given["out"] = np.full(x.sizes("out"), np.nan, np.float32).astype(x.dtype.numpy)
     given["lse"] = np.full(x.rows, np.nan, np.float32)
     bound = 2 * STEP[x.dtype] * max(1.0, float(np.abs(exact.v).max()))
-    return Steps([(body, names)], given, {"out": (laid(exact.out, x.orders[3]), bound),
-                                          "lse": (exact.lse[..., 0], 2e-5)})  # fmt: skip
+    return Steps(
+        [(body, names)],
+        given,
+        {"out": (laid(exact.out, x.orders[3]), bound), "lse": (exact.lse[..., 0], 2e-5)},
+    )
 
 
 def backward(x: AttentionShape, plan: BackwardPlan) -> Steps:
@@ -229,8 +251,7 @@ def backward(x: AttentionShape, plan: BackwardPlan) -> Steps:
         value = laid(value, x.orders["qkv".index(name[1])])
         given[name] = np.full(value.shape, np.nan, np.float32).astype(x.dtype.numpy)
         wanted[name] = (value, 2 * STEP[x.dtype] * max(1e-3, float(np.abs(value).max())))
-    return Steps([(launch.body, list(launch.arguments)) for launch in made.launches], given,
-                 wanted)  # fmt: skip
+    return Steps([(launch.body, list(launch.arguments)) for launch in made.launches], given, wanted)
 
 
 CAUSAL = {"band": (None, 0)}
@@ -239,12 +260,18 @@ SMALL = AttentionPlan((128, 64), programs=2)
 FORWARD: dict[str, tuple[AttentionShape, AttentionPlan]] = {
     "full": (shape(2, 2, 130, 150), SMALL),
     "causal": (shape(2, 2, 200, 200, **CAUSAL), replace(SMALL, section=2)),
-    "causal, chained": (shape(2, 2, 200, 200, **CAUSAL),
-                        replace(SMALL, query_stages=2, chained=True, section=2)),
-    "causal, narrow, three consumers": (shape(1, 1, 250, 250, **CAUSAL),
-                                        replace(SMALL, tile=(192, 128), narrow=True)),
-    "late": (shape(1, 1, 150, 150, **CAUSAL),
-             replace(SMALL, late=True, query_stages=2, chained=True)),
+    "causal, chained": (
+        shape(2, 2, 200, 200, **CAUSAL),
+        replace(SMALL, query_stages=2, chained=True, section=2),
+    ),
+    "causal, narrow, three consumers": (
+        shape(1, 1, 250, 250, **CAUSAL),
+        replace(SMALL, tile=(192, 128), narrow=True),
+    ),
+    "late": (
+        shape(1, 1, 150, 150, **CAUSAL),
+        replace(SMALL, late=True, query_stages=2, chained=True),
+    ),
     "in order, no turns": (shape(1, 1, 130, 100), replace(SMALL, overlap=False, turns=False)),
     "window": (shape(1, 1, 200, 200, band=(-70, 0)), SMALL),
     "groups": (shape(6, 2, 70, 90, batch=2), SMALL),
@@ -256,13 +283,15 @@ FORWARD: dict[str, tuple[AttentionShape, AttentionPlan]] = {
     "softcap": (shape(1, 1, 100, 100, softcap=2.0), SMALL),
     "packed": (shape(2, 1, 150, 150, **PACKED, **CAUSAL), SMALL),
     "width 128": (shape(1, 1, 130, 200, 128), AttentionPlan((128, 80), programs=1, together=2)),
-    "width 256, through the queries": (shape(2, 2, 64, 128, 256),
-                                       AttentionPlan((64, 64), programs=2, staged=0)),
+    "width 256, through the queries": (
+        shape(2, 2, 64, 128, 256),
+        AttentionPlan((64, 64), programs=2, staged=0),
+    ),
     "width 40, values 72": (shape(1, 1, 77, 131, 40, 72), replace(SMALL, staged=16)),
     "float16": (shape(1, 1, 90, 150, dtype=float16, **CAUSAL), SMALL),
     "one query and key": (shape(5, 1, 1, 1), SMALL),
     "dependent": (shape(1, 1, 128, 128), replace(SMALL, dependent=True)),
-}  # fmt: skip
+}
 BLOCKS = BackwardPlan(queries=64, keys=64)
 FAST, FAST_WIDE = BackwardPlan(128, late=True, fast=True), BackwardPlan(64, fast=True)
 BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
@@ -280,12 +309,13 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "width 256": (shape(1, 1, 70, 100, 256, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
     "float16, tokens before heads": (
         shape(2, 1, 33, 150, dtype=float16, orders=("bthd",) * 4),
-        BackwardPlan(128, 2, 96, 3, late=True)),
+        BackwardPlan(128, 2, 96, 3, late=True),
+    ),
     "fast": (shape(1, 1, 200, 150), FAST),
     "fast, causal, groups": (shape(2, 1, 130, 136, **CAUSAL), FAST),
     "fast, lengths": (shape(1, 1, 130, 150, batch=3, extras=("key_lengths",), **CAUSAL), FAST),
     "fast, width 128": (shape(2, 1, 130, 140, 128, **CAUSAL), FAST_WIDE),
-}  # fmt: skip
+}
 
 
 # ---- paged ----------------------------------------------------------------------------------
@@ -294,13 +324,30 @@ LENGTHS, ONES = (0, 1, 130, 64, 90), (1, 1, 1, 1, 1)
 TURNS = PagedPlan(8, 64, 2, 4, 3, across=False)
 
 
-def paged(heads: int, key_heads: int, page: int, queries: Sequence[int] = ONES,
-          lengths: Sequence[int] = LENGTHS, width: int = 64, **more: Any
-          ) -> PagedShape:  # fmt: skip
+def paged(
+    heads: int,
+    key_heads: int,
+    page: int,
+    queries: Sequence[int] = ONES,
+    lengths: Sequence[int] = LENGTHS,
+    width: int = 64,
+    **more: Any,
+) -> PagedShape:
     """A shape that fits a step of requests of these lengths."""
     counts = [-(-n // page) for n in lengths]
-    return PagedShape(heads, key_heads, width, width, page, sum(queries), len(queries),
-                      sum(counts) + 2, max(counts) + 1, width**-0.5, **more)  # fmt: skip
+    return PagedShape(
+        heads,
+        key_heads,
+        width,
+        width,
+        page,
+        sum(queries),
+        len(queries),
+        sum(counts) + 2,
+        max(counts) + 1,
+        width**-0.5,
+        **more,
+    )
 
 
 def cache(x: PagedShape, lengths: Sequence[int], queries: Sequence[int]) -> Memories:
@@ -321,8 +368,14 @@ def cache(x: PagedShape, lengths: Sequence[int], queries: Sequence[int]) -> Memo
     q = draw.standard_normal((x.tokens, x.heads, x.width)).astype(x.dtype.numpy)
     made = {n: m.astype(x.cache.numpy) for n, m in found.items()}
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    return {**made, "q": q, "table": table, "lengths": np.array(lengths, np.int32),
-            "query_starts": starts, "scales": np.array([0.5, 2.0], np.float32)}  # fmt: skip
+    return {
+        **made,
+        "q": q,
+        "table": table,
+        "lengths": np.array(lengths, np.int32),
+        "query_starts": starts,
+        "scales": np.array([0.5, 2.0], np.float32),
+    }
 
 
 def scales_of(x: PagedShape) -> tuple[float, float]:
@@ -330,8 +383,9 @@ def scales_of(x: PagedShape) -> tuple[float, float]:
     return (0.5, 2.0) if x.scaled else (1.0, 1.0)
 
 
-def attended(x: PagedShape, plan: PagedPlan, queries: Sequence[int] = ONES,
-             lengths: Sequence[int] = LENGTHS) -> Steps:  # fmt: skip
+def attended(
+    x: PagedShape, plan: PagedPlan, queries: Sequence[int] = ONES, lengths: Sequence[int] = LENGTHS
+) -> Steps:
     """The work list, attention, and the combining of parts."""
     given = cache(x, lengths, queries)
     items, cuts = paged_reference.work_list(x, plan, given["lengths"], given["query_starts"])
@@ -340,11 +394,20 @@ def attended(x: PagedShape, plan: PagedPlan, queries: Sequence[int] = ONES,
             given[name] = np.zeros(type_.shape, type_.dtype.numpy)
     for name, type_ in scratch_parameters(x, plan):
         given[name] = np.full(type_.shape, np.nan, np.float32)
-    out = paged_reference.attention(x, given["q"], given["keys"], given["values"],
-                                    given["table"], given["lengths"], given["query_starts"],
-                                    scales_of(x))  # fmt: skip
-    launches = [(work_list(x, plan), [n for n, _ in work_parameters_of(x, plan)]),
-                (attend(x, plan), [n for n, _ in attend_parameters(x, plan)])]  # fmt: skip
+    out = paged_reference.attention(
+        x,
+        given["q"],
+        given["keys"],
+        given["values"],
+        given["table"],
+        given["lengths"],
+        given["query_starts"],
+        scales_of(x),
+    )
+    launches = [
+        (work_list(x, plan), [n for n, _ in work_parameters_of(x, plan)]),
+        (attend(x, plan), [n for n, _ in attend_parameters(x, plan)]),
+    ]
     wanted = {"items": (items, 0.0), "cuts": (cuts, 0.0), "out": (out, 2 * STEP[x.dtype])}
     if plan.joined:
         wanted["counters"] = (np.zeros(given["counters"].shape), 0.0)
@@ -357,27 +420,53 @@ def appended(x: PagedShape, rotary: Rotary, queries: Sequence[int]) -> Steps:
     """New tokens are turned and land in their pages; the rest of the cache stays."""
     given = cache(x, LENGTHS, queries)
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
-    given |= {"k": drawn(8, x.tokens, x.key_heads, x.width).astype(x.dtype.numpy),
-              "v": drawn(9, x.tokens, x.key_heads, x.value_width).astype(x.dtype.numpy),
-              "frequencies": frequencies}  # fmt: skip
+    given |= {
+        "k": drawn(8, x.tokens, x.key_heads, x.width).astype(x.dtype.numpy),
+        "v": drawn(9, x.tokens, x.key_heads, x.value_width).astype(x.dtype.numpy),
+        "frequencies": frequencies,
+    }
     wide = [given[n].astype(np.float64) for n in ("keys", "values")]
     turned = paged_reference.append(
-        x, rotary, given["q"], given["k"], given["v"], frequencies, given["table"],
-        given["lengths"], given["query_starts"], *wide, scales_of(x))  # fmt: skip
+        x,
+        rotary,
+        given["q"],
+        given["k"],
+        given["v"],
+        frequencies,
+        given["table"],
+        given["lengths"],
+        given["query_starts"],
+        *wide,
+        scales_of(x),
+    )
     names = [n for n, _ in append_parameters(x, rotary)]
     given[names[-1]] = np.zeros(given["q"].shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
-    return Steps([(append(x, rotary), names)], given, {
-        names[-1]: (turned, STEP[x.dtype]), "keys": (wide[0], within),
-        "values": (wide[1], within)})  # fmt: skip
+    return Steps(
+        [(append(x, rotary), names)],
+        given,
+        {
+            names[-1]: (turned, STEP[x.dtype]),
+            "keys": (wide[0], within),
+            "values": (wide[1], within),
+        },
+    )
 
 
-def prefilled(x: PagedShape, lengths: Sequence[int], queries: Sequence[int],
-              programs: int = 3) -> Steps:  # fmt: skip
+def prefilled(
+    x: PagedShape, lengths: Sequence[int], queries: Sequence[int], programs: int = 3
+) -> Steps:
     """The kernel for many new tokens a request; values past a request's end are zeros."""
     given = cache(x, lengths, queries)
-    out = paged_reference.attention(x, given["q"], given["keys"], given["values"],
-                                    given["table"], given["lengths"], given["query_starts"])
+    out = paged_reference.attention(
+        x,
+        given["q"],
+        given["keys"],
+        given["values"],
+        given["table"],
+        given["lengths"],
+        given["query_starts"],
+    )
     for request, length in enumerate(lengths):
         if length % x.page:
             page = given["table"][request, length // x.page]
@@ -390,37 +479,51 @@ def prefilled(x: PagedShape, lengths: Sequence[int], queries: Sequence[int],
     given["out"] = np.full((1, *out.shape), np.nan).astype(x.dtype.numpy)
     given["lse"] = np.full((1, x.heads, x.tokens), np.nan, np.float32)
     body = paged_prefill.prefill(x, replace(plan, programs=programs))
-    return Steps([(body, names)], {n: given[n] for n in names},
-                 {"out": (out[None], 2 * STEP[x.dtype])})  # fmt: skip
+    return Steps(
+        [(body, names)], {n: given[n] for n in names}, {"out": (out[None], 2 * STEP[x.dtype])}
+    )
 
 
-def prefills(heads: int, key_heads: int, page: int, lengths: Sequence[int],
-             queries: Sequence[int], **more: Any) -> Callable[[], Steps]:  # fmt: skip
+def prefills(
+    heads: int,
+    key_heads: int,
+    page: int,
+    lengths: Sequence[int],
+    queries: Sequence[int],
+    **more: Any,
+) -> Callable[[], Steps]:
     """A case of `prefilled`."""
-    return lambda: prefilled(paged(heads, key_heads, page, queries, lengths, **more), lengths,
-                             queries)  # fmt: skip
+    return lambda: prefilled(
+        paged(heads, key_heads, page, queries, lengths, **more), lengths, queries
+    )
 
 
-def stepped(x: PagedShape, plan: ShortPlan, rotary: Rotary, queries: Sequence[int],
-            lengths: Sequence[int]) -> Steps:  # fmt: skip
+def stepped(
+    x: PagedShape, plan: ShortPlan, rotary: Rotary, queries: Sequence[int], lengths: Sequence[int]
+) -> Steps:
     """Append and attention in one launch; a token at most for each request."""
     given = cache(x, lengths, queries)
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
-    given |= {"k": drawn(8, x.tokens, x.key_heads, x.width).astype(x.dtype.numpy),
-              "v": drawn(9, x.tokens, x.key_heads, x.value_width).astype(x.dtype.numpy),
-              "frequencies": frequencies}  # fmt: skip
+    given |= {
+        "k": drawn(8, x.tokens, x.key_heads, x.width).astype(x.dtype.numpy),
+        "v": drawn(9, x.tokens, x.key_heads, x.value_width).astype(x.dtype.numpy),
+        "frequencies": frequencies,
+    }
     wide = [given[n].astype(np.float64) for n in ("keys", "values")]
     places = [given[n] for n in ("table", "lengths", "query_starts")]
-    turned = paged_reference.append(x, rotary, given["q"], given["k"], given["v"], frequencies,
-                                    *places, *wide, scales_of(x))  # fmt: skip
+    turned = paged_reference.append(
+        x, rotary, given["q"], given["k"], given["v"], frequencies, *places, *wide, scales_of(x)
+    )
     kept = [m.astype(x.cache.numpy) for m in wide]
     out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))
     names = [n for n, _ in short_parameters(x, rotary)]
     given["out"] = np.zeros(out.shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
-    return Steps([(step_attend(x, plan, rotary), names)], given, {
-        "out": (out, 2 * STEP[x.dtype]), "keys": (wide[0], within),
-        "values": (wide[1], within)})  # fmt: skip
+    return Steps(
+        [(step_attend(x, plan, rotary), names)],
+        given,
+        {"out": (out, 2 * STEP[x.dtype]), "keys": (wide[0], within), "values": (wide[1], within)},
+    )
 
 
 SEVERAL = (0, 1, 5, 2, 3)
@@ -444,24 +547,30 @@ PAGED: dict[str, Callable[[], Steps]] = {
     "heads across": lambda: attended(paged(8, 2, 16), PagedPlan(8, 64, 2, 4, 6)),
     "combined by another launch": lambda: attended(paged(8, 2, 16), replace(TURNS, joined=False)),
     "more programs than blocks": lambda: attended(paged(4, 1, 16), replace(TURNS, programs=20)),
-    "8 warps, width 128": lambda: attended(paged(4, 1, 16, width=128),
-                                           PagedPlan(8, 128, 2, 8, 5)),
+    "8 warps, width 128": lambda: attended(paged(4, 1, 16, width=128), PagedPlan(8, 128, 2, 8, 5)),
     "window": lambda: attended(paged(4, 1, 16, window=70), TURNS),
     "8 bits": lambda: attended(paged(4, 1, 16, cache=float8_e4m3), TURNS),
-    "several queries": lambda: attended(paged(8, 2, 16, SEVERAL), replace(TURNS, rows=16),
-                                        SEVERAL),
-    "prefill": lambda: attended(paged(4, 1, 16, (0, 70, 21), (0, 70, 130)),
-                                replace(TURNS, rows=64), (0, 70, 21), (0, 70, 130)),
-    "one launch": lambda: stepped(paged(8, 2, 16, ONES, FEW), ShortPlan(cluster=2), Rotary(64),
-                                  ONES, FEW),
+    "several queries": lambda: attended(paged(8, 2, 16, SEVERAL), replace(TURNS, rows=16), SEVERAL),
+    "prefill": lambda: attended(
+        paged(4, 1, 16, (0, 70, 21), (0, 70, 130)),
+        replace(TURNS, rows=64),
+        (0, 70, 21),
+        (0, 70, 130),
+    ),
+    "one launch": lambda: stepped(
+        paged(8, 2, 16, ONES, FEW), ShortPlan(cluster=2), Rotary(64), ONES, FEW
+    ),
     "one launch, clusters of 8": lambda: stepped(
-        paged(4, 1, 64, ONES, FEW, 128), ShortPlan(), Rotary(128), ONES, FEW),
+        paged(4, 1, 64, ONES, FEW, 128), ShortPlan(), Rotary(128), ONES, FEW
+    ),
     "one launch, 8 bits": lambda: stepped(
-        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW),
+        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW
+    ),
     "append": lambda: appended(paged(8, 2, 16, SEVERAL), Rotary(64), SEVERAL),
-    "append, 8 bits": lambda: appended(paged(4, 1, 16, SEVERAL, cache=float8_e4m3), Rotary(64),
-                                       SEVERAL),
-}  # fmt: skip
+    "append, 8 bits": lambda: appended(
+        paged(4, 1, 16, SEVERAL, cache=float8_e4m3), Rotary(64), SEVERAL
+    ),
+}
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Steps]]]:

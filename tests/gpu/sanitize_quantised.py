@@ -45,8 +45,13 @@ class Products(Steps):
     def check(self, found: Memories) -> None:
         """What was found is what is wanted."""
         for name, (value, bound) in self.wanted.items():
-            np.testing.assert_allclose(found[name].astype(np.float64), value, rtol=0,
-                                       atol=bound * np.abs(value).max(), err_msg=name)  # fmt: skip
+            np.testing.assert_allclose(
+                found[name].astype(np.float64),
+                value,
+                rtol=0,
+                atol=bound * np.abs(value).max(),
+                err_msg=name,
+            )
 
 
 def unwritten(dtype: DType, *shape: int) -> Array:
@@ -67,11 +72,17 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
     lines, sizes = x.k // LINE, x.weights or (x.n,)
     kept = sizes[:1] if x.gated else sizes
     named = [f"w{i}" for i in range(len(sizes))], [f"c{i}" for i in range(len(kept))]
-    b = PlacedBuilder("matvec", [
-        ("x", Memory((lines, LINE), x.dtype)),
-        *((name, Memory((n * lines, LINE), x.dtype, use=use)) for name, n in zip(named[0], sizes)),
-        *((name, Memory((n,), x.result, use="result")) for name, n in zip(named[1], kept)),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        "matvec",
+        [
+            ("x", Memory((lines, LINE), x.dtype)),
+            *(
+                (name, Memory((n * lines, LINE), x.dtype, use=use))
+                for name, n in zip(named[0], sizes)
+            ),
+            *((name, Memory((n,), x.result, use="result")) for name, n in zip(named[1], kept)),
+        ],
+    )
 
     def token() -> Node:
         return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
@@ -80,11 +91,20 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
         return given[0] if len(given) == 2 else b.apply("multiply", *given[:2])
 
     last = 1 + len(sizes)
-    body = Matvec(x, plan or choose(x, H200).plan, b, token, b.parameters[1:last],
-                  b.parameters[last:], [epilogue] * len(kept)).build()  # fmt: skip
+    body = Matvec(
+        x,
+        plan or choose(x, H200).plan,
+        b,
+        token,
+        b.parameters[1:last],
+        b.parameters[last:],
+        [epilogue] * len(kept),
+    ).build()
     given = {"x": drawn(0, lines, LINE).astype(x.dtype.numpy)}
-    given |= {name: drawn(1 + i, n * lines, LINE).astype(x.dtype.numpy)
-              for i, (name, n) in enumerate(zip(named[0], sizes))}  # fmt: skip
+    given |= {
+        name: drawn(1 + i, n * lines, LINE).astype(x.dtype.numpy)
+        for i, (name, n) in enumerate(zip(named[0], sizes))
+    }
     one = given["x"].reshape(-1).astype(np.float64)
     made = [given[name].reshape(-1, x.k).astype(np.float64) @ one for name in named[0]]
     made = [made[0] * made[1]] if x.gated else made
@@ -118,8 +138,13 @@ class Weights:
         self.values = shape.format.to_float32(raw)
 
 
-def sized(form: Format, rows: int, blocks: int, tokens: int, dtype: DType = bfloat16,
-          ) -> QuantisedShape:  # fmt: skip
+def sized(
+    form: Format,
+    rows: int,
+    blocks: int,
+    tokens: int,
+    dtype: DType = bfloat16,
+) -> QuantisedShape:
     """A shape of so many blocks (of 256 columns; or of 32, three times as many)."""
     columns = form.block * blocks * (1 if form.block > 32 else 3)
     return QuantisedShape(form, rows, columns, tokens, dtype)
@@ -143,26 +168,36 @@ def few(x: QuantisedShape, plan: RowsPlan | None = None, around: Around = NOTHIN
     """Few tokens, by byte products."""
     weights, sizes = Weights(x), around.results(x)
     body = few_tokens(x, plan or quantised_gpu.rows_plan(x), around=around)
-    shapes = {"x": (x.tokens, x.columns), "norm": (x.columns,), "bias": (x.rows,),
-              "residual": (x.tokens, sum(sizes))}  # fmt: skip
-    given = {name: drawn(i, *map(int, shape)).astype(x.dtype.numpy)
-             for i, (name, shape) in enumerate(shapes.items())}  # fmt: skip
+    shapes = {
+        "x": (x.tokens, x.columns),
+        "norm": (x.columns,),
+        "bias": (x.rows,),
+        "residual": (x.tokens, sum(sizes)),
+    }
+    given = {
+        name: drawn(i, *map(int, shape)).astype(x.dtype.numpy)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
     whole = surrounded(x, around, given, weights.values)
     names = [name for name, _ in parameters(x, around)]
     made = np.split(whole, np.cumsum(sizes)[:-1], axis=1)
     results = names[len(names) - len(sizes) :]
     given |= weights.parts
     given |= {name: unwritten(x.dtype, *part.shape) for name, part in zip(results, made)}
-    return Products([(fitted(body, H200), names)], {name: given[name] for name in names},
-                    {name: (part, STEP[x.dtype]) for name, part in zip(results, made)})
+    return Products(
+        [(fitted(body, H200), names)],
+        {name: given[name] for name in names},
+        {name: (part, STEP[x.dtype]) for name, part in zip(results, made)},
+    )
 
 
 def plain(x: QuantisedShape, body: Body, first: Array, wanted: Array, bound: float) -> Products:
     """A kernel of one input, the parts, and one result."""
     weights = Weights(x)
     given = {"first": first, **weights.parts, "out": unwritten(x.dtype, *wanted.shape)}
-    return Products([(fitted(body, H200), ["first", *weights.names, "out"])], given,
-                    {"out": (wanted, bound)})  # fmt: skip
+    return Products(
+        [(fitted(body, H200), ["first", *weights.names, "out"])], given, {"out": (wanted, bound)}
+    )
 
 
 def many(x: QuantisedShape, plan: MatrixPlan | None = None) -> Products:
@@ -178,8 +213,9 @@ def whole(x: QuantisedShape) -> Products:
     weights = Weights(x)
     wanted = weights.values.astype(x.dtype.numpy).astype(np.float64)
     given = {**weights.parts, "out": unwritten(x.dtype, *wanted.shape)}
-    return Products([(fitted(unpack(x), H200), [*weights.names, "out"])], given,
-                    {"out": (wanted, 0.0)})  # fmt: skip
+    return Products(
+        [(fitted(unpack(x), H200), [*weights.names, "out"])], given, {"out": (wanted, 0.0)}
+    )
 
 
 def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
@@ -202,8 +238,10 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
     """Every Format by every kernel; Plans and what may be around a product."""
     for form in QUANTISED:
         yield f"few tokens: {form}", lambda f=form: few(sized(f, 20, 3, 2), SMALL)
-        yield f"many tokens: {form}", lambda f=form: many(sized(f, 20, 1, 19),
-                                                          MatrixPlan(16, 16, 2, 1))  # fmt: skip
+        yield (
+            f"many tokens: {form}",
+            lambda f=form: many(sized(f, 20, 1, 19), MatrixPlan(16, 16, 2, 1)),
+        )
         yield f"rows: {form}", lambda f=form: rows(sized(f, 21, 2, 3, float32), (20, 0, 7))
         yield f"all rows: {form}", lambda f=form: whole(sized(f, 21, 2, 3))
     for form, columns in ((formats.Q4_1, 1536), (formats.Q8_0, 1536), (formats.Q4_K, 1024)):
@@ -214,8 +252,10 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
     yield "few tokens: turns", lambda: few(x, RowsPlan(8, 2, 32, stages=2))
     yield "few tokens: last turn cut", lambda: few(x, RowsPlan(8, 4, 64))
     several = QuantisedShape(formats.Q4_1, 16, 1024, 3, bfloat16)
-    yield "few tokens: of several programs", lambda: few(
-        several, RowsPlan(8, 1, 32, tokens=2, together=1))
+    yield (
+        "few tokens: of several programs",
+        lambda: few(several, RowsPlan(8, 1, 32, tokens=2, together=1)),
+    )
     for name, around in AROUND.items():
         for dtype in (bfloat16, float32):
             own = QuantisedShape(formats.Q4_1, 32, 1024, 2, dtype)

@@ -20,7 +20,9 @@ import numpy as np
 HEAD = ".version 8.5\n.target sm_90a\n.address_size 64\n"
 PLAIN_HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
-VECTOR_ADD = PLAIN_HEAD + """
+VECTOR_ADD = (
+    PLAIN_HEAD
+    + """
 .visible .entry vector_add(.param .u64 a, .param .u64 b, .param .u64 c, .param .s64 count)
 {
     .reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %d<12>;
@@ -41,8 +43,11 @@ $end:
     ret;
 }
 """
+)
 
-CHAIN = HEAD + """
+CHAIN = (
+    HEAD
+    + """
 .visible .entry chain(.param .u64 x, .param .u64 y)
 .maxntid 128, 1, 1
 {
@@ -61,8 +66,11 @@ CHAIN = HEAD + """
     ret;
 }
 """
+)
 
-TILE_LOAD = HEAD + """
+TILE_LOAD = (
+    HEAD
+    + """
 .visible .entry tile_load(.param .align 64 .b8 map[128], .param .u64 out, .param .s64 row,
                           .param .s64 column)
 .maxntid 128, 1, 1
@@ -98,8 +106,11 @@ $copy:
     ret;
 }
 """
+)
 
-CLUSTER = HEAD + """
+CLUSTER = (
+    HEAD
+    + """
 .visible .entry cluster_rank(.param .u64 out)
 .explicitcluster
 {
@@ -112,8 +123,11 @@ CLUSTER = HEAD + """
     ret;
 }
 """
+)
 
-SHARED = HEAD + """
+SHARED = (
+    HEAD
+    + """
 .extern .shared .align 128 .b8 place[];
 .visible .entry shared_use(.param .u64 out, .param .s64 bytes)
 {
@@ -125,8 +139,11 @@ SHARED = HEAD + """
     ret;
 }
 """
+)
 
-FAULT = PLAIN_HEAD + """
+FAULT = (
+    PLAIN_HEAD
+    + """
 .visible .entry wild_store()
 {
     .reg .b32 %r<2>; .reg .b64 %d<2>;
@@ -134,8 +151,11 @@ FAULT = PLAIN_HEAD + """
     ret;
 }
 """
+)
 
-HANG = PLAIN_HEAD + """
+HANG = (
+    PLAIN_HEAD
+    + """
 .visible .entry endless(.param .u64 flag)
 {
     .reg .pred %p<2>; .reg .b32 %r<2>; .reg .b64 %d<2>;
@@ -145,10 +165,16 @@ $again:
     ret;
 }
 """
+)
 TEXTS = {
-    "vector_add": VECTOR_ADD, "chain": CHAIN, "tile_load": TILE_LOAD, "cluster_rank": CLUSTER,
-    "shared_use": SHARED, "wild_store": FAULT, "endless": HANG,
-}  # fmt: skip
+    "vector_add": VECTOR_ADD,
+    "chain": CHAIN,
+    "tile_load": TILE_LOAD,
+    "cluster_rank": CLUSTER,
+    "shared_use": SHARED,
+    "wild_store": FAULT,
+    "endless": HANG,
+}
 
 Check = Callable[[Any], str]
 CHECKS: dict[str, Check] = {}
@@ -165,8 +191,11 @@ def check(function: Check) -> Check:
 
 
 def same(found: Any, wanted: Any, **tolerance: float) -> None:
-    np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64),
-                               **(tolerance or {"rtol": 0, "atol": 0}))  # fmt: skip
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64),
+        np.asarray(wanted, np.float64),
+        **(tolerance or {"rtol": 0, "atol": 0}),
+    )
 
 
 def function_of(device: Any, name: str, **options: Any) -> Any:
@@ -188,8 +217,10 @@ def facts(device: Any) -> str:
     assert device.target.cores == a["multiprocessor_count"]
     from tilegrad.targets.ptx.assemble import find_ptxas
 
-    return (f"{a['name']}, {device.arch}, driver {a['driver_version']}, target {device.target.name}"
-            f", ptxas {'here' if find_ptxas() else 'absent'}")  # fmt: skip
+    return (
+        f"{a['name']}, {device.arch}, driver {a['driver_version']}, target {device.target.name}"
+        f", ptxas {'here' if find_ptxas() else 'absent'}"
+    )
 
 
 @check
@@ -222,8 +253,13 @@ def vector_add(device: Any) -> str:
         device.fill(z)
         launch(function, (count // 256,), 256, [x, y, z, count])
         same(device.download(z, (count,), np.float32), a + b)
-        results.append(min(timed(device, lambda f=function: launch(
-            f, (count // 256,), 256, [x, y, z, count]), 20)))  # fmt: skip
+        results.append(
+            min(
+                timed(
+                    device, lambda f=function: launch(f, (count // 256,), 256, [x, y, z, count]), 20
+                )
+            )
+        )
     return f"{3 * a.nbytes / min(results) / 1e12:.2f} TB/s, facts {function.facts}"
 
 
@@ -307,8 +343,9 @@ def tensor_map(device: Any) -> str:
             wanted[: part.shape[0], : part.shape[1]] = part
             same(found, swizzled(wanted) if swizzle else wanted)
     arguments = (("map", map_), ("pointer", 1), ("symbol", "row"), ("symbol", "column"))
-    prepared = Prepared(function, Entry("tile_load", arguments, (1,), 128),
-                        {"row": 0, "column": 32})  # fmt: skip
+    prepared = Prepared(
+        function, Entry("tile_load", arguments, (1,), 128), {"row": 0, "column": 32}
+    )
     prepared.launch((x.pointer, out.pointer))
     same(device.download(out, (32, 32), np.float32), swizzled(data[:32, 32:64]))
     return "plain and 128-byte swizzle, over the edges, from an Entry"
@@ -444,22 +481,24 @@ def tensor_ops(device: Any) -> str:
     need_emitter()
     import tilegrad as tg
 
-    a, b = (np.random.default_rng(i).standard_normal((257, 130)).astype(np.float32)
-            for i in range(2))  # fmt: skip
+    a, b = (
+        np.random.default_rng(i).standard_normal((257, 130)).astype(np.float32) for i in range(2)
+    )
     x, y = tg.tensor(a, device="cuda"), tg.tensor(b, device="cuda")
     bad = []
     cases: dict[str, tuple[Callable[..., Any], Any]] = {
         "add": (lambda x, y: x + y, a + b),
         "sum": (lambda x, y: (x + y).sum(), (a + b).astype(np.float64).sum()),
         "rows": (lambda x, y: (x * y).sum(1), (a * b).sum(1)),
-        "columns": (lambda x, y: x.max(0).values if hasattr(x.max(0), "values") else x.max(0),
-                    a.max(0)),
-        "softmax": (lambda x, y: x.softmax(1),
-                    np.exp(a) / np.exp(a).sum(1, keepdims=True)),
+        "columns": (
+            lambda x, y: x.max(0).values if hasattr(x.max(0), "values") else x.max(0),
+            a.max(0),
+        ),
+        "softmax": (lambda x, y: x.softmax(1), np.exp(a) / np.exp(a).sum(1, keepdims=True)),
         "transpose": (lambda x, y: x.T + y.T, (a + b).T),
         "matmul": (lambda x, y: x @ y.T, a @ b.T),
         "gather": (lambda x, y: x[[3, 1, 200]], a[[3, 1, 200]]),
-    }  # fmt: skip
+    }
     for name, (function, wanted) in cases.items():
         for kind, run in (("eager", function), ("jit", tg.jit(function))):
             try:

@@ -114,11 +114,20 @@ def within(name: str, low: float, high: float, *shape: int) -> np.ndarray:
 # ---- elementwise ----------------------------------------------------------------------------
 
 DOMAINS: dict[Op, tuple[float, float]] = {
-    ops.square_root: (0.3, 2), ops.log: (0.3, 2), ops.log2: (0.3, 2), ops.log10: (0.3, 2),
-    ops.log1p: (-0.5, 2), ops.asin: (-0.8, 0.8),
-    ops.acos: (-0.8, 0.8), ops.erf_inverse: (-0.8, 0.8), ops.reciprocal: (0.4, 2),
-    ops.tan: (-1, 1), ops.acosh: (1.3, 3), ops.atanh: (-0.8, 0.8), ops.logit: (0.1, 0.9),
-}  # fmt: skip
+    ops.square_root: (0.3, 2),
+    ops.log: (0.3, 2),
+    ops.log2: (0.3, 2),
+    ops.log10: (0.3, 2),
+    ops.log1p: (-0.5, 2),
+    ops.asin: (-0.8, 0.8),
+    ops.acos: (-0.8, 0.8),
+    ops.erf_inverse: (-0.8, 0.8),
+    ops.reciprocal: (0.4, 2),
+    ops.tan: (-1, 1),
+    ops.acosh: (1.3, 3),
+    ops.atanh: (-0.8, 0.8),
+    ops.logit: (0.1, 0.9),
+}
 UNARY = (
     ops.negative, ops.reciprocal, ops.absolute, ops.square_root, ops.exp, ops.log, ops.exp2,
     ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos,
@@ -140,15 +149,28 @@ case(ops.remainder, "plain", ops.remainder, normal("rem", 5) * 3, within("remb",
 case(ops.fmod, "plain", ops.fmod, normal("rem", 5) * 3, within("remb", 0.9, 1.3, 5))
 case(ops.power, "plain", ops.power, within("pow", 0.3, 2, 4), normal("powb", 4))
 for exponent in (0.0, 1.0, 2.0, 3.0, -1.5):
-    case(ops.power, f"x**{exponent}", lambda x, e=exponent: ops.power(x, build.like(x, e)),
-         within("pow", 0.3, 2, 3))  # fmt: skip
+    case(
+        ops.power,
+        f"x**{exponent}",
+        lambda x, e=exponent: ops.power(x, build.like(x, e)),
+        within("pow", 0.3, 2, 3),
+    )
 case(ops.power, "2**x", lambda x: ops.power(build.like(x, 2.0), x), normal("powx", 3))
 MASK = np.array([True, False, True])
 case(ops.where, "plain", ops.where, MASK, normal("wa", 3), normal("wb", 3))
-case(ops.cast, "twice", lambda x: ops.cast(ops.cast(x, dtype=dtypes.float64),
-     dtype=dtypes.float64), normal("cast", 3))  # fmt: skip
-case(ops.barrier, "token", lambda x, t: ops.multiply(ops.barrier(x, t), x),
-     normal("barrier", 3), normal("token", 2))  # fmt: skip
+case(
+    ops.cast,
+    "twice",
+    lambda x: ops.cast(ops.cast(x, dtype=dtypes.float64), dtype=dtypes.float64),
+    normal("cast", 3),
+)
+case(
+    ops.barrier,
+    "token",
+    lambda x, t: ops.multiply(ops.barrier(x, t), x),
+    normal("barrier", 3),
+    normal("token", 2),
+)
 
 # ---- movement -------------------------------------------------------------------------------
 
@@ -165,14 +187,24 @@ case(ops.slice_, "end", lambda x: build.slice_(x, (1,), (7,), (3,)), normal("s",
 case(ops.slice_, "empty", lambda x: build.slice_(x, (1,), (1,), (3,)), normal("s", 7))
 case(ops.flip, "plain", lambda x: build.flip(x, (0, 2)), A234)
 for width, step, dilation in (
-    (3, 1, 1), (2, 3, 1), (2, 2, 1), (3, 2, 1), (2, 1, 3), (3, 3, 2), (1, 2, 1), (17, 1, 1),
-    (18, 2, 1), (17, 1, 2),
-):  # fmt: skip
-    case(ops.windows, f"{width}-{step}-{dilation}",
-         lambda x, w=width, s=step, d=dilation: build.windows(x, 1, w, s, d),
-         normal("w", 2, 36 if width > 16 else 8, 2))  # fmt: skip
-case(ops.concatenate, "plain", lambda a, b: build.concatenate([a, b, a], 1),
-     A23, normal("c", 2, 1))  # fmt: skip
+    (3, 1, 1),
+    (2, 3, 1),
+    (2, 2, 1),
+    (3, 2, 1),
+    (2, 1, 3),
+    (3, 3, 2),
+    (1, 2, 1),
+    (17, 1, 1),
+    (18, 2, 1),
+    (17, 1, 2),
+):
+    case(
+        ops.windows,
+        f"{width}-{step}-{dilation}",
+        lambda x, w=width, s=step, d=dilation: build.windows(x, 1, w, s, d),
+        normal("w", 2, 36 if width > 16 else 8, 2),
+    )
+case(ops.concatenate, "plain", lambda a, b: build.concatenate([a, b, a], 1), A23, normal("c", 2, 1))
 
 # ---- reductions, scans, dot -----------------------------------------------------------------
 
@@ -181,33 +213,68 @@ for op in (ops.sum_, ops.prod, ops.max_, ops.min_):
     case(op, "all", lambda x, op=op: op(x, axes=(0, 1)), A23)
 case(ops.sum_, "none", lambda x: ops.sum_(x, axes=(1,)), np.zeros((2, 0)))
 case(ops.prod, "none", lambda x: ops.prod(x, axes=(1,)), np.zeros((2, 0)))
-case(ops.prod, "zeros", lambda x: ops.prod(x, axes=(1,)),
-     np.array([[0.0, 2, 3], [0, 0, 2], [1, 2, 3]]))  # fmt: skip
+case(
+    ops.prod,
+    "zeros",
+    lambda x: ops.prod(x, axes=(1,)),
+    np.array([[0.0, 2, 3], [0, 0, 2], [1, 2, 3]]),
+)
 for kind in ("sum", "prod", "max", "min"):
-    case(ops.cumulative, kind,
-         lambda x, k=kind: ops.cumulative(x, axis=1, kind=k), A234)  # fmt: skip
-    case(ops.cumulative, kind + "-one", lambda x, k=kind: ops.cumulative(x, axis=0, kind=k),
-         normal("cum", 1))  # fmt: skip
-case(ops.cumulative, "prod-zeros", lambda x: ops.cumulative(x, axis=0, kind="prod"),
-     np.array([2.0, 0, 3, 0, 4]))  # fmt: skip
+    case(ops.cumulative, kind, lambda x, k=kind: ops.cumulative(x, axis=1, kind=k), A234)
+    case(
+        ops.cumulative,
+        kind + "-one",
+        lambda x, k=kind: ops.cumulative(x, axis=0, kind=k),
+        normal("cum", 1),
+    )
+case(
+    ops.cumulative,
+    "prod-zeros",
+    lambda x: ops.cumulative(x, axis=0, kind="prod"),
+    np.array([2.0, 0, 3, 0, 4]),
+)
 for descending in (False, True):
-    case(ops.sort, f"{descending}",
-         lambda x, d=descending: ops.get(ops.sort(x, axis=1, descending=d), index=0),
-         A234)  # fmt: skip
+    case(
+        ops.sort,
+        f"{descending}",
+        lambda x, d=descending: ops.get(ops.sort(x, axis=1, descending=d), index=0),
+        A234,
+    )
 case(ops.dot, "matmul", build.matmul, A23, normal("d", 3, 4))
-case(ops.dot, "batch", lambda a, b: build.dot(a, b, ((1,), (0,)), ((2,), (2,))),
-     A234, normal("d", 3, 2, 4))  # fmt: skip
-case(ops.dot, "cross", lambda a, b: build.dot(a, b, ((0,), (3,)), ((3, 1), (0, 2))),
-     normal("da", 2, 3, 2, 4), normal("db", 4, 5, 3, 2))  # fmt: skip
-case(ops.dot, "outer", lambda a, b: build.dot(a, b, ((), ()), ((), ())), normal("o", 2),
-     normal("p", 3))  # fmt: skip
+case(
+    ops.dot,
+    "batch",
+    lambda a, b: build.dot(a, b, ((1,), (0,)), ((2,), (2,))),
+    A234,
+    normal("d", 3, 2, 4),
+)
+case(
+    ops.dot,
+    "cross",
+    lambda a, b: build.dot(a, b, ((0,), (3,)), ((3, 1), (0, 2))),
+    normal("da", 2, 3, 2, 4),
+    normal("db", 4, 5, 3, 2),
+)
+case(
+    ops.dot,
+    "outer",
+    lambda a, b: build.dot(a, b, ((), ()), ((), ())),
+    normal("o", 2),
+    normal("p", 3),
+)
 case(ops.dot, "empty", build.matmul, np.zeros((2, 0)), np.zeros((0, 3)))
 case(ops.dot, "square", lambda a: build.matmul(a, a), normal("d", 3, 3))
 
 # ---- attention ------------------------------------------------------------------------------
 
-ATTRS = {"scale": 0.7, "band": (None, None), "softcap": 0.0, "dropout": 0.0, "extras": (),
-         "orders": ("bhtd",) * 4}  # fmt: skip
+ATTRS = {
+    "scale": 0.7,
+    "band": (None, None),
+    "softcap": 0.0,
+    "dropout": 0.0,
+    "extras": (),
+    "orders": ("bhtd",) * 4,
+}
 
 
 def _attend(*inputs: Node, **attrs: object) -> list[Node]:
@@ -231,8 +298,9 @@ def _starts(*steps: int) -> Node:
 def _packed(function: Function, **attrs: object) -> Function:
     """The function with starts of sequences in front of its last inputs."""
     starts = ("query_starts", "key_starts")
-    return lambda *inputs: function(*inputs, _starts(2, 0, 1), _starts(1, 1, 2), extras=starts,
-                                    **attrs)  # fmt: skip
+    return lambda *inputs: function(
+        *inputs, _starts(2, 0, 1), _starts(1, 1, 2), extras=starts, **attrs
+    )
 
 
 QKV = [normal("q", 2, 2, 3, 4), normal("k", 2, 1, 4, 4), normal("v", 2, 1, 4, 2)]
@@ -245,18 +313,42 @@ ROWS_OF = [normal("lse", 2, 2, 3) + 3.0, normal("delta", 2, 2, 3)]
 ONE = [x[:1] for x in QKV]
 case(ops.attention, "plain", _attend, *QKV)
 case(ops.attention, "whole", lambda *xs: _attend(*xs, **WHOLE), *MIXED, *ADDED)
-case(ops.attention, "seen", lambda *xs: _attend(*xs, extras=("mask", "key_lengths"))[0],
-     *QKV, SEEN, np.array([4, 2], np.int32))  # fmt: skip
+case(
+    ops.attention,
+    "seen",
+    lambda *xs: _attend(*xs, extras=("mask", "key_lengths"))[0],
+    *QKV,
+    SEEN,
+    np.array([4, 2], np.int32),
+)
 case(ops.attention, "packed", _packed(lambda *xs, **a: _attend(*xs, **a)[0], band=(None, 0)), *ONE)
 case(ops.attention_backward, "plain", _attend_back, *QKV, normal("g", 2, 2, 3, 2), *ROWS_OF)
-case(ops.attention_backward, "bias",
-     lambda *xs: _attend_back(*xs, extras=("bias",), wanted=("bias",)),
-     *QKV, normal("g", 2, 2, 3, 2), *ROWS_OF, ADDED[0])  # fmt: skip
-case(ops.attention_backward, "whole",
-     lambda *xs: _attend_back(*xs, **WHOLE, wanted=("bias", "slopes", "sinks")),
-     *MIXED, normal("g", 3, 2, 2, 2), *ROWS_OF, *ADDED)  # fmt: skip
-case(ops.attention_backward, "packed", _packed(_attend_back, band=(None, 0)),
-     *ONE, normal("g", 1, 2, 3, 2), *(x[:1] for x in ROWS_OF))  # fmt: skip
+case(
+    ops.attention_backward,
+    "bias",
+    lambda *xs: _attend_back(*xs, extras=("bias",), wanted=("bias",)),
+    *QKV,
+    normal("g", 2, 2, 3, 2),
+    *ROWS_OF,
+    ADDED[0],
+)
+case(
+    ops.attention_backward,
+    "whole",
+    lambda *xs: _attend_back(*xs, **WHOLE, wanted=("bias", "slopes", "sinks")),
+    *MIXED,
+    normal("g", 3, 2, 2, 2),
+    *ROWS_OF,
+    *ADDED,
+)
+case(
+    ops.attention_backward,
+    "packed",
+    _packed(_attend_back, band=(None, 0)),
+    *ONE,
+    normal("g", 1, 2, 3, 2),
+    *(x[:1] for x in ROWS_OF),
+)
 
 # ---- indexing -------------------------------------------------------------------------------
 
@@ -265,15 +357,37 @@ COLUMNS = np.array([[3, 0], [0, 3]])
 case(ops.gather, "one", lambda x, i: build.gather(x, [i], (1,)), A234, ROWS)
 case(ops.gather, "two", lambda x, i, j: build.gather(x, [j, i], (2, 1)), A234, ROWS, COLUMNS)
 for mode in ("set", "add", "multiply", "max", "min"):
-    case(ops.update, mode, lambda s, v, i, m=mode: build.update(s, v, [i], (1,), m),
-         A234, normal("u", 3, 2, 4), np.array([2, 1, 2]))  # fmt: skip
-    case(ops.update, mode + "-two",
-         lambda s, v, i, j, m=mode: build.update(s, v, [i, j], (0, 2), m),
-         A234, normal("v", 4, 3), np.array([0, 1, -1, 0]), np.array([3, 3, 0, 4]))  # fmt: skip
-case(ops.update, "row", lambda s, v: build.update(s, v, [build.constant(1, dtypes.int64)], (0,)),
-     A23, normal("r", 3))  # fmt: skip
-case(ops.update, "iota", lambda s, v: build.update(s, v, [build.iota(2)], (1,)),
-     A23, normal("r", 2, 2))  # fmt: skip
+    case(
+        ops.update,
+        mode,
+        lambda s, v, i, m=mode: build.update(s, v, [i], (1,), m),
+        A234,
+        normal("u", 3, 2, 4),
+        np.array([2, 1, 2]),
+    )
+    case(
+        ops.update,
+        mode + "-two",
+        lambda s, v, i, j, m=mode: build.update(s, v, [i, j], (0, 2), m),
+        A234,
+        normal("v", 4, 3),
+        np.array([0, 1, -1, 0]),
+        np.array([3, 3, 0, 4]),
+    )
+case(
+    ops.update,
+    "row",
+    lambda s, v: build.update(s, v, [build.constant(1, dtypes.int64)], (0,)),
+    A23,
+    normal("r", 3),
+)
+case(
+    ops.update,
+    "iota",
+    lambda s, v: build.update(s, v, [build.iota(2)], (1,)),
+    A23,
+    normal("r", 2, 2),
+)
 
 # ---- control --------------------------------------------------------------------------------
 
@@ -318,8 +432,14 @@ def _nested(x: Node, w: Node) -> list[Node]:
 
 
 case(ops.scan, "forward", cumulative_mix, normal("s0", 2), normal("s1", 3, 2), normal("s2", 2))
-case(ops.scan, "reverse", lambda *a: cumulative_mix(*a, reverse=True),
-     normal("s0", 2), normal("s1", 3, 2), normal("s2", 2))  # fmt: skip
+case(
+    ops.scan,
+    "reverse",
+    lambda *a: cumulative_mix(*a, reverse=True),
+    normal("s0", 2),
+    normal("s1", 3, 2),
+    normal("s2", 2),
+)
 case(ops.scan, "none", cumulative_mix, normal("s0", 2), np.zeros((0, 2)), normal("s2", 2))
 case(ops.scan, "late", _late_carry, normal("s3", 2))
 case(ops.scan, "nested", _nested, normal("n", 2, 3), normal("n"))
@@ -363,12 +483,21 @@ class NoRules:
 
 
 for rules in (ScaleRules(), ForwardOnly(), NoRules()):
-    case(ops.custom, type(rules).__name__,
-         lambda x, y, r=rules: build.custom(
-             lambda a: [ops.multiply(a[0], ops.sin(a[1]))], [x, y], r),
-         normal("x", 3), normal("y", 3))  # fmt: skip
-case(ops.get, "plain", lambda x: ops.get(ops.sort(x, axis=0, descending=False), index=0),
-     normal("g", 4))  # fmt: skip
+    case(
+        ops.custom,
+        type(rules).__name__,
+        lambda x, y, r=rules: build.custom(
+            lambda a: [ops.multiply(a[0], ops.sin(a[1]))], [x, y], r
+        ),
+        normal("x", 3),
+        normal("y", 3),
+    )
+case(
+    ops.get,
+    "plain",
+    lambda x: ops.get(ops.sort(x, axis=0, descending=False), index=0),
+    normal("g", 4),
+)
 
 
 def _doubling(x: Node, y: Node) -> list[Node]:

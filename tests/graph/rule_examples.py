@@ -39,9 +39,14 @@ def values(node: Node, random: np.random.Generator, symbols: Mapping[str, int]) 
 
 
 def agree(
-    before: Sequence[Node], after: Sequence[Node], *, close: float = 0.0, seeds: int = 3,
-    symbols: Mapping[str, int] | None = None, finite: bool = False,
-) -> None:  # fmt: skip
+    before: Sequence[Node],
+    after: Sequence[Node],
+    *,
+    close: float = 0.0,
+    seeds: int = 3,
+    symbols: Mapping[str, int] | None = None,
+    finite: bool = False,
+) -> None:
     """Assert that two graphs have the same types and values on random inputs."""
     symbols = {} if symbols is None else symbols
     assert [n.type for n in before] == [n.type for n in after]

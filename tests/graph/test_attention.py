@@ -21,8 +21,14 @@ from tilegrad.ir.symbol import combine, symbol
 from tilegrad.ir.text import parse_block, print_block
 from tilegrad.ir.types import Array
 
-PLAIN = {"scale": 0.6, "band": (None, None), "softcap": 0.0, "dropout": 0.0, "extras": (),
-         "orders": ("bhtd",) * 4}  # fmt: skip
+PLAIN = {
+    "scale": 0.6,
+    "band": (None, None),
+    "softcap": 0.0,
+    "dropout": 0.0,
+    "extras": (),
+    "orders": ("bhtd",) * 4,
+}
 
 
 def node_of(array):
@@ -77,8 +83,10 @@ def by_loops(q, k, v, extras, attrs):
     group = q.shape[1] // k.shape[1]
     out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
-        scores = [score(float(q[b, h, i] @ k[b, h // group, j]), extras, attrs, (b, h, i, j), shape)
-                  for j in range(k.shape[2])]  # fmt: skip
+        scores = [
+            score(float(q[b, h, i] @ k[b, h // group, j]), extras, attrs, (b, h, i, j), shape)
+            for j in range(k.shape[2])
+        ]
         all_ = [*scores, float(extras["sinks"][h])] if "sinks" in extras else scores
         total = sum(map(math.exp, all_))
         if total == 0.0:
@@ -135,11 +143,13 @@ def problems(draw):
     if rate:
         extras.update(key=np.array(7, np.uint32), offset=np.array(3, np.uint32))
     attrs = {
-        "scale": draw(st.sampled_from([0.6, -1.1])), "band": (draw(bound), draw(bound)),
-        "softcap": draw(st.sampled_from([0.0, 1.5])), "dropout": rate,
+        "scale": draw(st.sampled_from([0.6, -1.1])),
+        "band": (draw(bound), draw(bound)),
+        "softcap": draw(st.sampled_from([0.0, 1.5])),
+        "dropout": rate,
         "extras": tuple(n for n in EXTRAS if n in extras),
         "orders": tuple(draw(st.sampled_from(ORDERS)) for _ in range(4)),
-    }  # fmt: skip
+    }
     q = rng.standard_normal((size, heads, queries, 3))
     k, v = (rng.standard_normal((size, key_heads, keys, n)) for n in (3, 2))
     return q, k, v, extras, attrs
@@ -190,16 +200,21 @@ def test_backward_is_the_derivative(problem) -> None:
         moved = {n: values[n] + sign * t for n, t in zip(wrt, tangents)}
         ends.append(interpret(outputs, {**values, **moved}))
     change = [(a - b) / 2e-6 for a, b in zip(*ends)]
-    assert inner(change, list(seeds.values())) == pytest.approx(inner(slopes, tangents),
-                                                                rel=1e-5, abs=1e-6)  # fmt: skip
+    assert inner(change, list(seeds.values())) == pytest.approx(
+        inner(slopes, tangents), rel=1e-5, abs=1e-6
+    )
 
 
 def test_second_order_by_differences() -> None:
     """The gradient of the square of every gradient, with extras and dropout."""
     rng = np.random.default_rng(0)
-    extras = {"bias": rng.standard_normal((1, 4, 1, 5)), "slopes": rng.standard_normal(4),
-              "sinks": rng.standard_normal(4), "key": np.array(1, np.uint32),
-              "offset": np.array(2, np.uint32)}  # fmt: skip
+    extras = {
+        "bias": rng.standard_normal((1, 4, 1, 5)),
+        "slopes": rng.standard_normal(4),
+        "sinks": rng.standard_normal(4),
+        "key": np.array(1, np.uint32),
+        "offset": np.array(2, np.uint32),
+    }
     attrs = {**PLAIN, "softcap": 2.0, "band": (-3, 1), "dropout": 0.3, "extras": tuple(extras)}
     shapes = ((2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 2))
     node, values = built((*(rng.standard_normal(s) for s in shapes), extras, attrs))
@@ -215,8 +230,9 @@ def test_second_order_by_differences() -> None:
     slopes = evaluate(second, values)
     for n, slope in zip(wrt, slopes):
         tangent = rng.standard_normal(n.shape)
-        ends = [interpret([value], {**values, n: values[n] + s * tangent})[0]
-                for s in (1e-5, -1e-5)]  # fmt: skip
+        ends = [
+            interpret([value], {**values, n: values[n] + s * tangent})[0] for s in (1e-5, -1e-5)
+        ]
         assert inner([slope], [tangent]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
@@ -231,8 +247,11 @@ def test_a_row_that_sees_nothing_has_gradients_of_0() -> None:
     seeds = {node_of(x): x for x in (np.ones(out.shape), np.full(lse.shape, np.inf))}
     seeds[list(seeds)[1]][..., 0] = 1.0  # what arrives at an lse of -inf may be anything
     found = grad.gradients([out, lse], list(seeds), list(values))
-    second = grad.gradients([build.sum_(g) for g in found], [
-        build.constant(1.0, dtypes.float64) for _ in found], list(values))  # fmt: skip
+    second = grad.gradients(
+        [build.sum_(g) for g in found],
+        [build.constant(1.0, dtypes.float64) for _ in found],
+        list(values),
+    )
     for g in evaluate([*found, *(s for s in second if s is not None)], {**values, **seeds}):
         assert np.isfinite(g).all()
     assert not evaluate(found[:1], {**values, **seeds})[0][:, :, 1].any()
@@ -297,14 +316,24 @@ def test_the_pass_says_why() -> None:
 # ---- batches ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("flagged", "folds"), [
-    (("q",), True), (("q", "k", "v"), True), (("q", "bias"), True), (("q", "slopes"), False),
-    (("q", "key"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flagged", "folds"),
+    [
+        (("q",), True),
+        (("q", "k", "v"), True),
+        (("q", "bias"), True),
+        (("q", "slopes"), False),
+        (("q", "key"), False),
+    ],
+)
 def test_a_batch_folds_into_b(flagged, folds) -> None:
     rng = np.random.default_rng(0)
-    extras = {"bias": rng.standard_normal((1, 2, 1, 4)), "slopes": rng.standard_normal(2),
-              "key": np.array(9, np.uint32), "offset": np.array(0, np.uint32)}  # fmt: skip
+    extras = {
+        "bias": rng.standard_normal((1, 2, 1, 4)),
+        "slopes": rng.standard_normal(2),
+        "key": np.array(9, np.uint32),
+        "offset": np.array(0, np.uint32),
+    }
     attrs = {**PLAIN, "extras": tuple(extras), "dropout": 0.5, "orders": ("bthd",) * 4}
     shapes = ((2, 2, 3, 4), (2, 1, 4, 4), (2, 1, 4, 2))
     node, values = built((*(rng.standard_normal(s) for s in shapes), extras, attrs))
@@ -329,11 +358,14 @@ def test_text() -> None:
     queries, keys = symbol("Q", 1, 64), symbol("K", 1, 64)
     q = argument("q", Array((2, queries, 4, 8), dtypes.bfloat16))
     k = argument("k", Array((2, 2, keys, 8), dtypes.bfloat16))
-    more = {"sinks": argument("sinks", Array((4,), dtypes.float32)),
-            "bias": argument("bias", Array((1, 4, queries, 1), dtypes.float32))}  # fmt: skip
+    more = {
+        "sinks": argument("sinks", Array((4,), dtypes.float32)),
+        "bias": argument("bias", Array((1, 4, queries, 1), dtypes.float32)),
+    }
     band = (None, combine(keys, queries, -1))
-    out, lse = attention.attention(q, k, k, more, scale=0.125, band=band, softcap=30.0,
-                                   orders=("bthd", "bhtd", "bhtd", "bthd"))  # fmt: skip
+    out, lse = attention.attention(
+        q, k, k, more, scale=0.125, band=band, softcap=30.0, orders=("bthd", "bhtd", "bhtd", "bthd")
+    )
     assert out.type == Array((2, queries, 4, 8), dtypes.bfloat16)
     assert lse.type == Array((2, 4, queries), dtypes.float32)
     assert lse.inputs[0].attrs["extras"] == ("bias", "sinks")  # in the order of the table
@@ -377,11 +409,17 @@ def test_wrong_attrs(change, text) -> None:
         ops.attention(q, k, k, **{**PLAIN, **change})
 
 
-@pytest.mark.parametrize(("name", "shape", "dtype"), [
-    ("bias", (2, 2, 3, 5), dtypes.float32), ("mask", (1, 1, 3, 5), dtypes.float32),
-    ("slopes", (3,), dtypes.float32), ("key_lengths", (1,), dtypes.int64),
-    ("bias", (3, 5), dtypes.float32), ("query_starts", (2,), dtypes.int32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        ("bias", (2, 2, 3, 5), dtypes.float32),
+        ("mask", (1, 1, 3, 5), dtypes.float32),
+        ("slopes", (3,), dtypes.float32),
+        ("key_lengths", (1,), dtypes.int64),
+        ("bias", (3, 5), dtypes.float32),
+        ("query_starts", (2,), dtypes.int32),
+    ],
+)
 def test_wrong_extras(name, shape, dtype) -> None:
     q, k = (build.input_((1, 2, t, 4), dtypes.float32) for t in (3, 5))
     with pytest.raises(InternalError, match=name):

@@ -87,8 +87,10 @@ def test_gradient_of_the_batched(case: Case) -> None:
     wrt = case.floats(nodes)
     per_example = or_zeros(grad.gradients(outputs, [build.like(o, 1.5) for o in outputs], wrt), wrt)
     expected = one_by_one(per_example, nodes, values, flags)
-    new = [build.input_(v.shape, dtypes.BY_NUMPY[v.dtype]) if on else n
-           for v, n, on in zip(values, nodes, flags)]  # fmt: skip
+    new = [
+        build.input_(v.shape, dtypes.BY_NUMPY[v.dtype]) if on else n
+        for v, n, on in zip(values, nodes, flags)
+    ]
     pairs = batch.batched(outputs, {n: m for n, m, on in zip(nodes, new, flags) if on}, SIZE)
     made = [batch.with_batch(x, on, SIZE) for x, on in pairs]
     moving = case.floats(new)

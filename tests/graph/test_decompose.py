@@ -37,8 +37,18 @@ EXAMPLES = {
     "atan2": lambda: ops.atan2(f(), f()),
     "custom": custom,
 }
-SMALL = {ops.sign, ops.sigmoid, ops.logit, ops.asinh, ops.acosh, ops.atanh, ops.asin, ops.acos,
-         ops.atan2, ops.custom}  # fmt: skip
+SMALL = {
+    ops.sign,
+    ops.sigmoid,
+    ops.logit,
+    ops.asinh,
+    ops.acosh,
+    ops.atanh,
+    ops.asin,
+    ops.acos,
+    ops.atan2,
+    ops.custom,
+}
 
 
 def test_every_rule_has_an_example():
@@ -64,8 +74,15 @@ def test_zeros_and_infinities():
     special = np.array([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -3.0], np.float32)
     a, b = (v.ravel() for v in np.meshgrid(special, special))
     x, y = given(a.size, dtype=float32), given(a.size, dtype=float32)
-    before = [ops.atan2(x, y), ops.asin(x), ops.sigmoid(x), ops.asinh(x), ops.acosh(x),
-              ops.atanh(x), ops.logit(x)]  # fmt: skip
+    before = [
+        ops.atan2(x, y),
+        ops.asin(x),
+        ops.sigmoid(x),
+        ops.asinh(x),
+        ops.acosh(x),
+        ops.atanh(x),
+        ops.logit(x),
+    ]
     after = rewrite(before, DECOMPOSE)
     for old, new in zip(interpret(before, {x: a, y: b}), interpret(after, {x: a, y: b})):
         np.testing.assert_allclose(new, old, rtol=1e-6)

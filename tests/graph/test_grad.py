@@ -247,8 +247,9 @@ def test_call_uses_the_vjp_of_its_callee() -> None:
     value = normal("call", 3)
     np.testing.assert_allclose(evaluate([out, *found], {x: value}), [value**2, 2 * value])
     old = build.input_((3,), dtypes.float64)
-    ((many, on),) = batch.batched([ops.call(old, callee=Square())],
-                                  {old: build.input_((2, 3), dtypes.float64)}, 2)  # fmt: skip
+    ((many, on),) = batch.batched(
+        [ops.call(old, callee=Square())], {old: build.input_((2, 3), dtypes.float64)}, 2
+    )
     assert on and many.shape == (2, 3)
     del Square.vjp
     with pytest.raises(UserError, match="no reverse derivative"):

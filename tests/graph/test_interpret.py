@@ -36,7 +36,10 @@ def test_every_dtype_through_every_elementwise_op(dtype) -> None:
     bits = {"bit_not", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"}
     for op in ops.graph.ops.values():
         if op in (ops.cast, ops.bitcast, ops.in_range) or op.group not in (
-                "unary", "binary", "compare"):  # fmt: skip
+            "unary",
+            "binary",
+            "compare",
+        ):
             continue
         if (dtype.is_float and op.name in bits) or (dtype.kind == "bool" and op is ops.negative):
             continue
@@ -133,8 +136,12 @@ def test_erf_inverse() -> None:
 def test_update_modes() -> None:
     state, value, index = np.array([1.0, 2, 3]), np.array([5.0, 6, 7, 8]), np.array([1, 1, -1, 3])
     for mode, expected in (
-        ("set", 6), ("add", 13), ("multiply", 60), ("max", 6), ("min", 2),
-    ):  # fmt: skip
+        ("set", 6),
+        ("add", 13),
+        ("multiply", 60),
+        ("max", 6),
+        ("min", 2),
+    ):
         got = run(ops.update, state, value, index, axes=(0,), mode=mode)
         assert got.tolist() == [1, expected, 3]
     assert state.tolist() == [1, 2, 3]
@@ -202,9 +209,10 @@ def test_blocks_and_missing_values() -> None:
 def test_while_loop_and_cond() -> None:
     x = build.input_((), dtypes.int64)
     (power,) = build.while_loop(
-        lambda c: build.less(c[0], x), lambda c: [ops.add(c[0], c[0])],
+        lambda c: build.less(c[0], x),
+        lambda c: [ops.add(c[0], c[0])],
         [build.constant(1, dtypes.int64)],
-    )  # fmt: skip
+    )
     (chosen,) = build.cond(build.less(x, 10), lambda: [power], lambda: [ops.negative(power)])
     assert interpret([power, chosen], {x: np.array(100)}) == [128, -128]
     assert interpret([power, chosen], {x: np.array(5)}) == [8, 8]

@@ -40,27 +40,34 @@ def matmul_spelled(a, b):
 EXAMPLES = {
     "sum_of_product": lambda: matmul_spelled(f(3, 4), f(4, 5)),
     "sum_of_cast_product": lambda: build.sum_(
-        casted(build.multiply(f(3, 4, dtype=bfloat16), f(4, dtype=bfloat16)), float32), 1),
+        casted(build.multiply(f(3, 4, dtype=bfloat16), f(4, dtype=bfloat16)), float32), 1
+    ),
     "dot_cast": lambda: build.matmul(
-        casted(f(3, 4, dtype=bfloat16), float32), casted(f(4, 5, dtype=bfloat16), float32)),
+        casted(f(3, 4, dtype=bfloat16), float32), casted(f(4, 5, dtype=bfloat16), float32)
+    ),
     "dot_moved_left": lambda: build.matmul(moved((1, 0), 4, 3), f(4, 5)),
     "dot_moved_right": lambda: build.matmul(f(3, 4), moved((1, 0), 5, 4)),
-}  # fmt: skip
+}
 
 FOUND = {
     "matmul": lambda: matmul_spelled(f(3, 4), f(4, 5)),
     "transposed operands": lambda: matmul_spelled(moved((1, 0), 4, 3), moved((1, 0), 5, 4)),
     "transposed result": lambda: product_sum(
-        build.unsqueeze(f(4, 5), 1), build.unsqueeze(f(4, 3), 2), 0),
+        build.unsqueeze(f(4, 5), 1), build.unsqueeze(f(4, 3), 2), 0
+    ),
     "linear": lambda: product_sum(build.unsqueeze(f(2, 3, 4), 2), f(5, 4), -1),
     "batched": lambda: product_sum(
-        build.unsqueeze(f(2, 6, 3, 4), 4), build.unsqueeze(f(2, 6, 4, 5), 2), 3),
+        build.unsqueeze(f(2, 6, 3, 4), 4), build.unsqueeze(f(2, 6, 4, 5), 2), 3
+    ),
     "broadcast batch": lambda: product_sum(
-        build.unsqueeze(f(2, 6, 3, 4), 4), build.unsqueeze(f(1, 6, 4, 5), 2), 3),
+        build.unsqueeze(f(2, 6, 3, 4), 4), build.unsqueeze(f(1, 6, 4, 5), 2), 3
+    ),
     "two contracted": lambda: product_sum(
-        build.reshape(f(3, 4, 5), (3, 1, 4, 5)), f(7, 4, 5), (2, 3)),
+        build.reshape(f(3, 4, 5), (3, 1, 4, 5)), f(7, 4, 5), (2, 3)
+    ),
     "contracted around": lambda: product_sum(
-        build.reshape(f(4, 3, 5), (4, 3, 1, 5)), build.reshape(f(4, 7, 5), (4, 1, 7, 5)), (0, 3)),
+        build.reshape(f(4, 3, 5), (4, 3, 1, 5)), build.reshape(f(4, 7, 5), (4, 1, 7, 5)), (0, 3)
+    ),
     "matrix times vector": lambda: product_sum(f(3, 4), f(4), 1),
     "vector times matrix": lambda: product_sum(build.unsqueeze(f(4), 1), f(4, 5), 0),
     "batched vectors": lambda: product_sum(f(2, 3, 4), build.unsqueeze(f(2, 4), 1), 2),
@@ -68,17 +75,22 @@ FOUND = {
     "units": lambda: product_sum(build.reshape(f(3, 4), (1, 3, 4, 1)), f(1, 1, 4, 5), 2),
     "casts outside": lambda: product_sum(
         casted(build.expand(f(3, 4, 1, dtype=float16), (3, 4, 5)), float32),
-        casted(build.expand(f(1, 4, 5, dtype=float16), (3, 4, 5)), float32), 1),
+        casted(build.expand(f(1, 4, 5, dtype=float16), (3, 4, 5)), float32),
+        1,
+    ),
     "integers": lambda: product_sum(
         casted(build.unsqueeze(f(3, 4, dtype=int8), 2), int32),
-        casted(build.unsqueeze(f(4, 5, dtype=int8), 0), int32), 1),
+        casted(build.unsqueeze(f(4, 5, dtype=int8), 0), int32),
+        1,
+    ),
     "double": lambda: matmul_spelled(f(3, 4, dtype=float64), f(4, 5, dtype=float64)),
     "half": lambda: matmul_spelled(f(3, 4, dtype=bfloat16), f(4, 5, dtype=bfloat16)),
     "same value twice": lambda: (lambda x: matmul_spelled(x, build.transpose(x)))(f(3, 4)),
     "windows": lambda: product_sum(build.windows(f(9, 2), 0, 3), f(2, 3), (1, 2)),
     "sum of permuted product": lambda: build.sum_(
-        build.permute(build.multiply(build.unsqueeze(f(3, 4), 2), f(4, 5)), (2, 1, 0)), 1),
-}  # fmt: skip
+        build.permute(build.multiply(build.unsqueeze(f(3, 4), 2), f(4, 5)), (2, 1, 0)), 1
+    ),
+}
 
 STAYS = {
     "squares": lambda: (lambda x: product_sum(x, x, 1))(f(3, 4)),
@@ -206,10 +218,14 @@ def test_random_dots(seed):
     a, b = ([names[n] for n in side] for side in (left, right))
     x, y = random_factor(choose, tuple(a), len(a) - 1), random_factor(choose, tuple(b))
     x, y = build.expand(x, tuple(a)), build.expand(y, tuple(b))
-    before = [build.dot(
-        x, y, ([left.index(n) for n in lead], [right.index(n) for n in lead]),
-        ([left.index(n) for n in inner], [right.index(n) for n in inner]),
-    )]  # fmt: skip
+    before = [
+        build.dot(
+            x,
+            y,
+            ([left.index(n) for n in lead], [right.index(n) for n in lead]),
+            ([left.index(n) for n in inner], [right.index(n) for n in inner]),
+        )
+    ]
     agree(before, settle(before), close=1e-4)
 
 

@@ -110,11 +110,23 @@ class Given:
     """Inputs of the usual shapes, made when asked for."""
 
     def __getattr__(self, name):
-        shapes = {"q": (B, H, Q, D), "k": (B, H, K, D), "v": (B, H, K, D), "slopes": (H,),
-                  "qt": (B, Q, H, D), "kt": (B, K, H, D), "vt": (B, K, H, D),
-                  "k2": (B, 2, K, D), "v2": (B, 2, K, D), "k1": (B, K, D), "v1": (B, K, D),
-                  "bias": (H, Q, K), "q3": (B * H, Q, D), "k3": (B * H, K, D),
-                  "v3": (B * H, K, D)}  # fmt: skip
+        shapes = {
+            "q": (B, H, Q, D),
+            "k": (B, H, K, D),
+            "v": (B, H, K, D),
+            "slopes": (H,),
+            "qt": (B, Q, H, D),
+            "kt": (B, K, H, D),
+            "vt": (B, K, H, D),
+            "k2": (B, 2, K, D),
+            "v2": (B, 2, K, D),
+            "k1": (B, K, D),
+            "v1": (B, K, D),
+            "bias": (H, Q, K),
+            "q3": (B * H, Q, D),
+            "k3": (B * H, K, D),
+            "v3": (B * H, K, D),
+        }
         made = t(B, K, dtype=bool_) if name == "pad" else t(*shapes[name])
         self.__dict__[name] = made
         return made
@@ -152,8 +164,10 @@ PLAIN = {
     "two axes": lambda g: softmax(t(Q, D) @ t(K, D).t()) @ t(K, D),
     "three axes": lambda g: softmax(g.q3 @ turned(g.k3)) @ g.v3,
     "bmm": lambda g: tg.bmm(softmax(tg.bmm(g.q3, turned(g.k3))), g.v3).reshape(B, H, Q, D),
-    "batch and heads as one": lambda g: softmax(
-        g.q.reshape(B * H, Q, D) @ turned(g.k.reshape(B * H, K, D))) @ g.v.reshape(B * H, K, D),
+    "batch and heads as one": lambda g: (
+        softmax(g.q.reshape(B * H, Q, D) @ turned(g.k.reshape(B * H, K, D)))
+        @ g.v.reshape(B * H, K, D)
+    ),
     "values first": lambda g: tg.einsum("bhkd,bhqk->bhqd", g.v, softmax(g.x)),
     "scale before": lambda g: softmax((g.q * 0.5) @ turned(g.k)) @ g.v,
     "scale on both": lambda g: softmax((g.q * 0.5) @ turned(g.k * 0.6)) @ g.v,
@@ -161,8 +175,7 @@ PLAIN = {
     "negative scale": lambda g: softmax(-g.x) @ g.v,
     "softmax without maximum": lambda g: normal(tg.exp(g.x)) @ g.v,
     "softmax spelled": lambda g: normal(tg.exp(g.x - g.x.amax(-1, keepdim=True))) @ g.v,
-    "maximum detached": lambda g: normal(
-        tg.exp(g.x - g.x.amax(-1, keepdim=True).detach())) @ g.v,
+    "maximum detached": lambda g: normal(tg.exp(g.x - g.x.amax(-1, keepdim=True).detach())) @ g.v,
     "reciprocal": lambda g: (tg.exp(g.x) * (1 / tg.exp(g.x).sum(-1, keepdim=True))) @ g.v,
     "log_softmax": lambda g: g.x.log_softmax(-1).exp() @ g.v,
     "logsumexp": lambda g: tg.exp(g.x - tg.logsumexp(g.x, -1, keepdim=True)) @ g.v,
@@ -177,7 +190,7 @@ PLAIN = {
     "scale by query": lambda g: softmax(g.q @ turned(g.k) * t(Q, 1)) @ g.v,
     "scale by head": lambda g: softmax(g.q @ turned(g.k) / t(H, 1, 1)) @ g.v,
     "always true": lambda g: softmax(tg.where(j() < K + i(), g.x, -INF)) @ g.v,
-}  # fmt: skip
+}
 
 BANDS = {
     "where": (lambda g: tg.where(j() <= i(), g.x, -INF), (None, 0)),
@@ -189,10 +202,12 @@ BANDS = {
     "subsequent": (lambda g: g.x + subsequent(tg.tril(tg.ones(Q, K))), (None, 0)),
     "slice of a large mask": (
         lambda g: g.x.masked_fill(tg.tril(tg.ones(9, 9))[None, None, :Q, :K] == 0, -INF),
-        (None, 0)),
+        (None, 0),
+    ),
     "a later slice": (
         lambda g: g.x.masked_fill(tg.tril(tg.ones(16, 16))[3 : Q + 3, 1 : K + 1] == 0, -INF),
-        (None, 2)),
+        (None, 2),
+    ),
     "finite": (lambda g: g.x.masked_fill(j() > i(), -1e9), (None, 0)),
     "lowest": (lambda g: tg.where(j() <= i(), g.x, LOWEST), (None, 0)),
     "lowest added": (lambda g: g.x + (1 - tg.tril(tg.ones(Q, K))) * LOWEST, (None, 0)),
@@ -200,51 +215,77 @@ BANDS = {
     "the other way": (lambda g: tg.where(j() >= i(), g.x, -INF), (0, None)),
     "window": (lambda g: tg.where((j() <= i()) & (i() - j() < 3), g.x, -INF), (-2, 0)),
     "window by two": (
-        lambda g: tg.where(i() - j() < 3, tg.where(j() <= i(), g.x, -INF), -INF), (-2, 0)),
+        lambda g: tg.where(i() - j() < 3, tg.where(j() <= i(), g.x, -INF), -INF),
+        (-2, 0),
+    ),
     "both sides": (lambda g: tg.where((i() - j()).abs() <= 1, g.x, -INF), (-1, 1)),
     "of floats": (lambda g: tg.where(j().float() - i().float() < 0.0, g.x, -INF), (None, -1)),
     "scores times tril": (
-        lambda g: g.x * tg.tril(tg.ones(Q, K)) - 1e10 * (1 - tg.tril(tg.ones(Q, K))), (None, 0)),
+        lambda g: g.x * tg.tril(tg.ones(Q, K)) - 1e10 * (1 - tg.tril(tg.ones(Q, K))),
+        (None, 0),
+    ),
     "before the scale": (lambda g: tg.where(j() <= i(), g.q @ turned(g.k), -INF) / 3, (None, 0)),
     "diagonal": (lambda g: tg.where(i() == j(), g.x, -INF), (0, 0)),
     "doubled": (lambda g: tg.where(2 * j() <= 2 * i() + 1, g.x, -INF), (None, 0)),
-}  # fmt: skip
+}
 
 ORDERS = {
     "tokens first": (
-        lambda g: tg.einsum("bhqk,bkhd->bqhd", softmax(tg.einsum("bqhd,bkhd->bhqk", g.qt, g.kt)),
-                            g.vt), ("bthd",) * 4),
+        lambda g: tg.einsum(
+            "bhqk,bkhd->bqhd", softmax(tg.einsum("bqhd,bkhd->bhqk", g.qt, g.kt)), g.vt
+        ),
+        ("bthd",) * 4,
+    ),
     "permuted": (
-        lambda g: (softmax(g.qt.transpose(1, 2) @ g.kt.permute(0, 2, 3, 1)) @ g.vt.transpose(1, 2)
-                   ).transpose(1, 2).contiguous(), ("bthd",) * 4),
+        lambda g: (
+            (softmax(g.qt.transpose(1, 2) @ g.kt.permute(0, 2, 3, 1)) @ g.vt.transpose(1, 2))
+            .transpose(1, 2)
+            .contiguous()
+        ),
+        ("bthd",) * 4,
+    ),
     "packed": (packed, ("bthd",) * 4),
     "result turned": (
         lambda g: (softmax(g.x) @ g.v).transpose(1, 2).reshape(B, Q, H * D),
-        ("bhtd", "bhtd", "bhtd", "bthd")),
+        ("bhtd", "bhtd", "bhtd", "bthd"),
+    ),
     "merged, result turned": (
-        lambda g: (softmax(g.q.reshape(-1, Q, D) @ turned(g.k.reshape(-1, K, D)))
-                   @ g.v.reshape(-1, K, D)).reshape(B, H, Q, D).transpose(1, 2),
-        ("bhtd", "bhtd", "bhtd", "bthd")),
+        lambda g: (
+            (softmax(g.q.reshape(-1, Q, D) @ turned(g.k.reshape(-1, K, D))) @ g.v.reshape(-1, K, D))
+            .reshape(B, H, Q, D)
+            .transpose(1, 2)
+        ),
+        ("bhtd", "bhtd", "bhtd", "bthd"),
+    ),
     "a batch of one": (
-        lambda g: tg.einsum("bhqk,bkhd->bqhd", softmax(tg.einsum(
-            "bqhd,bkhd->bhqk", t(1, Q, H, D), t(1, K, H, D))), t(1, K, H, D)), ("bthd",) * 4),
-}  # fmt: skip
+        lambda g: tg.einsum(
+            "bhqk,bkhd->bqhd",
+            softmax(tg.einsum("bqhd,bkhd->bhqk", t(1, Q, H, D), t(1, K, H, D))),
+            t(1, K, H, D),
+        ),
+        ("bthd",) * 4,
+    ),
+}
 
 GROUPS = {
-    "repeat_interleave": lambda g: softmax(
-        g.q @ turned(g.k2.repeat_interleave(2, 1))) @ g.v2.repeat_interleave(2, 1),
-    "expand and reshape": lambda g: softmax(g.q @ turned(
-        g.k2[:, :, None].expand(B, 2, 2, K, D).reshape(B, H, K, D))
-    ) @ g.v2[:, :, None].expand(B, 2, 2, K, D).reshape(B, H, K, D),
+    "repeat_interleave": lambda g: (
+        softmax(g.q @ turned(g.k2.repeat_interleave(2, 1))) @ g.v2.repeat_interleave(2, 1)
+    ),
+    "expand and reshape": lambda g: (
+        softmax(g.q @ turned(g.k2[:, :, None].expand(B, 2, 2, K, D).reshape(B, H, K, D)))
+        @ g.v2[:, :, None].expand(B, 2, 2, K, D).reshape(B, H, K, D)
+    ),
     "repeat": lambda g: softmax(g.q @ turned(g.k2.repeat(1, 2, 1, 1))) @ g.v2.repeat(1, 2, 1, 1),
     "broadcast": lambda g: (
         softmax(g.q.view(B, 2, 2, Q, D) @ turned(g.k2[:, :, None])) @ g.v2[:, :, None]
     ).reshape(B, H, Q, D),
-    "einsum": lambda g: tg.einsum("bhgqk,bhkd->bqhgd", softmax(tg.einsum(
-        "bhgqd,bhkd->bhgqk", g.q.view(B, 2, 2, Q, D), g.k2)), g.v2),
-    "one query": lambda g: softmax(
-        t(B, 2, 2, 1, D) @ turned(g.k2[:, :, None])) @ g.v2[:, :, None],
-}  # fmt: skip
+    "einsum": lambda g: tg.einsum(
+        "bhgqk,bhkd->bqhgd",
+        softmax(tg.einsum("bhgqd,bhkd->bhgqk", g.q.view(B, 2, 2, Q, D), g.k2)),
+        g.v2,
+    ),
+    "one query": lambda g: softmax(t(B, 2, 2, 1, D) @ turned(g.k2[:, :, None])) @ g.v2[:, :, None],
+}
 
 EXTRAS = {
     "bool": (lambda g: softmax(tg.where(t(B, 1, Q, K, dtype=bool_), g.x, -INF)) @ g.v,
@@ -349,8 +390,9 @@ def test_rows_that_see_nothing_under_finite_masks():
     g = Given()
     hidden = t(B, 1, Q, 1, dtype=bool_) & t(B, 1, Q, K, dtype=bool_)
     turned_out = (softmax(tg.where(hidden, g.x, LOWEST)) @ g.v).transpose(1, 2)
-    groups = softmax((g.q @ turned(g.k2.repeat_interleave(2, 1))).masked_fill(
-        ~hidden, -1e9)) @ g.v2.repeat_interleave(2, 1)  # fmt: skip
+    groups = softmax(
+        (g.q @ turned(g.k2.repeat_interleave(2, 1))).masked_fill(~hidden, -1e9)
+    ) @ g.v2.repeat_interleave(2, 1)
     leaves = softmax(tg.where(j() <= i() - 2, g.x, -1e9)) @ g.v
     for made in (turned_out, groups, leaves):
         after = recognize([made.node])
@@ -384,13 +426,21 @@ def half(*shape):
 
 HALF = {
     "hugging face": lambda q, k, v: (
-        (q @ k.transpose(2, 3) * 0.3 + half(B, 1, 9, 9)[:, :, :, :K][:, :, :Q])
-        .softmax(-1, dtype=tg.float32).to(q.dtype) @ v).transpose(1, 2).contiguous(),
+        (
+            (q @ k.transpose(2, 3) * 0.3 + half(B, 1, 9, 9)[:, :, :, :K][:, :, :Q])
+            .softmax(-1, dtype=tg.float32)
+            .to(q.dtype)
+            @ v
+        )
+        .transpose(1, 2)
+        .contiguous()
+    ),
     "scores upcast": lambda q, k, v: softmax((q @ turned(k)).float()).to(tg.bfloat16) @ v,
-    "all upcast": lambda q, k, v: (
-        softmax(q.float() @ turned(k.float())) @ v.float()).to(tg.bfloat16),
+    "all upcast": lambda q, k, v: (softmax(q.float() @ turned(k.float())) @ v.float()).to(
+        tg.bfloat16
+    ),
     "as it is": lambda q, k, v: softmax(q @ turned(k) * 0.3) @ v,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HALF)
@@ -408,21 +458,36 @@ def test_a_wide_result_of_narrow_values_stays_wide():
 KNOWN = {
     "tril": (lambda g: tg.tril(tg.ones(Q, K, dtype=tg.bool)), (None, 0), {}),
     "window and padding": (
-        lambda g: (j() <= i()) & (i() - j() < 3) & g.pad[:, None, None], (-2, 0),
-        {"mask": (B, 1, 1, K)}),
+        lambda g: (j() <= i()) & (i() - j() < 3) & g.pad[:, None, None],
+        (-2, 0),
+        {"mask": (B, 1, 1, K)},
+    ),
     "triu of -inf": (lambda g: tg.triu(tg.full((Q, K), -INF), 1), (None, 0), {}),
     "lowest": (lambda g: (1 - tg.tril(tg.ones(Q, K))) * LOWEST, (None, 0), {}),
-    "lowest and a bias": (lambda g: (1 - tg.tril(tg.ones(Q, K))) * LOWEST + g.bias, (None, None),
-                          {"bias": (1, H, Q, K)}),
-    "alibi": (lambda g: g.slopes[:, None, None] * (j() - i()).float()
-              + tg.triu(tg.full((Q, K), -INF), 1), (None, 0), {"slopes": (H,)}),
-    "alibi of keys": (lambda g: g.slopes[:, None, None] * tg.arange(K).float(), (None, None),
-                      {"bias": (1, H, 1, K)}),
+    "lowest and a bias": (
+        lambda g: (1 - tg.tril(tg.ones(Q, K))) * LOWEST + g.bias,
+        (None, None),
+        {"bias": (1, H, Q, K)},
+    ),
+    "alibi": (
+        lambda g: g.slopes[:, None, None] * (j() - i()).float() + tg.triu(tg.full((Q, K), -INF), 1),
+        (None, 0),
+        {"slopes": (H,)},
+    ),
+    "alibi of keys": (
+        lambda g: g.slopes[:, None, None] * tg.arange(K).float(),
+        (None, None),
+        {"bias": (1, H, 1, K)},
+    ),
     "data": (lambda g: g.bias, (None, None), {"bias": (1, H, Q, K)}),
     "of each batch": (
-        lambda g: t(2, 1, 1, 1, K, dtype=bool_).expand(2, 1, 1, Q, K).reshape(B, 1, Q, K)
-        & (j() <= i()), (None, 0), {"mask": (B, 1, 1, K)}),
-}  # fmt: skip
+        lambda g: (
+            t(2, 1, 1, 1, K, dtype=bool_).expand(2, 1, 1, Q, K).reshape(B, 1, Q, K) & (j() <= i())
+        ),
+        (None, 0),
+        {"mask": (B, 1, 1, K)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -667,8 +732,11 @@ class Made:
         if layout == 1:
             return self.t(self.b, tokens, heads, width).transpose(1, 2)
         if layout == 2:
-            return self.t(self.b, tokens, heads * width).view(
-                self.b, tokens, heads, width).transpose(1, 2)  # fmt: skip
+            return (
+                self.t(self.b, tokens, heads * width)
+                .view(self.b, tokens, heads, width)
+                .transpose(1, 2)
+            )
         return self.t(self.b, heads, width, tokens).transpose(2, 3)
 
     def scaled(self, q, k):

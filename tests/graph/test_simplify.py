@@ -168,16 +168,18 @@ EXAMPLES = {
     "reshape_same": lambda: ops.reshape(f(), shape=(4, 5)),
     "reshape_reshape": lambda: ops.reshape(ops.reshape(f(4, 6), shape=(24,)), shape=(3, 8)),
     "reshape_expand": lambda: ops.reshape(
-        ops.expand(f(6, 1, 1, 5), shape=(6, 2, 2, 5)), shape=(2, 3, 4, 1, 5)),
+        ops.expand(f(6, 1, 1, 5), shape=(6, 2, 2, 5)), shape=(2, 3, 4, 1, 5)
+    ),
     "permute_permute": lambda: ops.permute(
-        ops.permute(f(2, 3, 4), order=(1, 2, 0)), order=(2, 1, 0)),
+        ops.permute(f(2, 3, 4), order=(1, 2, 0)), order=(2, 1, 0)
+    ),
     "permute_units": lambda: ops.permute(f(4, 1, 5), order=(1, 0, 2)),
     "permute_reshape": lambda: ops.permute(
-        ops.reshape(f(2, 1, 4), shape=(2, 4, 1, 1)), order=(2, 1, 0, 3)),
+        ops.reshape(f(2, 1, 4), shape=(2, 4, 1, 1)), order=(2, 1, 0, 3)
+    ),
     "permute_expand": lambda: ops.permute(row(), order=(1, 0)),
     "expand_same": lambda: ops.expand(f(), shape=(4, 5)),
-    "expand_expand": lambda: ops.expand(
-        ops.expand(f(1, 5, 1), shape=(4, 5, 1)), shape=(4, 5, 3)),
+    "expand_expand": lambda: ops.expand(ops.expand(f(1, 5, 1), shape=(4, 5, 1)), shape=(4, 5, 3)),
     "pad_nothing": lambda: ops.pad(f(), low=(0, 0), high=(0, 0)),
     "pad_pad": lambda: ops.pad(ops.pad(f(), low=(1, 0), high=(0, 2)), low=(2, 1), high=(0, 3)),
     "pad_zeros": lambda: ops.pad(full(0.0), low=(1, 0), high=(0, 2)),
@@ -189,17 +191,21 @@ EXAMPLES = {
     "slice_expand": lambda: cut(row(), (1, 0), (3, 5), (1, 2)),
     "slice_pad": lambda: cut(ops.pad(f(), low=(2, 1), high=(3, 4)), (1, 1), (6, 4)),
     "slice_concatenate": lambda: cut(
-        ops.concatenate(f(4, 3), f(4, 5), f(4, 2), axis=1), (1, 4), (3, 8), (1, 2)),
+        ops.concatenate(f(4, 3), f(4, 5), f(4, 2), axis=1), (1, 4), (3, 8), (1, 2)
+    ),
     "windows_one": lambda: ops.windows(f(7, 3), axis=0, width=1, step=2, dilation=3),
     "concatenate_parts": lambda: ops.concatenate(
-        f(4, 0), ops.concatenate(f(4, 1), f(4, 2), axis=1), axis=1),
+        f(4, 0), ops.concatenate(f(4, 1), f(4, 2), axis=1), axis=1
+    ),
     "concatenate_slices": concatenated_slices,
     "concatenate_constants": lambda: ops.concatenate(full(2.0), full(2.0, shape=(4, 2)), axis=1),
     "unary_expand": lambda: ops.exp(row()),
     "binary_expand": lambda: ops.add(row(), full(2.0)),
     "ternary_expand": lambda: ops.where(
-        ops.expand(b(1, 1, 5), shape=(3, 4, 5)), ops.expand(f(1, 4, 1), shape=(3, 4, 5)),
-        ops.expand(f(1, 1, 1), shape=(3, 4, 5))),
+        ops.expand(b(1, 1, 5), shape=(3, 4, 5)),
+        ops.expand(f(1, 4, 1), shape=(3, 4, 5)),
+        ops.expand(f(1, 1, 1), shape=(3, 4, 5)),
+    ),
     "reduce_empty": lambda: ops.max_(f(4, 0), axes=(1,)),
     "reduce_units": lambda: ops.sum_(f(4, 1, 5), axes=(1, 2)),
     "reduce_reduce": lambda: ops.max_(ops.max_(f(2, 3, 4), axes=(1,)), axes=(0,)),
@@ -209,7 +215,7 @@ EXAMPLES = {
     "argmax_one": lambda: ops.argmax(f(4, 1), axis=1),
     "cumulative_one": lambda: ops.cumulative(f(4, 1), axis=1, kind="sum"),
     "dot_empty": lambda: build.matmul(f(4, 0), f(0, 5)),
-}  # fmt: skip
+}
 LOOSE = {"power_two", "power_minus_one", "power_half", "maximum_absorb", "minimum_absorb"}
 
 
@@ -238,7 +244,8 @@ MORE = {
     "outer sum": lambda: ops.add(row(), column()),
     "slice of padding only": lambda: cut(ops.pad(f(), low=(2, 1), high=(3, 4)), (0, 0), (2, 4)),
     "stepped slice of pad": lambda: cut(
-        ops.pad(f(), low=(2, 1), high=(0, 4)), (2, 1), (6, 6), (3, 2)),
+        ops.pad(f(), low=(2, 1), high=(0, 4)), (2, 1), (6, 6), (3, 2)
+    ),
     "negative powers": lambda: ops.power(i(), full(-1, int32)),
     "unsigned remainder": lambda: ops.remainder(i(dtype=uint8), full(16, uint8)),
     "remainder by lowest": lambda: ops.remainder(i(dtype=int8), full(-128, int8)),
@@ -248,10 +255,12 @@ MORE = {
     "zero float": lambda: ops.multiply(f(), full(0.0)),
     "plus zero": lambda: ops.add(f(), full(0.0)),
     "half": lambda: ops.multiply(
-        ops.power(f(dtype=bfloat16), full(2.0, bfloat16)), full(1.0, bfloat16)),
-    "empty scan": lambda: build.scan(
-        lambda c, s: ([build.add(c[0], 1.0)], []), [f(3)], [], 0)[0][0],
-}  # fmt: skip
+        ops.power(f(dtype=bfloat16), full(2.0, bfloat16)), full(1.0, bfloat16)
+    ),
+    "empty scan": lambda: build.scan(lambda c, s: ([build.add(c[0], 1.0)], []), [f(3)], [], 0)[0][
+        0
+    ],
+}
 
 
 @pytest.mark.parametrize("name", MORE)
@@ -262,8 +271,14 @@ def test_more(name):
 
 def test_floats_keep_what_integers_lose():
     x = f()
-    kept = [build.multiply(x, 0.0), build.add(x, 0.0), ops.subtract(x, x), ops.equal(x, x),
-            ops.divide(x, full(3.0)), ops.exp(ops.log(x))]  # fmt: skip
+    kept = [
+        build.multiply(x, 0.0),
+        build.add(x, 0.0),
+        ops.subtract(x, x),
+        ops.equal(x, x),
+        ops.divide(x, full(3.0)),
+        ops.exp(ops.log(x)),
+    ]
     assert rewrite(kept, SIMPLIFY) == kept
 
 
@@ -346,14 +361,20 @@ def test_every_dtype(dtype):
         return build.like(x, value)
 
     before = [
-        ops.add(x, like(0)), ops.multiply(x, like(1)), ops.multiply(x, like(0)),
-        ops.multiply(like(3), like(2)), ops.add(x, ops.maximum(like(1), like(0))),
-        ops.maximum(x, like(dtype.lowest)), ops.minimum(x, like(dtype.highest)),
-        ops.subtract(x, like(0)), ops.cast(ops.add(like(1), like(1)), dtype=float32),
+        ops.add(x, like(0)),
+        ops.multiply(x, like(1)),
+        ops.multiply(x, like(0)),
+        ops.multiply(like(3), like(2)),
+        ops.add(x, ops.maximum(like(1), like(0))),
+        ops.maximum(x, like(dtype.lowest)),
+        ops.minimum(x, like(dtype.highest)),
+        ops.subtract(x, like(0)),
+        ops.cast(ops.add(like(1), like(1)), dtype=float32),
         ops.sum_(build.expand(build.reshape(x, (1, 40)), (3, 40)), axes=(0,)),
         ops.max_(build.expand(build.reshape(x, (1, 40)), (3, 40)), axes=(0,)),
-        ops.where(ops.less(like(0), like(1)), x, like(1)), ops.equal(x, x),
-    ]  # fmt: skip
+        ops.where(ops.less(like(0), like(1)), x, like(1)),
+        ops.equal(x, x),
+    ]
     if dtype.kind != "bool":
         before += [ops.negative(like(1)), ops.add(x, ops.negative(x)), ops.power(x, like(2))]
     agree(before, rewrite(before, SIMPLIFY), close=1e-6 if dtype.bits >= 16 else 1e-2)
@@ -466,5 +487,3 @@ def test_work_is_counted(capsys):
             assert log.attempts < 4 * count
         with capsys.disabled():
             print(f" {name}: {time.perf_counter() - start:.2f} s")
-
-

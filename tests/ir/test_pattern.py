@@ -107,11 +107,14 @@ def test_rule_that_gives_the_node_back_has_not_fired(values):
 
 def test_candidates_are_those_the_ops_allow(values):
     a, b, _ = values
-    rules = RuleSet("toy", [
-        Rule("double", of(negate, of(negate, x)), lambda m: m.x),
-        Rule("any", of(negate, x), lambda m: None),
-        Rule("sum", of(add, of(negate, x), y), lambda m: None),
-    ])  # fmt: skip
+    rules = RuleSet(
+        "toy",
+        [
+            Rule("double", of(negate, of(negate, x)), lambda m: m.x),
+            Rule("any", of(negate, x), lambda m: None),
+            Rule("sum", of(add, of(negate, x), y), lambda m: None),
+        ],
+    )
 
     def names(node):
         return [rule.name for rule, _ in rules.candidates(node)]

@@ -24,10 +24,13 @@ from tilegrad.ir.pattern import Rule, RuleSet, any_, of
 from tilegrad.ir.rewrite import Log, live, rebuild, replace, rewrite, rewrite_block
 
 x, y = any_("x"), any_("y")
-CANCEL = RuleSet("cancel", [
-    Rule("double_negate", of(negate, of(negate, x)), lambda m: m.x),
-    Rule("move_out", of(add, of(negate, x), of(negate, y)), lambda m: negate(add(m.x, m.y))),
-])  # fmt: skip
+CANCEL = RuleSet(
+    "cancel",
+    [
+        Rule("double_negate", of(negate, of(negate, x)), lambda m: m.x),
+        Rule("move_out", of(add, of(negate, x), of(negate, y)), lambda m: negate(add(m.x, m.y))),
+    ],
+)
 
 
 @pytest.fixture
@@ -54,10 +57,13 @@ def test_nothing_to_do_gives_the_same_nodes(values):
 
 
 def test_rules_are_tried_in_order(values):
-    rules = RuleSet("ordered", [
-        Rule("first", of(multiply, x, y), lambda m: m.x),
-        Rule("second", of(multiply, x, y), lambda m: m.y),
-    ])  # fmt: skip
+    rules = RuleSet(
+        "ordered",
+        [
+            Rule("first", of(multiply, x, y), lambda m: m.x),
+            Rule("second", of(multiply, x, y), lambda m: m.y),
+        ],
+    )
     assert rewrite([multiply(values[0], values[1])], rules) == [values[0]]
 
 

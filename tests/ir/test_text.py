@@ -314,7 +314,7 @@ MISTAKES = [
     (HEAD + "  return %a\n", "line 4", "'}' after return", "the end of the text"),
     (HEAD + "  return %a\n}\nmore", "line 5", "the end of the text", "'more'"),
     (HEAD, "line 3", "an op or 'return'", "the end of the text"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text,line,expected,got", MISTAKES)

@@ -45,16 +45,26 @@ CAUSAL = (None, 0)
 
 def shape(**given: Any) -> AttentionShape:
     """A small attention."""
-    base: dict[str, Any] = {"batch": 1, "heads": 2, "key_heads": 2, "queries": 128, "keys": 128,
-                            "width": 64, "value_width": 64, "dtype": bfloat16,
-                            "scale": 0.125}  # fmt: skip
+    base: dict[str, Any] = {
+        "batch": 1,
+        "heads": 2,
+        "key_heads": 2,
+        "queries": 128,
+        "keys": 128,
+        "width": 64,
+        "value_width": 64,
+        "dtype": bfloat16,
+        "scale": 0.125,
+    }
     return AttentionShape(**{**base, **given})
 
 
 def reference(x: AttentionShape, inputs: list[Array]) -> tuple[Array, Array]:
     """Results and log-sum-exps in float64."""
-    q, k, v = (a.astype(np.float64).transpose([order.index(c) for c in "bhtd"])
-               for a, order in zip(inputs[:3], x.orders))  # fmt: skip
+    q, k, v = (
+        a.astype(np.float64).transpose([order.index(c) for c in "bhtd"])
+        for a, order in zip(inputs[:3], x.orders)
+    )
     given = dict(zip(x.extras, inputs[3:]))
     k, v = (np.repeat(a, x.group, 1) for a in (k, v))
     s = x.scale * np.einsum("bhid,bhjd->bhij", q, k)
@@ -91,8 +101,10 @@ def reference(x: AttentionShape, inputs: list[Array]) -> tuple[Array, Array]:
 def numbers(x: AttentionShape, more: tuple[Array, ...], seed: int = 0) -> list[Array]:
     """Inputs, and results that are not yet written."""
     draw = np.random.default_rng(seed)
-    given = [draw.standard_normal(x.sizes(n)).astype(np.float32).astype(x.dtype.numpy)
-             for n in ("q", "k", "v")]  # fmt: skip
+    given = [
+        draw.standard_normal(x.sizes(n)).astype(np.float32).astype(x.dtype.numpy)
+        for n in ("q", "k", "v")
+    ]
     out = np.full(x.sizes("out"), np.nan, np.float32).astype(x.dtype.numpy)
     return [*given, *more, out, np.full(x.rows, np.nan, np.float32)]
 
@@ -220,15 +232,31 @@ def test_interpreted(name: str) -> None:
 
 
 PACKED: dict[str, tuple[AttentionShape, AttentionPlan, list[int], list[int]]] = {
-    "causal": (shape(queries=300, keys=300, band=CAUSAL), SMALL,
-               [0, 1, 129, 130, 130, 300], [0, 1, 129, 130, 130, 300]),
-    "full, groups, no keys": (shape(queries=300, keys=400, heads=3, key_heads=1), SMALL,
-                              [0, 100, 228, 300], [0, 0, 200, 400]),
-    "window, whole tiles": (shape(queries=300, keys=300, band=(-50, 0)), SMALL, [0, 256, 300],
-                            [0, 256, 300]),
-    "one sequence, padded width": (shape(queries=150, keys=140, value_width=72, band=CAUSAL),
-                                   replace(SMALL, staged=16, query_stages=2), [0, 150], [0, 140]),
-}  # fmt: skip
+    "causal": (
+        shape(queries=300, keys=300, band=CAUSAL),
+        SMALL,
+        [0, 1, 129, 130, 130, 300],
+        [0, 1, 129, 130, 130, 300],
+    ),
+    "full, groups, no keys": (
+        shape(queries=300, keys=400, heads=3, key_heads=1),
+        SMALL,
+        [0, 100, 228, 300],
+        [0, 0, 200, 400],
+    ),
+    "window, whole tiles": (
+        shape(queries=300, keys=300, band=(-50, 0)),
+        SMALL,
+        [0, 256, 300],
+        [0, 256, 300],
+    ),
+    "one sequence, padded width": (
+        shape(queries=150, keys=140, value_width=72, band=CAUSAL),
+        replace(SMALL, staged=16, query_stages=2),
+        [0, 150],
+        [0, 140],
+    ),
+}
 
 
 def packed_memories(x: AttentionShape, starts: list[list[int]]) -> list[Array]:
@@ -265,8 +293,9 @@ def test_packed(name: str, simulated: bool) -> None:
 @pytest.mark.parametrize("queries, keys", [(64, 160), (64, 256), (100, 256)])
 def test_small_packed_sizes_are_proved(queries: int, keys: int) -> None:
     """Starts from memory keep within what the arithmetic of stages was simplified for."""
-    x = shape(heads=8, key_heads=2, queries=queries, keys=keys,
-              extras=("query_starts", "key_starts"))  # fmt: skip
+    x = shape(
+        heads=8, key_heads=2, queries=queries, keys=keys, extras=("query_starts", "key_starts")
+    )
     lines = (np.zeros(3, np.int32),) * 2
     assert not errors(attention(x, AttentionPlan((128, 128), 2, 132), lines))
 
@@ -275,8 +304,15 @@ def test_small_packed_sizes_are_proved(queries: int, keys: int) -> None:
 def test_dropout(causal: bool, simulated: bool) -> None:
     """What is dropped is what the Graph's random bits say; log-sum-exps know nothing of it."""
     tokens = (70, 100) if simulated else (150, 200)
-    x = shape(heads=1, key_heads=1, queries=tokens[0], keys=tokens[1], dropout=0.3,
-              band=CAUSAL if causal else (None, None), extras=("key", "offset"))  # fmt: skip
+    x = shape(
+        heads=1,
+        key_heads=1,
+        queries=tokens[0],
+        keys=tokens[1],
+        dropout=0.3,
+        band=CAUSAL if causal else (None, None),
+        extras=("key", "offset"),
+    )
     more = (np.asarray(12345, np.uint32), np.asarray(77, np.uint32))
     body = attention(x, replace(SMALL, programs=1), more)
     assert not errors(body)
@@ -311,21 +347,24 @@ def test_symbols() -> None:
         agree(known, memories)
 
 
-@pytest.mark.parametrize("given, plan, why", [
-    ({"dtype": float32}, None, "float32"),
-    ({"width": 260}, None, "256"),
-    ({"scale": -1.0}, None, "scale"),
-    ({"dropout": 0.1}, None, "dropout"),
-    ({"extras": ("query_starts",)}, None, "starts"),
-    ({"keys": 0}, None, "no keys"),
-    ({}, AttentionPlan((128, 64), chained=True), "chain"),
-    ({}, AttentionPlan((256, 64)), "consumers"),
-    ({}, AttentionPlan((128, 40)), "sixteens"),
-    ({}, AttentionPlan((128, 64), stages=1), "two stages"),
-    ({}, AttentionPlan((128, 64), together=2), "pieces"),
-    ({"value_width": 128}, AttentionPlan((128, 64), staged=0), "wider"),
-    ({}, AttentionPlan((128, 256), stages=4), "shared memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, plan, why",
+    [
+        ({"dtype": float32}, None, "float32"),
+        ({"width": 260}, None, "256"),
+        ({"scale": -1.0}, None, "scale"),
+        ({"dropout": 0.1}, None, "dropout"),
+        ({"extras": ("query_starts",)}, None, "starts"),
+        ({"keys": 0}, None, "no keys"),
+        ({}, AttentionPlan((128, 64), chained=True), "chain"),
+        ({}, AttentionPlan((256, 64)), "consumers"),
+        ({}, AttentionPlan((128, 40)), "sixteens"),
+        ({}, AttentionPlan((128, 64), stages=1), "two stages"),
+        ({}, AttentionPlan((128, 64), together=2), "pieces"),
+        ({"value_width": 128}, AttentionPlan((128, 64), staged=0), "wider"),
+        ({}, AttentionPlan((128, 256), stages=4), "shared memory"),
+    ],
+)
 def test_refused(given: dict[str, Any], plan: AttentionPlan | None, why: str) -> None:
     """What no Body can be right for is refused, with a reason."""
     x = shape(**given)
@@ -337,10 +376,14 @@ def test_refused(given: dict[str, Any], plan: AttentionPlan | None, why: str) ->
 HARMLESS = (
     "matrix_fence",  # another one stands before or after it
     "wait after expect",  # the stage is free long before
-    "wait 16", "wait 17", "wait 18", "wait 19",  # the consumer before waits before its turn ends
+    "wait 16",
+    "wait 17",
+    "wait 18",
+    "wait 19",  # the consumer before waits before its turn ends
     "named_arrive 2 number + 1",  # the second consumer begins
-    "named_sync 2 number + 1", "named_sync 5 number + 1",  # a number that nobody else uses
-)  # fmt: skip
+    "named_sync 2 number + 1",
+    "named_sync 5 number + 1",  # a number that nobody else uses
+)
 
 
 def test_broken_bodies_are_found() -> None:
@@ -352,9 +395,22 @@ def test_broken_bodies_are_found() -> None:
     assert len(broken) > 40 and all(label.startswith(HARMLESS) for label in survive), survive
 
 
-SIMULATED = ("bottom right", "window", "late", "narrow", "chained", "lengths", "width 128",
-             "width 96", "float16", "mask", "in order", "one consumer", "sinks",
-             "width 256, through the queries")  # fmt: skip
+SIMULATED = (
+    "bottom right",
+    "window",
+    "late",
+    "narrow",
+    "chained",
+    "lengths",
+    "width 128",
+    "width 96",
+    "float16",
+    "mask",
+    "in order",
+    "one consumer",
+    "sinks",
+    "width 256, through the queries",
+)
 
 
 @pytest.mark.parametrize("name", SIMULATED)
@@ -371,13 +427,26 @@ def test_simulated(name: str) -> None:
 def real(width: int, tokens: int, causal: bool) -> AttentionShape:
     """A case of the table of peers."""
     heads = 2048 // width
-    return shape(batch=16384 // tokens, heads=heads, key_heads=heads, queries=tokens, keys=tokens,
-                 width=width, value_width=width, scale=width**-0.5,
-                 band=CAUSAL if causal else (None, None))  # fmt: skip
+    return shape(
+        batch=16384 // tokens,
+        heads=heads,
+        key_heads=heads,
+        queries=tokens,
+        keys=tokens,
+        width=width,
+        value_width=width,
+        scale=width**-0.5,
+        band=CAUSAL if causal else (None, None),
+    )
 
 
-REAL = [(64, 512, True), (64, 16384, False), (128, 2048, True), (128, 8192, False),
-        (256, 8192, True)]  # fmt: skip
+REAL = [
+    (64, 512, True),
+    (64, 16384, False),
+    (128, 2048, True),
+    (128, 8192, False),
+    (256, 8192, True),
+]
 
 
 def test_real_plans_are_proved() -> None:
@@ -389,8 +458,12 @@ def test_real_plans_are_proved() -> None:
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
 def test_assembled() -> None:
     """What is chosen for real sizes neither spills nor stalls."""
-    texts = {str(case): emit(wide_attention(real(*case), choose(real(*case), H200)), "attention",
-                             H200)[0] for case in REAL}  # fmt: skip
+    texts = {
+        str(case): emit(wide_attention(real(*case), choose(real(*case), H200)), "attention", H200)[
+            0
+        ]
+        for case in REAL
+    }
     for name, made in assemble_all(texts).items():
         made.check_library(name)
 
@@ -426,8 +499,9 @@ def test_softmax_cannot_slip_behind_the_wait() -> None:
     ends = [n for n, line in enumerate(lines) if "wgmma.wait_group.sync.aligned 0" in line]
     loops = 0
     for end in ends:
-        back = next(n for n in range(end, -1, -1) if "ex2.approx" in lines[n] or "mma_async" in
-                    lines[n])  # fmt: skip
+        back = next(
+            n for n in range(end, -1, -1) if "ex2.approx" in lines[n] or "mma_async" in lines[n]
+        )
         if "ex2.approx" in lines[back]:
             loops += 1
             assert any("bra $wait" in line for line in lines[back:end])

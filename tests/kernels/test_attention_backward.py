@@ -47,12 +47,21 @@ ROUNDING = {bfloat16: 8e-3, float16: 2e-3}  # of the largest gradient
 Arrays = dict[str, np.ndarray]
 
 
-def shape(heads: int, key_heads: int, queries: int, keys: int, width: int,
-          value_width: int = 0, batch: int = 1, **more: Any) -> AttentionShape:  # fmt: skip
+def shape(
+    heads: int,
+    key_heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    value_width: int = 0,
+    batch: int = 1,
+    **more: Any,
+) -> AttentionShape:
     """A shape of bfloat16 with the usual scale."""
     more = {"dtype": bfloat16, "scale": 1 / math.sqrt(width), **more}
-    return AttentionShape(batch, heads, key_heads, queries, keys, width, value_width or width,
-                          **more)  # fmt: skip
+    return AttentionShape(
+        batch, heads, key_heads, queries, keys, width, value_width or width, **more
+    )
 
 
 def ordered(a: np.ndarray, order: str) -> np.ndarray:
@@ -65,9 +74,17 @@ def plain(a: np.ndarray, order: str) -> np.ndarray:
     return np.transpose(a, [order.index(c) for c in "bhtd"]).astype(np.float64)
 
 
-EXTRAS: dict[str, Any] = {"sinks": float32, "bias": bfloat16, "mask": bool_, "slopes": float32,
-                          "key_lengths": int32, "query_starts": int32, "key_starts": int32,
-                          "key": uint32, "offset": uint32}  # fmt: skip
+EXTRAS: dict[str, Any] = {
+    "sinks": float32,
+    "bias": bfloat16,
+    "mask": bool_,
+    "slopes": float32,
+    "key_lengths": int32,
+    "query_starts": int32,
+    "key_starts": int32,
+    "key": uint32,
+    "offset": uint32,
+}
 STARTS = {"query_starts": [0, 70, 70, 75, 205, 230], "key_starts": [0, 40, 60, 190, 190, 230]}
 
 
@@ -78,8 +95,9 @@ def extras_of(x: AttentionShape, draw: Any, wide: dict[str, tuple[int, int]]) ->
         if name in ("bias", "mask"):
             lead, tail = wide.get(name, (1, 3))
             sizes = (x.batch, x.heads, x.queries, x.keys)
-            sizes = tuple(n if (lead if i < 2 else tail) >> i % 2 & 1 else 1
-                          for i, n in enumerate(sizes))  # fmt: skip
+            sizes = tuple(
+                n if (lead if i < 2 else tail) >> i % 2 & 1 else 1 for i, n in enumerate(sizes)
+            )
             made[name] = draw.standard_normal(sizes) if name == "bias" else draw.random(sizes) < 0.7
         elif name in STARTS:
             made[name] = np.array(STARTS[name])
@@ -108,8 +126,11 @@ def forward(x: AttentionShape, q: Any, k: Any, v: Any, more: Arrays) -> tuple[An
         places = [p - s[o] for p, s, o in zip(places, starts, of)]
     apart = places[1][None] - places[0][:, None]
     low, high = x.band
-    seen = alike & (apart >= (-math.inf if low is None else low)) & (
-        apart <= (math.inf if high is None else high))  # fmt: skip
+    seen = (
+        alike
+        & (apart >= (-math.inf if low is None else low))
+        & (apart <= (math.inf if high is None else high))
+    )
     scores = scores + more.get("bias", np.zeros(1)).astype(np.float64)
     scores = scores + more.get("slopes", np.zeros(1)).astype(np.float64)[:, None, None] * apart
     seen = seen & more.get("mask", np.ones(1, np.bool_))
@@ -151,16 +172,24 @@ def backward(x: AttentionShape, q: Any, k: Any, v: Any, dout: Any, more: Arrays)
     def grouped(a: np.ndarray) -> np.ndarray:
         return a.reshape(a.shape[0], x.key_heads, x.group, *a.shape[2:]).sum(2)
 
-    return {"lse": lse, "delta": delta, "dq": np.einsum("bhij,bhjd->bhid", ds, wide_k),
-            "dk": grouped(dk), "dv": grouped(dv)}  # fmt: skip
+    return {
+        "lse": lse,
+        "delta": delta,
+        "dq": np.einsum("bhij,bhjd->bhid", ds, wide_k),
+        "dk": grouped(dk),
+        "dv": grouped(dv),
+    }
 
 
 def numbers(x: AttentionShape, seed: int = 0, **wide: tuple[int, int]) -> tuple[Arrays, Arrays]:
     """Memories by name, gradients unwritten, and the gradients in float64."""
     draw, of = np.random.default_rng(seed), x.dtype.numpy
-    sizes = {"q": (x.heads, x.queries, x.width), "k": (x.key_heads, x.keys, x.width),
-             "v": (x.key_heads, x.keys, x.value_width),
-             "dout": (x.heads, x.queries, x.value_width)}  # fmt: skip
+    sizes = {
+        "q": (x.heads, x.queries, x.width),
+        "k": (x.key_heads, x.keys, x.width),
+        "v": (x.key_heads, x.keys, x.value_width),
+        "dout": (x.heads, x.queries, x.value_width),
+    }
     given = {n: draw.standard_normal((x.batch, *s)).astype(of) for n, s in sizes.items()}
     more = extras_of(x, draw, wide)
     wanted = backward(x, *[a.astype(np.float64) for a in given.values()], more)
@@ -296,8 +325,9 @@ def test_formula() -> None:
     """The formula of the gradients against finite differences."""
     x = shape(2, 1, 5, 6, 8, band=(None, 1), softcap=1.5)
     draw = np.random.default_rng(0)
-    q, k, v, dout = (draw.standard_normal(s) for s in ((1, 2, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8),
-                                                       (1, 2, 5, 8)))  # fmt: skip
+    q, k, v, dout = (
+        draw.standard_normal(s) for s in ((1, 2, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8), (1, 2, 5, 8))
+    )
     more = {"slopes": np.array([0.3, -0.2]), "sinks": np.array([0.1, 1.0])}
     wanted = backward(x, q, k, v, dout, more)
     for number, name in enumerate("qkv"):
@@ -326,17 +356,21 @@ def test_far_below_zero(plan: BackwardPlan, monkeypatch: pytest.MonkeyPatch) -> 
     """Log-sum-exps of -1000: what lies past the last key, with the score 0, adds nothing."""
     x = shape(1, 1, 70, 75, 64, extras=("slopes",), band=(-200, -1))
     far = extras_of
-    monkeypatch.setitem(globals(), "extras_of", lambda *g: {
-        n: np.full_like(a, 1000.0) for n, a in far(*g).items()})  # fmt: skip
+    monkeypatch.setitem(
+        globals(), "extras_of", lambda *g: {n: np.full_like(a, 1000.0) for n, a in far(*g).items()}
+    )
     run(x, plan, "interpreted")
 
 
-@pytest.mark.parametrize("x, why", [
-    (shape(1, 1, 64, 64, 64, dtype=float32), "bfloat16 or float16"),
-    (shape(1, 1, 64, 64, 60), "multiples of 8"),
-    (shape(3, 2, 64, 64, 64), "whole groups"),
-    (shape(1, 1, 64, 64, 264), "up to 256"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "x, why",
+    [
+        (shape(1, 1, 64, 64, 64, dtype=float32), "bfloat16 or float16"),
+        (shape(1, 1, 64, 64, 60), "multiples of 8"),
+        (shape(3, 2, 64, 64, 64), "whole groups"),
+        (shape(1, 1, 64, 64, 264), "up to 256"),
+    ],
+)
 def test_what_it_does_not_take(x: AttentionShape, why: str) -> None:
     """Each is refused with its reason."""
     assert why in why_not(x)
@@ -373,9 +407,20 @@ SIMULATED = {
     "packed": (shape(1, 1, 230, 230, 32, extras=("query_starts", "key_starts"), **CAUSAL), SMALL),
     "dropout": (shape(1, 1, 40, 70, 32, dropout=0.3, extras=("key", "offset")), SMALL),
     "width 136": (shape(1, 1, 40, 40, 136, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
-    "options": (shape(1, 1, 40, 70, 32, softcap=3.0, **CAUSAL,
-                      extras=("slopes", "mask", "bias", "key_lengths")), SMALL),
-}  # fmt: skip
+    "options": (
+        shape(
+            1,
+            1,
+            40,
+            70,
+            32,
+            softcap=3.0,
+            **CAUSAL,
+            extras=("slopes", "mask", "bias", "key_lengths"),
+        ),
+        SMALL,
+    ),
+}
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -402,8 +447,7 @@ def test_assembled() -> None:
     for label in ("softcap", "dropout", "packed", "width 256"):
         x = CASES[label][0]
         x = replace(x, queries=4096, keys=4096, width=x.width if x.width > 128 else 128)
-        more = [Memory((9,) if n.endswith("starts") else (), EXTRAS[n])
-                for n in x.extras]  # fmt: skip
+        more = [Memory((9,) if n.endswith("starts") else (), EXTRAS[n]) for n in x.extras]
         for launch in attention_backward(x, choose(x, H200, True), more).launches:
             name = f"{launch.body.name}_{label.replace(' ', '_')}"
             texts[name] = emit(launch.body, name, H200)[0]

@@ -142,14 +142,17 @@ def test_interpreted(label: str) -> None:
     agree(memories[2], product, x)
 
 
-@pytest.mark.parametrize("plan, why", [
-    (WidePlan((128, 64, 64), stages=1), "two stages"),
-    (WidePlan((128, 64, 64), programs=3, cluster=2), "whole clusters"),
-    (WidePlan((128, 64, 64), programs=3, split=3), "in eights"),
-    (WidePlan((128, 64, 64), programs=2, split=2, staged=32), "one tile"),
-    (WidePlan((128, 96, 64), staged=64), "staged pieces"),
-    (WidePlan((64, 64, 64), programs=2, cluster=2, across=True), "64 rows a program"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan, why",
+    [
+        (WidePlan((128, 64, 64), stages=1), "two stages"),
+        (WidePlan((128, 64, 64), programs=3, cluster=2), "whole clusters"),
+        (WidePlan((128, 64, 64), programs=3, split=3), "in eights"),
+        (WidePlan((128, 64, 64), programs=2, split=2, staged=32), "one tile"),
+        (WidePlan((128, 96, 64), staged=64), "staged pieces"),
+        (WidePlan((64, 64, 64), programs=2, cluster=2, across=True), "64 rows a program"),
+    ],
+)
 def test_plans_that_cannot_be_kept(plan: WidePlan, why: str) -> None:
     """Each is refused with its reason."""
     with pytest.raises(InternalError, match=why):
@@ -164,8 +167,7 @@ def test_portable_twin(more: dict[str, object]) -> None:
     lead = int(x.batch != 1)
     batch = ((0,), (0,)) if lead else ((), ())
     nodes = [build.input_(v.shape, x.dtype) for v in (a, b)]
-    dot = build.dot(*nodes, batch=batch,
-                    contract=((lead + x.a_along_k,), (lead + x.b_along_k,)))  # fmt: skip
+    dot = build.dot(*nodes, batch=batch, contract=((lead + x.a_along_k,), (lead + x.b_along_k,)))
     plain = replace(H200, matrix=())
     (found,) = run_interpreted(plain, nodes, [build.cast(dot, float32)], [a, b])
     memories, _ = numbers(x)
@@ -183,27 +185,40 @@ BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
     "plain": (
         operands(192, 192, 320),
         WidePlan((128, 64, 64), 3, 3, staged=32, dependent=True),
-        {"expect 0 next stage": EARLY, "named_sync 2 number + 1": LONE,
-         "named_sync 3 number + 1": LONE},
+        {
+            "expect 0 next stage": EARLY,
+            "named_sync 2 number + 1": LONE,
+            "named_sync 3 number + 1": LONE,
+        },
     ),
     "cluster": (
         operands(256, 128, 256),
         WidePlan((128, 64, 64), 2, 2, staged=32, cluster=2, dependent=True),
-        {"expect 0 next stage": EARLY, "named_sync 2 number + 1": LONE,
-         "named_sync 3 number + 1": LONE},
+        {
+            "expect 0 next stage": EARLY,
+            "named_sync 2 number + 1": LONE,
+            "named_sync 3 number + 1": LONE,
+        },
     ),
     "split": (
         operands(128, 64, 320),
         WidePlan((128, 64, 64), 2, 2, staged=32, split=2, dependent=True),
-        {"expect 0 next stage": EARLY, "named_sync 1 number + 1": LONE,
-         "arrive 1 dropped": ONCE, "arrive 3 dropped": ONCE,
-         "matrix_wait after arrive (22)": ONCE, "matrix_wait after arrive (42)": ONCE,
-         "wait_copies 0 dropped": FIRST, "wait_copies 0 one more pending": FIRST,
-         "wait_copies 2 dropped": FIRST, "wait_copies 2 one more pending": FIRST,
-         "wait_copies after write_place (27)": FIRST,
-         "wait_copies after write_place (47)": FIRST},
+        {
+            "expect 0 next stage": EARLY,
+            "named_sync 1 number + 1": LONE,
+            "arrive 1 dropped": ONCE,
+            "arrive 3 dropped": ONCE,
+            "matrix_wait after arrive (22)": ONCE,
+            "matrix_wait after arrive (42)": ONCE,
+            "wait_copies 0 dropped": FIRST,
+            "wait_copies 0 one more pending": FIRST,
+            "wait_copies 2 dropped": FIRST,
+            "wait_copies 2 one more pending": FIRST,
+            "wait_copies after write_place (27)": FIRST,
+            "wait_copies after write_place (47)": FIRST,
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -216,10 +231,19 @@ def test_every_mutant_is_caught(name: str) -> None:
 # ---- PTX ----------------------------------------------------------------------------------------
 
 SIMULATED = (
-    "a (k, m) b (k, n)", "float16 to float32", "odd rows", "turned, one token", "split 3",
-    "split 4", "rows of tokens, width 40", "rows of tokens, width 72", "split 2, rows of tokens",
-    "cluster along m, dependent", "cluster along n", "split and cluster along n",
-)  # fmt: skip
+    "a (k, m) b (k, n)",
+    "float16 to float32",
+    "odd rows",
+    "turned, one token",
+    "split 3",
+    "split 4",
+    "rows of tokens, width 40",
+    "rows of tokens, width 72",
+    "split 2, rows of tokens",
+    "cluster along m, dependent",
+    "cluster along n",
+    "split and cluster along n",
+)
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -259,8 +283,13 @@ def test_a_place_as_threads_hold_it_is_read_alike() -> None:
     """It can be read and written whole, by who holds the Tile in the same way; by nobody else."""
 
     def body(order: tuple[int, int], copied: bool) -> Body:
-        b = PlacedBuilder("held", [("x", Memory((64, 64), float32, use="value")),
-                                   ("y", Memory((64, 64), float32, use="result"))])  # fmt: skip
+        b = PlacedBuilder(
+            "held",
+            [
+                ("x", Memory((64, 64), float32, use="value")),
+                ("y", Memory((64, 64), float32, use="result")),
+            ],
+        )
         place = b.allocate((64, 64), float32, "shared", "held")
         b.write(place, b.load(b.parameters[0], (0, 0), (64, 64), (0, 1)))
         if copied:

@@ -100,10 +100,21 @@ def test_interpreted(label: str) -> None:
     agree(memories[2], wanted, x)
 
 
-SIMULATED = ("more chunks than stages", "two matrices", "three matrices, narrow pieces",
-             "a chunk that is half outside", "a (k, m) b (k, n)", "depth 128", "batch",
-             "depth 128, two chunks in a stage", "four chunks in a stage", "float32",
-             "pieces two at a time", "cluster along m", "cluster along n")  # fmt: skip
+SIMULATED = (
+    "more chunks than stages",
+    "two matrices",
+    "three matrices, narrow pieces",
+    "a chunk that is half outside",
+    "a (k, m) b (k, n)",
+    "depth 128",
+    "batch",
+    "depth 128, two chunks in a stage",
+    "four chunks in a stage",
+    "float32",
+    "pieces two at a time",
+    "cluster along m",
+    "cluster along n",
+)
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -117,13 +128,16 @@ def test_simulated(label: str) -> None:
     agree(memories[2], wanted, x, 1e-3 if x.dtype is float32 else 1e-5)  # products are of tf32
 
 
-@pytest.mark.parametrize("x, plan, dtype", [
-    (operands(512, 8, 512, turned=True), WidePlan((64, 8, 64), 3, 1, staged=8), None),
-    (operands(128, 64, 512), WidePlan((128, 64, 64), 2, 2, staged=32, split=2), None),
-    (operands(512, 512, 512), WidePlan((128, 64, 64), 3), float32),
-    (operands(512, 512, 512, a_along_k=False), WidePlan((128, 128, 128), 2), None),
-    (operands(512, 512, 512), WidePlan((128, 32, 64), 3, staged=32), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "x, plan, dtype",
+    [
+        (operands(512, 8, 512, turned=True), WidePlan((64, 8, 64), 3, 1, staged=8), None),
+        (operands(128, 64, 512), WidePlan((128, 64, 64), 2, 2, staged=32, split=2), None),
+        (operands(512, 512, 512), WidePlan((128, 64, 64), 3), float32),
+        (operands(512, 512, 512, a_along_k=False), WidePlan((128, 128, 128), 2), None),
+        (operands(512, 512, 512), WidePlan((128, 32, 64), 3, staged=32), None),
+    ],
+)
 def test_what_no_ring_brings(x: Operands, plan: WidePlan, dtype: object) -> None:
     """Turned operands, a split k, other dtypes and other widths: refused, if asked for."""
     assert not in_ring(x, plan, dtype or x.dtype)  # type: ignore[arg-type]
@@ -143,7 +157,7 @@ BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
         WidePlan((128, 64, 64), 2, 2, staged=64, cluster=2, dependent=True),
         {"expect 0 next stage": EARLY, "named_sync 1 number + 1": LONE},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)

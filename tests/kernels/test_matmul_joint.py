@@ -43,25 +43,41 @@ GATED = {"weights": (72, 72), "gated": True}
 TURNED = {"turned": True}
 CASES: dict[str, Case] = {
     "apart": (operands(136, 208, 136, **APART), WidePlan((128, 64, 64), 3, 2)),
-    "apart, weights (k, n)": (operands(136, 208, 136, b_along_k=False, **APART),
-                              WidePlan((128, 64, 64), 3, 3)),
+    "apart, weights (k, n)": (
+        operands(136, 208, 136, b_along_k=False, **APART),
+        WidePlan((128, 64, 64), 3, 3),
+    ),
     "apart, three": (operands(72, 88, 72, weights=(64, 8, 16)), WidePlan((64, 64, 64), 2, 2)),
-    "apart, cluster": (operands(264, 208, 136, **APART),
-                       WidePlan((128, 64, 64), 3, 2, cluster=2, dependent=True)),
-    "apart, split": (operands(72, 208, 136, **APART),
-                     WidePlan((128, 64, 64), 2, 10, staged=32, split=2, dependent=True)),
-    "apart, turned": (operands(208, 8, 136, **APART, **TURNED),
-                      WidePlan((64, 8, 64), 3, 2, 1, 8, dependent=True)),
+    "apart, cluster": (
+        operands(264, 208, 136, **APART),
+        WidePlan((128, 64, 64), 3, 2, cluster=2, dependent=True),
+    ),
+    "apart, split": (
+        operands(72, 208, 136, **APART),
+        WidePlan((128, 64, 64), 2, 10, staged=32, split=2, dependent=True),
+    ),
+    "apart, turned": (
+        operands(208, 8, 136, **APART, **TURNED),
+        WidePlan((64, 8, 64), 3, 2, 1, 8, dependent=True),
+    ),
     "gated": (operands(136, 72, 136, **GATED), WidePlan((128, 128, 64), 3, 2)),
-    "gated, all pieces at once": (operands(264, 72, 136, **GATED),
-                                  WidePlan((128, 96, 64), 3, 2, staged=16, together=3)),
-    "gated, cluster": (operands(264, 72, 136, **GATED),
-                       WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True)),
-    "gated, split": (operands(72, 72, 136, **GATED),
-                     WidePlan((128, 128, 64), 2, 4, staged=32, split=2, dependent=True)),
-    "gated, turned": (operands(72, 5, 136, **GATED, **TURNED),
-                      WidePlan((128, 8, 64), 3, 2, 1, 8, dependent=True)),
-}  # fmt: skip
+    "gated, all pieces at once": (
+        operands(264, 72, 136, **GATED),
+        WidePlan((128, 96, 64), 3, 2, staged=16, together=3),
+    ),
+    "gated, cluster": (
+        operands(264, 72, 136, **GATED),
+        WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True),
+    ),
+    "gated, split": (
+        operands(72, 72, 136, **GATED),
+        WidePlan((128, 128, 64), 2, 4, staged=32, split=2, dependent=True),
+    ),
+    "gated, turned": (
+        operands(72, 5, 136, **GATED, **TURNED),
+        WidePlan((128, 8, 64), 3, 2, 1, 8, dependent=True),
+    ),
+}
 
 
 def kernel(x: Operands, plan: WidePlan) -> Body:
@@ -92,8 +108,12 @@ def numbers(x: Operands) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def agree(memories: list[np.ndarray], products: list[np.ndarray]) -> None:
     """Every result, up to the rounding of bfloat16."""
     for found, product in zip(memories[-len(products) :], products):
-        np.testing.assert_allclose(found.astype(np.float64), product, rtol=2.0**-8,
-                                   atol=1e-4 * float(np.abs(product).max()))  # fmt: skip
+        np.testing.assert_allclose(
+            found.astype(np.float64),
+            product,
+            rtol=2.0**-8,
+            atol=1e-4 * float(np.abs(product).max()),
+        )
 
 
 def errors(body: Body) -> list[Finding]:
@@ -113,8 +133,9 @@ def test_interpreted(label: str) -> None:
     agree(memories, products)
 
 
-@pytest.mark.parametrize("label", ("apart, three", "gated, split", "gated, turned",
-                                   "gated, all pieces at once"))
+@pytest.mark.parametrize(
+    "label", ("apart, three", "gated, split", "gated, turned", "gated, all pieces at once")
+)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator."""
     x, plan = CASES[label]
@@ -130,15 +151,24 @@ LONE = "the barrier of the only consumer may have any number"
 FIRST = "the only program begins with the first weight: nothing of the second is asked for early"
 EARLY = "at the start all stages are expected before any is waited for"
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
-    "apart": (operands(128, 192, 256, weights=(128, 64)),
-              WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True),
-              {"expect 0 next stage": EARLY, "copy_async 1 dropped": FIRST,
-               **{f"named_sync {number} number + 1": LONE for number in range(4)}}),
-    "gated": (operands(128, 64, 256, weights=(64, 64), gated=True),
-              WidePlan((64, 128, 64), 3, 1, staged=32, dependent=True),
-              {"expect 0 next stage": EARLY,
-               **{f"named_sync {number} number + 1": LONE for number in range(2)}}),
-}  # fmt: skip
+    "apart": (
+        operands(128, 192, 256, weights=(128, 64)),
+        WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True),
+        {
+            "expect 0 next stage": EARLY,
+            "copy_async 1 dropped": FIRST,
+            **{f"named_sync {number} number + 1": LONE for number in range(4)},
+        },
+    ),
+    "gated": (
+        operands(128, 64, 256, weights=(64, 64), gated=True),
+        WidePlan((64, 128, 64), 3, 1, staged=32, dependent=True),
+        {
+            "expect 0 next stage": EARLY,
+            **{f"named_sync {number} number + 1": LONE for number in range(2)},
+        },
+    ),
+}
 
 
 def judge(body: Body, x: Operands, expected: list[np.ndarray]) -> str:

@@ -32,8 +32,15 @@ from tilegrad.tile.prove import require
 ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}
 
 
-def together(m: int, weights: tuple[int, ...], k: int, gated: bool = False, along: bool = True,
-             dtype: DType = bfloat16, result: DType | None = None) -> Operands:  # fmt: skip
+def together(
+    m: int,
+    weights: tuple[int, ...],
+    k: int,
+    gated: bool = False,
+    along: bool = True,
+    dtype: DType = bfloat16,
+    result: DType | None = None,
+) -> Operands:
     """The joint problem of m tokens."""
     n = weights[0] if gated else sum(weights)
     return Operands(m, n, k, dtype, result or dtype, along, along, weights=weights, gated=gated)
@@ -66,15 +73,18 @@ def numbers(x: Operands, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarr
     draw = np.random.default_rng(seed)
     tokens = x.n if x.turned else x.m
     along = (x.b_along_k, x.a_along_k) if x.turned else (x.a_along_k, x.b_along_k)
-    made = [(draw.standard_normal((n, x.k)) / 4).astype(x.dtype.numpy)
-            for n in (tokens, *x.weights)]  # fmt: skip
+    made = [
+        (draw.standard_normal((n, x.k)) / 4).astype(x.dtype.numpy) for n in (tokens, *x.weights)
+    ]
     left, *right = (a.astype(np.float64) for a in made)
     products = [left @ w.T for w in right]
     expected = [p + i for i, p in enumerate(products)]
     if x.gated:
         expected = [products[0] / (1 + np.exp(-products[0])) * products[1]]
-    stored = [np.ascontiguousarray(a if k else a.T)
-              for a, k in zip(made, (along[0], *[along[1]] * len(right)))]  # fmt: skip
+    stored = [
+        np.ascontiguousarray(a if k else a.T)
+        for a, k in zip(made, (along[0], *[along[1]] * len(right)))
+    ]
     results = [np.full(e.shape, np.nan, np.float32).astype(x.result.numpy) for e in expected]
     return [*stored, *results], expected
 
@@ -82,8 +92,12 @@ def numbers(x: Operands, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarr
 def agree(found: list[np.ndarray], expected: list[np.ndarray], x: Operands) -> None:
     """Up to the rounding of the results and of the sums within."""
     for got, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), want, rtol=ROUNDING[x.result],
-                                   atol=2e-5 * float(np.abs(want).max()))  # fmt: skip
+        np.testing.assert_allclose(
+            got.astype(np.float64),
+            want,
+            rtol=ROUNDING[x.result],
+            atol=2e-5 * float(np.abs(want).max()),
+        )
 
 
 def proved(body: Body) -> None:
@@ -159,10 +173,19 @@ def late(constant_first: bool) -> Body:
     x = turn(together(24, QKV, 200))
     uses = ("value", "constant", "value", "constant", "result", "result", "result")
     shapes = [(24, 200), *((n, 200) for n in QKV), *((24, n) for n in QKV)]
-    b = PlacedBuilder("late", [(f"p{i}", Memory(s, bfloat16, use=u))
-                               for i, (s, u) in enumerate(zip(shapes, uses))])  # fmt: skip
-    made = JointMatmul(x, WidePlan((64, 24, 64), 3, 5, 1, 24, dependent=True), b, b.parameters[0],
-                       b.parameters[1:4], b.parameters[4:], [lambda piece, where: piece] * 3)
+    b = PlacedBuilder(
+        "late",
+        [(f"p{i}", Memory(s, bfloat16, use=u)) for i, (s, u) in enumerate(zip(shapes, uses))],
+    )
+    made = JointMatmul(
+        x,
+        WidePlan((64, 24, 64), 3, 5, 1, 24, dependent=True),
+        b,
+        b.parameters[0],
+        b.parameters[1:4],
+        b.parameters[4:],
+        [lambda piece, where: piece] * 3,
+    )
     if constant_first:
         made.a = made.weights[0]  # as if all weights were as the first
     return made.build()
@@ -205,8 +228,9 @@ def real(m: int, gated: bool) -> Operands:
 
 @pytest.mark.parametrize("m", TOKENS)
 def test_joint_is_expected_to_be_faster(m: int) -> None:
-    apart = sum(choose(replace(real(m, False), n=n, weights=()), H200).seconds
-                for n in (4096, 1024, 1024))  # fmt: skip
+    apart = sum(
+        choose(replace(real(m, False), n=n, weights=()), H200).seconds for n in (4096, 1024, 1024)
+    )
     assert choose(real(m, False), H200).seconds < apart * (0.85 if m < 512 else 1.0)
     alone = 2 * choose(replace(real(m, True), weights=(), gated=False), H200).seconds
     again = m * 14336 * 2 / H200.peak_bytes()  # the products of one, read by the other

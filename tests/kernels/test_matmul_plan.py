@@ -168,10 +168,16 @@ def test_expected_times_are_near_the_measured() -> None:
             assert 0.8 < 1e6 * found[0].seconds / found[1] < 1.2, size
 
 
-@pytest.mark.parametrize("m, n, k, micros", [
-    (64, 5248, 9344, 30.2), (128, 8960, 7616, 40.9), (32, 9280, 3264, 19.5),
-    (64, 5632, 3264, 12.8), (128, 13376, 2560, 21.6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "m, n, k, micros",
+    [
+        (64, 5248, 9344, 30.2),
+        (128, 8960, 7616, 40.9),
+        (32, 9280, 3264, 19.5),
+        (64, 5632, 3264, 12.8),
+        (128, 13376, 2560, 21.6),
+    ],
+)
 def test_few_tokens_on_all_cores(m: int, n: int, k: int, micros: float) -> None:
     """Sizes whose tiles of 64 or 128 rows left cores idle (times as measured with those): tiles
     of other widths give nine of ten cores one each, and the model expects a gain."""

@@ -24,14 +24,20 @@ CASES = {
     "alone": (operands(200, 136, 136), WidePlan((128, 128, 64), 3, 2, 2)),
     "alone, b (k, n)": (operands(136, 136, 136, **NN), WidePlan((128, 128, 64), 3, 1, 2)),
     "cluster": (operands(256, 136, 136), WidePlan((128, 128, 64), 3, 2, 2, cluster=2)),
-    "cluster, b (k, n)": (operands(256, 136, 136, **NN),
-                          WidePlan((128, 128, 64), 3, 2, 2, cluster=2)),
-    "cluster, both along others, batch": (operands(256, 128, 72, batch=2, **TN),
-                                          WidePlan((128, 128, 64), 2, 2, 2, cluster=2)),
-    "cluster along n, a (k, m)": (operands(128, 136, 136, a_along_k=False),
-                                  WidePlan((128, 64, 64), 3, 2, 2, cluster=2, across=True)),
+    "cluster, b (k, n)": (
+        operands(256, 136, 136, **NN),
+        WidePlan((128, 128, 64), 3, 2, 2, cluster=2),
+    ),
+    "cluster, both along others, batch": (
+        operands(256, 128, 72, batch=2, **TN),
+        WidePlan((128, 128, 64), 2, 2, 2, cluster=2),
+    ),
+    "cluster along n, a (k, m)": (
+        operands(128, 136, 136, a_along_k=False),
+        WidePlan((128, 64, 64), 3, 2, 2, cluster=2, across=True),
+    ),
     "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -39,11 +45,16 @@ def test_simulated(name: str) -> None:
     x, plan = CASES[name]
     body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, attrs: inputs[0])
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((x.batch, *shape)).astype(ml_dtypes.bfloat16)
-            for shape in ((x.m, x.k), (x.k, x.n)))  # fmt: skip
+    a, b = (
+        rng.standard_normal((x.batch, *shape)).astype(ml_dtypes.bfloat16)
+        for shape in ((x.m, x.k), (x.k, x.n))
+    )
     c = np.full((x.batch, x.m, x.n), np.nan, ml_dtypes.bfloat16)
-    given = [a if x.a_along_k else np.swapaxes(a, 1, 2).copy(),
-             np.swapaxes(b, 1, 2).copy() if x.b_along_k else b, c]  # fmt: skip
+    given = [
+        a if x.a_along_k else np.swapaxes(a, 1, 2).copy(),
+        np.swapaxes(b, 1, 2).copy() if x.b_along_k else b,
+        c,
+    ]
     simulate(*emit(body, "matmul", H200), [g[0] if x.batch == 1 else g for g in given])
     wanted = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_allclose(c.astype(np.float32), wanted, rtol=1e-2, atol=0.3)

@@ -69,25 +69,41 @@ CASES = {
     "half": (Operands(64, 64, 64, float16, float16), SMALL),
     "a_turned": (Operands(72, 88, 80, bfloat16, bfloat16, a_along_k=False), SMALL),
     "b_turned": (Operands(72, 88, 80, bfloat16, float32, b_along_k=False), SMALL),
-    "batch": (Operands(72, 88, 136, bfloat16, float32, False, False, batch=2),
-              ThreadPlan((64, 128, 64), (2, 2), 3, 8, (64, 64))),
+    "batch": (
+        Operands(72, 88, 136, bfloat16, float32, False, False, batch=2),
+        ThreadPlan((64, 128, 64), (2, 2), 3, 8, (64, 64)),
+    ),
     "persistent": (Operands(200, 136, 104, bfloat16, bfloat16), replace(SMALL, programs=3)),
-    "persistent_batch": (Operands(72, 88, 136, bfloat16, bfloat16, False, False, batch=3),
-                         replace(SMALL, programs=2)),
-    "idle_programs": (Operands(72, 88, 136, bfloat16, bfloat16, batch=2),
-                      replace(SMALL, programs=11)),
-    "one_buffer": (Operands(100, 88, 80, bfloat16, bfloat16),
-                   ThreadPlan((96, 64, 32), (2, 2), 3, 2, (32, 64), 2, buffers=1)),
+    "persistent_batch": (
+        Operands(72, 88, 136, bfloat16, bfloat16, False, False, batch=3),
+        replace(SMALL, programs=2),
+    ),
+    "idle_programs": (
+        Operands(72, 88, 136, bfloat16, bfloat16, batch=2),
+        replace(SMALL, programs=11),
+    ),
+    "one_buffer": (
+        Operands(100, 88, 80, bfloat16, bfloat16),
+        ThreadPlan((96, 64, 32), (2, 2), 3, 2, (32, 64), 2, buffers=1),
+    ),
     "deep": (Operands(72, 88, 32, bfloat16, bfloat16), replace(SMALL, stages=5)),
-    "few": (Operands(3, 136, 272, bfloat16, bfloat16),
-            ThreadPlan((16, 64, 128), (1, 4), 4, 8, (16, 64))),
-    "few_turned": (Operands(8, 136, 272, bfloat16, bfloat16, False, False),
-                   ThreadPlan((16, 64, 64), (1, 4), 4, 8, (16, 64))),
-    "eight_warps": (Operands(128, 256, 192, bfloat16, bfloat16),
-                    ThreadPlan((128, 256, 64), (2, 4), 3, 8, (64, 64))),
-    "eight_down": (Operands(256, 136, 64, bfloat16, bfloat16, b_along_k=False),
-                   ThreadPlan((256, 128, 32), (4, 2), 4, 8, (64, 64))),
-}  # fmt: skip
+    "few": (
+        Operands(3, 136, 272, bfloat16, bfloat16),
+        ThreadPlan((16, 64, 128), (1, 4), 4, 8, (16, 64)),
+    ),
+    "few_turned": (
+        Operands(8, 136, 272, bfloat16, bfloat16, False, False),
+        ThreadPlan((16, 64, 64), (1, 4), 4, 8, (16, 64)),
+    ),
+    "eight_warps": (
+        Operands(128, 256, 192, bfloat16, bfloat16),
+        ThreadPlan((128, 256, 64), (2, 4), 3, 8, (64, 64)),
+    ),
+    "eight_down": (
+        Operands(256, 136, 64, bfloat16, bfloat16, b_along_k=False),
+        ThreadPlan((256, 128, 32), (4, 2), 4, 8, (64, 64)),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -178,8 +194,11 @@ def without(name: str, number: int | None = None) -> Body:
         if node.op.name != name:
             return None
         seen += 1
-        return node if number is not None and seen - 1 != number else b.add(
-            placed.grid_launch_dependents())  # fmt: skip
+        return (
+            node
+            if number is not None and seen - 1 != number
+            else b.add(placed.grid_launch_dependents())
+        )
 
     def keep(b, node, inputs):
         found = replaced(b, node, inputs)
@@ -208,9 +227,11 @@ def test_copies_under_way_at_the_end_are_found() -> None:
 
 # ---- machines ---------------------------------------------------------------------------------
 
-LARGE = (Operands(4096, 4096, 4096, bfloat16, bfloat16),
-         Operands(4096, 4096, 4096, bfloat16, bfloat16, False, False),
-         Operands(symbol("M", 1, 8192), 4096, 4096, bfloat16, bfloat16))  # fmt: skip
+LARGE = (
+    Operands(4096, 4096, 4096, bfloat16, bfloat16),
+    Operands(4096, 4096, 4096, bfloat16, bfloat16, False, False),
+    Operands(symbol("M", 1, 8192), 4096, 4096, bfloat16, bfloat16),
+)
 
 
 @pytest.mark.parametrize("target", [A100, HELD], ids=["sm_80", "sm_90a"])

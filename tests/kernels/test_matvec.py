@@ -34,12 +34,17 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
     """A Body whose epilogue gives the sum of its pieces."""
     lines, sizes = x.k // LINE, x.weights or (x.n,)
     kept = sizes[:1] if x.gated else sizes
-    b = PlacedBuilder("matvec", [
-        ("x", Memory((lines, LINE), x.dtype)),
-        *((f"w{i}", Memory((n * lines, LINE), x.dtype, use="constant"))
-          for i, n in enumerate(sizes)),
-        *((f"c{i}", Memory((n,), x.result, use="result")) for i, n in enumerate(kept)),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        "matvec",
+        [
+            ("x", Memory((lines, LINE), x.dtype)),
+            *(
+                (f"w{i}", Memory((n * lines, LINE), x.dtype, use="constant"))
+                for i, n in enumerate(sizes)
+            ),
+            *((f"c{i}", Memory((n,), x.result, use="result")) for i, n in enumerate(kept)),
+        ],
+    )
 
     def token():
         return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
@@ -49,8 +54,9 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
         return pieces[0] if len(pieces) == 1 else b.apply("add", *pieces)
 
     last = 1 + len(sizes)
-    return Matvec(x, plan, b, token, b.parameters[1:last], b.parameters[last:],
-                  [epilogue] * len(kept)).build()  # fmt: skip
+    return Matvec(
+        x, plan, b, token, b.parameters[1:last], b.parameters[last:], [epilogue] * len(kept)
+    ).build()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,6 +108,12 @@ def test_what_it_refuses() -> None:
     x = Operands(1, 4096, 4096, bfloat16, bfloat16)
     assert why_not(x, H200) == ""
     assert why_not(x, A100) == ""
-    for other in ({"m": 2}, {"k": 4000}, {"n": 4092}, {"k": 1 << 15}, {"b_along_k": False},
-                  {"dtype": float32}):  # fmt: skip
+    for other in (
+        {"m": 2},
+        {"k": 4000},
+        {"n": 4092},
+        {"k": 1 << 15},
+        {"b_along_k": False},
+        {"dtype": float32},
+    ):
         assert why_not(replace(x, **other), H200), other

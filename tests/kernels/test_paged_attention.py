@@ -77,8 +77,9 @@ class Step:
     def wanted(self) -> Any:
         """The result in float64."""
         scales = SCALES if self.x.scaled else (1.0, 1.0)
-        return reference.attention(self.x, self.q, self.keys, self.values, self.table,
-                                   self.lengths, self.starts, scales)  # fmt: skip
+        return reference.attention(
+            self.x, self.q, self.keys, self.values, self.table, self.lengths, self.starts, scales
+        )
 
 
 def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], seed: int = 0) -> Step:
@@ -100,17 +101,43 @@ def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], see
     for cache in (keys, values):
         cache.swapaxes(1, 2)[~used] = np.nan
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    return Step(x, q, keys.astype(x.cache.numpy), values.astype(x.cache.numpy), table,
-                np.array(lengths, np.int32), starts)  # fmt: skip
+    return Step(
+        x,
+        q,
+        keys.astype(x.cache.numpy),
+        values.astype(x.cache.numpy),
+        table,
+        np.array(lengths, np.int32),
+        starts,
+    )
 
 
-def shape(heads: int, key_heads: int, page: int, lengths: Sequence[int], queries: Sequence[int],
-          width: int = 64, value_width: int = 64, **more: Any) -> PagedShape:  # fmt: skip
+def shape(
+    heads: int,
+    key_heads: int,
+    page: int,
+    lengths: Sequence[int],
+    queries: Sequence[int],
+    width: int = 64,
+    value_width: int = 64,
+    **more: Any,
+) -> PagedShape:
     """A shape that fits a step."""
     pages = sum(-(-n // page) for n in lengths) + 2
     most = max(-(-n // page) for n in lengths) + 1
-    return PagedShape(heads, key_heads, width, value_width, page, sum(queries), len(lengths),
-                      pages, most, width**-0.5, **more)  # fmt: skip
+    return PagedShape(
+        heads,
+        key_heads,
+        width,
+        value_width,
+        page,
+        sum(queries),
+        len(lengths),
+        pages,
+        most,
+        width**-0.5,
+        **more,
+    )
 
 
 ONES = (1, 1, 1, 1, 1)
@@ -119,8 +146,16 @@ SMALL = PagedPlan(8, 64, 2, 4, 3, across=False)
 CASES: dict[str, tuple[PagedShape, PagedPlan, Sequence[int], Sequence[int]]] = {}
 
 
-def case(label: str, heads: int, key_heads: int, page: int, plan: PagedPlan = SMALL,
-         lengths: Sequence[int] = LENGTHS, queries: Sequence[int] = ONES, **more: Any) -> None:
+def case(
+    label: str,
+    heads: int,
+    key_heads: int,
+    page: int,
+    plan: PagedPlan = SMALL,
+    lengths: Sequence[int] = LENGTHS,
+    queries: Sequence[int] = ONES,
+    **more: Any,
+) -> None:
     """Add a case."""
     CASES[label] = (shape(heads, key_heads, page, lengths, queries, **more), plan, lengths, queries)
 
@@ -155,13 +190,22 @@ case("window", 4, 1, 16, window=70)
 case("window within a block", 4, 1, 32, window=7)
 case("softcap", 4, 1, 16, softcap=3.0)
 case("8 bits", 4, 1, 16, cache=float8_e4m3)
-case("8 bits, wide", 4, 1, 64, PagedPlan(8, 128, 2, 8, 3), width=128, value_width=128,
-     cache=float8_e4m3)  # fmt: skip
+case(
+    "8 bits, wide",
+    4,
+    1,
+    64,
+    PagedPlan(8, 128, 2, 8, 3),
+    width=128,
+    value_width=128,
+    cache=float8_e4m3,
+)
 case("several queries", 8, 2, 16, queries=(0, 1, 5, 2, 3))
 case("several queries, 16 rows", 8, 2, 16, replace(SMALL, rows=16), queries=(0, 1, 5, 2, 3))
 case("prefill", 4, 1, 16, replace(SMALL, rows=64), (0, 70, 130), (0, 70, 21))
-case("prefill with a window", 4, 1, 16, replace(SMALL, rows=32), (0, 70, 130), (0, 70, 21),
-     window=33)  # fmt: skip
+case(
+    "prefill with a window", 4, 1, 16, replace(SMALL, rows=32), (0, 70, 130), (0, 70, 21), window=33
+)
 case("requests without queries", 4, 1, 16, queries=(0, 1, 0, 0, 1))
 
 
@@ -175,8 +219,9 @@ def run_step(
 ) -> tuple[Any, Any, Any]:
     """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
     x = step.x
-    items, records = (np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths,
-                                                                    step.starts))  # fmt: skip
+    items, records = (
+        np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths, step.starts)
+    )
     work, main, combine = bodies or kernels(x, plan)
     run(work, [step.lengths, step.starts, items, records])
     out = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
@@ -184,8 +229,21 @@ def run_step(
     partial = np.full((*lead, x.value_width), np.nan, np.float32)
     sums = np.full(lead, np.nan, np.float32)
     counters = [np.zeros(lead[:2], np.int32)] if plan.joined else []
-    run(main, [step.q, step.keys, step.values, *step.scales, step.table, items, out, partial,
-               sums, *counters])  # fmt: skip
+    run(
+        main,
+        [
+            step.q,
+            step.keys,
+            step.values,
+            *step.scales,
+            step.table,
+            items,
+            out,
+            partial,
+            sums,
+            *counters,
+        ],
+    )
     if not plan.joined:
         run(combine, [records, partial, sums, out])
     assert not np.any(counters)
@@ -201,8 +259,12 @@ def same_list(found: Sequence[Any], wanted: Sequence[Any]) -> None:
 def agree(step: Step, out: Any) -> None:
     """Up to the rounding of the weights and of the result."""
     count = step.starts[-1]
-    np.testing.assert_allclose(out[:count].astype(np.float64), step.wanted()[:count],
-                               rtol=2 * ROUNDING[step.x.dtype], atol=2 * ROUNDING[step.x.dtype])
+    np.testing.assert_allclose(
+        out[:count].astype(np.float64),
+        step.wanted()[:count],
+        rtol=2 * ROUNDING[step.x.dtype],
+        atol=2 * ROUNDING[step.x.dtype],
+    )
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -220,8 +282,17 @@ def test_interpreted(label: str) -> None:
     agree(step, out)
 
 
-SIMULATED = ("page 16", "heads across", "combined by another launch", "page 128", "group 3",
-             "8 warps", "8 bits", "window", "prefill")  # fmt: skip
+SIMULATED = (
+    "page 16",
+    "heads across",
+    "combined by another launch",
+    "page 128",
+    "group 3",
+    "8 warps",
+    "8 bits",
+    "window",
+    "prefill",
+)
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -230,7 +301,8 @@ def test_simulated(label: str) -> None:
     x, plan, lengths, queries = CASES[label]
     step = make_step(x, lengths, queries)
     out, items, records = run_step(
-        step, plan, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random", seed=1))
+        step, plan, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random", seed=1)
+    )
     same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)
 
@@ -257,10 +329,12 @@ def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
         lengths = np.maximum(lengths, queries).astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
         window = (0, 0, 900)[number % 3]
-        x = PagedShape(32, 8, 128, 128, 16, max(1, int(starts[-1])), requests, 1 << 16, 400, 1.0,
-                       window=window)  # fmt: skip
-        plan = PagedPlan(8, (128, 64)[number % 2], programs=(128, 7, 1000)[number % 3],
-                         across=number % 3 == 0)  # fmt: skip
+        x = PagedShape(
+            32, 8, 128, 128, 16, max(1, int(starts[-1])), requests, 1 << 16, 400, 1.0, window=window
+        )
+        plan = PagedPlan(
+            8, (128, 64)[number % 2], programs=(128, 7, 1000)[number % 3], across=number % 3 == 0
+        )
         yield x, plan, lengths, starts
 
 
@@ -279,8 +353,9 @@ def test_work_list(number: int) -> None:
         rows = [p, *[many + g - p - 1 for g in range(start + 1, stop + 1)]]
         sizes.append(int(items[rows[: stop - start + 1], BLOCKS].sum()))
         covered += stop - start + 1
-        assert all(items[r, SLOT] in (-1, start + i)
-                   for i, r in enumerate(rows[: stop - start + 1]))  # fmt: skip
+        assert all(
+            items[r, SLOT] in (-1, start + i) for i, r in enumerate(rows[: stop - start + 1])
+        )
     busy = [s for s in sizes if s]
     assert max(busy) - min(busy) <= 1
     there = items[items[:, BLOCKS] > 0]
@@ -302,8 +377,10 @@ def test_symbols(joined: bool) -> None:
     real = CASES["page 16"][0]
     step = make_step(real, LENGTHS, ONES)
     values = {name: getattr(real, name) for name in names}
-    for run in (lambda b, m: interpret.run(b, m, values),
-                lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+    for run in (
+        lambda b, m: interpret.run(b, m, values),
+        lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
+    ):
         out, items, records = run_step(step, plan, run, kernels(x, plan))
         same_list((items, records), reference.work_list(real, plan, step.lengths, step.starts))
         agree(step, out)
@@ -353,42 +430,61 @@ def test_append(label: str, simulated: bool) -> None:
     x = replace(x, requests=5)  # the last tokens belong to nobody
     step = make_step(x, lengths, queries)
     draw = np.random.default_rng(3)
-    k, v = (draw.standard_normal((x.tokens, key_heads, w)).astype(x.dtype.numpy)
-            for w in (x.width, x.value_width))  # fmt: skip
+    k, v = (
+        draw.standard_normal((x.tokens, key_heads, w)).astype(x.dtype.numpy)
+        for w in (x.width, x.value_width)
+    )
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
     turned = np.full(step.q.shape, 7.0).astype(x.dtype.numpy)
     wide = [m.astype(np.float64) for m in (step.keys, step.values)]
     scales = SCALES if x.scaled else (1.0, 1.0)
-    wanted = reference.append(x, rotary, step.q, k, v, frequencies, step.table, step.lengths,
-                              step.starts, *wide, scales)  # fmt: skip
+    wanted = reference.append(
+        x, rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
+    )
     body = append(x, rotary)
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.level == "error"]
-    memories = [step.q, k, v, frequencies, *step.scales, step.table, step.lengths, step.starts,
-                step.keys, step.values, turned]  # fmt: skip
+    memories = [
+        step.q,
+        k,
+        v,
+        frequencies,
+        *step.scales,
+        step.table,
+        step.lengths,
+        step.starts,
+        step.keys,
+        step.values,
+        turned,
+    ]
     if simulated:
         simulate(*emit(body, "append", H200), memories)
     else:
         interpret.run(body, memories)
     count, rounding = int(step.starts[-1]), 2.0**-8
-    np.testing.assert_allclose(turned[:count].astype(np.float64), wanted[:count], rtol=rounding,
-                               atol=rounding / 16)  # fmt: skip
+    np.testing.assert_allclose(
+        turned[:count].astype(np.float64), wanted[:count], rtol=rounding, atol=rounding / 16
+    )
     assert (turned[count:].astype(np.float32) == 7).all()
     within = 2.0**-4 if x.scaled else rounding
     for found, right in zip((step.keys, step.values), wide):
-        np.testing.assert_allclose(found.astype(np.float64), right, rtol=within,
-                                   atol=within / 16, equal_nan=True)  # fmt: skip
+        np.testing.assert_allclose(
+            found.astype(np.float64), right, rtol=within, atol=within / 16, equal_nan=True
+        )
 
 
 # ---- Plans --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan, why", [
-    (replace(SMALL, rows=12), "multiple of 8"),
-    (replace(SMALL, stages=1), "two stages"),
-    (replace(SMALL, warps=8), "share a block"),
-    (PagedPlan(8, 192, 2, 4), "a power of two"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan, why",
+    [
+        (replace(SMALL, rows=12), "multiple of 8"),
+        (replace(SMALL, stages=1), "two stages"),
+        (replace(SMALL, warps=8), "share a block"),
+        (PagedPlan(8, 192, 2, 4), "a power of two"),
+    ],
+)
 def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
     """Each is refused with its reason."""
     x = CASES["page 16"][0]
@@ -397,8 +493,10 @@ def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
         attend(x, plan)
 
 
-@pytest.mark.parametrize("requests, queries, joined", (
-    (1, 1, True), (15, 1, True), (1, 2, False), (7, 2, False), (16, 1, True), (128, 1, True)))
+@pytest.mark.parametrize(
+    "requests, queries, joined",
+    ((1, 1, True), (15, 1, True), (1, 2, False), (7, 2, False), (16, 1, True), (128, 1, True)),
+)
 def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> None:
     """Another launch combines them; else, and where each has one token, who has the last part."""
     x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
@@ -453,6 +551,9 @@ def test_mutants(label: str, meetings: int) -> None:
     """Every barrier, fence and wait is needed: the check sees each one missing or changed, but
     that the one barrier of the one role that has one may have any number."""
     x, plan, _, _ = CASES[label]
-    alive = [name for name, body in mutants.mutants(attend(x, plan))
-             if not any(f.level == "error" for f in check_body(body, H200))]  # fmt: skip
+    alive = [
+        name
+        for name, body in mutants.mutants(attend(x, plan))
+        if not any(f.level == "error" for f in check_body(body, H200))
+    ]
     assert alive == [f"named_sync {i} number + 1" for i in range(meetings)]

@@ -29,20 +29,28 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 1e-3}
 
 
 def problem(
-    lengths: list[int], new: list[int], heads: tuple[int, int] = (4, 2), page: int = 16,
-    dtype: DType = float32, cache: DType | None = None, rest: int = 2, most: int = 1,
+    lengths: list[int],
+    new: list[int],
+    heads: tuple[int, int] = (4, 2),
+    page: int = 16,
+    dtype: DType = float32,
+    cache: DType | None = None,
+    rest: int = 2,
+    most: int = 1,
     **options: Any,
-) -> tuple[PagedShape, list[np.ndarray], np.ndarray]:  # fmt: skip
+) -> tuple[PagedShape, list[np.ndarray], np.ndarray]:
     """A shape, the kernel's arguments and the result by definition; unused keys are nan."""
     random = np.random.default_rng(3)
     cache, requests, tokens = cache or dtype, len(lengths), sum(new) + rest
     most = max(most, *(-(-n // page) for n in lengths))
     pages = requests * most + 1
-    x = PagedShape(*heads, 24, 40, page, tokens, requests, pages, most, 0.2, dtype, cache,
-                   **options)  # fmt: skip
+    x = PagedShape(
+        *heads, 24, 40, page, tokens, requests, pages, most, 0.2, dtype, cache, **options
+    )
     q = random.standard_normal((tokens, heads[0], 24)).astype(dtype.numpy)
-    keys, values = (random.standard_normal((pages, heads[1], page, w)).astype(cache.numpy)
-                    for w in (24, 40))  # fmt: skip
+    keys, values = (
+        random.standard_normal((pages, heads[1], page, w)).astype(cache.numpy) for w in (24, 40)
+    )
     table = random.permutation(pages)[: requests * most].reshape(requests, most).astype(np.int32)
     for row, length in zip(table, lengths):
         for place in range(length, most * page):
@@ -94,9 +102,12 @@ SPLIT: dict[str, tuple[tuple[list[int], list[int]], int, dict[str, Any]]] = {
     "more parts than keys": (([1, 2], [1, 2]), 8, {"heads": (3, 1), "most": 64}),
     "cache of float16": (([640, 130], [1, 2]), 2, {"heads": (9, 3), "cache": float16}),
     "cache of bfloat16": (([640, 130], [1, 1]), 2, {"heads": (3, 3), "cache": bfloat16}),
-    "cache of 8 bits": (([640, 130], [1, 2]), 2,
-                        {"heads": (9, 3), "dtype": bfloat16, "cache": float8_e4m3}),
-}  # fmt: skip
+    "cache of 8 bits": (
+        ([640, 130], [1, 2]),
+        2,
+        {"heads": (9, 3), "dtype": bfloat16, "cache": float8_e4m3},
+    ),
+}
 
 
 @pytest.mark.parametrize("label", SPLIT)
@@ -106,8 +117,7 @@ def test_split_keys(label: str) -> None:
     x, given, want = problem(*case, **options)
     target = host().with_cores(cores)
     assert paged.parts_of(x, target) > 1
-    np.testing.assert_allclose(called(x, given, target), want, rtol=0,
-                               atol=TOLERANCE[x.dtype.name])  # fmt: skip
+    np.testing.assert_allclose(called(x, given, target), want, rtol=0, atol=TOLERANCE[x.dtype.name])
 
 
 def test_parts() -> None:
@@ -129,8 +139,14 @@ def test_neighbours_change_nothing() -> None:
     whole = called(x, given, target)
     for r in range(3):
         q, keys, values, table, counts, _ = given
-        own = [q[r : r + 1], keys, values, table[r : r + 1], counts[r : r + 1],
-               np.array([0, 1], np.int32)]  # fmt: skip
+        own = [
+            q[r : r + 1],
+            keys,
+            values,
+            table[r : r + 1],
+            counts[r : r + 1],
+            np.array([0, 1], np.int32),
+        ]
         one = called(replace(x, tokens=1, requests=1), own, target)
         np.testing.assert_array_equal(one[0], whole[r])
 

@@ -32,8 +32,15 @@ LENGTHS, QUERIES = (0, 1, 130, 64, 300), (0, 1, 130, 3, 140)
 CASES: dict[str, tuple[PagedShape, Sequence[int], Sequence[int]]] = {}
 
 
-def case(label: str, heads: int, key_heads: int, page: int, lengths: Sequence[int] = LENGTHS,
-         queries: Sequence[int] = QUERIES, **more: Any) -> None:  # fmt: skip
+def case(
+    label: str,
+    heads: int,
+    key_heads: int,
+    page: int,
+    lengths: Sequence[int] = LENGTHS,
+    queries: Sequence[int] = QUERIES,
+    **more: Any,
+) -> None:
     """Add a case."""
     CASES[label] = (shape(heads, key_heads, page, lengths, queries, **more), lengths, queries)
 
@@ -68,16 +75,19 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
     assert plan is not None
     out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
-    launch(prefill(x, replace(plan, programs=3)),
-           [step.q[None], step.keys, step.values, step.table, step.lengths, step.starts, out, lse])
+    launch(
+        prefill(x, replace(plan, programs=3)),
+        [step.q[None], step.keys, step.values, step.table, step.lengths, step.starts, out, lse],
+    )
     return out[0]
 
 
 def agree(step: Step, out: Any) -> None:
     """Up to the rounding of the weights and of the result."""
     count, near = step.starts[-1], 2 * ROUNDING[step.x.dtype]
-    np.testing.assert_allclose(out[:count].astype(np.float64), step.wanted()[:count], rtol=near,
-                               atol=near)  # fmt: skip
+    np.testing.assert_allclose(
+        out[:count].astype(np.float64), step.wanted()[:count], rtol=near, atol=near
+    )
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -97,14 +107,15 @@ def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
     x, lengths, queries = CASES[label]
     step = cleaned(make_step(x, lengths, queries))
-    agree(step, run(step, x, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random",
-                                                   seed=1)))  # fmt: skip
+    agree(
+        step,
+        run(step, x, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random", seed=1)),
+    )
 
 
 def test_symbols() -> None:
     """Tokens, requests and pages may be Symbols; rows and tokens that only pad do no harm."""
-    names = {n: symbol(n, 1, most) for n, most in (("tokens", 512), ("requests", 8),
-                                                   ("pages", 64))}  # fmt: skip
+    names = {n: symbol(n, 1, most) for n, most in (("tokens", 512), ("requests", 8), ("pages", 64))}
     lengths, queries = (90, 0, 70, 0), (80, 0, 70, 0)
     real = shape(2, 1, 16, lengths, queries)
     x = replace(real, **names)
@@ -112,8 +123,10 @@ def test_symbols() -> None:
     step.q = np.concatenate([step.q, np.full_like(step.q[:10], np.nan)])
     step.x = replace(real, tokens=len(step.q))
     values = {"tokens": len(step.q), "requests": 4, "pages": real.pages}
-    for launch in (lambda b, m: interpret.run(b, m, values),
-                   lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+    for launch in (
+        lambda b, m: interpret.run(b, m, values),
+        lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
+    ):
         agree(step, run(step, x, launch))
 
 
@@ -129,8 +142,10 @@ def test_called_by_a_graph() -> None:
         verify_body(fitted(body, H200), "placed", H200)
 
 
-@pytest.mark.parametrize(("tokens", "requests", "page", "pages"), [
-    (40, 1, 16, 10), (64, 1, 64, 4), (100, 2, 64, 4), (64, 1, 64, 2), (200, 1, 64, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tokens", "requests", "page", "pages"),
+    [(40, 1, 16, 10), (64, 1, 64, 4), (100, 2, 64, 4), (64, 1, 64, 2), (200, 1, 64, 3)],
+)
 def test_small_sizes_are_proved(tokens: int, requests: int, page: int, pages: int) -> None:
     """Fewer tokens than a tile and no more blocks of keys than stages: lengths from memory,
     whatever they are, keep within what the arithmetic of stages was simplified for."""
@@ -152,9 +167,21 @@ def test_assembled() -> None:
     """No spills and no serialised products at the sizes of models."""
     texts = {}
     for width, page, window in ((64, 64, 0), (128, 16, 0), (128, 64, 1024), (256, 64, 0)):
-        x = PagedShape(32, 8, width, width, page, symbol("tokens", 1, 8192),
-                       symbol("requests", 1, 64), 4096, 512, width**-0.5, bfloat16,
-                       bfloat16, window)  # fmt: skip
+        x = PagedShape(
+            32,
+            8,
+            width,
+            width,
+            page,
+            symbol("tokens", 1, 8192),
+            symbol("requests", 1, 64),
+            4096,
+            512,
+            width**-0.5,
+            bfloat16,
+            bfloat16,
+            window,
+        )
         name = f"width {width}, pages of {page}, window {window}"
         texts[name] = emit(prefill(x, choose(x, H200)), "prefill", H200)[0]
     for name, made in assemble_all(texts).items():

@@ -64,13 +64,18 @@ class Step:
         """The result, the cache, and tokens of no request left alone."""
         *_, keys, values, out = self.given
         rounding = 2.0**-10 if self.x.dtype is float16 else 2.0**-8
-        np.testing.assert_allclose(out[: self.tokens].astype(np.float64), self.out[: self.tokens],
-                                   rtol=2 * rounding, atol=2 * rounding)  # fmt: skip
+        np.testing.assert_allclose(
+            out[: self.tokens].astype(np.float64),
+            self.out[: self.tokens],
+            rtol=2 * rounding,
+            atol=2 * rounding,
+        )
         assert (out[self.tokens :].astype(np.float32) == 7).all()
         within = 2.0**-4 if self.x.scaled else rounding
         for found, right in ((keys, self.keys), (values, self.values)):
-            np.testing.assert_allclose(found.astype(np.float64), right, rtol=within,
-                                       atol=within / 16, equal_nan=True)  # fmt: skip
+            np.testing.assert_allclose(
+                found.astype(np.float64), right, rtol=within, atol=within / 16, equal_nan=True
+            )
 
 
 def make_step(
@@ -78,9 +83,14 @@ def make_step(
 ) -> Step:
     """Random numbers; nan where no earlier key lies, far pages past each request's end."""
     draw = np.random.default_rng(seed)
-    q, k, v = (draw.standard_normal((x.tokens, heads, width)).astype(x.dtype.numpy)
-               for heads, width in ((x.heads, x.width), (x.key_heads, x.width),
-                                    (x.key_heads, x.value_width)))  # fmt: skip
+    q, k, v = (
+        draw.standard_normal((x.tokens, heads, width)).astype(x.dtype.numpy)
+        for heads, width in (
+            (x.heads, x.width),
+            (x.key_heads, x.width),
+            (x.key_heads, x.value_width),
+        )
+    )
     lead = (x.pages, x.key_heads, x.page)
     cache = [draw.standard_normal((*lead, w)).astype(np.float32) for w in (x.width, x.value_width)]
     table = np.full((x.requests, x.most_pages), 10**6, np.int32)
@@ -101,22 +111,46 @@ def make_step(
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
     turned = reference.append(x, rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
-    out = reference.attention(x, turned.astype(x.dtype.numpy),
-                              *(part.astype(x.cache.numpy) for part in wide), table, sizes, starts,
-                              scales)  # fmt: skip
+    out = reference.attention(
+        x,
+        turned.astype(x.dtype.numpy),
+        *(part.astype(x.cache.numpy) for part in wide),
+        table,
+        sizes,
+        starts,
+        scales,
+    )
     more = [np.array(SCALES, np.float32)] if x.scaled else []
     result = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     given = [q, k, v, frequencies, *more, table, sizes, starts, keys, values, result]
     return Step(x, rotary, given, out, *wide, int(starts[-1]))
 
 
-def shape(heads: int, key_heads: int, page: int, lengths: Sequence[int], width: int = 64,
-          value_width: int = 64, **more: Any) -> PagedShape:  # fmt: skip
+def shape(
+    heads: int,
+    key_heads: int,
+    page: int,
+    lengths: Sequence[int],
+    width: int = 64,
+    value_width: int = 64,
+    **more: Any,
+) -> PagedShape:
     """A shape that fits a step; as many tokens as requests."""
     pages = sum(-(-n // page) for n in lengths) + 2
     most = max(-(-n // page) for n in lengths) + 1
-    return PagedShape(heads, key_heads, width, value_width, page, len(lengths), len(lengths),
-                      pages, most, width**-0.5, **more)  # fmt: skip
+    return PagedShape(
+        heads,
+        key_heads,
+        width,
+        value_width,
+        page,
+        len(lengths),
+        len(lengths),
+        pages,
+        most,
+        width**-0.5,
+        **more,
+    )
 
 
 ALL = (1, 2, 64, 65, 66, 130, 200, 340)  # places at the edges of pages and blocks, and within
@@ -125,9 +159,17 @@ SMALL = ShortPlan(8, 64, 2, 4, 2)
 CASES: dict[str, tuple[PagedShape, ShortPlan, Rotary, Sequence[int], Sequence[int]]] = {}
 
 
-def case(label: str, heads: int, key_heads: int, page: int, plan: ShortPlan = SMALL,
-         lengths: Sequence[int] = SOME, queries: Sequence[int] = (), rotary: Rotary | None = None,
-         **more: Any) -> None:  # fmt: skip
+def case(
+    label: str,
+    heads: int,
+    key_heads: int,
+    page: int,
+    plan: ShortPlan = SMALL,
+    lengths: Sequence[int] = SOME,
+    queries: Sequence[int] = (),
+    rotary: Rotary | None = None,
+    **more: Any,
+) -> None:
     """Add a case."""
     x = shape(heads, key_heads, page, lengths, **more)
     queries = queries or (1,) * len(lengths)
@@ -139,16 +181,38 @@ case("page 32", 4, 1, 32, lengths=ALL)
 case("page 64", 4, 1, 64, lengths=ALL)
 case("page 128", 4, 1, 128, lengths=(1, 64, 65, 128, 129, 300))
 case("page 8", 2, 1, 8)
-case("requests without a token", 8, 2, 16, lengths=(40, 130, 0, 70, 20, 0),
-     queries=(1, 0, 0, 1, 0, 0))  # fmt: skip
+case(
+    "requests without a token",
+    8,
+    2,
+    16,
+    lengths=(40, 130, 0, 70, 20, 0),
+    queries=(1, 0, 0, 1, 0, 0),
+)
 case("no keys at all", 4, 1, 16, lengths=(0, 0), queries=(0, 0))
 case("long, few stages", 4, 1, 16, lengths=(1500, 700))
 case("long, clusters of 4", 4, 1, 32, replace(SMALL, cluster=4, stages=3), lengths=(1100, 1025))
 case("clusters of 8", 8, 2, 16, replace(SMALL, cluster=8), lengths=(1, 600, 512, 513))
-case("8 warps", 4, 1, 32, ShortPlan(8, 128, 2, 8, 8), lengths=(300, 1100, 1025), width=128,
-     value_width=128)  # fmt: skip
-case("8 warps, clusters of 2", 8, 2, 64, ShortPlan(8, 128, 2, 8, 2), lengths=(300, 129),
-     width=128, value_width=128)  # fmt: skip
+case(
+    "8 warps",
+    4,
+    1,
+    32,
+    ShortPlan(8, 128, 2, 8, 8),
+    lengths=(300, 1100, 1025),
+    width=128,
+    value_width=128,
+)
+case(
+    "8 warps, clusters of 2",
+    8,
+    2,
+    64,
+    ShortPlan(8, 128, 2, 8, 2),
+    lengths=(300, 129),
+    width=128,
+    value_width=128,
+)
 case("group 1", 2, 2, 16)
 case("group 3", 6, 2, 16)
 case("group 8", 8, 1, 16)
@@ -167,8 +231,16 @@ case("window of one", 4, 1, 32, window=1)
 case("softcap", 4, 1, 16, softcap=3.0)
 case("8 bits", 4, 1, 16, lengths=ALL, cache=float8_e4m3)
 case("8 bits, long", 4, 1, 16, lengths=(1500,), cache=float8_e4m3)
-case("8 bits, wide", 4, 1, 64, ShortPlan(8, 128, 2, 8, 2), width=128, value_width=128,
-     cache=float8_e4m3)  # fmt: skip
+case(
+    "8 bits, wide",
+    4,
+    1,
+    64,
+    ShortPlan(8, 128, 2, 8, 2),
+    width=128,
+    value_width=128,
+    cache=float8_e4m3,
+)
 
 
 def body_of(label: str) -> Body:
@@ -195,9 +267,17 @@ def test_interpreted(label: str) -> None:
     step.agree()
 
 
-SIMULATED = ("page 32", "page 64", "requests without a token", "clusters of 8",
-             "8 warps, clusters of 2", "some of a head", "interleaved", "8 bits",
-             "window")  # fmt: skip
+SIMULATED = (
+    "page 32",
+    "page 64",
+    "requests without a token",
+    "clusters of 8",
+    "8 warps, clusters of 2",
+    "some of a head",
+    "interleaved",
+    "8 bits",
+    "window",
+)
 
 
 @pytest.mark.parametrize("label", SIMULATED)
@@ -228,8 +308,10 @@ def test_symbols() -> None:
     verify_body(body, "placed", H200)
     assert not [f for f in check_body(body, H200) if f.level == "error"]
     values = {name: getattr(real, name) for name in names}
-    for run in (lambda b, m: interpret.run(b, m, values),
-                lambda b, m: simulate(*emit(b, "kernel", H200), m, values)):  # fmt: skip
+    for run in (
+        lambda b, m: interpret.run(b, m, values),
+        lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
+    ):
         step = make_step(replace(real, most_pages=40), rotary, lengths, queries)
         run(body, step.given)
         step.agree()
@@ -254,12 +336,15 @@ def test_callee(label: str) -> None:
 # ---- Plans --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan, why", [
-    (replace(SMALL, cluster=3), "a power of two"),
-    (replace(SMALL, cluster=16), "share the values' width"),
-    (replace(SMALL, stages=1), "two stages"),
-    (replace(SMALL, warps=8), "share a block"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan, why",
+    [
+        (replace(SMALL, cluster=3), "a power of two"),
+        (replace(SMALL, cluster=16), "share the values' width"),
+        (replace(SMALL, stages=1), "two stages"),
+        (replace(SMALL, warps=8), "share a block"),
+    ],
+)
 def test_plans_that_cannot_be_kept(plan: ShortPlan, why: str) -> None:
     """Each is refused with its reason."""
     x = CASES["page 16"][0]
@@ -276,8 +361,10 @@ def test_choice() -> None:
     assert choose_short(BASE, H200) is not None
     assert choose_short(replace(BASE, tokens=64, requests=64), H200) is None
     assert choose_short(replace(BASE, tokens=7), H200) is None
-    found = [choose_short(replace(BASE, tokens=n, requests=n, most_pages=4096 // 32), H200)
-             for n in (1, 2, 4, 8, 16)]  # fmt: skip
+    found = [
+        choose_short(replace(BASE, tokens=n, requests=n, most_pages=4096 // 32), H200)
+        for n in (1, 2, 4, 8, 16)
+    ]
     assert [plan and plan.cluster for plan in found] == [8, 4, 2, 2, None]
     for requests, keys, there in ((1, 8192, True), (1, 16384, False), (2, 8192, False)):
         x = replace(BASE, tokens=requests, requests=requests, most_pages=keys // 32)
@@ -285,7 +372,11 @@ def test_choice() -> None:
         assert choose_short(x, H200, 4096) is not None  # a promise
     long = replace(BASE, most_pages=1 << 16)
     assert [short_keys(replace(long, tokens=n, requests=n), H200) for n in (1, 2, 8, 16)] == [
-        8192, 4096, 4096, 0]  # fmt: skip
+        8192,
+        4096,
+        4096,
+        0,
+    ]
     assert short_keys(replace(long, cache=float32, dtype=float32), H200) == 0
 
 
@@ -329,8 +420,11 @@ def test_mutants(label: str, waits: tuple[int, int]) -> None:
     that the one barrier of the one role that has one may have any number; that a copy may wait
     for a stage that is given back later; and that warps look up the angles that others of them
     made, which the simulator sees."""
-    alive = {name for name, body in mutants.mutants(body_of(label))
-             if not any(f.level == "error" for f in check_body(body, H200))}  # fmt: skip
+    alive = {
+        name
+        for name, body in mutants.mutants(body_of(label))
+        if not any(f.level == "error" for f in check_body(body, H200))
+    }
     wanted = {f"named_sync {i} number + 1" for i in range(3)}
     wanted |= {f"wait {i} next stage" for i in waits}
     assert alive == wanted | {"named_sync 0 dropped"}

@@ -71,7 +71,10 @@ def test_one_file_holds_many_problems_in_order(tmp_path):
     keys = ["matmul-h200-m8", "matmul-h200-m128", "matmul-h200-m16"]
     text = text_of({key: Entry({"n": i}, 1e-6 * i) for i, key in enumerate(keys)}, {"by": "hand"})
     assert [line.split('"')[1] for line in text.splitlines() if "matmul" in line] == [
-        "matmul-h200-m8", "matmul-h200-m16", "matmul-h200-m128"]  # fmt: skip
+        "matmul-h200-m8",
+        "matmul-h200-m16",
+        "matmul-h200-m128",
+    ]
     (tmp_path / "table.json").write_text(text)
     table = read_table(tmp_path / "table.json")
     assert table.get(keys[1]) == Entry({"n": 1}, 1e-6)
@@ -81,10 +84,17 @@ def test_one_file_holds_many_problems_in_order(tmp_path):
     assert json.loads(text_of({}))["plans"] == {}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"format": 7, "plans": {}}',
-                                  '{"format": 1, "plans": {"one": {"plan": 3}}}',
-                                  '{"format": 1, "plans": {"one": {"plan": {"m": -3}}}}'
-                                  ])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1, 2]",
+        '{"format": 7, "plans": {}}',
+        '{"format": 1, "plans": {"one": {"plan": 3}}}',
+        '{"format": 1, "plans": {"one": {"plan": {"m": -3}}}}',
+    ],
+)
 def test_a_damaged_table_is_an_empty_one(tmp_path, caplog, text):
     (tmp_path / "one.json").write_text(text)
     with caplog.at_level(logging.WARNING):
@@ -108,8 +118,10 @@ def test_the_digest_is_that_of_keys_and_plans():
 
     one = table(a=({"m": 1}, 1.0), b=({"m": 2}, 1.0))
     assert one == table(b=({"m": 2}, 3.0), a=({"m": 1}, None))
-    assert len({one, table(), table(a=({"m": 2}, 1.0), b=({"m": 1}, 1.0)), table(a=({"m": 1}, 1.0))}
-               ) == 4  # fmt: skip
+    assert (
+        len({one, table(), table(a=({"m": 2}, 1.0), b=({"m": 1}, 1.0)), table(a=({"m": 1}, 1.0))})
+        == 4
+    )
     assert table() == ""
     script = "from tilegrad.kernels.plan_table import shipped; print(shipped().digest)"
     said = subprocess.check_output([sys.executable, "-c", script], text=True)
@@ -151,9 +163,19 @@ def test_plans_are_records():
 
 def test_keys_tell_problems_apart():
     x = Operands(512, 4096, 1024, bfloat16, bfloat16)
-    others = [dataclasses.replace(x, **change) for change in (
-        {"m": 513}, {"n": 4104}, {"k": 1032}, {"batch": 2}, {"result": float32}, {"dtype": float32},
-        {"a_along_k": False}, {"b_along_k": False})]  # fmt: skip
+    others = [
+        dataclasses.replace(x, **change)
+        for change in (
+            {"m": 513},
+            {"n": 4104},
+            {"k": 1032},
+            {"batch": 2},
+            {"result": float32},
+            {"dtype": float32},
+            {"a_along_k": False},
+            {"b_along_k": False},
+        )
+    ]
     keys = {problem_key(o, "h200") for o in [x, *others]}
     keys |= {problem_key(x, "h100"), problem_key(x, "h200", "reads")}
     assert len(keys) == 11
@@ -197,10 +219,19 @@ def test_h100_takes_the_plans_of_h200():
     assert tuned(x, H200.with_cores(64), table=table) is None  # more programs than cores
 
 
-@pytest.mark.parametrize("change", [
-    {"stages": 9}, {"programs": 133}, {"cluster": 2, "programs": 127}, {"split": 2}, {"stages": 1},
-    {"staged": 48}, {"tile": (128, 128, 32)}, {"tile": (100, 128, 64)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": 9},
+        {"programs": 133},
+        {"cluster": 2, "programs": 127},
+        {"split": 2},
+        {"stages": 1},
+        {"staged": 48},
+        {"tile": (128, 128, 32)},
+        {"tile": (100, 128, 64)},
+    ],
+)
 def test_plans_that_do_not_fit_are_not_taken(change):
     x = Operands(512, 4096, 1024, bfloat16, bfloat16)
     plan = dataclasses.replace(WidePlan((128, 128, 64), 6, 128), **change)
@@ -224,8 +255,13 @@ def test_the_shipped_table():
     table = shipped()
     for key, entry in table.known.items():
         _, machine, dtype, result, layout, epilogue, batch, n, k, m = key.split("-")
-        assert (machine, dtype, result, layout, batch) == ("h200", "bfloat16", "bfloat16", "kk",
-                                                           "b1"), key  # fmt: skip
+        assert (machine, dtype, result, layout, batch) == (
+            "h200",
+            "bfloat16",
+            "bfloat16",
+            "kk",
+            "b1",
+        ), key
         assert {"device", "date"} <= set(entry.origin) and entry.seconds > 0
         x = Operands(int(m[1:]), int(n[1:]), int(k[1:]), bfloat16, bfloat16)
         assert problem_key(x, machine, epilogue) == key

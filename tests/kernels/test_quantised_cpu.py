@@ -36,9 +36,12 @@ def packed(shape: QuantisedShape, raw: np.ndarray) -> list[np.ndarray]:
 
 
 def compiled(
-    callee: Any, given: list[np.ndarray], sizes: tuple[int, int], dtype: Any,
+    callee: Any,
+    given: list[np.ndarray],
+    sizes: tuple[int, int],
+    dtype: Any,
     target: Target | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The first result on this machine."""
     nodes = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
     made = ops.call(*nodes, callee=callee)
@@ -95,10 +98,22 @@ def test_every_format(form: Format, tokens: int) -> None:
     check(x, got, want, w)
 
 
-@pytest.mark.parametrize("rows, columns, tokens", [
-    (1, 32, 1), (16, 32, 2), (17, 96, 4), (64, 288, 5), (33, 64, 7), (200, 160, 8), (96, 32, 9),
-    (17, 64, 31), (40, 96, 32), (31, 32, 70), (16, 64, 25),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, columns, tokens",
+    [
+        (1, 32, 1),
+        (16, 32, 2),
+        (17, 96, 4),
+        (64, 288, 5),
+        (33, 64, 7),
+        (200, 160, 8),
+        (96, 32, 9),
+        (17, 64, 31),
+        (40, 96, 32),
+        (31, 32, 70),
+        (16, 64, 25),
+    ],
+)
 @pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0], ids=str)
 def test_odd_sizes(form: Format, rows: int, columns: int, tokens: int) -> None:
     x = tokens_of(tokens, columns)
@@ -194,8 +209,11 @@ def test_the_work_of_a_step() -> None:
     shape = QuantisedShape(formats.Q4_1, 4096, 576)
     nodes = [n for n, _ in walk(decode(shape, AVX512_AMX).block)]
     assert sum(n.op.name == "byte_dot" for n in nodes) == 16
-    read = sum(int(np.prod(n.shape)) * n.dtype.size for n in nodes
-               if n.op.name == "load" and n.shape == (16,))  # fmt: skip
+    read = sum(
+        int(np.prod(n.shape)) * n.dtype.size
+        for n in nodes
+        if n.op.name == "load" and n.shape == (16,)
+    )
     assert read == 16 * 20  # bytes of a block of 32 in each of 16 rows
     text = emit(fitted(decode(shape, AVX512_AMX), AVX512_AMX), "k", AVX512_AMX)[0]
     assert text.count("call <16 x i32> @llvm.x86.avx512.vpdpbusd.512") == 3 * 16  # 2 + 1 a loop
@@ -213,10 +231,18 @@ def test_programs_are_a_few_for_each_worker(rows: int, cores: int) -> None:
     assert count % cores == 0 or count == -(-rows // 16)
 
 
-@pytest.mark.parametrize("rows, columns, cores, blocks", [
-    (576, 576, 2, 6), (960, 576, 2, 10), (3072, 576, 2, 16), (576, 1536, 2, 6), (576, 4096, 2, 2),
-    (64, 64, 8, 2), (4096, 4096, 64, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, columns, cores, blocks",
+    [
+        (576, 576, 2, 6),
+        (960, 576, 2, 10),
+        (3072, 576, 2, 16),
+        (576, 1536, 2, 6),
+        (576, 4096, 2, 2),
+        (64, 64, 8, 2),
+        (4096, 4096, 64, 2),
+    ],
+)
 def test_panels(rows: int, columns: int, cores: int, blocks: int) -> None:
     """They fit a cache, and workers have the same to do."""
     shape = QuantisedShape(formats.Q4_1, rows, columns, 512)
@@ -230,9 +256,12 @@ def test_the_reason_for_no_kernel() -> None:
 
 
 AROUND = [
-    Around(norm=1e-5), Around(norm=1e-6, offset=1.0, residual=True), Around(bias=True),
-    Around(norm=1e-5, gated="silu"), Around(bias=True, residual=True),
-]  # fmt: skip
+    Around(norm=1e-5),
+    Around(norm=1e-6, offset=1.0, residual=True),
+    Around(bias=True),
+    Around(norm=1e-5, gated="silu"),
+    Around(bias=True, residual=True),
+]
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
@@ -246,8 +275,9 @@ def test_what_lies_around(around: Around, tokens: int) -> None:
     raw, draw = random_rows(form, rows, columns), np.random.default_rng(8)
     results = rows // 2 if around.gated else rows
     x = 3 * tokens_of(tokens, columns)
-    norm, bias, residual = (draw.standard_normal(size).astype(np.float32)
-                            for size in (columns, rows, (tokens, results)))  # fmt: skip
+    norm, bias, residual = (
+        draw.standard_normal(size).astype(np.float32) for size in (columns, rows, (tokens, results))
+    )
     given = [x, *([norm] if around.norm is not None else []), *packed(shape, raw)]
     given += [bias] if around.bias else []
     given += [residual] if around.residual else []

@@ -66,8 +66,15 @@ def tokens_of(count: int, columns: int, dtype: Any = ml_dtypes.bfloat16, seed: i
 class Product:
     """A product with random weights: by the interpreter, by the simulator, in float64."""
 
-    def __init__(self, form: Format, rows: int, columns: int, tokens: int, dtype: Any = bfloat16,
-                 size: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        form: Format,
+        rows: int,
+        columns: int,
+        tokens: int,
+        dtype: Any = bfloat16,
+        size: Any = None,
+    ) -> None:
         self.shape = QuantisedShape(form, rows, columns, size or tokens, dtype)
         self.symbols = {"tokens": tokens} if size is not None else {}
         raw = random_rows(form, rows, columns)
@@ -96,15 +103,19 @@ class Product:
         weights[:, : x.shape[1]] = self.weights
         # products may be wider than the weights by what their offset takes off again
         allowed = 2 * decode_bound(wide, weights) + 2.0**-16 * np.abs(wide).max() * np.abs(
-            weights).max() * np.sqrt(wide.shape[1])  # fmt: skip
+            weights
+        ).max() * np.sqrt(wide.shape[1])
         self.close(found, want, allowed)
 
     def many(self, found: np.ndarray) -> None:
         """Within what rounding weights to the dtype of x may do."""
         x = np.abs(self.x.astype(np.float64))
         each = 2.0**-22 if self.shape.dtype is float32 else 2.0**-8
-        self.close(found, self.x.astype(np.float64) @ self.weights.T,
-                   each * np.sqrt(x.shape[1]) * x.max() * np.abs(self.weights).max())  # fmt: skip
+        self.close(
+            found,
+            self.x.astype(np.float64) @ self.weights.T,
+            each * np.sqrt(x.shape[1]) * x.max() * np.abs(self.weights).max(),
+        )
 
     def close(self, found: np.ndarray, want: np.ndarray, allowed: Any) -> None:
         last = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}[self.shape.dtype]
@@ -146,9 +157,18 @@ def test_parts_of_chunks(form: Format) -> None:
 
 def test_bytes() -> None:
     """As many as the file has, but for scales of six bits."""
-    for name, more in (("Q4_0", 0), ("Q4_1", 0), ("Q8_0", 0), ("Q6_K", 0), ("Q2_K", 0),
-                       ("MXFP4", 0), ("Q5_1", 0), ("Q4_K", 0.125), ("Q5_K", 0.125),
-                       ("Q3_K", 0.125)):  # fmt: skip
+    for name, more in (
+        ("Q4_0", 0),
+        ("Q4_1", 0),
+        ("Q8_0", 0),
+        ("Q6_K", 0),
+        ("Q2_K", 0),
+        ("MXFP4", 0),
+        ("Q5_1", 0),
+        ("Q4_K", 0.125),
+        ("Q5_K", 0.125),
+        ("Q3_K", 0.125),
+    ):
         shape = QuantisedShape(BY_NAME[name], 4096, 4096)
         assert 8 * bytes_of(shape) / 4096**2 == shape.format.bits + more, name
 
@@ -251,8 +271,9 @@ def test_around(name: str, dtype: Any) -> None:
     assert kernels.why_not_around(case.shape, H200, around) == ""
     rng = np.random.default_rng(3)
     results = 16 if around.gated else 32
-    norm, bias, residual = (rng.standard_normal(size).astype(dtype.numpy)
-                            for size in (1024, 32, (2, results)))  # fmt: skip
+    norm, bias, residual = (
+        rng.standard_normal(size).astype(dtype.numpy) for size in (1024, 32, (2, results))
+    )
     given: dict[str, Any] = {"x": case.x, "norm": norm, "bias": bias, "residual": residual}
     given |= dict(zip((n for n, _, _ in kernels.parts(case.shape)), case.parts))
     x = case.x.astype(np.float64)
@@ -271,8 +292,9 @@ def test_around(name: str, dtype: Any) -> None:
     simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), *simulated])
     for out in (np.concatenate(found, 1), np.concatenate(simulated, 1)):
         last = 2.0**-8 if dtype is bfloat16 else 2.0**-15
-        np.testing.assert_allclose(out.astype(np.float64), want, rtol=last,
-                                   atol=2.0**-13 * np.abs(want).max())  # fmt: skip
+        np.testing.assert_allclose(
+            out.astype(np.float64), want, rtol=last, atol=2.0**-13 * np.abs(want).max()
+        )
 
 
 def test_what_is_not_around() -> None:
@@ -344,8 +366,13 @@ def test_what_is_refused() -> None:
 
 # lane instructions of PTX for a further weight, and for one with all that a program does (ptxas
 # joins some: on the machine they are fewer)
-WORK = {"Q4_0": (1.45, 2.6), "Q4_1": (1.6, 2.8), "Q8_0": (1.1, 2.2), "Q4_K": (1.9, 3.2),
-        "Q6_K": (2.7, 4.0)}  # fmt: skip
+WORK = {
+    "Q4_0": (1.45, 2.6),
+    "Q4_1": (1.6, 2.8),
+    "Q8_0": (1.1, 2.2),
+    "Q4_K": (1.9, 3.2),
+    "Q6_K": (2.7, 4.0),
+}
 
 
 def lines_of(shape: QuantisedShape, plan: RowsPlan) -> list[str]:

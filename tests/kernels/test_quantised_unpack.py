@@ -66,8 +66,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> Any:
     monkeypatch.setattr(quantised, "_target", lambda device: H200)
     raw = random_rows(formats.Q4_1, rows, columns)
     parts = parts_of(QuantisedShape(formats.Q4_1, rows, columns, 1, bfloat16), raw)
-    packed = quantised.Packed(formats.Q4_1, (rows, columns),
-                              {n: tensor(a) for n, a in parts.items()}, "cpu")  # fmt: skip
+    packed = quantised.Packed(
+        formats.Q4_1, (rows, columns), {n: tensor(a) for n, a in parts.items()}, "cpu"
+    )
     return packed, formats.Q4_1.to_float32(raw).astype(np.float64)
 
 
@@ -87,11 +88,18 @@ def test_many_tokens_unpack_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [k.name.split("_")[0] for k in kernels_made] == ["quantised", "dot"]
 
 
-@pytest.mark.parametrize(("least", "dtype", "first"), [
-    (kernels.MANY, bfloat16, True), (kernels.MANY - 1, bfloat16, False), (1, bfloat16, False),
-    (kernels.MANY, float32, False)])  # fmt: skip
-def test_which_products_do(least: int, dtype: Any, first: bool,
-                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("least", "dtype", "first"),
+    [
+        (kernels.MANY, bfloat16, True),
+        (kernels.MANY - 1, bfloat16, False),
+        (1, bfloat16, False),
+        (kernels.MANY, float32, False),
+    ],
+)
+def test_which_products_do(
+    least: int, dtype: Any, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed, _ = on_a_gpu(monkeypatch, 32, 64)
     x = wrap(build.input_((symbol("tokens", least, 8192), 64), dtype))
     made = node_of(quantised.quantised_matmul(x, packed))

@@ -180,27 +180,33 @@ def test_phi3_style_and_trimmed_blocks() -> None:
     assert text == "a\nb"
 
 
-@pytest.mark.parametrize(("expression", "text"), [
-    ("{{ {'a': '<é>', 'b': [1, none, true]} | tojson }}", '{"a": "<é>", "b": [1, null, true]}'),
-    ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
-    ("{{ messages | map(attribute='role') | join(', ') }}", "system, user, assistant, user"),
-    ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "2"),
-    ("{{ (messages | rejectattr('role', 'equalto', 'user') | list)[0].role }}", "system"),
-    ("{% for k, v in {'x': 1, 'y': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "x1y2"),
-    ("{% for k in {'x': 1} | dictsort %}{{ k }}{% endfor %}", "('x', 1)"),
-    ("{{ 'a-b'.split('-')[0].upper() ~ 1 ~ none }}", "A1None"),
-    ("{{ 'x\\ny' | indent(2, first=true) }}", "  x\n  y"),
-    ("{{ missing | default('d') }}{{ missing }}", "d"),
-    ("{{ '%s is %d' % ('a', 3) }}{{ 2 ** 10 }}{{ 7 // 2 }}{{ 'ab' * 2 }}", "a is 310243abab"),
-    ("{% macro m(a, b=2) %}{{ a + b }}{% endmacro %}{{ m(1) }}{{ m(1, b=5) }}", "36"),
-    ("{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }} {% endfor %}",
-     "1/2 2/2 "),
-    ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
-    ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ x | length }}", "a12"),
-    ("{{ messages | first | string | length > 9 }}{{ [3, 1] | sort | last }}", "True3"),
-    ("{{ 'abc' | replace('b', 'x') | title | reverse }}{{ ['a'] + ['b'] }}", "cxA['a', 'b']"),
-    ("{{ [1, 2, 3] | sum }}{{ dict(a=1).get('a') }}{{ 'ab'[::-1] }}{{ 3.0 | int }}", "61ba3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("{{ {'a': '<é>', 'b': [1, none, true]} | tojson }}", '{"a": "<é>", "b": [1, null, true]}'),
+        ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
+        ("{{ messages | map(attribute='role') | join(', ') }}", "system, user, assistant, user"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "2"),
+        ("{{ (messages | rejectattr('role', 'equalto', 'user') | list)[0].role }}", "system"),
+        ("{% for k, v in {'x': 1, 'y': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "x1y2"),
+        ("{% for k in {'x': 1} | dictsort %}{{ k }}{% endfor %}", "('x', 1)"),
+        ("{{ 'a-b'.split('-')[0].upper() ~ 1 ~ none }}", "A1None"),
+        ("{{ 'x\\ny' | indent(2, first=true) }}", "  x\n  y"),
+        ("{{ missing | default('d') }}{{ missing }}", "d"),
+        ("{{ '%s is %d' % ('a', 3) }}{{ 2 ** 10 }}{{ 7 // 2 }}{{ 'ab' * 2 }}", "a is 310243abab"),
+        ("{% macro m(a, b=2) %}{{ a + b }}{% endmacro %}{{ m(1) }}{{ m(1, b=5) }}", "36"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }} "
+            "{% endfor %}",
+            "1/2 2/2 ",
+        ),
+        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ x | length }}", "a12"),
+        ("{{ messages | first | string | length > 9 }}{{ [3, 1] | sort | last }}", "True3"),
+        ("{{ 'abc' | replace('b', 'x') | title | reverse }}{{ ['a'] + ['b'] }}", "cxA['a', 'b']"),
+        ("{{ [1, 2, 3] | sum }}{{ dict(a=1).get('a') }}{{ 'ab'[::-1] }}{{ 3.0 | int }}", "61ba3"),
+    ],
+)
 def test_what_templates_use(expression: str, text: str) -> None:
     assert ChatTemplate(expression).render(CHAT) == text
 
@@ -220,18 +226,18 @@ HOSTILE = {
     "calls of dict": DOUBLE + "{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
     "namespaces": DOUBLE + "{% set n.x = namespace(a=[n.x, n.x]) %}{% endfor %}{{ n.x }}",
     "numbers": "{% set n = namespace(x=99) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}"
-               "{% endfor %}",
+    "{% endfor %}",
     "much output": "{% set x = 'a' * 9999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
     "much text": "{% set b %}{% for i in range(9999) %}" + "x" * 50000 + "{% endfor %}{% endset %}",
     "slices": "{% set x = 'a' * 3000000 %}" + "{% set y = x[::-1] %}" * 1000,
     "many parts": "{{ a }}" * 14000,
     "comparisons": "{% set x = ['a'] * 99999 %}{% set y = ['a'] * 99999 %}"
-                   "{% for i in range(99999) %}{% if x == y %}{% endif %}{% endfor %}",
+    "{% for i in range(99999) %}{% if x == y %}{% endif %}{% endfor %}",
     "text of a list": "{% set x = ['a'] * 99999 %}{% for i in range(99999) %}{% set y = x | safe %}"
-                      "{% endfor %}",
+    "{% endfor %}",
     "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-              "{{ f(60) }}",
+    "{{ f(60) }}",
     "recursive loop": "{% for x in [[1]] recursive %}{{ loop([x]) }}{% endfor %}",
     "power": "{{ 10 ** 10 ** 10 }}",
     "width": "{{ '%999999999d' % 1 }}",
@@ -267,7 +273,7 @@ HOSTILE = {
     "long": "x" * 200_000,
     "syntax": "{% if %}",
     "long number": "{{ " + "9" * 9000 + " }}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -281,9 +287,12 @@ def test_hostile_templates_are_refused(name: str) -> None:
 
 
 def test_errors_name_the_line() -> None:
-    for text, line, said in [("a\n\n{{ 1 + 'a' }}", 3, "TypeError"), ("a\n{% if %}", 2, "Syntax"),
-                             ("\n\n\n{{ a.b.c }}", 4, "'a' is undefined"),
-                             ("\n{{ x | nothing }}", 2, "nothing")]:  # fmt: skip
+    for text, line, said in [
+        ("a\n\n{{ 1 + 'a' }}", 3, "TypeError"),
+        ("a\n{% if %}", 2, "Syntax"),
+        ("\n\n\n{{ a.b.c }}", 4, "'a' is undefined"),
+        ("\n{{ x | nothing }}", 2, "nothing"),
+    ]:
         with pytest.raises(UserError, match=rf"line {line}: .*{said}"):
             ChatTemplate(text).render([])
 
@@ -309,9 +318,16 @@ def test_limits_can_be_set() -> None:
 
 def test_messages_and_variables_are_checked() -> None:
     template = ChatTemplate(CHATML)
-    for messages in ("hi", {"role": "user"}, [1], [{"content": "x"}], [{"role": 1, "content": "x"}],
-                     [{"role": "user", "content": 1}], [{"role": "user", "content": object()}],
-                     [{"role": "user", "content": "a", 1: 2}]):  # fmt: skip
+    for messages in (
+        "hi",
+        {"role": "user"},
+        [1],
+        [{"content": "x"}],
+        [{"role": 1, "content": "x"}],
+        [{"role": "user", "content": 1}],
+        [{"role": "user", "content": object()}],
+        [{"role": "user", "content": "a", 1: 2}],
+    ):
         with pytest.raises(UserError):
             template.render(messages)
     deep: list = []

@@ -20,8 +20,14 @@ from tilegrad.schedule.schedule import Launch
 
 PROMPT, COUNT = 8, 64
 TOKENS, REQUESTS = symbol("tokens", 1, 48), symbol("requests", 1, 6)
-RAGGED = {"given": {0: TOKENS}, "positions": {0: TOKENS}, "table": {0: REQUESTS},
-          "lengths": {0: REQUESTS}, "starts": {0: REQUESTS + 1}, "rows": {0: REQUESTS}}  # fmt: skip
+RAGGED = {
+    "given": {0: TOKENS},
+    "positions": {0: TOKENS},
+    "table": {0: REQUESTS},
+    "lengths": {0: REQUESTS},
+    "starts": {0: REQUESTS + 1},
+    "rows": {0: REQUESTS},
+}
 
 
 def whole(model: Decoder, given: Any) -> Any:
@@ -43,10 +49,14 @@ def test_parity(name: str) -> None:
     model, ours, step = peer(name), loaded(name), tg.jit(whole)
     prompt = tokens(1, PROMPT)
     wanted = model.generate(
-        torch.tensor(prompt), attention_mask=torch.ones(1, PROMPT, dtype=torch.long),
-        do_sample=False, max_new_tokens=COUNT, min_new_tokens=COUNT,
-        eos_token_id=None, pad_token_id=0,
-    ).numpy()  # fmt: skip
+        torch.tensor(prompt),
+        attention_mask=torch.ones(1, PROMPT, dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=COUNT,
+        min_new_tokens=COUNT,
+        eos_token_id=None,
+        pad_token_id=0,
+    ).numpy()
     found = greedy(step, ours, prompt)
     np.testing.assert_array_equal(found, wanted)
     for given in (wanted, tokens(1, PROMPT + COUNT, seed=1)):
@@ -97,8 +107,9 @@ def test_step_with_any_cache(name: str) -> None:
         before = kept.get(layer, ())
         kept[layer] = [tg.cat([b, x]) for b, x in zip(before, (k, v))] if before else [k, v]
         keys, values = kept[layer]
-        return tg.attention(q, keys, values, causal="bottom_right", layout="thd",
-                            **ours.config.attention(layer))  # fmt: skip
+        return tg.attention(
+            q, keys, values, causal="bottom_right", layout="thd", **ours.config.attention(layer)
+        )
 
     first = ours.step(given[:9], np.arange(9), attend).numpy()
     np.testing.assert_allclose(first, wanted[:9], atol=1e-4)
@@ -107,8 +118,16 @@ def test_step_with_any_cache(name: str) -> None:
         np.testing.assert_allclose(found[0], wanted[place], atol=1e-4)
 
 
-def advance(model: Decoder, cache: PagedCache, given: Any, positions: Any, table: Any,
-            lengths: Any, starts: Any, rows: Any) -> Any:  # fmt: skip
+def advance(
+    model: Decoder,
+    cache: PagedCache,
+    given: Any,
+    positions: Any,
+    table: Any,
+    lengths: Any,
+    starts: Any,
+    rows: Any,
+) -> Any:
     """One ragged step over a paged cache: the logits of the last token of each request."""
     attend = paged(model.config, cache, table, lengths, starts)
     return model.step(given, positions, attend, rows, turned=False)
@@ -120,8 +139,16 @@ def test_step_with_a_paged_cache(name: str) -> None:
     ours, step = loaded(name), tg.jit(advance, dynamic=RAGGED)
     config, given = ours.config, tokens(2, 14, seed=2)
     wanted = ours(given).numpy()
-    cache = PagedCache(config.layers, 4, 16, config.key_heads, config.head_width, requests=2,
-                       most_pages=2, dtype=tg.float32)  # fmt: skip
+    cache = PagedCache(
+        config.layers,
+        4,
+        16,
+        config.key_heads,
+        config.head_width,
+        requests=2,
+        most_pages=2,
+        dtype=tg.float32,
+    )
     table = np.array([[3, 0], [1, 2]], np.int32)
     done = [0, 0]
     for counts in [(9, 4), *[(1, 1)] * 5]:
@@ -129,9 +156,21 @@ def test_step_with_a_paged_cache(name: str) -> None:
         places = [np.arange(d, d + n) for d, n in zip(done, counts)]
         done = [d + n for d, n in zip(done, counts)]
         starts = np.cumsum([0, *counts]).astype(np.int32)
-        found = step(ours, cache, *(tg.tensor(a) for a in (
-            np.concatenate(parts), np.concatenate(places), table, np.array(done, np.int32),
-            starts, (starts[1:] - 1).astype(np.int64))))  # fmt: skip
+        found = step(
+            ours,
+            cache,
+            *(
+                tg.tensor(a)
+                for a in (
+                    np.concatenate(parts),
+                    np.concatenate(places),
+                    table,
+                    np.array(done, np.int32),
+                    starts,
+                    (starts[1:] - 1).astype(np.int64),
+                )
+            ),
+        )
         for row, end, logits in zip(found.numpy(), done, wanted):
             np.testing.assert_allclose(row, logits[end - 1], atol=1e-4)
     assert step.traces == 1
@@ -189,9 +228,19 @@ def test_few_tokens_ask_their_own_experts(name: str) -> None:
 @pytest.mark.parametrize("inner", [24, 8192])
 def test_weights_of_few_experts_are_not_copied(target: Target | None, inner: int) -> None:
     """One token: no kernel writes as much as an expert's matrix, and none reads other experts'."""
-    sizes = {"width": 64, "layers": 1, "heads": 4, "key_heads": 2, "hidden": 32, "vocabulary": 64,
-             "head_width": 16, "context": 32, "experts": 16, "experts_used": 2,
-             "expert_hidden": inner}  # fmt: skip
+    sizes = {
+        "width": 64,
+        "layers": 1,
+        "heads": 4,
+        "key_heads": 2,
+        "hidden": 32,
+        "vocabulary": 64,
+        "head_width": 16,
+        "context": 32,
+        "experts": 16,
+        "experts_used": 2,
+        "expert_hidden": inner,
+    }
     feed = Experts(DecoderConfig("qwen3_moe", **sizes), "bfloat16").requires_grad_(False)
     lowered = tg.jit(lambda y: feed(y)).lower(tg.zeros((1, 64), dtype=tg.bfloat16))
     schedule = schedule_for(lowered.inputs, lowered.outputs, target or host())

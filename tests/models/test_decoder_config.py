@@ -13,21 +13,43 @@ from tilegrad.models.decoder.model import Decoder
 
 # As published, without what says nothing about the model.
 QWEN_25 = {
-    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
-    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-    "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-    "hidden_act": "silu", "sliding_window": 32768, "use_sliding_window": False,
-    "max_window_layers": 21, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "max_window_layers": 21,
+    "tie_word_embeddings": True,
+}
 GEMMA_3 = {
-    "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152,
-    "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4,
-    "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000, "rope_local_base_freq": 10000,
-    "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6,
-    "query_pre_attn_scalar": 256, "attn_logit_softcapping": None,
-    "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 
 
 def test_published_configurations() -> None:
@@ -47,12 +69,18 @@ def test_published_configurations() -> None:
 
 def test_smollm2_from_gguf_metadata() -> None:
     metadata = {
-        "general.architecture": "llama", "llama.block_count": 30, "llama.context_length": 8192,
-        "llama.embedding_length": 576, "llama.feed_forward_length": 1536,
-        "llama.attention.head_count": 9, "llama.attention.head_count_kv": 3,
-        "llama.rope.freq_base": 100000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": 64, "tokenizer.ggml.tokens": ["a"] * 49152,
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "llama.block_count": 30,
+        "llama.context_length": 8192,
+        "llama.embedding_length": 576,
+        "llama.feed_forward_length": 1536,
+        "llama.attention.head_count": 9,
+        "llama.attention.head_count_kv": 3,
+        "llama.rope.freq_base": 100000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": 64,
+        "tokenizer.ggml.tokens": ["a"] * 49152,
+    }
     config = DecoderConfig.from_gguf(metadata, {"token_embd.weight": np.zeros((49152, 1))})
     assert (config.vocabulary, config.head_width, config.tied) == (49152, 64, True)
     each = np.full(30, 3, np.int32)
@@ -86,19 +114,22 @@ def test_older_spelling_of_rotary_positions(name: str) -> None:
     assert DecoderConfig.from_huggingface(given) == wanted
 
 
-@pytest.mark.parametrize("scaling", [
-    {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
-    LLAMA3,
-    YARN,
-    {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 0.7},
-    {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+        LLAMA3,
+        YARN,
+        {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 0.7},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
+    ],
+)
 def test_rotary_speeds(scaling: dict[str, Any]) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = transformers.LlamaConfig(
-        hidden_size=256, num_attention_heads=4, max_position_embeddings=128,
-        rope_parameters=scaling)  # fmt: skip
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=128, rope_parameters=scaling
+    )
     speeds, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
     rotary = DecoderConfig.from_huggingface(config.to_dict()).rotary
     assert rotary is not None
@@ -135,36 +166,45 @@ def test_dynamic_speeds_are_those_of_the_context() -> None:
 GOOD = LLAMA_31_8B
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"model_type": "mamba"}, "unknown architecture"),
-    ({"model_type": None}, "unknown architecture"),
-    ({"vocab_size": None}, "missing field 'vocab_size'"),
-    ({"vocab_size": "128256"}, "bad field 'vocab_size'"),
-    ({"hidden_size": 4096.5}, "bad field 'hidden_size'"),
-    ({"hidden_size": 4097}, "bad field 'hidden_size'"),
-    ({"num_hidden_layers": 0}, "bad layers"),
-    ({"num_hidden_layers": True}, "bad field 'num_hidden_layers'"),
-    ({"num_attention_heads": 0}, "bad field 'num_attention_heads'"),
-    ({"num_key_value_heads": 5}, "heads do not share key heads"),
-    ({"head_dim": 63}, "bad count of features that turn"),
-    ({"hidden_act": "tanh"}, "bad field 'hidden_act'"),
-    ({"rms_norm_eps": float("nan")}, "bad field 'rms_norm_eps'"),
-    ({"tie_word_embeddings": "yes"}, "bad field 'tie_word_embeddings'"),
-    ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "bad field 'rope_type'"),
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "bad field 'factor'"),
-    ({"model_type": "granite", "logits_scaling": 0}, "bad field 'logits_scaling'"),
-    ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, "bad field 'no_rope_layers'"),
-    ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
-    ({"model_type": "phi", "qk_layernorm": True}, "bad field 'qk_layernorm'"),
-    ({"rope_scaling": {"rope_type": "linear"}}, "missing field 'factor'"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "bad factor"),
-    ({"rope_scaling": "linear"}, "bad field 'rope_scaling'"),
-    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "high_freq_factor > low_freq_factor"),
-    ({"rope_parameters": {"rope_theta": 1.0, "rope_type": "default"}}, "bad field 'rope_scaling'"),
-    ({"layer_types": ["full_attention"]}, "bad field 'layer_types'"),
-    ({"layer_types": ["sliding_attention"] * 32}, "bad field 'sliding_window'"),
-    ({"layer_types": ["linear_attention"] * 32}, "bad field 'layer_types'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "mamba"}, "unknown architecture"),
+        ({"model_type": None}, "unknown architecture"),
+        ({"vocab_size": None}, "missing field 'vocab_size'"),
+        ({"vocab_size": "128256"}, "bad field 'vocab_size'"),
+        ({"hidden_size": 4096.5}, "bad field 'hidden_size'"),
+        ({"hidden_size": 4097}, "bad field 'hidden_size'"),
+        ({"num_hidden_layers": 0}, "bad layers"),
+        ({"num_hidden_layers": True}, "bad field 'num_hidden_layers'"),
+        ({"num_attention_heads": 0}, "bad field 'num_attention_heads'"),
+        ({"num_key_value_heads": 5}, "heads do not share key heads"),
+        ({"head_dim": 63}, "bad count of features that turn"),
+        ({"hidden_act": "tanh"}, "bad field 'hidden_act'"),
+        ({"rms_norm_eps": float("nan")}, "bad field 'rms_norm_eps'"),
+        ({"tie_word_embeddings": "yes"}, "bad field 'tie_word_embeddings'"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "bad field 'rope_type'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "bad field 'factor'"),
+        ({"model_type": "granite", "logits_scaling": 0}, "bad field 'logits_scaling'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, "bad field 'no_rope_layers'"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
+        ({"model_type": "phi", "qk_layernorm": True}, "bad field 'qk_layernorm'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "missing field 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "bad factor"),
+        ({"rope_scaling": "linear"}, "bad field 'rope_scaling'"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            "high_freq_factor > low_freq_factor",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1.0, "rope_type": "default"}},
+            "bad field 'rope_scaling'",
+        ),
+        ({"layer_types": ["full_attention"]}, "bad field 'layer_types'"),
+        ({"layer_types": ["sliding_attention"] * 32}, "bad field 'sliding_window'"),
+        ({"layer_types": ["linear_attention"] * 32}, "bad field 'layer_types'"),
+    ],
+)
 def test_errors_name_the_field(change: dict[str, Any], message: str) -> None:
     DecoderConfig.from_huggingface(GOOD)
     with pytest.raises(UserError) as caught:

@@ -16,12 +16,27 @@ from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.decoder.names import halves_of
 
 ARCHITECTURES = {
-    "llama": "llama", "llama3": "llama", "smollm2": "llama", "llama_bias": "llama",
-    "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
-    "gemma3": "gemma3", "phi3": "phi3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
-    "gpt2": "gpt2", "gemma": "gemma", "granite": "granite", "olmo2": "olmo2", "phi2": "phi2",
-    "smollm3_fourth": "smollm3", "gpt_neox": "gptneox", "gpt_neox_serial": "gptneox",
-}  # fmt: skip
+    "llama": "llama",
+    "llama3": "llama",
+    "smollm2": "llama",
+    "llama_bias": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt2": "gpt2",
+    "gemma": "gemma",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "phi2": "phi2",
+    "smollm3_fourth": "smollm3",
+    "gpt_neox": "gptneox",
+    "gpt_neox_serial": "gptneox",
+}
 # Endings of names, longest first where one is within another.
 PLAIN = [
     ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
@@ -44,9 +59,11 @@ PLAIN = [
     ("gpt_neox.embed_in", "token_embd"), ("gpt_neox.final_layer_norm", "output_norm"),
 ]  # fmt: skip
 LLAMA = [("post_attention_layernorm", "ffn_norm")]
-GEMMA = [("post_attention_layernorm", "post_attention_norm"),
-         ("pre_feedforward_layernorm", "ffn_norm"),
-         ("post_feedforward_layernorm", "post_ffw_norm")]  # fmt: skip
+GEMMA = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+]
 
 
 def arrays(name: str) -> dict[str, Any]:
@@ -66,8 +83,9 @@ def gguf_tensors(name: str) -> dict[str, Any]:
     for path, array in arrays(name).items():
         if path == "lm_head.weight" and config.tied:
             continue
-        path = re.sub(r"^(model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.", r"blk.\2.",
-                      path)  # fmt: skip
+        path = re.sub(
+            r"^(model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.", r"blk.\2.", path
+        )
         if "query_key_value" in path:  # all queries, then all keys, then all values
             cut = array.reshape(config.heads, 3, config.head_width, *array.shape[1:])
             array = cut.swapaxes(0, 1).reshape(array.shape)
@@ -102,11 +120,14 @@ def gguf_metadata(name: str) -> dict[str, Any]:
     norm = "layer_norm_rms_epsilon" if config.norm == "rms" else "layer_norm_epsilon"
     found = {
         "context_length": given.get("max_position_embeddings", given.get("n_positions")),
-        "embedding_length": config.width, "block_count": config.layers,
-        "feed_forward_length": config.hidden, "attention.head_count": config.heads,
-        "attention.head_count_kv": config.key_heads, "attention.key_length": config.head_width,
+        "embedding_length": config.width,
+        "block_count": config.layers,
+        "feed_forward_length": config.hidden,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.key_heads,
+        "attention.key_length": config.head_width,
         f"attention.{norm}": config.norm_epsilon,
-    }  # fmt: skip
+    }
     if config.rotary is not None:
         found["rope.freq_base"] = config.rotary.base
         found["rope.dimension_count"] = config.rotary.width
@@ -114,9 +135,12 @@ def gguf_metadata(name: str) -> dict[str, Any]:
         found["rope.scaling.original_context_length"] = 96
         found["rope.scaling.attn_factor"] = config.rotary.attention_factor
     if kind == "granite":
-        found |= {"attention.scale": config.scale, "logit_scale": 1.0 / config.logit_scale,
-                  "embedding_scale": config.embedding_scale,
-                  "residual_scale": config.residual_scale}  # fmt: skip
+        found |= {
+            "attention.scale": config.scale,
+            "logit_scale": 1.0 / config.logit_scale,
+            "embedding_scale": config.embedding_scale,
+            "residual_scale": config.residual_scale,
+        }
     if kind == "gptneox":
         found["use_parallel_residual"] = config.parallel
     if name in ("gemma2", "gemma3"):
@@ -124,9 +148,12 @@ def gguf_metadata(name: str) -> dict[str, Any]:
     if name == "gemma3":
         found["attention.sliding_window"] = 7
     if config.experts:
-        found |= {"expert_count": config.experts, "expert_used_count": config.experts_used,
-                  "expert_feed_forward_length": config.expert_hidden,
-                  "expert_shared_feed_forward_length": config.shared_hidden}  # fmt: skip
+        found |= {
+            "expert_count": config.experts,
+            "expert_used_count": config.experts_used,
+            "expert_feed_forward_length": config.expert_hidden,
+            "expert_shared_feed_forward_length": config.shared_hidden,
+        }
     return {"general.architecture": kind, **{f"{kind}.{k}": v for k, v in found.items()}}
 
 
@@ -135,13 +162,21 @@ def test_gguf_gives_the_same_model(name: str) -> None:
     ours, tensors = loaded(name), gguf_tensors(name)
     config = DecoderConfig.from_gguf(gguf_metadata(name), tensors)
     for field in DecoderConfig.__dataclass_fields__:
-        if field in ("family", "norm_offset", "rotary", "hidden", "windows", "normalize_experts",
-                     "longest"):  # fmt: skip
+        if field in (
+            "family",
+            "norm_offset",
+            "rotary",
+            "hidden",
+            "windows",
+            "normalize_experts",
+            "longest",
+        ):
             continue
         assert getattr(config, field) == getattr(ours.config, field), field
     if config.rotary is not None:
-        np.testing.assert_allclose(config.rotary.frequencies(), ours.config.rotary.frequencies(),
-                                   rtol=1e-6)  # fmt: skip
+        np.testing.assert_allclose(
+            config.rotary.frequencies(), ours.config.rotary.frequencies(), rtol=1e-6
+        )
         assert config.rotary.attention_factor == ours.config.rotary.attention_factor
     if name != "gemma3":  # three layers are no whole pattern of six
         assert config.windows == ours.config.windows
@@ -178,10 +213,13 @@ def same(name: str, weights: dict[str, Any]) -> None:
         np.testing.assert_array_equal(tensor.numpy(), wanted[path].numpy(), err_msg=path)
 
 
-@pytest.mark.parametrize("name, block, words", [
-    ("mixtral", "block_sparse_moe", ("w1", "w3", "w2")),
-    ("qwen3_moe", "mlp", ("gate_proj", "up_proj", "down_proj")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, block, words",
+    [
+        ("mixtral", "block_sparse_moe", ("w1", "w3", "w2")),
+        ("qwen3_moe", "mlp", ("gate_proj", "up_proj", "down_proj")),
+    ],
+)
 def test_experts_one_by_one(name: str, block: str, words: tuple[str, ...]) -> None:
     weights: dict[str, Any] = {}
     for path, array in arrays(name).items():

@@ -20,9 +20,17 @@ from tilegrad.models.decoder.names import Names
 from tilegrad.models.decoder.rotary import Rotary
 
 CONFIG = {
-    "family": "llama", "vocabulary": 100, "width": 64, "layers": 2, "heads": 4, "key_heads": 2,
-    "head_width": 16, "hidden": 96, "context": 64, "rotary": Rotary(10000.0, 16),
-}  # fmt: skip
+    "family": "llama",
+    "vocabulary": 100,
+    "width": 64,
+    "layers": 2,
+    "heads": 4,
+    "key_heads": 2,
+    "head_width": 16,
+    "hidden": 96,
+    "context": 64,
+    "rotary": Rotary(10000.0, 16),
+}
 
 
 def pairs_of(array: np.ndarray, heads: int) -> np.ndarray:
@@ -76,19 +84,35 @@ def test_a_decoder_of_quantised_weights(tied: bool) -> None:
     assert sizes < 1.3 * sum(s.bytes for s in file.values())  # 100 rows take room for 112
 
 
-BIASED = {"qkv_bias": True, "output_bias": True, "feed_bias": True, "norm": "layer", "gated": False,
-          "activation": "gelu", "parallel": True}  # fmt: skip
+BIASED = {
+    "qkv_bias": True,
+    "output_bias": True,
+    "feed_bias": True,
+    "norm": "layer",
+    "gated": False,
+    "activation": "gelu",
+    "parallel": True,
+}
 
 
-@pytest.mark.parametrize("traits", [
-    {"family": "olmo2", "pre_norms": False, "post_norms": True, "head_norms": True,
-     "whole_norms": True},
-    {"family": "phi2", **BIASED, "shared_norm": True, "head_bias": True},
-    {"family": "gptneox", **BIASED},
-    {"family": "granite", "residual_scale": 0.4, "logit_scale": 0.2, "embedding_scale": 6.0},
-    {"family": "gemma", "embedding_scale": 8.0, "activation": "gelu_tanh", "tied": True},
-    {"family": "smollm3", "turned": (True, False)},
-], ids=lambda t: t["family"])  # fmt: skip
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {
+            "family": "olmo2",
+            "pre_norms": False,
+            "post_norms": True,
+            "head_norms": True,
+            "whole_norms": True,
+        },
+        {"family": "phi2", **BIASED, "shared_norm": True, "head_bias": True},
+        {"family": "gptneox", **BIASED},
+        {"family": "granite", "residual_scale": 0.4, "logit_scale": 0.2, "embedding_scale": 6.0},
+        {"family": "gemma", "embedding_scale": 8.0, "activation": "gelu_tanh", "tied": True},
+        {"family": "smollm3", "turned": (True, False)},
+    ],
+    ids=lambda t: t["family"],
+)
 def test_quantised_weights_of_every_kind_of_block(traits: dict[str, Any]) -> None:
     config = DecoderConfig(**{**CONFIG, **traits})
     file = file_of(config, q4_1)

@@ -81,8 +81,10 @@ def test_stop_strings_against_a_search_of_the_whole() -> None:
     chance = random.Random(2)
     stopped = 0
     for _ in range(3000):
-        stops = ["".join(chance.choices("abß", k=chance.randint(1, 5)))
-                 for _ in range(chance.randint(1, 4))]  # fmt: skip
+        stops = [
+            "".join(chance.choices("abß", k=chance.randint(1, 5)))
+            for _ in range(chance.randint(1, 4))
+        ]
         text = "".join(chance.choices("abßc", k=chance.randint(0, 20)))
         pieces = cuttings(chance, text.encode())
         stream = Detokenizer(of_pieces(pieces), stop=stops)

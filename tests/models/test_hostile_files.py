@@ -26,45 +26,114 @@ MOST = 16 << 20  # bytes that a small file may cost
 STEADY = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 LLAMA = {
-    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": None,
-    "tie_word_embeddings": False, "layer_types": None,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 32, "rope_type": "llama3"},
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "layer_types": None,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_type": "llama3",
+    },
+}
 EXPERTS = {
-    **LLAMA, "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2,
-    "mlp_only_layers": [], "norm_topk_prob": True, "use_sliding_window": True,
-    "max_window_layers": 1, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0},
-}  # fmt: skip
+    **LLAMA,
+    "model_type": "qwen2_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0},
+}
 GEMMA = {
-    **LLAMA, "model_type": "gemma3_text", "sliding_window": 7, "sliding_window_pattern": 2,
-    "query_pre_attn_scalar": 11, "final_logit_softcapping": 30.0, "attn_logit_softcapping": None,
-    "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    **LLAMA,
+    "model_type": "gemma3_text",
+    "sliding_window": 7,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 11,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": None,
+    "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 PHI = {
-    **LLAMA, "model_type": "phi3", "original_max_position_embeddings": 96,
+    **LLAMA,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 96,
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-}  # fmt: skip
-GPT = {"model_type": "gpt2", "vocab_size": 96, "n_positions": 128, "n_embd": 32, "n_layer": 3,
-       "n_head": 4, "activation_function": "gelu_new"}  # fmt: skip
+}
+GPT = {
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_positions": 128,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "activation_function": "gelu_new",
+}
 CONFIGS = {"llama": LLAMA, "experts": EXPERTS, "gemma": GEMMA, "phi": PHI, "gpt": GPT}
 METADATA = {
-    "general.architecture": "llama", "llama.block_count": 3, "llama.context_length": 128,
-    "llama.embedding_length": 32, "llama.feed_forward_length": 48, "llama.vocab_size": 96,
-    "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
-    "llama.attention.key_length": 8, "llama.attention.sliding_window": 16,
-    "llama.rope.freq_base": 100000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.rope.dimension_count": 8, "llama.rope.scaling.type": "yarn",
-    "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 32,
-    "llama.expert_count": 4, "llama.expert_used_count": 2, "tokenizer.ggml.tokens": ["a"] * 96,
-}  # fmt: skip
+    "general.architecture": "llama",
+    "llama.block_count": 3,
+    "llama.context_length": 128,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 48,
+    "llama.vocab_size": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.key_length": 8,
+    "llama.attention.sliding_window": 16,
+    "llama.rope.freq_base": 100000.0,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.dimension_count": 8,
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 32,
+    "llama.expert_count": 4,
+    "llama.expert_used_count": 2,
+    "tokenizer.ggml.tokens": ["a"] * 96,
+}
 
-NUMBERS = [0, 1, -1, 2, 3, 7, 1 << 16, 1 << 31, (1 << 63) - 1, 1 << 64, 10**400, -(10**400),
-           0.5, 1e-320, 1e308, -1e308, float("inf"), float("nan")]  # fmt: skip
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    1 << 16,
+    1 << 31,
+    (1 << 63) - 1,
+    1 << 64,
+    10**400,
+    -(10**400),
+    0.5,
+    1e-320,
+    1e308,
+    -1e308,
+    float("inf"),
+    float("nan"),
+]
 ODD: list[Any] = [
     *NUMBERS, None, True, False, "", "llama", "full_attention", "yarn", "longrope", "su", "linear",
     "x" * 1000, "\0", [], [[]], [1], [[1]], [{}], [1.0] * 4, [float("nan")] * 4, [None] * 3,
@@ -73,8 +142,15 @@ ODD: list[Any] = [
     {"full_attention": {"rope_type": "yarn", "factor": 0.0}},
 ]  # fmt: skip
 JUNK = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=5)
-ARRAYS = [np.zeros(0, np.int32), np.arange(3), np.full(3, np.nan), np.array([[1]]), np.float32(2),
-          np.array([1 << 62] * 3), np.array(["a"])]  # fmt: skip
+ARRAYS = [
+    np.zeros(0, np.int32),
+    np.arange(3),
+    np.full(3, np.nan),
+    np.array([[1]]),
+    np.float32(2),
+    np.array([1 << 62] * 3),
+    np.array(["a"]),
+]
 
 
 @contextmanager
@@ -140,17 +216,24 @@ def test_configurations(name: str, changes: list[tuple[int, int, Any]]) -> None:
     configure(changed(CONFIGS[name], changes))
 
 
-@pytest.mark.parametrize("given_table", [None, 5, "llama", [], {}, {"model_type": []},
-                                         {"text_config": {"model_type": {}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "given_table",
+    [None, 5, "llama", [], {}, {"model_type": []}, {"text_config": {"model_type": {}}}],
+)
 def test_what_is_no_configuration(given_table: Any) -> None:
     with pytest.raises(UserError):
         DecoderConfig.from_huggingface(given_table)
 
 
 @STEADY
-@given(changes=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9),
-                                  JUNK | st.sampled_from(ARRAYS)), min_size=1, max_size=3),
-       architecture=st.sampled_from(["llama", "gemma3", "phi3", "qwen2moe", "gpt2"]))  # fmt: skip
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 99), st.integers(0, 9), JUNK | st.sampled_from(ARRAYS)),
+        min_size=1,
+        max_size=3,
+    ),
+    architecture=st.sampled_from(["llama", "gemma3", "phi3", "qwen2moe", "gpt2"]),
+)
 def test_metadata(changes: list[tuple[int, int, Any]], architecture: str) -> None:
     table = {k.replace("llama.", f"{architecture}."): v for k, v in METADATA.items()}
     table = changed({**table, "general.architecture": architecture}, changes)
@@ -184,8 +267,11 @@ def read_words(metadata: dict[str, Any]) -> None:
 
 
 @settings(STEADY, max_examples=60)
-@given(kind=st.sampled_from(["smollm", "pieces"]), changes=CHANGES,
-       spots=st.lists(st.tuples(st.integers(0, 1 << 20), JUNK), max_size=3))  # fmt: skip
+@given(
+    kind=st.sampled_from(["smollm", "pieces"]),
+    changes=CHANGES,
+    spots=st.lists(st.tuples(st.integers(0, 1 << 20), JUNK), max_size=3),
+)
 def test_vocabularies(kind: str, changes: Any, spots: Any) -> None:
     metadata = dict(SAMPLES[kind]["metadata"])
     if spots:  # items of an array
@@ -229,12 +315,17 @@ def read_tokenizer(folder: Path) -> None:
 
 @settings(STEADY, max_examples=120)
 @given(changes=CHANGES, table=CHANGES, generation=JUNK)
-def test_tokenizers_of_folders(tmp_path_factory: Any, changes: Any, table: Any,
-                               generation: Any) -> None:  # fmt: skip
+def test_tokenizers_of_folders(
+    tmp_path_factory: Any, changes: Any, table: Any, generation: Any
+) -> None:
     folder = tmp_path_factory.mktemp("words")
     (folder / "tokenizer.json").write_text(json.dumps(changed(WORDS, changes)))
-    config = {"bos_token": "<end>", "eos_token": {"content": "<end>"}, "chat_template": "{{ 1 }}",
-              "pad_token": None}  # fmt: skip
+    config = {
+        "bos_token": "<end>",
+        "eos_token": {"content": "<end>"},
+        "chat_template": "{{ 1 }}",
+        "pad_token": None,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(changed(config, table)))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     read_tokenizer(folder)
@@ -250,13 +341,21 @@ def test_an_id_far_beyond_the_others(tmp_path: Path, number: int) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("file, data", [
-    ("chat_template.jinja", b"\xff\xfe"), ("tokenizer.json", b"\xff"), ("tokenizer.json", b"{"),
-    ("tokenizer.json", b"[]"), ("tokenizer.json", b"[" * 100_000), ("tokenizer.json", b""),
-    ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": "x"}]}'),
-    ("tokenizer_config.json", b'{"a": 1' + b"1" * 10_000 + b"}"),
-    ("tokenizer_config.json", b"[" * 100_000), ("generation_config.json", b"\xff"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "file, data",
+    [
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b"[]"),
+        ("tokenizer.json", b"[" * 100_000),
+        ("tokenizer.json", b""),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": "x"}]}'),
+        ("tokenizer_config.json", b'{"a": 1' + b"1" * 10_000 + b"}"),
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("generation_config.json", b"\xff"),
+    ],
+)
 def test_files_of_a_folder(tmp_path: Path, file: str, data: bytes) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(WORDS))
     (tmp_path / file).write_bytes(data)
@@ -264,8 +363,10 @@ def test_files_of_a_folder(tmp_path: Path, file: str, data: bytes) -> None:
 
 
 @settings(STEADY, max_examples=120)
-@given(spots=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6),
-       cut=st.integers(0, 1 << 20))  # fmt: skip
+@given(
+    spots=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 1 << 20),
+)
 def test_flipped_and_cut(tmp_path_factory: Any, spots: Any, cut: int) -> None:
     folder = tmp_path_factory.mktemp("words")
     data = bytearray(json.dumps(WORDS).encode())

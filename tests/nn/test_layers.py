@@ -41,9 +41,13 @@ LAYERS = [
     ("LSTM", (5, 4), {"batch_first": True}, [(2, 3, 5)]),
     ("GRU", (5, 4), {"bidirectional": True}, [(3, 2, 5)]),
     ("TransformerEncoderLayer", (8, 2, 16), {"batch_first": True, "dropout": 0.0}, [(2, 3, 8)]),
-    ("TransformerEncoderLayer", (8, 2, 16),
-     {"norm_first": True, "dropout": 0.0, "activation": "gelu"}, [(3, 2, 8)]),
-]  # fmt: skip
+    (
+        "TransformerEncoderLayer",
+        (8, 2, 16),
+        {"norm_first": True, "dropout": 0.0, "activation": "gelu"},
+        [(3, 2, 8)],
+    ),
+]
 
 
 @pytest.mark.parametrize("name,args,options,shapes", LAYERS, ids=lambda v: str(v)[:40])
@@ -122,9 +126,15 @@ def test_embedding() -> None:
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(
     "sizes",
-    [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True, "bias": False},
-     {"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True}], ids=str,
-)  # fmt: skip
+    [
+        {},
+        {"kdim": 6, "vdim": 5},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True, "bias": False},
+        {"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True},
+    ],
+    ids=str,
+)
 def test_multihead_attention(batch_first: bool, sizes: dict) -> None:
     ours = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
     theirs = torch.nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
@@ -134,8 +144,12 @@ def test_multihead_attention(batch_first: bool, sizes: dict) -> None:
     arrays = [random_array(s if batch_first else (s[1], s[0], s[2])) for s in shapes]
     padding = np.array([[False, False, True, False], [False, False, False, True]])
     mask = np.array([[False, True, False, False]] * 3)
-    for options in ({}, {"need_weights": False}, {"average_attn_weights": False},
-                    {"key_padding_mask": padding, "attn_mask": mask}):  # fmt: skip
+    for options in (
+        {},
+        {"need_weights": False},
+        {"average_attn_weights": False},
+        {"key_padding_mask": padding, "attn_mask": mask},
+    ):
         found = ours(*map(tg.tensor, arrays), **_of(tg.tensor, options))
         wanted = theirs(*map(torch.tensor, arrays), **_of(torch.tensor, options))
         close(found[0], wanted[0], 1e-4)
@@ -179,8 +193,15 @@ def test_default_values_follow_torch() -> None:
 def test_init_functions() -> None:
     tg.manual_seed(0)
     weight = nn.Parameter(tg.zeros(64, 32))
-    for name in ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
-                 "trunc_normal_", "orthogonal_", "eye_"):  # fmt: skip
+    for name in (
+        "xavier_uniform_",
+        "xavier_normal_",
+        "kaiming_uniform_",
+        "kaiming_normal_",
+        "trunc_normal_",
+        "orthogonal_",
+        "eye_",
+    ):
         assert getattr(nn.init, name)(weight) is weight
         peer = getattr(torch.nn.init, name)(torch.empty(64, 32))
         assert weight.numpy().std() == pytest.approx(float(peer.std()), rel=0.15), name

@@ -34,12 +34,21 @@ class Small(nn.Module):
 def test_names() -> None:
     model = Small()
     assert [n for n, _ in model.named_parameters()] == [
-        "scale", "first.weight", "first.bias", "norm.weight", "norm.bias", "rest.0.weight",
+        "scale",
+        "first.weight",
+        "first.bias",
+        "norm.weight",
+        "norm.bias",
+        "rest.0.weight",
         "rest.0.bias",
-    ]  # fmt: skip
+    ]
     assert [n for n, _ in model.named_buffers()] == [
-        "seen", "scratch", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
-    ]  # fmt: skip
+        "seen",
+        "scratch",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
     assert "scratch" not in model.state_dict() and "seen" in model.state_dict()
     names = ["", "first", "norm", "rest", "rest.0", "rest.1"]
     assert [n for n, _ in model.named_modules()] == names

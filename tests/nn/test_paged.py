@@ -24,8 +24,12 @@ from tilegrad.targets.ptx import driver
 from tilegrad.tensor.kernel import target_of
 
 TOKENS, REQUESTS = symbol("tokens", 1, 48), symbol("requests", 1, 6)
-DYNAMIC = {**{n: {0: TOKENS} for n in "qkv"}, "table": {0: REQUESTS}, "lengths": {0: REQUESTS},
-           "starts": {0: REQUESTS + 1}}  # fmt: skip
+DYNAMIC = {
+    **{n: {0: TOKENS} for n in "qkv"},
+    "table": {0: REQUESTS},
+    "lengths": {0: REQUESTS},
+    "starts": {0: REQUESTS + 1},
+}
 STEPS = [  # (request, new tokens) of each step: chunks of prompts, decode, both at once
     [(0, 20), (1, 7)],
     [(0, 20), (1, 1), (2, 3)],
@@ -57,15 +61,33 @@ def write(tensor: Any, data: Any) -> None:
 class Run:
     """Steps on a cache, and what they must give."""
 
-    def __init__(self, device: str, dtype: Any, page: int = 16, layers: int = 1, heads: int = 4,
-                 key_heads: int = 2, width: int = 32, **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        device: str,
+        dtype: Any,
+        page: int = 16,
+        layers: int = 1,
+        heads: int = 4,
+        key_heads: int = 2,
+        width: int = 32,
+        **options: Any,
+    ) -> None:
         self.draw = np.random.default_rng(3)
         self.device, self.dtype, self.page = device, dtype, page
         self.sizes, self.layers, self.options = (heads, key_heads, width), layers, options
         pages = 4 * 64 // page
         self.most = -(-64 // page)
-        self.cache = PagedCache(layers, pages, page, key_heads, width, requests=6,
-                                most_pages=self.most, dtype=dtype, device=device)  # fmt: skip
+        self.cache = PagedCache(
+            layers,
+            pages,
+            page,
+            key_heads,
+            width,
+            requests=6,
+            most_pages=self.most,
+            dtype=dtype,
+            device=device,
+        )
         for t in (*self.cache.keys, *self.cache.values):
             write(t, np.full(t.shape, np.nan, np.float32).astype(dtype.numpy))
         self.free = list(self.draw.permutation(pages))
@@ -76,8 +98,9 @@ class Run:
     def body(self, cache, q, k, v, table, lengths, starts, frequencies):
         found = []
         for layer in range(self.layers):
-            turned = cache.append(layer, q[layer], k[layer], v[layer], table, lengths, starts,
-                                  frequencies=frequencies)  # fmt: skip
+            turned = cache.append(
+                layer, q[layer], k[layer], v[layer], table, lengths, starts, frequencies=frequencies
+            )
             found.append(cache.attend(layer, turned, table, lengths, starts, **self.options))
         return found
 
@@ -92,8 +115,10 @@ class Run:
         heads, key_heads, width = self.sizes
         counts = [n for _, n in batch]
         total = sum(counts) + extra
-        q, k, v = ([self.numbers(total, h, width) for _ in range(self.layers)]
-                   for h in (heads, key_heads, key_heads))  # fmt: skip
+        q, k, v = (
+            [self.numbers(total, h, width) for _ in range(self.layers)]
+            for h in (heads, key_heads, key_heads)
+        )
         wanted, lengths, starts = [np.zeros(x.shape) for x in q], [], [0]
         for request, count in batch:
             first = starts[-1]
@@ -110,10 +135,13 @@ class Run:
         for i, (request, _) in enumerate(batch):
             table[i, : len(self.tables[request])] = self.tables[request]
         found = self.step(
-            self.cache, *([self.sent(x) for x in several] for several in (q, k, v)),
-            self.sent(table), self.sent(np.array(lengths, np.int32)),
-            self.sent(np.array(starts, np.int32)), self.sent(FREQUENCIES),
-        )  # fmt: skip
+            self.cache,
+            *([self.sent(x) for x in several] for several in (q, k, v)),
+            self.sent(table),
+            self.sent(np.array(lengths, np.int32)),
+            self.sent(np.array(starts, np.int32)),
+            self.sent(FREQUENCIES),
+        )
         return [f.numpy().astype(np.float64) for f in found], wanted
 
     def token(self, rows: list[list[Any]], q: Any, k: Any, v: Any) -> Any:
@@ -195,8 +223,10 @@ def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: i
     target_of.cache_clear()
     run = Run("cuda", tg.bfloat16, layers=2, width=64)
     tokens = REQUESTS if new == 1 else symbol("tokens", 1, 12)
-    sizes = {**{n: {0: tokens} for n in ("q", "k", "v")},
-             **{n: DYNAMIC[n] for n in ("table", "lengths", "starts")}}  # fmt: skip
+    sizes = {
+        **{n: {0: tokens} for n in ("q", "k", "v")},
+        **{n: DYNAMIC[n] for n in ("table", "lengths", "starts")},
+    }
     run.step = tg.jit(run.body, dynamic=sizes)
     run.agree([(0, new), (1, new)])
     launches = small_gpu.count("cuLaunchKernelEx")
@@ -225,9 +255,20 @@ def test_steps_of_single_tokens_on_a_gpu(
     run = Run("cuda", tg.bfloat16, layers=1 if simulated else 2, width=64, key_heads=1)
 
     def body(cache, q, k, v, table, lengths, starts, frequencies):
-        return [cache.step(layer, q[layer], k[layer], v[layer], table, lengths, starts,
-                           frequencies=frequencies, single=True)
-                for layer in range(run.layers)]  # fmt: skip
+        return [
+            cache.step(
+                layer,
+                q[layer],
+                k[layer],
+                v[layer],
+                table,
+                lengths,
+                starts,
+                frequencies=frequencies,
+                single=True,
+            )
+            for layer in range(run.layers)
+        ]
 
     sizes = {n: {0: REQUESTS} for n in ("q", "k", "v", "table", "lengths")}
     run.step = tg.jit(body, dynamic={**sizes, "starts": DYNAMIC["starts"]})
@@ -248,8 +289,11 @@ def test_steps_of_single_tokens_on_a_cpu() -> None:
     run = Run("cpu", tg.float32, layers=1)
 
     def body(cache, q, k, v, table, lengths, starts, frequencies):
-        return [cache.step(0, q[0], k[0], v[0], table, lengths, starts, frequencies=frequencies,
-                           single=True)]  # fmt: skip
+        return [
+            cache.step(
+                0, q[0], k[0], v[0], table, lengths, starts, frequencies=frequencies, single=True
+            )
+        ]
 
     run.step = tg.jit(body, dynamic=DYNAMIC)
     for batch in ([(0, 1), (1, 1)], [(1, 1), (0, 1), (2, 1)], [(2, 1)]):
@@ -259,8 +303,9 @@ def test_steps_of_single_tokens_on_a_cpu() -> None:
 def test_a_cache_of_8_bits() -> None:
     run = Run("cpu", tg.float32, layers=1)
     data = run.numbers(6, 2, 32), run.numbers(6, 2, 32)
-    cache = PagedCache(1, 4, 16, 2, 32, requests=1, most_pages=2, dtype=tg.float8_e4m3,
-                       scales=(0.5, 0.25))  # fmt: skip
+    cache = PagedCache(
+        1, 4, 16, 2, 32, requests=1, most_pages=2, dtype=tg.float8_e4m3, scales=(0.5, 0.25)
+    )
 
     @tg.jit
     def step(cache, q, k, v, table, lengths, starts):
@@ -271,8 +316,10 @@ def test_a_cache_of_8_bits() -> None:
     places = [tg.tensor(np.array(x, np.int32)) for x in ([[3, 1]], [6], [0, 6])]
     turned, out = step(cache, tg.tensor(q), *(tg.tensor(d) for d in data), *places)
     assert np.array_equal(turned.numpy(), q)  # no frequencies
-    kept = [m.numpy()[3].swapaxes(0, 1)[:6].astype(np.float32) * s
-            for m, s in ((cache.keys[0], 0.5), (cache.values[0], 0.25))]  # fmt: skip
+    kept = [
+        m.numpy()[3].swapaxes(0, 1)[:6].astype(np.float32) * s
+        for m, s in ((cache.keys[0], 0.5), (cache.values[0], 0.25))
+    ]
     for near, real in zip(kept, data):
         np.testing.assert_allclose(near, real, rtol=2**-4, atol=2**-8)
     wanted = tg.attention(*(tg.tensor(x) for x in (q, *kept)), causal=True, layout="thd")
@@ -288,12 +335,15 @@ def started() -> Run:
     return run
 
 
-@pytest.mark.parametrize("hold", [
-    lambda cache: cache.keys[0].numpy(),
-    lambda cache: cache.values[0].detach(),
-    lambda cache: cache.keys[0].buffer(),
-    lambda cache: cache.keys[0].assign(np.zeros(cache.keys[0].shape, np.float32)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda cache: cache.keys[0].numpy(),
+        lambda cache: cache.values[0].detach(),
+        lambda cache: cache.keys[0].buffer(),
+        lambda cache: cache.keys[0].assign(np.zeros(cache.keys[0].shape, np.float32)),
+    ],
+)
 def test_a_cache_that_something_else_holds_is_not_copied(hold: Any) -> None:
     run = started()
     held = hold(run.cache)
@@ -318,6 +368,7 @@ def test_a_held_cache_goes_on_when_it_is_let_go() -> None:
 
 def step_with(after: Any) -> Any:
     """A step of one request that ends in something else."""
+
     def step(cache, q, k, v, table, lengths, starts):
         old = cache.keys[0].detach()
         turned = cache.append(0, q, k, v, table, lengths, starts)
@@ -352,8 +403,9 @@ def test_functions_leave_their_arguments() -> None:
     """Without donation the results are new arrays, lazily, as of any function."""
     draw = np.random.default_rng(0)
     q, k, v = (draw.standard_normal((6, h, 32)).astype(np.float32) for h in (4, 2, 2))
-    keys, values = (tg.tensor(draw.standard_normal((4, 2, 16, 32)).astype(np.float32))
-                    for _ in range(2))  # fmt: skip
+    keys, values = (
+        tg.tensor(draw.standard_normal((4, 2, 16, 32)).astype(np.float32)) for _ in range(2)
+    )
     before = keys.numpy().copy(), values.numpy().copy()
     places = [tg.tensor(np.array(x, np.int32)) for x in ([[3, 1]], [18], [0, 6])]
     turned, *after = tg.paged_append(q, k, v, keys, values, *places)
@@ -373,6 +425,7 @@ def test_functions_leave_their_arguments() -> None:
 
 def test_tables_and_lengths_may_be_state() -> None:
     """Requests are rows of the cache's own tables; lengths grow on the device."""
+
     def step(cache, rows, q, k, v, counts, starts):
         lengths = cache.lengths[rows] + counts
         cache.lengths[rows] = lengths
@@ -380,8 +433,12 @@ def test_tables_and_lengths_may_be_state() -> None:
         turned = cache.append(0, q, k, v, table, lengths, starts)
         return cache.attend(0, turned, table, lengths, starts)
 
-    sizes = {"rows": {0: REQUESTS}, "counts": {0: REQUESTS}, "starts": {0: REQUESTS + 1},
-             **{n: {0: TOKENS} for n in "qkv"}}  # fmt: skip
+    sizes = {
+        "rows": {0: REQUESTS},
+        "counts": {0: REQUESTS},
+        "starts": {0: REQUESTS + 1},
+        **{n: {0: TOKENS} for n in "qkv"},
+    }
     run = tg.jit(step, dynamic=sizes)
     cache = PagedCache(1, 12, 16, 1, 32, requests=6, most_pages=2, dtype=tg.float32)
     cache.table.assign(np.arange(12, dtype=np.int32)[::-1].reshape(6, 2))
@@ -396,8 +453,12 @@ def test_tables_and_lengths_may_be_state() -> None:
         for (request, _), first, last in zip(batch, starts, starts[1:]):
             for kept, new in zip(rows[request], (k, v)):
                 kept.extend(new[first:last])
-            wanted = tg.attention(q[first:last], *(np.array(m) for m in rows[request]),
-                                  causal="bottom_right", layout="thd")  # fmt: skip
+            wanted = tg.attention(
+                q[first:last],
+                *(np.array(m) for m in rows[request]),
+                causal="bottom_right",
+                layout="thd",
+            )
             np.testing.assert_allclose(out[first:last], wanted.numpy(), atol=1e-5)
     assert run.traces == 1 and cache.lengths.tolist() == [0, 4, 0, 0, 22, 2]
 
@@ -414,18 +475,33 @@ def test_errors_say_what_does_not_fit() -> None:
         (lambda: tg.paged_attention(q[0], keys, keys, *rest), ShapeError, "q has 2 axes"),
         (lambda: tg.paged_attention(q[:, :3], keys, keys, *rest), ShapeError, "do not divide"),
         (lambda: tg.paged_attention(q[..., :16], keys, keys, *rest), ShapeError, "keys does not"),
-        (lambda: tg.paged_attention(q, keys, keys, table, lengths, starts[:1]), ShapeError,
-         "query_starts does not fit"),
-        (lambda: tg.paged_attention(q, keys, keys, table, lengths.astype(np.int64), starts),
-         DTypeError, "lengths has another dtype"),
-        (lambda: tg.paged_attention(q, keys[:, :, :5], keys[:, :, :5], *rest), UserError,
-         "no kernel takes this: a page is a multiple"),
-        (lambda: tg.paged_attention(q, keys, keys, *rest, scales=[1.0, 1.0]), UserError,
-         "scales belong to a cache of 8 bits"),
+        (
+            lambda: tg.paged_attention(q, keys, keys, table, lengths, starts[:1]),
+            ShapeError,
+            "query_starts does not fit",
+        ),
+        (
+            lambda: tg.paged_attention(q, keys, keys, table, lengths.astype(np.int64), starts),
+            DTypeError,
+            "lengths has another dtype",
+        ),
+        (
+            lambda: tg.paged_attention(q, keys[:, :, :5], keys[:, :, :5], *rest),
+            UserError,
+            "no kernel takes this: a page is a multiple",
+        ),
+        (
+            lambda: tg.paged_attention(q, keys, keys, *rest, scales=[1.0, 1.0]),
+            UserError,
+            "scales belong to a cache of 8 bits",
+        ),
         (lambda: tg.paged_append(q, k[:5], k, keys, keys, *rest), ShapeError, "k does not fit"),
-        (lambda: tg.paged_append(q, k, k, keys, keys, *rest, frequencies=np.ones(17)),
-         ShapeError, "more frequencies than pairs"),
-    ]:  # fmt: skip
+        (
+            lambda: tg.paged_append(q, k, k, keys, keys, *rest, frequencies=np.ones(17)),
+            ShapeError,
+            "more frequencies than pairs",
+        ),
+    ]:
         with pytest.raises(error, match=match):
             call()
 

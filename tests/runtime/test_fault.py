@@ -86,8 +86,9 @@ def test_jitted_bound_and_in_a_loop() -> None:
 
 def test_a_loop_that_would_not_end_does() -> None:
     def until(x, at):
-        return tg.while_loop(lambda c: c[0].sum() < 3, lambda c: (pick(x, c[1]), c[1]),
-                             (tg.zeros(1), at))[0]  # fmt: skip
+        return tg.while_loop(
+            lambda c: c[0].sum() < 3, lambda c: (pick(x, c[1]), c[1]), (tg.zeros(1), at)
+        )[0]
 
     jitted = tg.jit(until)
     assert jitted(tg.arange(100.0), indices(7)).tolist() == [7.0]
@@ -174,9 +175,18 @@ def on_gpu(device: driver.Device, launches: int) -> Executable:
     slots += [Storage("fault", WORD_BYTES, i * WORD_BYTES) for i in range(launches)]
     steps = [Step("kernel", 0, [i, i + 1, 1 + launches + i], 1) for i in range(launches)]
     entry = Entry("guarded", tuple(("pointer", i) for i in range(3)), (1,), 32)
-    recipe = Recipe([("guarded", "code")], slots, steps, [0], [launches], 0, 0, False,
-                    entries=[entry.to_text()],
-                    sites=[[Site("first", "a.py:1"), Site("second", "b.py:2")]])  # fmt: skip
+    recipe = Recipe(
+        [("guarded", "code")],
+        slots,
+        steps,
+        [0],
+        [launches],
+        0,
+        0,
+        False,
+        entries=[entry.to_text()],
+        sites=[[Site("first", "a.py:1"), Site("second", "b.py:2")]],
+    )
     return Executable(Recipe.from_text(recipe.to_text()), {"code": b"ptx"}, device)
 
 
@@ -191,8 +201,11 @@ def test_a_gpu_shows_it_at_the_next_read(cuda: FakeCuda, launches: int) -> None:
     for _ in range(3):
         run.run([bad])
     assert waits == cuda.count("cuEventSynchronize") + cuda.count("cuStreamSynchronize")
-    for read in (lambda: device.download(good), device.synchronize,
-                 lambda: device.pinned[1].start(good.pointer, 4 * N).wait()):  # fmt: skip
+    for read in (
+        lambda: device.download(good),
+        device.synchronize,
+        lambda: device.pinned[1].start(good.pointer, 4 * N).wait(),
+    ):
         run.run([bad])
         with pytest.raises(AxisError, match=r"second\n  at b.py:2"):
             read()

@@ -13,8 +13,13 @@ from tilegrad.runtime.profile import Profile, Record, in_order
 
 
 def small() -> Profile:
-    records = in_order([("dot", "dot -> a", 10.0, 4000, 8), ("norm", "sum -> b", 2.0, 100, 0),
-                        ("dot", "dot -> a", 30.0, 4000, 8)])  # fmt: skip
+    records = in_order(
+        [
+            ("dot", "dot -> a", 10.0, 4000, 8),
+            ("norm", "sum -> b", 2.0, 100, 0),
+            ("dot", "dot -> a", 30.0, 4000, 8),
+        ]
+    )
     return Profile("step", "cpu", "by hand", records, 35.0)
 
 
@@ -41,7 +46,10 @@ def test_a_trace_is_what_perfetto_reads(tmp_path) -> None:
     trace = json.loads(path.read_text())
     kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
     assert [(e["name"], e["ts"], e["dur"]) for e in kernels] == [
-        ("dot", 0.0, 10.0), ("norm", 10.0, 2.0), ("dot", 12.0, 30.0)]  # fmt: skip
+        ("dot", 0.0, 10.0),
+        ("norm", 10.0, 2.0),
+        ("dot", 12.0, 30.0),
+    ]
     assert all(e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 1 for e in kernels)
     assert kernels[0]["args"] == {"region": "dot -> a", "bytes": 4000, "flops": 8, "GB/s": 0.4}
     (run,) = [e for e in trace["traceEvents"] if e.get("cat") == "run"]
@@ -72,8 +80,9 @@ def step(state, table, ids, weight):
 
 def bound():
     draw = np.random.default_rng(0)
-    table, weight = (tg.tensor(draw.standard_normal(s).astype(np.float32))
-                     for s in ((ROWS, WIDTH), (WIDTH, OUT)))  # fmt: skip
+    table, weight = (
+        tg.tensor(draw.standard_normal(s).astype(np.float32)) for s in ((ROWS, WIDTH), (WIDTH, OUT))
+    )
     state = State()
     return state, tg.jit(step).bind(state, table, tg.tensor(np.arange(8, dtype=np.int64)), weight)
 
@@ -99,7 +108,8 @@ def test_kernels_of_a_bound_function_are_timed_and_counted() -> None:
 
 def test_loops_are_one_record() -> None:
     made = tg.jit(lambda x: tg.scan(lambda c, v: (c + v, c * 2), x[0] * 0, x)[0]).bind(
-        tg.ones(5, 3))  # fmt: skip
+        tg.ones(5, 3)
+    )
     found = made.profile(runs=2)
     assert made.run().numpy().tolist() == [5.0] * 3
     control = any(s.kind not in ("kernel", "copy") for s in made._executable.recipe.steps)

@@ -21,10 +21,8 @@ def store(tmp_path):
 
 def files(store):
     return [
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(store.folder)
-        for name in names
-    ]  # fmt: skip
+        os.path.join(folder, name) for folder, _, names in os.walk(store.folder) for name in names
+    ]
 
 
 def test_an_entry_under_another_key_is_missing(store):
@@ -64,9 +62,12 @@ def test_damaged_entries_are_missing(store, damage):
     if damage == "flip":
         data[-7] ^= 1
     changed = {
-        "flip": data, "truncate": data[:-3], "empty": b"", "header": b"XXXX" + data[4:],
+        "flip": data,
+        "truncate": data[:-3],
+        "empty": b"",
+        "header": b"XXXX" + data[4:],
         "append": data + b"x",
-    }[damage]  # fmt: skip
+    }[damage]
     Path(path).write_bytes(changed)
     assert store.get(key) is None
     assert not os.path.exists(path)
@@ -173,11 +174,12 @@ print(wrong, hits)
 def test_many_processes_share_a_folder(tmp_path):
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(seed)], stdout=subprocess.PIPE,
+            [sys.executable, "-c", WRITER, str(tmp_path), str(seed)],
+            stdout=subprocess.PIPE,
             text=True,
         )
         for seed in range(4)
-    ]  # fmt: skip
+    ]
     results = [child.communicate(timeout=60)[0].split() for child in children]
     assert all(child.returncode == 0 for child in children)
     assert [wrong for wrong, _ in results] == ["0"] * 4

@@ -26,8 +26,13 @@ Pointer = tuple[np.ndarray, int]  # bytes, and where in them
 class Machine:
     """Slots as pointers into byte arrays, and the steps of a Schedule run in order."""
 
-    def __init__(self, schedule: Schedule, values: Sequence[np.ndarray],
-                 symbols: Mapping[str, int], target: Target) -> None:  # fmt: skip
+    def __init__(
+        self,
+        schedule: Schedule,
+        values: Sequence[np.ndarray],
+        symbols: Mapping[str, int],
+        target: Target,
+    ) -> None:
         self.schedule, self.symbols, self.target = schedule, dict(symbols), target
         self.pointers: list[Pointer] = [(np.empty(0, np.uint8), 0)] * len(schedule.slots)
         self.counters = [0] * 64
@@ -99,10 +104,13 @@ class Machine:
 
 
 def run_interpreted(
-    target: Target, inputs: Sequence[Node], outputs: Sequence[Node],
-    values: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None,
+    target: Target,
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    values: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
     donate: tuple[int, ...] = (),
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     """The outputs of a Graph scheduled for a Target and run on NumPy."""
     bound = dict(symbols or {})
     schedule = schedule_for(inputs, outputs, target, donate)

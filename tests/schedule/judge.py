@@ -18,14 +18,23 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import evaluate
 from tilegrad.runtime.buffer import Buffer
 
-TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2,
-             "float8_e4m3": 0.15, "float8_e5m2": 0.3}  # fmt: skip
+TOLERANCE = {
+    "float64": 1e-9,
+    "float32": 2e-5,
+    "float16": 4e-3,
+    "bfloat16": 3e-2,
+    "float8_e4m3": 0.15,
+    "float8_e5m2": 0.3,
+}
 
 
 def run(
-    inputs: Sequence[Node], outputs: Sequence[Node], values: Sequence[np.ndarray],
-    symbols: Mapping[str, int] | None = None, donate: tuple[int, ...] = (),
-) -> list[np.ndarray]:  # fmt: skip
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    values: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    donate: tuple[int, ...] = (),
+) -> list[np.ndarray]:
     """The outputs, compiled and run."""
     executable = executable_for(tuple(inputs), tuple(outputs), donate)
     buffers = [Buffer.wrap(np.array(v, order="C")) for v in values]
@@ -52,9 +61,11 @@ def compare(node: Node, got: np.ndarray, expected: np.ndarray, looser: float = 1
 
 
 def check(
-    function: Callable[..., Node | Sequence[Node]], *values: np.ndarray, looser: float = 1.0,
+    function: Callable[..., Node | Sequence[Node]],
+    *values: np.ndarray,
+    looser: float = 1.0,
     donate: tuple[int, ...] = (),
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     """Compile function(nodes...) and compare it with the interpreter; gives what it computed."""
     values = tuple(np.asarray(v) for v in values)
     nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in values]

@@ -151,8 +151,9 @@ class Maker:
 
     def step_expand(self) -> Node:
         x = build.unsqueeze(self.value(), 0)
-        shape = tuple(self.pick((2, 3)) if s == 1 and self.rng.random() < 0.6 else s
-                      for s in x.shape)  # fmt: skip
+        shape = tuple(
+            self.pick((2, 3)) if s == 1 and self.rng.random() < 0.6 else s for s in x.shape
+        )
         return build.expand(x, shape)
 
     def step_windows(self) -> Node:
@@ -323,11 +324,16 @@ class Maker:
         values = [v for v in values if v.shape == like.shape]
         if self.below(2):
             test = build.less(build.sum_(self.pick(values)), build.constant(0, self.dtype))
-            return build.cond(test, lambda: [self.inner(values, like)],
-                              lambda: [self.pick(values)])[0]  # fmt: skip
+            return build.cond(
+                test, lambda: [self.inner(values, like)], lambda: [self.pick(values)]
+            )[0]
         self.nest += 1
-        last, _ = build.scan(lambda c, s: ([self.changed(c[0], [*c, *values])], []),
-                             [self.pick(values)], [], self.pick((1, 3, 10)))  # fmt: skip
+        last, _ = build.scan(
+            lambda c, s: ([self.changed(c[0], [*c, *values])], []),
+            [self.pick(values)],
+            [],
+            self.pick((1, 3, 10)),
+        )
         self.nest -= 1
         return last[0]
 
@@ -335,8 +341,11 @@ class Maker:
         x = self.value()
         values = [v for v in self.values if v.shape in (x.shape, ())][-4:]
         test = build.less(build.sum_(self.exact()), build.constant(self.below(3), self.dtype))
-        made = build.cond(test, lambda: [self.inner(values, x), self.pick([x])],
-                          lambda: [self.pick([x]), self.inner(values, x)])  # fmt: skip
+        made = build.cond(
+            test,
+            lambda: [self.inner(values, x), self.pick([x])],
+            lambda: [self.pick([x]), self.inner(values, x)],
+        )
         self.values.append(made[0])
         return made[1]
 
@@ -361,9 +370,11 @@ CONTROL = (*STEPS, *("scan", "cond", "while", "sort") * 3)
 
 
 def random_graph(
-    seed: int, steps: int = 8, dtype: dtypes.DType | None = None,
+    seed: int,
+    steps: int = 8,
+    dtype: dtypes.DType | None = None,
     kinds: tuple[str, ...] = STEPS,
-) -> tuple[list[Node], list[Node], list[np.ndarray]]:  # fmt: skip
+) -> tuple[list[Node], list[Node], list[np.ndarray]]:
     """(inputs, outputs, arrays) of a Graph of about `steps` steps."""
     m = Maker(seed, dtype)
     for _ in range(1 + m.below(2)):

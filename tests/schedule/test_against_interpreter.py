@@ -17,8 +17,17 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.symbol import evaluate, symbol
 
 LOW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-WHOLE = (ml_dtypes.int4, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64,
-         np.uint64)  # fmt: skip
+WHOLE = (
+    ml_dtypes.int4,
+    np.int8,
+    np.uint8,
+    np.int16,
+    np.uint16,
+    np.int32,
+    np.uint32,
+    np.int64,
+    np.uint64,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -94,15 +103,25 @@ def test_argmax(axis: int) -> None:
     some_nan = floats(3, 25, 37)
     some_nan[some_nan > 3] = np.nan
     lowest = np.full((3, 20, 4), -np.inf, np.float32)
-    check(lambda *xs: [ops.argmax(x, axis=axis) for x in xs],
-          floats(3, 25, 37), whole(3, 25, 37), bools(3, 25, 37), some_nan, lowest)  # fmt: skip
+    check(
+        lambda *xs: [ops.argmax(x, axis=axis) for x in xs],
+        floats(3, 25, 37),
+        whole(3, 25, 37),
+        bools(3, 25, 37),
+        some_nan,
+        lowest,
+    )
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 def test_cumulative(axis: int, kind: str) -> None:
-    check(lambda *xs: [ops.cumulative(x, axis=axis, kind=kind) for x in xs],
-          floats(3, 5, 19) / 2, whole(3, 5, 19, dtype=np.int8), bools(3, 5, 19))  # fmt: skip
+    check(
+        lambda *xs: [ops.cumulative(x, axis=axis, kind=kind) for x in xs],
+        floats(3, 5, 19) / 2,
+        whole(3, 5, 19, dtype=np.int8),
+        bools(3, 5, 19),
+    )
 
 
 # ---- no elements ----------------------------------------------------------------------------
@@ -138,19 +157,22 @@ MOVES = {
     "sum of parts": lambda x, y: build.sum_(build.concatenate([build.multiply(x, x), y], 1), 1),
     "pad": lambda x, y: build.pad(x, (1, 2), (3, 0)),
     "sum of padded": lambda x, y: build.sum_(build.pad(build.unary(ops.exp, x), (1, 2), (3, 9)), 1),
-    "pad twice": lambda x, y: build.pad(build.flip(build.pad(x, (1, 2), (3, 4)), (0, 1)), (2, 2),
-                                        (1, 1)),
-    "slice of padded": lambda x, y: build.slice_(build.pad(x, (4, 4), (4, 4)), (2, 3), (9, 20),
-                                                 (2, 3)),
+    "pad twice": lambda x, y: build.pad(
+        build.flip(build.pad(x, (1, 2), (3, 4)), (0, 1)), (2, 2), (1, 1)
+    ),
+    "slice of padded": lambda x, y: build.slice_(
+        build.pad(x, (4, 4), (4, 4)), (2, 3), (9, 20), (2, 3)
+    ),
     "windows": lambda x, y: build.windows(x, 1, 3, 2, 2),
     "windows twice": lambda x, y: build.windows(build.windows(x, 1, 3), 0, 2, 2),
     "max of windows": lambda x, y: build.max_(build.windows(x, 1, 5, 3), 2),
     "flip": lambda x, y: build.add(build.flip(x, (1,)), y),
     "permute": lambda x, y: build.add(build.permute(x, (1, 0)), build.transpose(y)),
-    "reshape": lambda x, y: build.reshape(build.permute(build.reshape(x, (2, 3, 40)), (2, 0, 1)),
-                                          (48, 5)),
+    "reshape": lambda x, y: build.reshape(
+        build.permute(build.reshape(x, (2, 3, 40)), (2, 0, 1)), (48, 5)
+    ),
     "expand": lambda x, y: build.multiply(build.expand(build.unsqueeze(x, 1), (6, 3, 40)), 2.0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -177,18 +199,28 @@ def test_convolution() -> None:
 def test_dtypes(dtype) -> None:
     def several(x, y, i):
         return [
-            build.add(x, y), build.multiply(x, y), build.maximum(x, y), build.sum_(x, 1),
-            build.sum_(x, 0), build.max_(x, 1), build.matmul(x, build.transpose(y)),
-            build.where(build.less(x, y), x, y), build.pad(x, (1, 1), (2, 2)),
-            build.gather(x, [i], [1]), ops.cumulative(x, axis=1, kind="max"),
+            build.add(x, y),
+            build.multiply(x, y),
+            build.maximum(x, y),
+            build.sum_(x, 1),
+            build.sum_(x, 0),
+            build.max_(x, 1),
+            build.matmul(x, build.transpose(y)),
+            build.where(build.less(x, y), x, y),
+            build.pad(x, (1, 1), (2, 2)),
+            build.gather(x, [i], [1]),
+            ops.cumulative(x, axis=1, kind="max"),
             build.update(x, y, [build.slice_axis(i, 0, 0, 5)], [0], "add"),
-        ]  # fmt: skip
+        ]
 
     check(several, numbers(dtype, 5, 37), numbers(dtype, 5, 37, seed=1), whole(9, low=0, high=7))
 
 
-@pytest.mark.parametrize("source", [*LOW, np.int8, np.uint8, np.int64, np.float64, np.bool_],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [*LOW, np.int8, np.uint8, np.int64, np.float64, np.bool_],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_casts(source) -> None:
     wanted = (*LOW, np.int8, np.uint8, np.int64, np.float32, np.float64, np.bool_)
     targets = [dtypes.BY_NUMPY[np.dtype(d)] for d in wanted]
@@ -201,8 +233,29 @@ def test_every_float8(name: str) -> None:
     wide = lambda x: build.cast(ops.bitcast(x, dtype=dtype), dtypes.float32)  # noqa: E731
     check(wide, np.arange(256, dtype=np.uint8))
     spread = floats(3000) * np.exp(floats(3000, seed=1) * 2)
-    edges = [448, 449, 464, 464.1, 480, 57344, 61439, 61440, 65536, 1e9, np.inf, -np.inf, np.nan,
-             0.0, -0.0, 2**-9, 2**-10, 2**-10 * 1.01, 2**-16, 2**-17, 2**-17 * 1.001]  # fmt: skip
+    edges = [
+        448,
+        449,
+        464,
+        464.1,
+        480,
+        57344,
+        61439,
+        61440,
+        65536,
+        1e9,
+        np.inf,
+        -np.inf,
+        np.nan,
+        0.0,
+        -0.0,
+        2**-9,
+        2**-10,
+        2**-10 * 1.01,
+        2**-16,
+        2**-17,
+        2**-17 * 1.001,
+    ]
     values = np.concatenate([spread, np.array(edges)]).astype(np.float32)
     back = lambda x: build.cast(build.cast(x, dtype), dtypes.float32)  # noqa: E731
     (got,) = check(back, values)
@@ -264,9 +317,12 @@ def test_gather_index_dtypes(dtype) -> None:
 
 
 UPDATES = {
-    "elements": ([0, 1], (90,)), "rows": ([0], (9,)), "columns": ([1], (9,)),
-    "one row": ([0], ()), "table": ([0], (3, 4)),
-}  # fmt: skip
+    "elements": ([0, 1], (90,)),
+    "rows": ([0], (9,)),
+    "columns": ([1], (9,)),
+    "one row": ([0], ()),
+    "table": ([0], (3, 4)),
+}
 
 
 @pytest.mark.parametrize("mode", ["set", "add", "multiply", "max", "min"])
@@ -300,8 +356,12 @@ def test_update_at_known_places(mode: str) -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.bool_, ml_dtypes.bfloat16, np.float64], ids=str)
 @pytest.mark.parametrize("mode", ["set", "max", "multiply"])
 def test_update_dtypes(dtype, mode: str) -> None:
-    check(lambda s, v, i: build.update(s, v, [i], [0], mode), numbers(dtype, 20),
-          numbers(dtype, 40, seed=1), whole(40, low=-3, high=23))  # fmt: skip
+    check(
+        lambda s, v, i: build.update(s, v, [i], [0], mode),
+        numbers(dtype, 20),
+        numbers(dtype, 40, seed=1),
+        whole(40, low=-3, high=23),
+    )
 
 
 def test_update_reads_its_own_state() -> None:
@@ -332,12 +392,16 @@ def test_sort_lengths(count: int, descending: bool) -> None:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64, np.float64, np.bool_, *LOW[:3]],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [np.int8, np.uint8, np.uint64, np.float64, np.bool_, *LOW[:3]],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_sort_dtypes(dtype, descending: bool) -> None:
     def both(x):
-        return [v for axis in (0, 1)
-                for v in build.items(ops.sort(x, axis=axis, descending=descending))]  # fmt: skip
+        return [
+            v for axis in (0, 1) for v in build.items(ops.sort(x, axis=axis, descending=descending))
+        ]
 
     check(both, numbers(dtype, 7, 50))
 
@@ -384,16 +448,27 @@ SYMBOLIC = {
     "sort": (lambda x: build.items(ops.sort(x, axis=1, descending=False)), (3, N)),
     "argmax": (lambda x: ops.argmax(x, axis=1), (N, M)),
     "update": (lambda x, v: build.update(x, v, [build.iota(M)], [0], "set"), (64, 5), (M, 5)),
-    "mean": (lambda x: build.divide(build.sum_(x, 1), build.cast(build.size_value(M),
-                                                                 dtypes.float32)), (N, M)),
-    "beside sums of rows": (lambda x, y: [build.add(build.sum_(x, 1), y), build.multiply(y, y)],
-                            (N, M), (N,)),
-    "beside sums of long rows": (lambda x, y: [build.add(build.sum_(x, 1), y),
-                                               build.multiply(y, y)], (M, 9000), (M,)),
-    "beside sums of columns": (lambda x, y: [build.add(build.sum_(x, 0), y),
-                                             build.multiply(y, y)], (N, M), (M,)),
+    "mean": (
+        lambda x: build.divide(build.sum_(x, 1), build.cast(build.size_value(M), dtypes.float32)),
+        (N, M),
+    ),
+    "beside sums of rows": (
+        lambda x, y: [build.add(build.sum_(x, 1), y), build.multiply(y, y)],
+        (N, M),
+        (N,),
+    ),
+    "beside sums of long rows": (
+        lambda x, y: [build.add(build.sum_(x, 1), y), build.multiply(y, y)],
+        (M, 9000),
+        (M,),
+    ),
+    "beside sums of columns": (
+        lambda x, y: [build.add(build.sum_(x, 0), y), build.multiply(y, y)],
+        (N, M),
+        (M,),
+    ),
     "windows": (lambda x: build.sum_(build.windows(build.pad(x, (1,), (1,)), 0, 3), 1), (M,)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
@@ -405,8 +480,9 @@ def test_symbolic_sizes(name: str) -> None:
     outputs = list(made) if isinstance(made, list) else [made]
     for n, m in ((1, 1), (0, 2), (7, 5), (33, 17), (64, 40)):
         symbols = {"N": n, "M": m}
-        values = [floats(*(evaluate(s, symbols) for s in shape), seed=i)
-                  for i, shape in enumerate(shapes)]  # fmt: skip
+        values = [
+            floats(*(evaluate(s, symbols) for s in shape), seed=i) for i, shape in enumerate(shapes)
+        ]
         expected = interpret(outputs, dict(zip(nodes, values)), symbols)
         for node, got, want in zip(outputs, run(nodes, outputs, values, symbols), expected):
             compare(node, got, want)

@@ -81,9 +81,13 @@ def compare(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
 
 
 def check(
-    sizes: tuple[int, ...], dtype: Any = np.float32, more: dict[str, np.ndarray] | None = None,
-    target: Target | None = None, values: list[np.ndarray] | None = None, **options: Any,
-) -> list[np.ndarray]:  # fmt: skip
+    sizes: tuple[int, ...],
+    dtype: Any = np.float32,
+    more: dict[str, np.ndarray] | None = None,
+    target: Target | None = None,
+    values: list[np.ndarray] | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
     """One attention, compiled here or interpreted for a Target, against the definition."""
     more = {} if more is None else more
     given = inputs(sizes, dtype, options.get("orders")) if values is None else values
@@ -107,11 +111,19 @@ DTYPES = (np.float32, BF16, np.float16, np.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes, band", [
-    (ODD, PLAIN), (LONG, (None, 380)), (ODD, (-9, 0)), ((1, 1, 1, 1, 1, 8, 8), PLAIN),
-    ((1, 3, 1, 20, 0, 16, 16), PLAIN), ((1, 4, 2, 1, 77, 64, 64), PLAIN),
-    ((2, 2, 2, 1, 0, 16, 16), PLAIN), ((1, 2, 2, 33, 64, 130, 33), (None, 0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes, band",
+    [
+        (ODD, PLAIN),
+        (LONG, (None, 380)),
+        (ODD, (-9, 0)),
+        ((1, 1, 1, 1, 1, 8, 8), PLAIN),
+        ((1, 3, 1, 20, 0, 16, 16), PLAIN),
+        ((1, 4, 2, 1, 77, 64, 64), PLAIN),
+        ((2, 2, 2, 1, 0, 16, 16), PLAIN),
+        ((1, 2, 2, 33, 64, 130, 33), (None, 0)),
+    ],
+)
 def test_sizes_and_bands(dtype: Any, sizes: tuple[int, ...], band: Any) -> None:
     check(sizes, dtype, band=band)
 
@@ -122,9 +134,12 @@ def extras(sizes: tuple[int, ...], dtype: Any) -> dict[str, np.ndarray]:
     mask = random.random((b, 1, tq, tk)) < 0.7
     mask[:, :, : tq // 3] = False
     return {
-        "bias": numbers(1, h, tq, tk, dtype=dtype), "mask": mask, "slopes": numbers(h) * 0.1,
-        "sinks": numbers(h), "key_lengths": np.arange(b, dtype=np.int32) * tk // 2,
-    }  # fmt: skip
+        "bias": numbers(1, h, tq, tk, dtype=dtype),
+        "mask": mask,
+        "slopes": numbers(h) * 0.1,
+        "sinks": numbers(h),
+        "key_lengths": np.arange(b, dtype=np.int32) * tk // 2,
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,17 +163,23 @@ def test_bias_of_every_shape(shape: tuple[int, ...], queries: int) -> None:
     check((2, 4, 2, queries, 45, 24, 20), more={"bias": bias, "mask": bias < 1})
 
 
-@pytest.mark.parametrize("orders", [
-    ("bthd", "bthd", "bthd", "bthd"), ("htbd", "tbhd", "bhtd", "bthd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "orders",
+    [
+        ("bthd", "bthd", "bthd", "bthd"),
+        ("htbd", "tbhd", "bhtd", "bthd"),
+    ],
+)
 @pytest.mark.parametrize("queries", [37, 2])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_orders(orders: Any, queries: int, dtype: Any) -> None:
     check((2, 4, 2, queries, 45, 24, 20), dtype, orders=orders, band=(None, 3))
 
 
-ROW = {"query_starts": np.array([0, 5, 5, 40, 150], np.int32),
-       "key_starts": np.array([0, 9, 20, 50, 190], np.int32)}  # fmt: skip
+ROW = {
+    "query_starts": np.array([0, 5, 5, 40, 150], np.int32),
+    "key_starts": np.array([0, 9, 20, 50, 190], np.int32),
+}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
@@ -253,8 +274,9 @@ def test_the_reason_for_no_kernel() -> None:
     nodes, outputs = graph(values, {"bias": numbers(1, 4, 37, 45)})
     dout = build.input_(outputs[0].shape, outputs[0].dtype)
     attrs = dict(outputs[0].inputs[0].attrs)
-    node = ops.attention_backward(*nodes[:3], dout, outputs[1], outputs[1], nodes[3], **attrs,
-                                  wanted=("bias",))  # fmt: skip
+    node = ops.attention_backward(
+        *nodes[:3], dout, outputs[1], outputs[1], nodes[3], **attrs, wanted=("bias",)
+    )
     assert "bias" in why_not(node, host()) and why_not(outputs[0].inputs[0], host()) == ""
     given, gradient = [*nodes, dout], ops.get(node, index=3)
     assert "dot" in kinds(schedule_for(given, [gradient], host()))
@@ -278,9 +300,12 @@ def test_bfloat16_is_as_exact_as_torch(queries: int, keys: int, width: int) -> N
 
 
 def check_backward(
-    sizes: tuple[int, ...], dtype: Any = np.float32, more: dict[str, np.ndarray] | None = None,
-    target: Target | None = None, **options: Any,
-) -> list[np.ndarray]:  # fmt: skip
+    sizes: tuple[int, ...],
+    dtype: Any = np.float32,
+    more: dict[str, np.ndarray] | None = None,
+    target: Target | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
     """attention_backward, compiled or interpreted, against the definition."""
     more = {} if more is None else more
     values = inputs(sizes, dtype, options.get("orders"))
@@ -308,10 +333,16 @@ def check_backward(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes, band", [
-    (ODD, PLAIN), ((1, 2, 1, 150, 290, 40, 72), (None, 140)), (ODD, (-9, 2)),
-    ((1, 1, 1, 1, 1, 8, 8), PLAIN), ((1, 3, 1, 20, 0, 16, 16), PLAIN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes, band",
+    [
+        (ODD, PLAIN),
+        ((1, 2, 1, 150, 290, 40, 72), (None, 140)),
+        (ODD, (-9, 2)),
+        ((1, 1, 1, 1, 1, 8, 8), PLAIN),
+        ((1, 3, 1, 20, 0, 16, 16), PLAIN),
+    ],
+)
 def test_backward_of_sizes_and_bands(dtype: Any, sizes: tuple[int, ...], band: Any) -> None:
     check_backward(sizes, dtype, band=band)
 
@@ -322,9 +353,16 @@ def test_backward_with_all_extras(dtype: Any) -> None:
     check_backward(ODD, dtype, extras(ODD, dtype), softcap=2.0, band=(-60, 20), orders=orders)
 
 
-@pytest.mark.parametrize("target, dtype", [
-    (SSE2, np.float32), (AVX512, np.float32), (AVX512, BF16), (AVX512_AMX, BF16),
-], ids=lambda x: getattr(x, "name", ""))  # fmt: skip
+@pytest.mark.parametrize(
+    "target, dtype",
+    [
+        (SSE2, np.float32),
+        (AVX512, np.float32),
+        (AVX512, BF16),
+        (AVX512_AMX, BF16),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
 def test_backward_of_every_vector_width(target: Target, dtype: Any) -> None:
     check_backward((1, 2, 1, 19, 21, 12, 9), dtype, target=target, band=(None, 3))
 

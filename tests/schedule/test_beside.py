@@ -57,8 +57,10 @@ def test_side_by_side(run: Callable) -> None:
 
 def test_other_shapes_are_left_to_vanish() -> None:
     """Reshapes between kernels that are called have no launch: two of them are not made one."""
-    first, second = (QuantisedShape(formats.Q4_1, 2 * columns, columns, tokens, dtypes.bfloat16)
-                     for columns, tokens in ((64, 1), (32, 2)))  # fmt: skip
+    first, second = (
+        QuantisedShape(formats.Q4_1, 2 * columns, columns, tokens, dtypes.bfloat16)
+        for columns, tokens in ((64, 1), (32, 2))
+    )
     x = build.input_((1, 64), dtypes.bfloat16)
     parts = [[build.input_(s, d) for _, s, d in kernels.parts(q)] for q in (first, second)]
     callee = kernels.around_callee(first, H200, Around(splits=(64, 64)))

@@ -101,16 +101,23 @@ STATES = {
     "given": lambda c, x, i: scan(scattering, [c], [x, i]),
     "made": lambda c, x, i: scan(scattering, [build.full((7, 5), 0.0, dtypes.float32)], [x, i]),
     "then scaled": lambda c, x, i: scan(
-        lambda c, s: ([build.multiply(scattering(c, s)[0][0], 0.5)], []), [c], [x, i]),
+        lambda c, s: ([build.multiply(scattering(c, s)[0][0], 0.5)], []), [c], [x, i]
+    ),
     "crossed": lambda c, x, i: scan(
         lambda c, s: ([scattering([c[1]], s)[0][0], scattering([c[0]], s)[0][0]], []),
-        [c, build.negative(c)], [x, i]),
+        [c, build.negative(c)],
+        [x, i],
+    ),
     "old one kept": lambda c, x, i: scan(
-        lambda c, s: ([scattering(c, s)[0][0], c[0]], []), [c, build.negative(c)], [x, i]),
+        lambda c, s: ([scattering(c, s)[0][0], c[0]], []), [c, build.negative(c)], [x, i]
+    ),
     "updated after": lambda c, x, i: build.update(
         scan(adding, [c], [build.expand(build.unsqueeze(x, 1), (LENGTH, 7, 5))])[0],
-        build.slice_axis(x, 0, 0, 3), [build.slice_axis(i, 0, 0, 3)], [0]),
-}  # fmt: skip
+        build.slice_axis(x, 0, 0, 3),
+        [build.slice_axis(i, 0, 0, 3)],
+        [0],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -125,9 +132,13 @@ def test_scan_of_states(name: str, donate: tuple[int, ...]) -> None:
 
 def test_state_of_a_scan_is_never_copied() -> None:
     """A donated carry that the body updates is one Buffer throughout."""
-    made = kernels(lambda c, x, i: build.scan(
-        lambda c, s: (scattering(c, s)[0], []), [c], [x, i], LENGTH)[0],
-        floats(7, 5), floats(LENGTH, 5), places(LENGTH), donate=(0,))  # fmt: skip
+    made = kernels(
+        lambda c, x, i: build.scan(lambda c, s: (scattering(c, s)[0], []), [c], [x, i], LENGTH)[0],
+        floats(7, 5),
+        floats(LENGTH, 5),
+        places(LENGTH),
+        donate=(0,),
+    )
     steps = [s for k in made.kernels for s in k.steps]
     assert not any(isinstance(s, Copy) for s in steps)
     assert not any(isinstance(s, Control) and s.kind == "swap_slots" for s in steps)
@@ -135,9 +146,13 @@ def test_state_of_a_scan_is_never_copied() -> None:
 
 
 def test_slices_and_outputs_are_not_copied() -> None:
-    made = kernels(lambda c, x: build.scan(
-        lambda c, s: ([build.add(c[0], s[0])], [build.multiply(c[0], s[0])]), [c], [x], LENGTH)[1],
-        floats(4096), floats(LENGTH, 4096))  # fmt: skip
+    made = kernels(
+        lambda c, x: build.scan(
+            lambda c, s: ([build.add(c[0], s[0])], [build.multiply(c[0], s[0])]), [c], [x], LENGTH
+        )[1],
+        floats(4096),
+        floats(LENGTH, 4096),
+    )
     inside = [k for k in made.kernels if k.depth]
     assert not any(isinstance(s, Copy) for k in inside for s in k.steps)
     assert sum(isinstance(s, Launch) for k in inside for s in k.steps) == 1
@@ -145,8 +160,9 @@ def test_slices_and_outputs_are_not_copied() -> None:
 
 def test_short_scans_are_unrolled() -> None:
     def run_length(length: int):
-        return kernels(lambda c, x: build.scan(halving, [c], [x], length)[0], floats(7),
-                       floats(length, 7))  # fmt: skip
+        return kernels(
+            lambda c, x: build.scan(halving, [c], [x], length)[0], floats(7), floats(length, 7)
+        )
 
     assert len(run_length(8).kernels) == 1
     assert any(k.kind == "control" for k in run_length(9).kernels)
@@ -155,26 +171,40 @@ def test_short_scans_are_unrolled() -> None:
 # ---- while_loop and cond --------------------------------------------------------------------
 
 
-
 def counted(n, x):
     return build.while_loop(
         lambda c: build.less(c[0], 10),
-        lambda c: [build.add(c[0], 1), build.multiply(c[1], 1.5)], [n, x])  # fmt: skip
+        lambda c: [build.add(c[0], 1), build.multiply(c[1], 1.5)],
+        [n, x],
+    )
 
 
 LOOPS = {
     "counted": (counted, np.int64(0), floats(5)),
     "never": (counted, np.int64(50), floats(5)),
-    "by value": (lambda x: build.while_loop(
-        lambda c: build.less(build.sum_(c[0]), 100.0),
-        lambda c: [build.multiply(c[0], 1.5)], [x]), np.abs(floats(5))),
-    "by a carry": (lambda go, n: build.while_loop(
-        lambda c: c[0], lambda c: [build.less(c[1], 7), build.add(c[1], 1)], [go, n]),
-        np.array(True), np.int64(0)),
-    "only exchanges": (lambda x, y: build.while_loop(
-        lambda c: build.less(0.0, c[0]), lambda c: [c[1], c[0]], [x, y]),
-        np.float32(1), np.float32(-1)),
-}  # fmt: skip
+    "by value": (
+        lambda x: build.while_loop(
+            lambda c: build.less(build.sum_(c[0]), 100.0),
+            lambda c: [build.multiply(c[0], 1.5)],
+            [x],
+        ),
+        np.abs(floats(5)),
+    ),
+    "by a carry": (
+        lambda go, n: build.while_loop(
+            lambda c: c[0], lambda c: [build.less(c[1], 7), build.add(c[1], 1)], [go, n]
+        ),
+        np.array(True),
+        np.int64(0),
+    ),
+    "only exchanges": (
+        lambda x, y: build.while_loop(
+            lambda c: build.less(0.0, c[0]), lambda c: [c[1], c[0]], [x, y]
+        ),
+        np.float32(1),
+        np.float32(-1),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -187,8 +217,9 @@ def test_while_loop(name: str) -> None:
 @pytest.mark.parametrize("second", [True, False])
 def test_cond(first: bool, second: bool) -> None:
     def several(p, q, x):
-        plain = build.cond(p, lambda: [build.add(x, 1.0), x],
-                           lambda: [build.multiply(x, 3.0), build.negative(x)])  # fmt: skip
+        plain = build.cond(
+            p, lambda: [build.add(x, 1.0), x], lambda: [build.multiply(x, 3.0), build.negative(x)]
+        )
         yes = lambda: build.cond(q, lambda: [build.add(x, 1.0)], lambda: [x])  # noqa: E731
         no = lambda: build.cond(q, lambda: [x], lambda: [build.add(x, 4.0)])  # noqa: E731
         nested = build.cond(p, yes, no)
@@ -201,9 +232,11 @@ def test_only_the_chosen_branch_runs() -> None:
     """The other branch would never end."""
 
     def forever():
-        return build.while_loop(lambda c: build.less_equal(0, c[0]),
-                                lambda c: [build.constant(0, dtypes.int64)],
-                                [build.constant(0, dtypes.int64)])  # fmt: skip
+        return build.while_loop(
+            lambda c: build.less_equal(0, c[0]),
+            lambda c: [build.constant(0, dtypes.int64)],
+            [build.constant(0, dtypes.int64)],
+        )
 
     inputs = [build.input_((), dtypes.bool_), build.input_((), dtypes.int64)]
     outputs = build.cond(inputs[0], forever, lambda: [build.add(inputs[1], 1)])
@@ -214,26 +247,88 @@ def test_only_the_chosen_branch_runs() -> None:
 # ---- nested ---------------------------------------------------------------------------------
 
 NESTED = {
-    "scan in scan": (lambda c, x: scan(
-        lambda c, s: (scan(halving, [c[0]], [s[0]], 9), [c[0]]), [c], [x]), (7,), (LENGTH, 9, 7)),
-    "with outputs": (lambda c, x: scan(
-        lambda c, s: (lambda r: ([r[0]], [r[1], c[0]]))(scan(adding, [c[0]], [s[0]], 9, True)),
-        [c], [x], 9, True), (7,), (9, 9, 7)),
-    "three deep": (lambda c, x: scan(lambda c, s: (scan(lambda d, t: (scan(
-        lambda e, u: ([build.add(e[0], build.multiply(t[0], u[0]))], []), [d[0]], [x], 9), []),
-        [c[0]], [x], 9), []), [c], [x], 9), (), (9,)),
-    "while in scan": (lambda c, x: scan(lambda c, s: (build.while_loop(
-        lambda q: build.less(build.sum_(q[0]), build.multiply(s[0], 9.0)),
-        lambda q: [build.add(q[0], 1.0)], [c[0]]), [c[0]]), [c], [x]), (7,), (LENGTH,)),
-    "cond in while": (lambda c, x: build.while_loop(
-        lambda w: build.less(w[0], 10), lambda w: [build.add(w[0], 1), build.cond(
-            build.less(w[0], 5), lambda: [build.add(w[1], 1.0)],
-            lambda: [build.multiply(w[1], 0.5)])[0]],
-        [build.constant(0, dtypes.int64), build.add(c, x)]), (5,), (5,)),
-    "scan in cond": (lambda c, x: build.cond(
-        build.less(build.sum_(c), 99.0), lambda: scan(adding, [c], [x]),
-        lambda: [c, x]), (7,), (LENGTH, 7)),
-}  # fmt: skip
+    "scan in scan": (
+        lambda c, x: scan(lambda c, s: (scan(halving, [c[0]], [s[0]], 9), [c[0]]), [c], [x]),
+        (7,),
+        (LENGTH, 9, 7),
+    ),
+    "with outputs": (
+        lambda c, x: scan(
+            lambda c, s: (lambda r: ([r[0]], [r[1], c[0]]))(scan(adding, [c[0]], [s[0]], 9, True)),
+            [c],
+            [x],
+            9,
+            True,
+        ),
+        (7,),
+        (9, 9, 7),
+    ),
+    "three deep": (
+        lambda c, x: scan(
+            lambda c, s: (
+                scan(
+                    lambda d, t: (
+                        scan(
+                            lambda e, u: ([build.add(e[0], build.multiply(t[0], u[0]))], []),
+                            [d[0]],
+                            [x],
+                            9,
+                        ),
+                        [],
+                    ),
+                    [c[0]],
+                    [x],
+                    9,
+                ),
+                [],
+            ),
+            [c],
+            [x],
+            9,
+        ),
+        (),
+        (9,),
+    ),
+    "while in scan": (
+        lambda c, x: scan(
+            lambda c, s: (
+                build.while_loop(
+                    lambda q: build.less(build.sum_(q[0]), build.multiply(s[0], 9.0)),
+                    lambda q: [build.add(q[0], 1.0)],
+                    [c[0]],
+                ),
+                [c[0]],
+            ),
+            [c],
+            [x],
+        ),
+        (7,),
+        (LENGTH,),
+    ),
+    "cond in while": (
+        lambda c, x: build.while_loop(
+            lambda w: build.less(w[0], 10),
+            lambda w: [
+                build.add(w[0], 1),
+                build.cond(
+                    build.less(w[0], 5),
+                    lambda: [build.add(w[1], 1.0)],
+                    lambda: [build.multiply(w[1], 0.5)],
+                )[0],
+            ],
+            [build.constant(0, dtypes.int64), build.add(c, x)],
+        ),
+        (5,),
+        (5,),
+    ),
+    "scan in cond": (
+        lambda c, x: build.cond(
+            build.less(build.sum_(c), 99.0), lambda: scan(adding, [c], [x]), lambda: [c, x]
+        ),
+        (7,),
+        (LENGTH, 7),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -251,8 +346,13 @@ def test_nested_control(name: str, threads: int) -> None:
 def test_symbolic_scan(reverse: bool) -> None:
     n, m = symbol("N", 0, 40), symbol("M", 1, 9)
     nodes = [build.input_((m,), dtypes.float32), build.input_((n, m, m), dtypes.float32)]
-    outputs = scan(lambda c, s: (scan(halving, [c[0]], [s[0]], m, reverse), [c[0]]),
-                   [nodes[0]], [nodes[1]], n, reverse)  # fmt: skip
+    outputs = scan(
+        lambda c, s: (scan(halving, [c[0]], [s[0]], m, reverse), [c[0]]),
+        [nodes[0]],
+        [nodes[1]],
+        n,
+        reverse,
+    )
     for sizes in ((0, 1), (1, 3), (12, 9), (40, 2)):
         symbols = dict(zip(("N", "M"), sizes))
         values = [floats(*(evaluate(s, symbols) for s in x.shape)) for x in nodes]

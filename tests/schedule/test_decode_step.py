@@ -48,8 +48,9 @@ def norm(x: Node, w: Node) -> Node:
     wide = build.cast(x, dtypes.float32)
     mean = build.multiply(build.sum_(build.multiply(wide, wide), 1, keep=True), 1.0 / x.shape[-1])
     root = build.unary(ops.square_root, build.add(mean, EPSILON))
-    found = build.multiply(build.multiply(wide, build.unary(ops.reciprocal, root)),
-                           build.cast(w, dtypes.float32))  # fmt: skip
+    found = build.multiply(
+        build.multiply(wide, build.unary(ops.reciprocal, root)), build.cast(w, dtypes.float32)
+    )
     return build.cast(found, x.dtype)
 
 
@@ -90,10 +91,18 @@ def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray:
 
 def drawn_layer(width: int, hidden: int, seed: int) -> list[np.ndarray]:
     """Weights of a layer."""
-    shapes = [(width,), *[(width, width)] * 4, (width,), (hidden, width), (hidden, width),
-              (width, hidden)]  # fmt: skip
-    return [draw(seed + i, *s, scale=s[-1] ** -0.5 if len(s) == 2 else 1.0)
-            for i, s in enumerate(shapes)]  # fmt: skip
+    shapes = [
+        (width,),
+        *[(width, width)] * 4,
+        (width,),
+        (hidden, width),
+        (hidden, width),
+        (width, hidden),
+    ]
+    return [
+        draw(seed + i, *s, scale=s[-1] ** -0.5 if len(s) == 2 else 1.0)
+        for i, s in enumerate(shapes)
+    ]
 
 
 def error_of(m: int, run: object, width: int = 256, hidden: int = 384, layers: int = 2) -> float:
@@ -128,11 +137,18 @@ def test_simulated() -> None:
 # ---- a step of a model ------------------------------------------------------------------------
 
 LLAMA = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 def step_schedule(
@@ -142,8 +158,16 @@ def step_schedule(
     monkeypatch.setattr(paged_functions, "target_of", lambda *given: H200)
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
-    cache = nn.PagedCache(config.layers, 4, 64, config.key_heads, config.head_width,
-                          requests=batch + 1, most_pages=32, dtype=tg.bfloat16)  # fmt: skip
+    cache = nn.PagedCache(
+        config.layers,
+        4,
+        64,
+        config.key_heads,
+        config.head_width,
+        requests=batch + 1,
+        most_pages=32,
+        dtype=tg.bfloat16,
+    )
     rows = Rows(batch + 1, cache.device)
     slots, starts = (tg.tensor(np.zeros(n, np.int32)) for n in (batch, batch + 1))
     with tg.no_grad():
@@ -186,8 +210,13 @@ def test_shared_memory_has_room_for_sums(
     batch: int, width: int, hidden: int, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rings of many stages leave what the sums of an epilogue take."""
-    sizes = {"hidden_size": width, "intermediate_size": hidden, "num_attention_heads": heads,
-             "num_key_value_heads": 4, "vocab_size": 1024}  # fmt: skip
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 4,
+        "vocab_size": 1024,
+    }
     schedule = step_schedule(batch, 1, monkeypatch, **sizes)
     launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
     assert len(launches) > 6

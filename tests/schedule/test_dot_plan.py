@@ -113,8 +113,11 @@ def test_rows_of_the_next_panel_are_asked_for_while_this_one_is_computed() -> No
     dot = build.dot(a, b, ((), ()), ((1,), (0,)))
     (kernel,) = schedule_for((a, b), (dot,), AVX512).kernels
     body = kernel.steps[0].body
-    inner = [node for names, node in operations(body.block)
-             if names[-1:] == ("k",) and "column_panel" in names]  # fmt: skip
+    inner = [
+        node
+        for names, node in operations(body.block)
+        if names[-1:] == ("k",) and "column_panel" in names
+    ]
     asked = [n for n in inner if n.op.name == "prefetch" and n.inputs[0] is body.parameters[0]]
     plan = body.notes["plan"]
     share = -(-plan.mr // (plan.block_n // plan.nr))  # rows by column panel
@@ -139,8 +142,11 @@ def packing(schedule: Any) -> set[tuple[str, ...]]:
             body = getattr(step, "body", None)
             if body is None or not isinstance(body.notes.get("plan"), Plan):
                 continue
-            found |= {names[-2:] for names, node in operations(body.block)
-                      if node.op.name == "store" and names[-2:] in PACKING}  # fmt: skip
+            found |= {
+                names[-2:]
+                for names, node in operations(body.block)
+                if node.op.name == "store" and names[-2:] in PACKING
+            }
     return found
 
 

@@ -47,8 +47,11 @@ def numbers(*shape: int, seed: int = 0, dtype: object = BF16) -> np.ndarray:
 def is_wide(schedule: Schedule) -> bool:
     """Whether a launch runs the wide matmul, or for one row the library's matvec."""
     plans = (matmul.WidePlan, matvec.MatvecPlan)
-    return any(isinstance(s, Launch) and isinstance(s.body.notes.get("plan"), plans)
-               for k in schedule.kernels for s in k.steps)  # fmt: skip
+    return any(
+        isinstance(s, Launch) and isinstance(s.body.notes.get("plan"), plans)
+        for k in schedule.kernels
+        for s in k.steps
+    )
 
 
 def check(function: Made, *values: np.ndarray, wide: bool = True, target: Target = H200) -> int:
@@ -90,8 +93,11 @@ def test_transposes(turn_a: bool, turn_b: bool, m: int) -> None:
 def test_permuted_operands() -> None:
     """A transpose or a reshape before the dot is only another way to read."""
     check(lambda x, y: build.matmul(x, build.transpose(y)), A, B)
-    check(lambda x, y: build.matmul(build.reshape(x, (136, 72)), build.transpose(y)),
-          np.ascontiguousarray(A.reshape(4, 34, 72)), B)  # fmt: skip
+    check(
+        lambda x, y: build.matmul(build.reshape(x, (136, 72)), build.transpose(y)),
+        np.ascontiguousarray(A.reshape(4, 34, 72)),
+        B,
+    )
 
 
 def test_computed_operands() -> None:
@@ -104,11 +110,18 @@ def test_batches() -> None:
     """Matrices one after another, and those of heads side by side."""
     a, b = numbers(3, 40, 72), numbers(3, 72, 48, seed=1)
     check(lambda x, y: dot(x, y, batch=1), a, b)
-    check(lambda x, y: dot(x, build.expand(build.reshape(y, (1, 72, 48)), (3, 72, 48)), batch=1),
-          a, np.ascontiguousarray(b[0]))  # one product of all rows  # fmt: skip
-    check(lambda x, y: dot(x, build.expand(build.reshape(y, (2, 1, 64, 40)), (2, 3, 64, 40)),
-                           batch=2),
-          numbers(2, 3, 24, 64), numbers(2, 64, 40))  # heads that share one  # fmt: skip
+    check(
+        lambda x, y: dot(x, build.expand(build.reshape(y, (1, 72, 48)), (3, 72, 48)), batch=1),
+        a,
+        np.ascontiguousarray(b[0]),
+    )  # one product of all rows
+    check(
+        lambda x, y: dot(
+            x, build.expand(build.reshape(y, (2, 1, 64, 40)), (2, 3, 64, 40)), batch=2
+        ),
+        numbers(2, 3, 24, 64),
+        numbers(2, 64, 40),
+    )  # heads that share one
     heads = numbers(40, 2, 64), numbers(48, 2, 64, seed=1)
     check(lambda x, y: build.dot(x, y, batch=((1,), (1,)), contract=((2,), (2,))), *heads)
 
@@ -153,8 +166,10 @@ EPILOGUES: dict[str, tuple[Made, tuple[np.ndarray, ...]]] = {
     "reshaped": (lambda x, w: build.reshape(dot(x, w, turn_b=True), (x.shape[0], 4, 24)), ()),
     "several": (lambda x, w: [p := dot(x, w, turn_b=True), relu(p), build.cast(p, float32)], ()),
     "bias per row of a batch": (
-        lambda x, w, c: build.multiply(with_bias(x, w, c), with_bias(x, w, c)), (BIAS,)),
-}  # fmt: skip
+        lambda x, w, c: build.multiply(with_bias(x, w, c), with_bias(x, w, c)),
+        (BIAS,),
+    ),
+}
 
 
 @pytest.mark.parametrize("rows", (A, FEW), ids=("many", "few"))
@@ -169,8 +184,9 @@ def test_epilogues(name: str, rows: np.ndarray) -> None:
 def test_residual(rows: np.ndarray) -> None:
     """A matrix of the result's shape is added."""
     rest = np.ascontiguousarray(REST[: len(rows)])
-    assert check(lambda x, w, c, r: relu(build.add(with_bias(x, w, c), r)),
-                 rows, B, BIAS, rest) == 1  # fmt: skip
+    assert (
+        check(lambda x, w, c, r: relu(build.add(with_bias(x, w, c), r)), rows, B, BIAS, rest) == 1
+    )
 
 
 def residual(m: int, dtype: DType = bfloat16, batch: tuple[int, ...] = ()) -> tuple[int, int]:
@@ -197,8 +213,13 @@ def test_what_is_added_comes_through_the_ring() -> None:
 def test_several_read_matrices() -> None:
     """Two matrices of the result's shape, of which one is read twice, and a batch of them."""
     other = numbers(*REST.shape, seed=9)
-    check(lambda x, w, r, s: build.add(build.multiply(dot(x, w, turn_b=True), s),
-                                       build.add(r, s)), A, B, REST, other)  # fmt: skip
+    check(
+        lambda x, w, r, s: build.add(build.multiply(dot(x, w, turn_b=True), s), build.add(r, s)),
+        A,
+        B,
+        REST,
+        other,
+    )
     a, b, r = numbers(2, 72, 64), numbers(2, 64, 48, seed=1), numbers(2, 72, 48, seed=2)
     check(lambda x, y, z: build.add(dot(x, y, batch=1), z), a, b, r)
 
@@ -207,8 +228,12 @@ def test_several_read_matrices() -> None:
 def test_gated(rows: np.ndarray) -> None:
     """silu(x @ gate) * (x @ up)."""
     up = numbers(96, 72, seed=5)
-    check(lambda x, g, u: build.multiply(silu(dot(x, g, turn_b=True)), dot(x, u, turn_b=True)),
-          rows, B, up)  # fmt: skip
+    check(
+        lambda x, g, u: build.multiply(silu(dot(x, g, turn_b=True)), dot(x, u, turn_b=True)),
+        rows,
+        B,
+        up,
+    )
 
 
 def test_symbolic_rows() -> None:
@@ -248,19 +273,29 @@ PLAIN: dict[str, tuple[Made, tuple[np.ndarray, ...]]] = {
     "rows that are no multiple of 16 bytes": (build.matmul, (numbers(24, 36), numbers(36, 40))),
     "results whose rows are none": (build.matmul, (numbers(24, 40), numbers(40, 36))),
     "an operand that begins within a row": (
-        lambda x, y: build.matmul(half(x, 8), y), (numbers(24, 72), numbers(64, 40))),
+        lambda x, y: build.matmul(half(x, 8), y),
+        (numbers(24, 72), numbers(64, 40)),
+    ),
     "a padded operand": (
         lambda x, y: build.matmul(build.pad(x, (0, 8), (0, 0)), y),
-        (numbers(24, 56), numbers(64, 40))),
-    "integers": (build.matmul, (np.arange(24 * 64, dtype=np.int8).reshape(24, 64),
-                                np.arange(64 * 48, dtype=np.int8).reshape(64, 48))),
+        (numbers(24, 56), numbers(64, 40)),
+    ),
+    "integers": (
+        build.matmul,
+        (
+            np.arange(24 * 64, dtype=np.int8).reshape(24, 64),
+            np.arange(64 * 48, dtype=np.int8).reshape(64, 48),
+        ),
+    ),
     "a batch that no stride walks": (
         lambda x, y: build.dot(x, y, batch=((0, 2), (0, 1)), contract=((3,), (2,))),
-        (numbers(2, 24, 3, 64), numbers(2, 3, 64, 40))),
+        (numbers(2, 24, 3, 64), numbers(2, 3, 64, 40)),
+    ),
     "results that are integers": (
         lambda x, y: build.cast(build.matmul(x, y), BY_NUMPY[np.dtype(np.int32)]),
-        ((numbers(24, 64) > 1).astype(BF16), (numbers(64, 40) > 1).astype(BF16))),
-}  # fmt: skip
+        ((numbers(24, 64) > 1).astype(BF16), (numbers(64, 40) > 1).astype(BF16)),
+    ),
+}
 
 
 @pytest.mark.parametrize("why", PLAIN)
@@ -273,8 +308,7 @@ def test_falls_back(why: str) -> None:
 def test_targets_without_such_units() -> None:
     """Only asynchronous matrix units take it."""
     check(lambda x, y: dot(x, y, turn_b=True), A, B, wide=False, target=A100)
-    check(lambda x, y: dot(x, y, turn_b=True), A, B, wide=False,
-          target=replace(H200, matrix=()))  # fmt: skip
+    check(lambda x, y: dot(x, y, turn_b=True), A, B, wide=False, target=replace(H200, matrix=()))
 
 
 def test_symbolic_columns() -> None:
@@ -307,12 +341,22 @@ def test_launches_are_marked() -> None:
     assert sorted(uses.values()) == ["constant", "constant", "result"]
 
 
-@pytest.mark.parametrize("rows,columns,depth,wide", [
-    (1, 40, 6400, True), (1, 40, 6401, False), (5, 1, 6401, False), (1, 1, 6401, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows,columns,depth,wide",
+    [
+        (1, 40, 6400, True),
+        (1, 40, 6401, False),
+        (5, 1, 6401, False),
+        (1, 1, 6401, False),
+    ],
+)
 def test_one_row_or_column_of_a_long_product(
     rows: int, columns: int, depth: int, wide: bool
 ) -> None:
     """Rows too long for a program stay dots: by the library, by plain tiles if unaligned."""
-    check(lambda x, w: dot(x, w, turn_b=True), numbers(rows, depth),
-          numbers(columns, depth, seed=1), wide=wide)  # fmt: skip
+    check(
+        lambda x, w: dot(x, w, turn_b=True),
+        numbers(rows, depth),
+        numbers(columns, depth, seed=1),
+        wide=wide,
+    )

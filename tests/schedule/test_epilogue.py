@@ -37,8 +37,9 @@ def kernels(inputs, outputs, target: Target = H200) -> list[Kernel]:
 
 
 def texts(found: list[Kernel], target: Target = H200) -> list[str]:
-    return [emit(s.body, "entry", target)[0] for k in found for s in k.steps
-            if isinstance(s, Launch)]  # fmt: skip
+    return [
+        emit(s.body, "entry", target)[0] for k in found for s in k.steps if isinstance(s, Launch)
+    ]
 
 
 @pytest.mark.parametrize("op", INSTRUCTIONS, ids=lambda op: op.name)
@@ -56,8 +57,9 @@ def test_instructions_of_an_element(op) -> None:
     assert branches <= exact + 0.25  # a slow path that all elements share
 
 
-@pytest.mark.parametrize("name,count", [("sin", 21), ("tan", 20), ("asin", 12),
-                                        ("square_root", 60), ("erf_inverse", 12)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,count", [("sin", 21), ("tan", 20), ("asin", 12), ("square_root", 60), ("erf_inverse", 12)]
+)
 def test_chains_of_costly_functions_are_cut(name: str, count: int) -> None:
     """As many instructions as ptxas takes 3 s for are in no program."""
     x = y = build.input_((1 << 22,), float32)
@@ -123,9 +125,16 @@ def test_slow_paths_stay_out_of_products(name: str) -> None:
 def run(inputs: list[Node], outputs: list[Node], target: Target = H200) -> None:
     """Hold the scheduled Graph to the interpreter; sums of products are exact."""
     random = np.random.default_rng(0)
-    values = [(random.integers(0, 3, n.shape) if n.dtype is bfloat16 else
-               random.uniform(0.5, 2.0, n.shape)).astype(n.dtype.numpy)
-              if n.shape else np.asarray(0.5, n.dtype.numpy) for n in inputs]  # fmt: skip
+    values = [
+        (
+            random.integers(0, 3, n.shape)
+            if n.dtype is bfloat16
+            else random.uniform(0.5, 2.0, n.shape)
+        ).astype(n.dtype.numpy)
+        if n.shape
+        else np.asarray(0.5, n.dtype.numpy)
+        for n in inputs
+    ]
     expected = interpret(outputs, dict(zip(inputs, values)))
     for node, got, want in zip(outputs, run_interpreted(target, inputs, outputs, values), expected):
         assert BY_NUMPY[got.dtype] is node.dtype
@@ -154,8 +163,9 @@ def test_what_many_read_is_stored_as_they_read_it() -> None:
     b = build.input_((3072,), float32)
     wide = build.dot(x, w, ((), ()), ((1,), (0,)), float32)
     y = build.cast(build.add(wide, b), bfloat16)
-    outputs = [build.unary(ops.exp, build.slice_axis(y, 1, i * 1024, i * 1024 + 1024))
-               for i in range(3)]  # fmt: skip
+    outputs = [
+        build.unary(ops.exp, build.slice_axis(y, 1, i * 1024, i * 1024 + 1024)) for i in range(3)
+    ]
     stored = {node.dtype for k in kernels([x, w, b], outputs) for node in k.region[1]}
     assert stored == {bfloat16}
 

@@ -139,8 +139,10 @@ def test_many_parts(axis: int, target: Target) -> None:
 @pytest.mark.parametrize("count", [16, 17, 40, 260])
 def test_parts_end_up_in_their_places(shape: tuple[int, ...], axis: int, count: int) -> None:
     random = np.random.default_rng(count)
-    sizes = [tuple(int(random.integers(0, 4)) if i == axis else s for i, s in enumerate(shape))
-             for _ in range(count)]  # fmt: skip
+    sizes = [
+        tuple(int(random.integers(0, 4)) if i == axis else s for i, s in enumerate(shape))
+        for _ in range(count)
+    ]
     values = [random.standard_normal(s).astype(np.float32) for s in sizes]
     xs = [build.input_(s, float32) for s in sizes]
     mixed = [build.multiply(x, 2.0) if i % 3 == 0 else x for i, x in enumerate(xs)]
@@ -151,5 +153,3 @@ def test_parts_end_up_in_their_places(shape: tuple[int, ...], axis: int, count: 
     assert np.array_equal(found[0], expected)
     assert np.array_equal(found[1], expected + 1)
     assert np.allclose(found[2], expected.sum(axis), atol=1e-4)
-
-

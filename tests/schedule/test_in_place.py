@@ -62,8 +62,7 @@ def test_another_shape_of_what_dies_is_no_launch() -> None:
     out = ops.call(flat, *parts[1], callee=kernels.callee(second, host()))
     out = build.items(out)[0] if isinstance(out.type, Tuple) else out
     inputs = [ids, *parts[0], *parts[1]]
-    steps = [len(k.steps) for k in schedule_for(inputs, [out], host()).kernels
-             if k.kind == "loops"]  # fmt: skip
+    steps = [len(k.steps) for k in schedule_for(inputs, [out], host()).kernels if k.kind == "loops"]
     assert steps == [0]
     values = np.random.default_rng(0).standard_normal((2, 16, 64)).astype(np.float32)
     raw = [Q8_0.pack(values[0]), Q8_0.pack(values[1][:, :32])]

@@ -159,8 +159,10 @@ def test_pieces_beyond_the_last_column(n: int) -> None:
 
 def test_shapes_of_heads() -> None:
     def heads(x, q, k):
-        return [build.permute(build.reshape(dot(x, w), (24, w.shape[0] // 8, 8)), (1, 0, 2))
-                for w in (q, k)]  # fmt: skip
+        return [
+            build.permute(build.reshape(dot(x, w), (24, w.shape[0] // 8, 8)), (1, 0, 2))
+            for w in (q, k)
+        ]
 
     assert check(heads, draw(24, 136), *WEIGHTS[:2])[0] == "dots"
 
@@ -305,8 +307,18 @@ def block(x, first, q, k, v, o, second, g, u, d) -> Node:
 
 def block_values(tokens: int) -> list[np.ndarray]:
     model, shared, inner = SIZES
-    shapes = [(tokens, model), (model,), (model, model), (shared, model), (shared, model),
-              (model, model), (model,), (inner, model), (inner, model), (model, inner)]  # fmt: skip
+    shapes = [
+        (tokens, model),
+        (model,),
+        (model, model),
+        (shared, model),
+        (shared, model),
+        (model, model),
+        (model,),
+        (inner, model),
+        (inner, model),
+        (model, inner),
+    ]
     return [draw(*s, seed=i) for i, s in enumerate(shapes)]
 
 

@@ -29,8 +29,10 @@ AMX = dataclasses.replace(AVX512_AMX, cores=2)
 def product(sizes: tuple[int, ...], turned: bool, dtype: Any) -> tuple[list[Node], Node]:
     """Inputs (of a batch where there are four sizes), and a @ b or a @ b^T."""
     *batch, m, k, n = sizes
-    a, b = (build.input_(tuple(s), dtype) for s in ((*batch, m, k),
-                                                    (*batch, n, k) if turned else (*batch, k, n)))
+    a, b = (
+        build.input_(tuple(s), dtype)
+        for s in ((*batch, m, k), (*batch, n, k) if turned else (*batch, k, n))
+    )
     return [a, b], build.matmul(a, build.transpose(b) if turned else b)
 
 
@@ -61,8 +63,9 @@ def test_a_long_k_is_cut_so_that_rows_stay_near(sizes: tuple[int, int, int]) -> 
 @pytest.mark.parametrize("turned", [False, True], ids=["along n", "along k"])
 @pytest.mark.parametrize("sizes", [(64, 256, 64), (70, 300, 75), (33, 131, 97), (2, 40, 200, 64)])
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.int8], ids=str)
-def test_blocks_of_k_give_the_product(dtype: Any, sizes: tuple[int, ...], turned: bool,
-                                      monkeypatch: Any) -> None:  # fmt: skip
+def test_blocks_of_k_give_the_product(
+    dtype: Any, sizes: tuple[int, ...], turned: bool, monkeypatch: Any
+) -> None:
     """Two, three or more blocks of k, sums of several rows and columns of panels, an epilogue."""
     for name, value in {"SCRATCH": 4096, "NEAR": 4096, "SUMS": 1 << 13, "WIDE": 64}.items():
         monkeypatch.setattr(matrix, name, value)
@@ -70,9 +73,12 @@ def test_blocks_of_k_give_the_product(dtype: Any, sizes: tuple[int, ...], turned
     inputs, dot = product(sizes, turned, dtype)
     result = build.multiply(dot, build.like(dot, 2))
     random = np.random.default_rng(0)
-    values = [random.integers(-9, 9, n.shape).astype(np.int8) if dtype is dtypes.int8
-              else random.standard_normal(n.shape).astype(ml_dtypes.bfloat16)
-              for n in inputs]  # fmt: skip
+    values = [
+        random.integers(-9, 9, n.shape).astype(np.int8)
+        if dtype is dtypes.int8
+        else random.standard_normal(n.shape).astype(ml_dtypes.bfloat16)
+        for n in inputs
+    ]
     (kernel,) = schedule_for(inputs, [result], AMX).kernels
     plan = kernel.steps[0].body.notes["plan"]  # type: ignore[union-attr]
     assert plan.unit and plan.block_k < sizes[-2]
@@ -82,5 +88,9 @@ def test_blocks_of_k_give_the_product(dtype: Any, sizes: tuple[int, ...], turned
     bound = 0 if dtype is dtypes.int8 else 2.0**-8 * np.abs(expected).max()
     if dtype is dtypes.int8:
         expected = expected.astype(np.int64).astype(got.dtype)
-    np.testing.assert_allclose(got.reshape(expected.shape).astype(np.float64),
-                               expected.astype(np.float64), rtol=0, atol=bound)  # fmt: skip
+    np.testing.assert_allclose(
+        got.reshape(expected.shape).astype(np.float64),
+        expected.astype(np.float64),
+        rtol=0,
+        atol=bound,
+    )

@@ -21,8 +21,10 @@ LIVES = st.lists(
 
 def slots(lives: Sequence[tuple[int, int, int]]) -> list[Slot]:
     """Scratch Slots of these (first, further Kernels, bytes)."""
-    return [Slot(i, Array((size,), uint8), "scratch", first=first, last=first + more)
-            for i, (first, more, size) in enumerate(lives)]  # fmt: skip
+    return [
+        Slot(i, Array((size,), uint8), "scratch", first=first, last=first + more)
+        for i, (first, more, size) in enumerate(lives)
+    ]
 
 
 @pytest.mark.parametrize("plan", [largest_first, in_turn])

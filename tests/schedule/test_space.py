@@ -23,9 +23,14 @@ def memory_ops(shape: tuple[int, ...], index: tuple[int, ...]) -> Counter[str]:
     return Counter(name for name in names if name in ("load", "gather", "store", "scatter"))
 
 
-@pytest.mark.parametrize("shape, index", [
-    ((32, 768, 256), (40,)), ((50000, 512), (3, 7)), ((64, 48), (5,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, index",
+    [
+        ((32, 768, 256), (40,)),
+        ((50000, 512), (3, 7)),
+        ((64, 48), (5,)),
+    ],
+)
 def test_rows_by_number_are_read_as_lines(shape: tuple[int, ...], index: tuple[int, ...]) -> None:
     """Long rows are copied by vectors, not element by element."""
     assert memory_ops(shape, index) == {"load": 2, "store": 1}

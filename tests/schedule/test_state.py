@@ -21,8 +21,11 @@ INDEX = np.array([1, 4, 1])
 
 
 def nodes():
-    return (build.input_((8, 5), dtypes.float32), build.input_((3, 5), dtypes.float32),
-            build.input_((3,), dtypes.int64))  # fmt: skip
+    return (
+        build.input_((8, 5), dtypes.float32),
+        build.input_((3, 5), dtypes.float32),
+        build.input_((3,), dtypes.int64),
+    )
 
 
 def buffers():
@@ -127,10 +130,14 @@ def test_temporary_state_is_overwritten() -> None:
 
 def adder() -> KernelCallee:
     """(value, state) -> (double of the value, state with the value added to its first rows)."""
-    b = BodyBuilder("adder", [
-        ("value", Memory((3, 5), dtypes.float32)), ("state", Memory((8, 5), dtypes.float32,
-        use="state")), ("double", Memory((3, 5), dtypes.float32, use="result")),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "adder",
+        [
+            ("value", Memory((3, 5), dtypes.float32)),
+            ("state", Memory((8, 5), dtypes.float32, use="state")),
+            ("double", Memory((3, 5), dtypes.float32, use="result")),
+        ],
+    )
     value, state, double = b.parameters
     row = b.program(0, 3)
     new, old = (b.load(m, (row, 0), (5,), (1,)) for m in (value, state))

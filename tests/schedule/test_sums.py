@@ -68,8 +68,9 @@ def test_infinities_and_nans_stay():
     assert np.signbit(tg.tensor(np.full(1 << 18, -0.0, np.float32)).sum().item())
 
 
-@pytest.mark.parametrize("shape,axes", [((300_000,), (0,)), ((2, 280_001), (1,)),
-                                        ((20_000, 64), (0,))], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shape,axes", [((300_000,), (0,)), ((2, 280_001), (1,)), ((20_000, 64), (0,))], ids=str
+)
 def test_error_on_threads(shape, axes):
     x = np.full(shape, 0.1, np.float32)
     node = build.input_(shape, judge.BY_NUMPY[x.dtype])

@@ -58,8 +58,14 @@ def test_round_trip_of_a_symbolic_loop() -> None:
 
 def test_text_shows_what_matters() -> None:
     text = print_schedule(loop())
-    for part in ("symbols N in 0..32", 'kind="jump_counter_less"', "graph.dot(", "launch(",
-                 "tilegrad-body 1", 'kind="view"'):  # fmt: skip
+    for part in (
+        "symbols N in 0..32",
+        'kind="jump_counter_less"',
+        "graph.dot(",
+        "launch(",
+        "tilegrad-body 1",
+        'kind="view"',
+    ):
         assert part in text, part
 
 

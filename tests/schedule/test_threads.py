@@ -81,8 +81,11 @@ def bodies(function, *types: tuple) -> list[Body]:
 
 def count(body: Body, name: str, inside: str = "") -> int:
     """How many Nodes of an op a Body has (within loops, where asked)."""
-    return sum(1 for n, around in walk(body.block) if n.op.name == name
-               and (not inside or any(a.op.name == inside for a in around)))  # fmt: skip
+    return sum(
+        1
+        for n, around in walk(body.block)
+        if n.op.name == name and (not inside or any(a.op.name == inside for a in around))
+    )
 
 
 # ---- rows -----------------------------------------------------------------------------------
@@ -167,8 +170,13 @@ COLUMNS = [(1000, 300), (5000, 8), (3000, 1), (257, 64), (7, 2000), (4100, 33), 
 @pytest.mark.parametrize("shape", COLUMNS, ids=str)
 def test_columns(shape) -> None:
     def several(x, y):
-        return [build.sum_(x, 0), build.max_(build.multiply(x, y), 0), ops.argmax(x, axis=0),
-                softmax(x, 0), build.add(build.sum_(y, 0), 1.0)]  # fmt: skip
+        return [
+            build.sum_(x, 0),
+            build.max_(build.multiply(x, y), 0),
+            ops.argmax(x, axis=0),
+            softmax(x, 0),
+            build.add(build.sum_(y, 0), 1.0),
+        ]
 
     check(several, floats(*shape), floats(*shape, seed=1), looser=8)
 
@@ -179,8 +187,11 @@ def test_long_sums(shape) -> None:
 
 
 def test_sum_over_middle_axis() -> None:
-    check(lambda x: [build.sum_(x, 1), build.max_(x, (0, 2)), build.sum_(x, (0, 2))],
-          floats(5, 300, 37), looser=20)  # fmt: skip
+    check(
+        lambda x: [build.sum_(x, 1), build.max_(x, (0, 2)), build.sum_(x, (0, 2))],
+        floats(5, 300, 37),
+        looser=20,
+    )
 
 
 # ---- movement -------------------------------------------------------------------------------
@@ -196,8 +207,13 @@ def test_transposes(shape, dtype) -> None:
 def test_rotary() -> None:
     def rotate(x, cos, sin):
         half = x.shape[-1] // 2
-        turned = build.concatenate([build.negative(build.slice_axis(x, 2, half, 2 * half)),
-                                    build.slice_axis(x, 2, 0, half)], 2)  # fmt: skip
+        turned = build.concatenate(
+            [
+                build.negative(build.slice_axis(x, 2, half, 2 * half)),
+                build.slice_axis(x, 2, 0, half),
+            ],
+            2,
+        )
         over = lambda t: build.expand(t, x.shape)  # noqa: E731
         return build.add(build.multiply(x, over(cos)), build.multiply(turned, over(sin)))
 
@@ -219,13 +235,17 @@ def test_any_shape(a: int, b: int, c: int, seed: int, kind: int) -> None:
         return [
             [build.add(x, y), build.multiply(build.add(turned, z), turned)],
             [build.sum_(build.add(x, y), (kind % 3,)), build.max_(turned, (0,))],
-            [build.pad(x, (1, 0, 2), (0, 3, 1)),
-             build.sum_(build.pad(turned, (2, 2, 0), (1, 1, 1)), 1)],
+            [
+                build.pad(x, (1, 0, 2), (0, 3, 1)),
+                build.sum_(build.pad(turned, (2, 2, 0), (1, 1, 1)), 1),
+            ],
             [build.concatenate([x, x], 1), build.sum_(build.concatenate([turned, turned], 0), 2)],
             [build.flip(x, (1,)), build.reshape(turned, (a * c, b)), build.sum_(x)],
-            [ops.cumulative(x, axis=seed % 3, kind="max"),
-             build.sum_(build.reshape(x, (a * b, c)), 0)],
-        ][kind]  # fmt: skip
+            [
+                ops.cumulative(x, axis=seed % 3, kind="max"),
+                build.sum_(build.reshape(x, (a * b, c)), 0),
+            ],
+        ][kind]
 
     shapes = (a, b, c), (b, 1), (a, c)
     check(
@@ -290,12 +310,18 @@ def test_few_indices(mode: str, rest: tuple, size: int) -> None:
     def both(state, value, index, other):
         once = build.update(state, value, [index], [0], mode)
         places = [index, other]
-        table = build.update(build.full((9, 7, *rest), 1.0, dtypes.float32), value, places, [0, 1],
-                             mode)  # fmt: skip
+        table = build.update(
+            build.full((9, 7, *rest), 1.0, dtypes.float32), value, places, [0, 1], mode
+        )
         return [once, table]
 
-    check(both, floats(9, *rest), floats(size, *rest, seed=1), whole(size, low=-2, high=11),
-          whole(size, low=-1, high=8, seed=1))  # fmt: skip
+    check(
+        both,
+        floats(9, *rest),
+        floats(size, *rest, seed=1),
+        whole(size, low=-2, high=11),
+        whole(size, low=-1, high=8, seed=1),
+    )
 
 
 @pytest.mark.parametrize("start", [-2, 0, 3, 18])
@@ -325,8 +351,11 @@ def test_elementwise_is_one_load_of_each_input() -> None:
 
 def test_vectors_are_of_what_most_bytes_are() -> None:
     """A thread takes 16 bytes of float32 at once, next to its neighbours', and 8 of bfloat16."""
-    (body,) = bodies(lambda w, g: build.add(w, build.cast(g, dtypes.float32)),
-                     (WIDE, dtypes.float32), (WIDE, dtypes.bfloat16))  # fmt: skip
+    (body,) = bodies(
+        lambda w, g: build.add(w, build.cast(g, dtypes.float32)),
+        (WIDE, dtypes.float32),
+        (WIDE, dtypes.bfloat16),
+    )
     text, _ = emit(body, "mixed", H200)
     assert "ld.global.nc.v2" in text or "ld.global.v2" in text
     (body,) = bodies(lambda x: build.add(x, x), (WIDE, dtypes.bfloat16))
@@ -361,16 +390,18 @@ def test_long_rows_are_walked_once_or_twice() -> None:
 
 def test_long_rows_are_kept_in_shared_memory() -> None:
     """What softmax reads again of a row comes from memory only where shared memory is full."""
-    (body,) = bodies(lambda x: softmax(build.cast(x, dtypes.float32), 1),
-                     ((200, 128256), dtypes.bfloat16))  # fmt: skip
+    (body,) = bodies(
+        lambda x: softmax(build.cast(x, dtypes.float32), 1), ((200, 128256), dtypes.bfloat16)
+    )
     (place,) = (n for n in body.block.nodes if n.op.name == "allocate")
     kept = place.type.shape[0]
     assert place.type.scope == "shared" and 0.75 * 128256 < kept < 128256
     assert kept * 2 < H200.memories["shared"].bytes and body.notes["warps"] == 32
     loops = [n for n in body.block.nodes if n.op.name == "loop"]
     again = [n for n in loops if not n.inputs[2:]]  # the walk that writes
-    sources = [{i.inputs[0].type.scope for i in n.blocks[0].nodes if i.op.name == "load"}
-               for n in again]  # fmt: skip
+    sources = [
+        {i.inputs[0].type.scope for i in n.blocks[0].nodes if i.op.name == "load"} for n in again
+    ]
     assert {"shared"} in sources
 
 
@@ -396,8 +427,9 @@ def test_a_loss_and_its_gradient_walk_long_rows_in_one_launch() -> None:
 
 
 def test_column_sums_are_two_launches() -> None:
-    first, last = bodies(lambda x: build.sum_(build.cast(x, dtypes.float32), 0),
-                         ((16384, 4096), dtypes.bfloat16))  # fmt: skip
+    first, last = bodies(
+        lambda x: build.sum_(build.cast(x, dtypes.float32), 0), ((16384, 4096), dtypes.bfloat16)
+    )
     assert 3 * H200.cores <= first.grid[0] <= 8 * H200.cores
     assert count(first, "load") == 1 and count(last, "load") == 1
     assert count(first, "gather") == count(first, "scatter") == 0
@@ -450,16 +482,20 @@ def test_exp_of_logits_is_not_stored() -> None:
 
 def test_transposed_reads_are_turned_in_shared_memory() -> None:
     (body,) = bodies(build.transpose, ((4096, 2048), dtypes.bfloat16))
-    load, place = (next(n for n, _ in walk(body.block) if n.op.name == name)
-                   for name in ("load", "allocate"))  # fmt: skip
+    load, place = (
+        next(n for n, _ in walk(body.block) if n.op.name == name) for name in ("load", "allocate")
+    )
     assert load.shape == (64, 64) and load.inputs[0].type.strides[-1] == 1
     assert place.attrs["scope"] == "shared" and place.type.shape == (64, 66)
     assert count(body, "gather") == 0
 
 
 def test_gathered_rows_are_plain_loads() -> None:
-    (body,) = bodies(lambda x, i: build.gather(x, [i], [0]),
-                     ((50000, 4096), dtypes.bfloat16), ((16384,), dtypes.int64))  # fmt: skip
+    (body,) = bodies(
+        lambda x, i: build.gather(x, [i], [0]),
+        ((50000, 4096), dtypes.bfloat16),
+        ((16384,), dtypes.int64),
+    )
     assert count(body, "gather") == 0 and count(body, "load") == 2
 
 
@@ -471,13 +507,16 @@ def test_rows_added_at_indices_are_spread_over_the_machine() -> None:
     found = bodies(gradient, ((16384, 4096), dtypes.bfloat16), ((16384,), dtypes.int64))
     assert [b.name.rpartition("_")[2] for b in found] == ["expand", "ranks", "runs", "owned"]
     assert found[1].grid[0] >= 3 * H200.cores and found[3].grid[0] >= 16384
-    assert not any(n.op.name == "scatter" and n.attrs["mode"] != "set"
-                   for b in found for n, _ in walk(b.block))  # fmt: skip
+    assert not any(
+        n.op.name == "scatter" and n.attrs["mode"] != "set" for b in found for n, _ in walk(b.block)
+    )
 
 
 def test_tiles_are_powers_of_two() -> None:
-    for body in bodies(lambda x: [softmax(x, 1), build.sum_(x, 0), build.transpose(x)],
-                       ((37, 1000), dtypes.float32)):  # fmt: skip
+    for body in bodies(
+        lambda x: [softmax(x, 1), build.sum_(x, 0), build.transpose(x)],
+        ((37, 1000), dtypes.float32),
+    ):
         for node, _ in walk(body.block):
             sizes = getattr(node.type, "shape", ()) if node.op.name != "allocate" else ()
             assert all(s & (s - 1) == 0 for s in sizes if isinstance(s, int))

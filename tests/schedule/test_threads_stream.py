@@ -67,8 +67,11 @@ def bodies(function, *types: tuple, target: Target = H200) -> list[Body]:
 
 
 def count(body: Body, name: str, inside: str = "") -> int:
-    return sum(1 for n, around in walk(body.block) if n.op.name == name
-               and (not inside or any(a.op.name == inside for a in around)))  # fmt: skip
+    return sum(
+        1
+        for n, around in walk(body.block)
+        if n.op.name == name and (not inside or any(a.op.name == inside for a in around))
+    )
 
 
 def check(target: Target, function, *values: np.ndarray, looser: float = 1.0) -> None:
@@ -133,8 +136,12 @@ def test_rows_in_a_stream(small: Target, shape) -> None:
 
 def test_wide_elements_in_a_stream(small: Target) -> None:
     check(small, softmax, floats(9, 4000))
-    check(small, lambda x, y: softmax(build.multiply(x, y)), floats(9, 3000, dtype=BF16),
-          floats(9, 3000, seed=1, dtype=BF16))  # fmt: skip
+    check(
+        small,
+        lambda x, y: softmax(build.multiply(x, y)),
+        floats(9, 3000, dtype=BF16),
+        floats(9, 3000, seed=1, dtype=BF16),
+    )
 
 
 def test_infinite_and_missing_values_in_a_stream(small: Target) -> None:
@@ -187,8 +194,11 @@ def test_entropy_over_a_vocabulary() -> None:
     """32 rows a program; the row is read once, a turn ahead; nothing spills. Only the turn that
     has the target compares places."""
     shape = (4096, 128256)
-    body = next(b for b in bodies(entropy, (shape, dtypes.bfloat16), ((4096,), dtypes.int64))
-                if b.grid == (128,))  # fmt: skip
+    body = next(
+        b
+        for b in bodies(entropy, (shape, dtypes.bfloat16), ((4096,), dtypes.int64))
+        if b.grid == (128,)
+    )
     (place,) = (n for n, _ in walk(body.block) if n.op.name == "allocate")
     assert place.type.shape[0] > 0.89 * shape[1]
     outer = [n for n in body.block.nodes if n.op.name == "loop"]
@@ -253,13 +263,17 @@ def norm_gradients(x, dy, w):
     x, dy, w = (build.cast(i, dtypes.float32) for i in (x, dy, w))
     mean = build.divide(build.sum_(x, 1, keep=True), n)
     d = build.subtract(x, mean)
-    root = build.unary(ops.square_root, build.add(
-        build.divide(build.sum_(build.multiply(d, d), 1, keep=True), n), 1e-5))  # fmt: skip
+    root = build.unary(
+        ops.square_root,
+        build.add(build.divide(build.sum_(build.multiply(d, d), 1, keep=True), n), 1e-5),
+    )
     inverse = build.unary(ops.reciprocal, root)
     g = build.multiply(dy, w)
     pull = build.sum_(build.multiply(g, d), 1, keep=True)
-    slope = build.divide(build.unary(ops.negative, build.multiply(
-        pull, build.multiply(inverse, inverse))), build.multiply(root, n))  # fmt: skip
+    slope = build.divide(
+        build.unary(ops.negative, build.multiply(pull, build.multiply(inverse, inverse))),
+        build.multiply(root, n),
+    )
     direct = build.add(build.multiply(g, inverse), build.multiply(d, slope))
     shift = build.divide(build.sum_(build.unary(ops.negative, direct), 1, keep=True), n)
     by_x = build.cast(build.add(direct, shift), dtypes.bfloat16)
@@ -335,8 +349,10 @@ def test_sums_side_by_side_are_one_exchange() -> None:
 def rotary(q, cos, sin):  # (tokens, heads, size), (tokens, size)
     tokens, heads, size = q.shape
     half = size // 2
-    low, high = build.slice_(q, (0, 0, 0), (tokens, heads, half)), build.slice_(
-        q, (0, 0, half), (tokens, heads, size))  # fmt: skip
+    low, high = (
+        build.slice_(q, (0, 0, 0), (tokens, heads, half)),
+        build.slice_(q, (0, 0, half), (tokens, heads, size)),
+    )
     turned = build.concatenate([build.unary(ops.negative, high), low], 2)
     cos, sin = (build.expand(build.reshape(i, (tokens, 1, size)), q.shape) for i in (cos, sin))
     return build.add(build.multiply(q, cos), build.multiply(turned, sin))
@@ -351,8 +367,9 @@ def test_rotary_reads_each_element_once() -> None:
     assert count(body, "where") == 0 and report(body).registers <= 40
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 128), (2, 3, 64), (7, 1, 256), (3, 2, 6), (2, 3, 24)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 128), (2, 3, 64), (7, 1, 256), (3, 2, 6), (2, 3, 24)], ids=str
+)
 def test_joined_halves(shape) -> None:
     tables = floats(shape[0], shape[2], seed=1), floats(shape[0], shape[2], seed=2)
     check(H200, rotary, floats(*shape), *tables)

@@ -47,26 +47,44 @@ class Record:
 
 
 ATTRIBUTES = {
-    "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132,
-    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448, "MAX_SHARED_MEMORY_PER_BLOCK": 49152,
-    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 233472, "L2_CACHE_SIZE": 60 << 20,
-    "MAX_THREADS_PER_BLOCK": 1024, "WARP_SIZE": 32, "MAX_REGISTERS_PER_BLOCK": 65536,
-    "MAX_PERSISTING_L2_CACHE_SIZE": 30 << 20, "MAX_ACCESS_POLICY_WINDOW_SIZE": 128 << 20,
-    "MAX_THREADS_PER_MULTIPROCESSOR": 2048, "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
-    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32, "GLOBAL_MEMORY_BUS_WIDTH": 6144,
-    "MEMORY_CLOCK_RATE": 3201000, "CLOCK_RATE": 1980000,
-}  # fmt: skip
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 49152,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 233472,
+    "L2_CACHE_SIZE": 60 << 20,
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "WARP_SIZE": 32,
+    "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_PERSISTING_L2_CACHE_SIZE": 30 << 20,
+    "MAX_ACCESS_POLICY_WINDOW_SIZE": 128 << 20,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+    "GLOBAL_MEMORY_BUS_WIDTH": 6144,
+    "MEMORY_CLOCK_RATE": 3201000,
+    "CLOCK_RATE": 1980000,
+}
 
 
 class FakeCuda:
     """See the module's docstring."""
 
-    STRUCTS = ("CUlaunchConfig", "CUlaunchAttribute", "CUstreamAttrValue",
-               "CUDA_KERNEL_NODE_PARAMS")  # fmt: skip
+    STRUCTS = (
+        "CUlaunchConfig",
+        "CUlaunchAttribute",
+        "CUstreamAttrValue",
+        "CUDA_KERNEL_NODE_PARAMS",
+    )
 
-    def __init__(self, kernels: dict[str, Callable[..., None]] | None = None,
-                 parameters: dict[str, list[int]] | None = None,
-                 memory_bytes: int = 1 << 30, devices: int = 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernels: dict[str, Callable[..., None]] | None = None,
+        parameters: dict[str, list[int]] | None = None,
+        memory_bytes: int = 1 << 30,
+        devices: int = 1,
+    ) -> None:
         self.kernels = kernels or {}
         self.parameters = parameters or {}  # sizes of each entry's parameters; 8 bytes each else
         self.memory_bytes, self.devices = memory_bytes, devices
@@ -251,8 +269,9 @@ class FakeCuda:
 
     def do_cuFuncSetAttribute(self, function: int, kind: str, value: int) -> None: ...
 
-    def do_cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int,
-                                                       shared: int) -> Any:  # fmt: skip
+    def do_cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        self, function: int, threads: int, shared: int
+    ) -> Any:
         return (2,)
 
     def do_cuGetProcAddress(self, name: bytes, version: int, flags: int) -> Any:

@@ -25,18 +25,28 @@ OBEYING = (
     "test_ptx_simulate_scalar.py and not functions and not float_arithmetic",
     "diverge_and_meet or branches_of_branches or grids_symbols or widths_and_vectors or atomics",
     "test_shuffles or votes_matches or reducing_barriers",
-    "test_named_barriers and not wrongly", "test_mbarriers and not wrongly",
+    "test_named_barriers and not wrongly",
+    "test_mbarriers and not wrongly",
     "ldmatrix_and_stmatrix or movmatrix or test_mma or reads_by_descriptors or a_in_registers",
     "wgmma_that_obeys",
-    "test_tensor_loads and not wrongly", "test_tensor_stores and not wrongly",
-    "reducing_tensor_stores", "test_bulk_copies and not wrongly",
-    "test_cp_async and not wrongly and not mbarrier", "test_clusters and not wrongly",
-    "one_tile", "test_ring and not fault and not quick",
-)  # fmt: skip
+    "test_tensor_loads and not wrongly",
+    "test_tensor_stores and not wrongly",
+    "reducing_tensor_stores",
+    "test_bulk_copies and not wrongly",
+    "test_cp_async and not wrongly and not mbarrier",
+    "test_clusters and not wrongly",
+    "one_tile",
+    "test_ring and not fault and not quick",
+)
 
 
-def launch(text: str, entry: Entry, memories: Sequence[np.ndarray],
-           symbols: Mapping[str, int] | None = None, **_: Any) -> None:  # fmt: skip
+def launch(
+    text: str,
+    entry: Entry,
+    memories: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    **_: Any,
+) -> None:
     """What `simulate` does, on the first GPU."""
     device = open_device(0)
     function = device.load(text).function(entry.name, entry.shared_bytes, entry.cluster)

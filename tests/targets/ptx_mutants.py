@@ -31,8 +31,10 @@ def _changes(line: str) -> Iterator[tuple[str, str]]:
     if wait is not None:
         register = "%mutant"
         head = f"\t{{ .reg .b32 {register}; xor.b32 {register}, {wait[3]}, 1;\n"
-        yield "parity flipped", head + line.replace(f"{wait[2]}, {wait[3]}",
-                                                    f"{wait[2]}, {register}") + "\n\t}"  # fmt: skip
+        yield (
+            "parity flipped",
+            head + line.replace(f"{wait[2]}, {wait[3]}", f"{wait[2]}, {register}") + "\n\t}",
+        )
     for what, pattern, change in (
         ("count + 1", r"mbarrier\.init\S* \[.*\], ", 1),
         ("count - 1", r"mbarrier\.init\S* \[.*\], ", -1),
@@ -40,7 +42,7 @@ def _changes(line: str) -> Iterator[tuple[str, str]]:
         ("bytes - 16", r"expect_tx\S* \S+, \[.*\], ", -16),
         ("threads + 32", r"bar(rier)?\.(sync|arrive)\S* \S+, ", 32),
         ("groups + 1", r"wait_group(\.\w+)* ", 1),
-    ):  # fmt: skip
+    ):
         new = _number(line, pattern, change)
         if new is not None and new.strip():
             yield what, new

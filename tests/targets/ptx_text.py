@@ -27,16 +27,29 @@ def assemble(text: str, target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.ptx"
         path.write_text(text)
-        done = subprocess.run([PTXAS, f"-arch={target}", "-O0", str(path), "-o", f"{folder}/cubin"],
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [PTXAS, f"-arch={target}", "-O0", str(path), "-o", f"{folder}/cubin"],
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stdout + done.stderr + text
 
 
-def module(body: str, parameters: Sequence[str], *, target: str = "sm_90a", shared: int = 0,
-           static: str = "", directives: str = "") -> str:  # fmt: skip
+def module(
+    body: str,
+    parameters: Sequence[str],
+    *,
+    target: str = "sm_90a",
+    shared: int = 0,
+    static: str = "",
+    directives: str = "",
+) -> str:
     """A module with one entry: parameters are 'pointer', 'symbol' or 'map', named p0, p1..."""
-    kinds = {"pointer": ".param .u64 p{}", "symbol": ".param .s64 p{}",
-             "map": ".param .align 64 .b8 p{}[128]"}  # fmt: skip
+    kinds = {
+        "pointer": ".param .u64 p{}",
+        "symbol": ".param .s64 p{}",
+        "map": ".param .align 64 .b8 p{}[128]",
+    }
     listed = ",\n\t".join(kinds[kind].format(n) for n, kind in enumerate(parameters))
     dynamic = ".extern .shared .align 1024 .b8 smem[];\n" if shared else ""
     return (
@@ -48,15 +61,29 @@ def module(body: str, parameters: Sequence[str], *, target: str = "sm_90a", shar
 
 
 def run(
-    body: str, arrays: Sequence[np.ndarray], *, threads: int = 32, grid: Sequence[Any] = (1,),
-    cluster: tuple[int, ...] = (), shared: int = 0, static: str = "", directives: str = "",
-    maps: Sequence[TensorMap] = (), symbols: Mapping[str, int] | None = None,
-    target: str = "sm_90a", dependent: bool = False, assembled: bool = True, **options: Any,
-) -> None:  # fmt: skip
+    body: str,
+    arrays: Sequence[np.ndarray],
+    *,
+    threads: int = 32,
+    grid: Sequence[Any] = (1,),
+    cluster: tuple[int, ...] = (),
+    shared: int = 0,
+    static: str = "",
+    directives: str = "",
+    maps: Sequence[TensorMap] = (),
+    symbols: Mapping[str, int] | None = None,
+    target: str = "sm_90a",
+    dependent: bool = False,
+    assembled: bool = True,
+    **options: Any,
+) -> None:
     """Assemble and simulate a body: pointers p0.. first, then maps, then symbols by name."""
     symbols = symbols or {}
-    arguments = (*(("pointer", n) for n in range(len(arrays))), *(("map", m) for m in maps),
-                 *(("symbol", name) for name in symbols))  # fmt: skip
+    arguments = (
+        *(("pointer", n) for n in range(len(arrays))),
+        *(("map", m) for m in maps),
+        *(("symbol", name) for name in symbols),
+    )
     kinds = [kind for kind, _ in arguments]
     text = module(body, kinds, target=target, shared=shared, static=static, directives=directives)
     if assembled:

@@ -85,16 +85,18 @@ class Recorder:
     cases: dict[str, Case] = field(default_factory=dict)
     name: str = ""
 
-    def take(
-        self, inputs: Sequence[Node], outputs: Sequence[Node], *_: Any
-    ) -> Interpreted:
+    def take(self, inputs: Sequence[Node], outputs: Sequence[Node], *_: Any) -> Interpreted:
         """An Executable in the place of the compiler's."""
         return Interpreted(self, tuple(inputs), tuple(outputs))
 
     def keep(
-        self, inputs: Sequence[Node], outputs: Sequence[Node], values: Sequence[np.ndarray],
-        symbols: Mapping[str, int], expected: Sequence[np.ndarray],
-    ) -> None:  # fmt: skip
+        self,
+        inputs: Sequence[Node],
+        outputs: Sequence[Node],
+        values: Sequence[np.ndarray],
+        symbols: Mapping[str, int],
+        expected: Sequence[np.ndarray],
+    ) -> None:
         """One Case for each result."""
         for output, want in zip(outputs, expected):
             if output in inputs:
@@ -104,8 +106,9 @@ class Recorder:
             key = digest(structure(tuple(own), (output,)), tuple(sorted(symbols.items())))
             if key not in self.cases:
                 given = tuple(np.array(v, order="C") for v in own.values())
-                self.cases[key] = Case(self.name, tuple(own), output, given, dict(symbols),
-                                       np.array(want))  # fmt: skip
+                self.cases[key] = Case(
+                    self.name, tuple(own), output, given, dict(symbols), np.array(want)
+                )
 
     def pytest_runtest_setup(self, item: Any) -> None:
         """Know which test runs."""
@@ -135,8 +138,18 @@ def record(files: Sequence[str]) -> list[Case]:
     """The Cases of test files, in the order they ran; a test that needs more is left out."""
     said = io.StringIO()
     with recording() as recorder, contextlib.redirect_stdout(said):
-        pytest.main(["-q", "-p", "no:cacheprovider", "--tb=no", "--rootdir", str(TESTS.parent),
-                     *(str(TESTS / f) for f in files)], plugins=[recorder])  # fmt: skip
+        pytest.main(
+            [
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--tb=no",
+                "--rootdir",
+                str(TESTS.parent),
+                *(str(TESTS / f) for f in files),
+            ],
+            plugins=[recorder],
+        )
     if not recorder.cases:
         raise RuntimeError(f"nothing was recorded:\n{said.getvalue()[-2000:]}")
     return list(recorder.cases.values())
@@ -167,8 +180,7 @@ def run_case(case: Case, target: Target) -> Took:
     took = Took(simulated=case.elements <= MOST)
     if took.simulated:
         with np.errstate(all="ignore"):
-            (got,) = run_graph(case.inputs, [case.output], case.values, case.symbols,
-                               target=target)  # fmt: skip
+            (got,) = run_graph(case.inputs, [case.output], case.values, case.symbols, target=target)
     else:
         schedule = schedule_for(case.inputs, [case.output], target, ())
         steps = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
@@ -180,8 +192,9 @@ def run_case(case: Case, target: Target) -> Took:
         took.programs += 1
         for report in made.reports.values():
             if report.spill_stores or report.stack_bytes:
-                raise AssertionError(f"spills {report.spill_stores} bytes, stack"
-                                     f" {report.stack_bytes}")  # fmt: skip
+                raise AssertionError(
+                    f"spills {report.spill_stores} bytes, stack {report.stack_bytes}"
+                )
     if took.seconds > SECONDS:
         raise AssertionError(f"the assembler took {took.seconds:.1f} s")
     if took.simulated:

@@ -45,9 +45,12 @@ def assembled():
 
 
 def launch(
-    body: Body, memories: Sequence[np.ndarray], symbols: Mapping[str, int], target: Target = H200,
+    body: Body,
+    memories: Sequence[np.ndarray],
+    symbols: Mapping[str, int],
+    target: Target = H200,
     policy: str = "round",
-) -> None:  # fmt: skip
+) -> None:
     """Emit a Body and run it, changing memories in place."""
     text, entry = emit(body, "entry", target)
     TEXTS[text] = text
@@ -68,10 +71,13 @@ class Machine(interpreted.Machine):
 
 
 def run_graph(
-    inputs: Sequence[Node], outputs: Sequence[Node], values: Sequence[np.ndarray],
-    symbols: Mapping[str, int] | None = None, donate: tuple[int, ...] = (),
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    values: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    donate: tuple[int, ...] = (),
     target: Target = H200,
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     """The outputs of a Graph scheduled for a GPU and run as PTX."""
     plain = interpreted.Machine
     interpreted.Machine = Machine  # type: ignore[misc]
@@ -97,9 +103,12 @@ def check_graph(
 
 
 def check_body(
-    body: Body, *memories: np.ndarray, symbols: Mapping[str, int] | None = None,
-    rounding: float = 0.0, policies: Sequence[str] = ("round",),
-) -> list[np.ndarray]:  # fmt: skip
+    body: Body,
+    *memories: np.ndarray,
+    symbols: Mapping[str, int] | None = None,
+    rounding: float = 0.0,
+    policies: Sequence[str] = ("round",),
+) -> list[np.ndarray]:
     """Run a Body as PTX and compare all its memories with the Tile interpreter's.
 
     `rounding` is how far sums may differ, in parts of the largest element; 0 asks for the bits.

@@ -217,9 +217,10 @@ def test_host_record_is_kept(cache, monkeypatch):
 
 def test_without_leave_there_is_no_amx():
     record = {
-        "cpu": "sapphirerapids", "triple": AVX512.triple,
+        "cpu": "sapphirerapids",
+        "triple": AVX512.triple,
         "features": {"amx-tile": True, "amx-bf16": True, "avx512f": True, "avx2": True},
-    }  # fmt: skip
+    }
     assert target.host_from(record, True).matrix
     without = target.host_from(record, False)
     assert not without.matrix and "-amx-tile" in without.features
@@ -290,7 +291,9 @@ def test_probe_script_prints_an_answer_a_line():
     folder = os.path.dirname(os.path.dirname(spec))
     found = subprocess.run(
         [sys.executable, "-I", "-S", probe.__file__, folder, "avx2"],
-        capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     died = (-signal.SIGILL, -signal.SIGSEGV)  # what it ran is no code of this machine
     assert found.stdout in ("avx2 1\n", "avx2 0\n", "") and found.returncode in (0, *died)

@@ -24,15 +24,27 @@ from tilegrad.tile.build import Body, BodyBuilder, body_symbols
 HOST = host_target()
 FLOATS = [dtypes.float32, dtypes.float64]
 NARROW = [dtypes.float16, dtypes.bfloat16, dtypes.float8_e4m3, dtypes.float8_e5m2]
-INTEGERS = [dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16, dtypes.int32, dtypes.uint32,
-            dtypes.int64, dtypes.uint64]  # fmt: skip
+INTEGERS = [
+    dtypes.int8,
+    dtypes.uint8,
+    dtypes.int16,
+    dtypes.uint16,
+    dtypes.int32,
+    dtypes.uint32,
+    dtypes.int64,
+    dtypes.uint64,
+]
 LANES = (1, 6, 16)
 
 
 def run_native(
-    body: Body, memories: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None,
-    target: Target = HOST, start: int = 0, stop: int | None = None,
-) -> None:  # fmt: skip
+    body: Body,
+    memories: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    target: Target = HOST,
+    start: int = 0,
+    stop: int | None = None,
+) -> None:
     """Compile the Body and run its programs on this thread."""
     text, scratch_bytes = emit(body, "kernel")
     module = driver.load(driver.compile_text(text, target))
@@ -51,9 +63,12 @@ def run_native(
 
 
 def both(
-    body: Body, memories: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None,
-    ulps: float = 0, target: Target = HOST,
-) -> list[np.ndarray]:  # fmt: skip
+    body: Body,
+    memories: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    ulps: float = 0,
+    target: Target = HOST,
+) -> list[np.ndarray]:
     """Run the Body through both and compare every memory."""
     ours = [np.array(m, order="C") for m in memories]
     theirs = [np.array(m, order="C") for m in memories]
@@ -128,8 +143,13 @@ ULPS = {"exp": 2, "quick_exp": 2, "exp2": 2, "quick_exp2": 2, "log": 2, "log2": 
         "log1p": 3, "sin": 2, "cos": 2, "tan": 4, "asin": 3, "acos": 3, "atan": 3, "tanh": 4,
         "erf": 4, "erf_inverse": 6, "power": 3}  # fmt: skip
 FLOAT_ONLY = {"square_root", "reciprocal", "quick_reciprocal", *(set(ULPS) - {"power"})}
-INTEGER_ONLY = {"shift_left", "shift_right", "multiply_high", "unsigned_divide",
-                "unsigned_remainder"}  # fmt: skip
+INTEGER_ONLY = {
+    "shift_left",
+    "shift_right",
+    "multiply_high",
+    "unsigned_divide",
+    "unsigned_remainder",
+}
 BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
 
 
@@ -140,8 +160,19 @@ def domain(name: str, dtype: DType) -> bool:
     if dtype.is_float:
         return name not in INTEGER_ONLY | BITS
     if dtype.kind == "bool":
-        plain = {"negative", "absolute", "sign", "add", "subtract", "multiply", "maximum",
-                 "minimum", "multiply_add", "where", *ops.COMPARE}  # fmt: skip
+        plain = {
+            "negative",
+            "absolute",
+            "sign",
+            "add",
+            "subtract",
+            "multiply",
+            "maximum",
+            "minimum",
+            "multiply_add",
+            "where",
+            *ops.COMPARE,
+        }
         return name in BITS | plain
     return name not in FLOAT_ONLY
 
@@ -154,12 +185,18 @@ def operands(name: str, dtype: DType, count: int) -> list[np.ndarray]:
         found[0] = sample(dtypes.bool_, count, 7)
     if name in ("asin", "acos", "erf_inverse"):
         found[0] = np.where(np.abs(found[0]) <= 1, found[0], np.tanh(found[0]))
-    return [np.ascontiguousarray(f.astype(dtype.numpy if f.dtype != np.bool_ else np.bool_))
-            for f in found]  # fmt: skip
+    return [
+        np.ascontiguousarray(f.astype(dtype.numpy if f.dtype != np.bool_ else np.bool_))
+        for f in found
+    ]
 
 
-CASES = [(name, d) for name in ops.ELEMENTWISE for d in (*FLOATS, *INTEGERS, dtypes.bool_)
-         if domain(name, d)]  # fmt: skip
+CASES = [
+    (name, d)
+    for name in ops.ELEMENTWISE
+    for d in (*FLOATS, *INTEGERS, dtypes.bool_)
+    if domain(name, d)
+]
 
 
 @pytest.mark.parametrize("name,dtype", CASES, ids=lambda v: str(v))
@@ -205,24 +242,28 @@ def test_float8_every_value() -> None:
 
 def test_bitcast() -> None:
     """Bits of a float as an integer and back."""
-    for a, c in ((dtypes.float32, dtypes.int32), (dtypes.int64, dtypes.float64),
-                 (dtypes.bfloat16, dtypes.uint16), (dtypes.uint8, dtypes.float8_e4m3)):  # fmt: skip
-        body = elementwise_body(
-            lambda b, v, c=c: b.add(ops.bitcast(v, dtype=c)), [a], c, 33, 16
-        )
+    for a, c in (
+        (dtypes.float32, dtypes.int32),
+        (dtypes.int64, dtypes.float64),
+        (dtypes.bfloat16, dtypes.uint16),
+        (dtypes.uint8, dtypes.float8_e4m3),
+    ):
+        body = elementwise_body(lambda b, v, c=c: b.add(ops.bitcast(v, dtype=c)), [a], c, 33, 16)
         both(body, [sample(a, 33), np.zeros(33, c.numpy)])
 
 
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
-@pytest.mark.parametrize("dtype", [*FLOATS, dtypes.int8, dtypes.int32, dtypes.uint8,
-                                   dtypes.int64, dtypes.bool_], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, dtypes.int8, dtypes.int32, dtypes.uint8, dtypes.int64, dtypes.bool_], ids=str
+)
 def test_reduce(kind: str, dtype: DType) -> None:
     """Reductions along every axis of tiles of rank 1 to 3."""
     for shape in ((16,), (5,), (4, 8), (3, 7), (2, 3, 4), (2, 6, 12), (6, 1), (1, 6)):
         for axis in range(len(shape)):
             rest = shape[:axis] + shape[axis + 1 :]
-            b = BodyBuilder("reduce", [("x", Memory(shape, dtype)),
-                                       ("out", Memory(rest, dtype, use="result"))])  # fmt: skip
+            b = BodyBuilder(
+                "reduce", [("x", Memory(shape, dtype)), ("out", Memory(rest, dtype, use="result"))]
+            )
             x = b.load(b.parameters[0], (0,) * len(shape), shape, tuple(range(len(shape))))
             y = b.add(ops.reduce(x, axis=axis, kind=kind))
             b.store(b.parameters[1], y, (0,) * len(rest), tuple(range(len(rest))))
@@ -236,8 +277,9 @@ def test_reduce(kind: str, dtype: DType) -> None:
 def test_reduce_nan_and_zero() -> None:
     """max and min give nan where one is."""
     for kind in ("max", "min"):
-        b = BodyBuilder("reduce", [("x", Memory((8,), dtypes.float32)),
-                                   ("out", Memory((), dtypes.float32))])  # fmt: skip
+        b = BodyBuilder(
+            "reduce", [("x", Memory((8,), dtypes.float32)), ("out", Memory((), dtypes.float32))]
+        )
         y = b.add(ops.reduce(b.load(b.parameters[0], (0,), (8,), (0,)), axis=0, kind=kind))
         b.store(b.parameters[1], y, ())
         x = np.array([1, 2, np.nan, 4, 5, 6, 7, 8], np.float32)
@@ -261,9 +303,15 @@ def test_strided_and_transposed_loads() -> None:
     """Tiles that walk Memory axes in another order, from strided Memories."""
     for dtype in (dtypes.float32, dtypes.int8, dtypes.bfloat16, dtypes.bool_):
         memory = Memory((6, 5), dtype, strides=(1, 7))
-        b = BodyBuilder("strided", [("x", memory), ("rows", Memory((4, 3), dtype)),
-                                    ("columns", Memory((3, 4), dtype)),
-                                    ("line", Memory((5,), dtype))])  # fmt: skip
+        b = BodyBuilder(
+            "strided",
+            [
+                ("x", memory),
+                ("rows", Memory((4, 3), dtype)),
+                ("columns", Memory((3, 4), dtype)),
+                ("line", Memory((5,), dtype)),
+            ],
+        )
         x, rows, columns, line = b.parameters
         b.store(rows, b.load(x, (1, 1), (4, 3), (0, 1)), (0, 0), (0, 1))
         tile = b.load(x, (1, 1), (3, 4), (1, 0))
@@ -271,16 +319,25 @@ def test_strided_and_transposed_loads() -> None:
         b.store(rows, tile, (0, 0), (1, 0))
         b.store(line, b.load(x, (2, 0), (5,), (1,)), (0,), (0,))
         data = sample(dtype, 40)
-        both(b.finish((1,)), [data, np.zeros((4, 3), dtype.numpy),
-                              np.zeros((3, 4), dtype.numpy), np.zeros(5, dtype.numpy)])  # fmt: skip
+        both(
+            b.finish((1,)),
+            [
+                data,
+                np.zeros((4, 3), dtype.numpy),
+                np.zeros((3, 4), dtype.numpy),
+                np.zeros(5, dtype.numpy),
+            ],
+        )
 
 
 def test_masked_tails_in_two_axes() -> None:
     """A 2-D tile over a ragged edge reads 0 and writes nothing outside."""
     for dtype in (dtypes.float32, dtypes.bfloat16, dtypes.int8, dtypes.bool_, dtypes.int64):
         rows, columns = 10, 13
-        b = BodyBuilder("ragged", [("x", Memory((rows, columns), dtype)),
-                                   ("out", Memory((rows, columns), dtype))])  # fmt: skip
+        b = BodyBuilder(
+            "ragged",
+            [("x", Memory((rows, columns), dtype)), ("out", Memory((rows, columns), dtype))],
+        )
         i, j = b.program(0, 3) * 4, b.program(1, 2) * 8
         row = b.add(ops.reshape(b.add(ops.iota(size=4, dtype=dtypes.int64)), shape=(4, 1)))
         column = b.add(ops.iota(size=8, dtype=dtypes.int64))
@@ -298,8 +355,14 @@ def test_masked_tails_in_two_axes() -> None:
 def test_masked_strided_and_scalar() -> None:
     """Masks on strided tiles, by one bool for the tile, and on scalars."""
     for dtype in (dtypes.float32, dtypes.bfloat16, dtypes.float64, dtypes.bool_, dtypes.int16):
-        b = BodyBuilder("masked", [("x", Memory((8, 4), dtype)), ("y", Memory((8, 4), dtype)),
-                                   ("one", Memory((4,), dtype))])  # fmt: skip
+        b = BodyBuilder(
+            "masked",
+            [
+                ("x", Memory((8, 4), dtype)),
+                ("y", Memory((8, 4), dtype)),
+                ("one", Memory((4,), dtype)),
+            ],
+        )
         x, y, one = b.parameters
         p = b.program(0, 4)
         mask = b.apply("less", b.add(ops.iota(size=8, dtype=dtypes.int64)), b.index(p * 2))
@@ -307,19 +370,37 @@ def test_masked_strided_and_scalar() -> None:
         some = b.less(p, 2)
         b.store(y, b.load(x, (0, 0), (2, 4), (0, 1), some), (6, 0), (0, 1), some)
         b.store(one, b.load(x, (p, p), mask=some), (p,), mask=b.less(1, p))
-        both(b.finish((4,)), [sample(dtype, 32).reshape(8, 4), np.zeros((8, 4), dtype.numpy),
-                              sample(dtype, 4, 3)])  # fmt: skip
+        both(
+            b.finish((4,)),
+            [sample(dtype, 32).reshape(8, 4), np.zeros((8, 4), dtype.numpy), sample(dtype, 4, 3)],
+        )
 
 
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.bfloat16, dtypes.int8,
-                                   dtypes.int32, dtypes.bool_, dtypes.int64], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        dtypes.float32,
+        dtypes.float64,
+        dtypes.bfloat16,
+        dtypes.int8,
+        dtypes.int32,
+        dtypes.bool_,
+        dtypes.int64,
+    ],
+    ids=str,
+)
 def test_gather_and_scatter(dtype: DType) -> None:
     """Gathers with masks; scatters of every mode with equal offsets."""
     modes = ["set"] if dtype.kind == "bool" else ["set", "add", "multiply", "max", "min"]
     for mode, lanes in itertools.product(modes, (1, 8)):
-        b = BodyBuilder("scattered", [("x", Memory((32,), dtype)),
-                                      ("at", Memory((16,), dtypes.int64)),
-                                      ("to", Memory((12,), dtype))])  # fmt: skip
+        b = BodyBuilder(
+            "scattered",
+            [
+                ("x", Memory((32,), dtype)),
+                ("at", Memory((16,), dtypes.int64)),
+                ("to", Memory((12,), dtype)),
+            ],
+        )
         x, at, to = b.parameters
         first = b.program(0, 16 // lanes) * lanes
         shape, axes = ((), ()) if lanes == 1 else ((lanes,), (0,))
@@ -337,21 +418,27 @@ def test_loop_with_unroll_and_carried() -> None:
     """Loops: steps, unrolling with a rest, several carried tiles, symbolic bounds, nesting."""
     n = symbol("n", 0, 64)
     for unroll, step in itertools.product((1, 2, 4), (1, 3)):
-        b = BodyBuilder("looped", [("x", Memory((64, 8), dtypes.float32)),
-                                   ("out", Memory((3, 8), dtypes.float32))])  # fmt: skip
+        b = BodyBuilder(
+            "looped",
+            [("x", Memory((64, 8), dtypes.float32)), ("out", Memory((3, 8), dtypes.float32))],
+        )
         x, out = b.parameters
 
         def inside(i: object, carried: list[Node], b: BodyBuilder = b, x: Node = x) -> list[Node]:
             total, best, count = carried
             row = b.load(x, (i, 0), (8,), (1,))
             more = b.loop("j", 0, 3, 1, lambda j, c: [b.apply("add", c[0], row)], [total], unroll=2)
-            return [more[0], b.apply("maximum", best, row),
-                    b.apply("add", count, b.constant(1, dtypes.int64))]  # fmt: skip
+            return [
+                more[0],
+                b.apply("maximum", best, row),
+                b.apply("add", count, b.constant(1, dtypes.int64)),
+            ]
 
         zero = b.constant(0, dtypes.float32, (8,))
         low = b.constant(-np.inf, dtypes.float32, (8,))
-        total, best, count = b.loop("i", 0, n, step, inside,
-                                    [zero, low, b.constant(0, dtypes.int64)], unroll)  # fmt: skip
+        total, best, count = b.loop(
+            "i", 0, n, step, inside, [zero, low, b.constant(0, dtypes.int64)], unroll
+        )
         b.store(out, total, (0, 0), (1,))
         b.store(out, best, (1, 0), (1,))
         wide = b.broadcast(b.cast(count, dtypes.float32), (8,))
@@ -364,15 +451,17 @@ def test_loop_with_unroll_and_carried() -> None:
 
 def test_branch() -> None:
     """Branches with results, nested, and without."""
-    b = BodyBuilder("branched", [("x", Memory((6, 4), dtypes.int32)),
-                                 ("out", Memory((6, 4), dtypes.int32))])  # fmt: skip
+    b = BodyBuilder(
+        "branched", [("x", Memory((6, 4), dtypes.int32)), ("out", Memory((6, 4), dtypes.int32))]
+    )
     x, out = b.parameters
     p = b.program(0, 6)
     row = b.load(x, (p, 0), (4,), (1,))
 
     def inner() -> list[Node]:
-        return b.branch(b.less(p, 1), lambda: [b.apply("negative", row)],
-                        lambda: [b.apply("add", row, row)])  # fmt: skip
+        return b.branch(
+            b.less(p, 1), lambda: [b.apply("negative", row)], lambda: [b.apply("add", row, row)]
+        )
 
     (y,) = b.branch(b.less(p, 3), inner, lambda: [row])
     b.branch(b.less(p, 5), lambda: b.store(out, y, (p, 0), (1,)) or ())
@@ -381,32 +470,54 @@ def test_branch() -> None:
 
 def test_shapes() -> None:
     """Transposes, reshapes and broadcasts of tiles up to rank 3."""
-    cases = [((4, 8), (1, 0)), ((3, 5), (1, 0)), ((2, 3, 4), (2, 0, 1)), ((2, 3, 4), (1, 2, 0)),
-             ((1, 6), (1, 0)), ((6, 1), (1, 0)), ((5, 16), (1, 0))]  # fmt: skip
+    cases = [
+        ((4, 8), (1, 0)),
+        ((3, 5), (1, 0)),
+        ((2, 3, 4), (2, 0, 1)),
+        ((2, 3, 4), (1, 2, 0)),
+        ((1, 6), (1, 0)),
+        ((6, 1), (1, 0)),
+        ((5, 16), (1, 0)),
+    ]
     kinds = (dtypes.float32, dtypes.int8, dtypes.bool_)
     for dtype, (shape, order) in itertools.product(kinds, cases):
         turned = tuple(shape[a] for a in order)
         size = int(np.prod(shape))
-        b = BodyBuilder("shapes", [("x", Memory(shape, dtype)), ("t", Memory(turned, dtype)),
-                                   ("flat", Memory((size,), dtype)),
-                                   ("wide", Memory((2, *shape), dtype))])  # fmt: skip
+        b = BodyBuilder(
+            "shapes",
+            [
+                ("x", Memory(shape, dtype)),
+                ("t", Memory(turned, dtype)),
+                ("flat", Memory((size,), dtype)),
+                ("wide", Memory((2, *shape), dtype)),
+            ],
+        )
         source, t, flat, wide = b.parameters
         rank = tuple(range(len(shape)))
         x = b.load(source, (0,) * len(shape), shape, rank)
         b.store(t, b.add(ops.transpose(x, order=order)), (0,) * len(shape), rank)
         b.store(flat, b.add(ops.reshape(x, shape=(size,))), (0,), (0,))
         b.store(wide, b.broadcast(x, (2, *shape)), (0,) * (len(shape) + 1), (*rank, len(shape)))
-        memories = [sample(dtype, size).reshape(shape), np.zeros(turned, dtype.numpy),
-                    np.zeros(size, dtype.numpy), np.zeros((2, *shape), dtype.numpy)]  # fmt: skip
+        memories = [
+            sample(dtype, size).reshape(shape),
+            np.zeros(turned, dtype.numpy),
+            np.zeros(size, dtype.numpy),
+            np.zeros((2, *shape), dtype.numpy),
+        ]
         both(b.finish((1,)), memories)
 
 
 def test_stack_and_extract() -> None:
     """Rows stacked into a tile, rows and lanes taken out."""
-    b = BodyBuilder("stacked", [("x", Memory((3, 8), dtypes.float32)),
-                                ("out", Memory((3, 8), dtypes.float32)),
-                                ("one", Memory((), dtypes.float32)),
-                                ("six", Memory((2, 6), dtypes.float32))])  # fmt: skip
+    b = BodyBuilder(
+        "stacked",
+        [
+            ("x", Memory((3, 8), dtypes.float32)),
+            ("out", Memory((3, 8), dtypes.float32)),
+            ("one", Memory((), dtypes.float32)),
+            ("six", Memory((2, 6), dtypes.float32)),
+        ],
+    )
     x, out, one, six = b.parameters
     rows = [b.load(x, (i, 0), (8,), (1,)) for i in (2, 0, 1)]
     whole = b.add(ops.stack_rows(*rows))
@@ -418,21 +529,43 @@ def test_stack_and_extract() -> None:
     b.prefetch(x, 999, 0, to="l2")
     b.store(six, b.add(ops.stack(*lanes)), (0, 0), (1, 0))
     b.store(six, b.add(ops.stack_rows(*lanes)), (1, 0), (1,))
-    both(b.finish((1,)), [sample(dtypes.float32, 24).reshape(3, 8), np.zeros((3, 8), np.float32),
-                          np.zeros((), np.float32), np.zeros((2, 6), np.float32)])  # fmt: skip
+    both(
+        b.finish((1,)),
+        [
+            sample(dtypes.float32, 24).reshape(3, 8),
+            np.zeros((3, 8), np.float32),
+            np.zeros((), np.float32),
+            np.zeros((2, 6), np.float32),
+        ],
+    )
 
 
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64,
-                                   dtypes.uint8, dtypes.int8, dtypes.bool_],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        dtypes.float32,
+        dtypes.float64,
+        dtypes.int32,
+        dtypes.int64,
+        dtypes.uint8,
+        dtypes.int8,
+        dtypes.bool_,
+    ],
+    ids=str,
+)
 def test_sort(dtype: DType) -> None:
     """Stable, in both directions, nan on top, counts of every kind (the lowering widens narrow
     floats before it sorts them)."""
     for descending, count in itertools.product((False, True), (0, 1, 2, 7, 33, 100)):
-        b = BodyBuilder("sorted", [("keys", Memory((100,), dtype)),
-                                   ("places", Memory((100,), dtypes.int64)),
-                                   ("more", Memory((100,), dtype)),
-                                   ("other", Memory((100,), dtypes.int64))])  # fmt: skip
+        b = BodyBuilder(
+            "sorted",
+            [
+                ("keys", Memory((100,), dtype)),
+                ("places", Memory((100,), dtypes.int64)),
+                ("more", Memory((100,), dtype)),
+                ("other", Memory((100,), dtypes.int64)),
+            ],
+        )
         b.add(ops.sort_rows(*b.parameters, b.index(count), size=100, descending=descending))
         body = b.finish((1,))
         keys = np.random.default_rng(count).integers(0, 20, 100).astype(dtype.numpy)
@@ -448,31 +581,61 @@ def test_sort(dtype: DType) -> None:
 
 def test_broadcast_kinds() -> None:
     """Scalars, rows and columns repeated."""
-    b = BodyBuilder("broadcasts", [("row", Memory((8,), dtypes.float32)),
-                                   ("column", Memory((4, 1), dtypes.float32)),
-                                   ("out", Memory((4, 8), dtypes.float32))])  # fmt: skip
+    b = BodyBuilder(
+        "broadcasts",
+        [
+            ("row", Memory((8,), dtypes.float32)),
+            ("column", Memory((4, 1), dtypes.float32)),
+            ("out", Memory((4, 8), dtypes.float32)),
+        ],
+    )
     row = b.load(b.parameters[0], (0,), (8,), (0,))
     column = b.load(b.parameters[1], (0, 0), (4, 1), (0, 1))
     one = b.load(b.parameters[0], (3,))
     b.store(b.parameters[2], b.apply("multiply_add", column, row, one), (0, 0), (0, 1))
-    both(b.finish((1,)), [sample(dtypes.float32, 8), sample(dtypes.float32, 4).reshape(4, 1),
-                          np.zeros((4, 8), np.float32)])  # fmt: skip
+    both(
+        b.finish((1,)),
+        [
+            sample(dtypes.float32, 8),
+            sample(dtypes.float32, 4).reshape(4, 1),
+            np.zeros((4, 8), np.float32),
+        ],
+    )
 
 
-DOTS = [(dtypes.float32, dtypes.float32), (dtypes.float64, dtypes.float64),
-        (dtypes.bfloat16, dtypes.float32), (dtypes.float16, dtypes.float32),
-        (dtypes.int8, dtypes.int32), (dtypes.uint8, dtypes.int32),
-        (dtypes.int64, dtypes.int64)]  # fmt: skip
+DOTS = [
+    (dtypes.float32, dtypes.float32),
+    (dtypes.float64, dtypes.float64),
+    (dtypes.bfloat16, dtypes.float32),
+    (dtypes.float16, dtypes.float32),
+    (dtypes.int8, dtypes.int32),
+    (dtypes.uint8, dtypes.int32),
+    (dtypes.int64, dtypes.int64),
+]
 
 
 @pytest.mark.parametrize("source,target", DOTS, ids=str)
 def test_dot(source: DType, target: DType) -> None:
     """Small products, also of one row, column or k."""
-    sizes = ((4, 3, 16), (1, 5, 8), (3, 4, 1), (2, 1, 4), (1, 1, 1), (6, 8, 32), (3, 6, 24),
-             (2, 7, 5))  # fmt: skip
+    sizes = (
+        (4, 3, 16),
+        (1, 5, 8),
+        (3, 4, 1),
+        (2, 1, 4),
+        (1, 1, 1),
+        (6, 8, 32),
+        (3, 6, 24),
+        (2, 7, 5),
+    )
     for m, k, n in sizes:
-        b = BodyBuilder("product", [("a", Memory((m, k), source)), ("b", Memory((k, n), source)),
-                                    ("c", Memory((m, n), target))])  # fmt: skip
+        b = BodyBuilder(
+            "product",
+            [
+                ("a", Memory((m, k), source)),
+                ("b", Memory((k, n), source)),
+                ("c", Memory((m, n), target)),
+            ],
+        )
         left, right, total = (b.load(p, (0, 0), p.type.shape, (0, 1)) for p in b.parameters)
         b.store(b.parameters[2], b.add(ops.dot(left, right, total)), (0, 0), (0, 1))
         rng = np.random.default_rng(0)
@@ -482,8 +645,9 @@ def test_dot(source: DType, target: DType) -> None:
 
 def test_allocated_scratch() -> None:
     """Private places: written by store and scatter, read back by load and gather."""
-    b = BodyBuilder("private", [("x", Memory((4, 8), dtypes.float32)),
-                                ("out", Memory((4, 8), dtypes.float32))])  # fmt: skip
+    b = BodyBuilder(
+        "private", [("x", Memory((4, 8), dtypes.float32)), ("out", Memory((4, 8), dtypes.float32))]
+    )
     p = b.program(0, 4)
     place, other = (b.allocate((2, 8), d, "l1") for d in (dtypes.float32, dtypes.int8))
     row = b.load(b.parameters[0], (p, 0), (8,), (1,))
@@ -500,8 +664,9 @@ def test_allocated_scratch() -> None:
 def test_symbolic_sizes_and_grid() -> None:
     """Shapes, strides and grids over Symbols; the last grid axis runs fastest."""
     n, m = symbol("n", 1, 100), symbol("m", 1, 100)
-    b = BodyBuilder("symbolic", [("x", Memory((n, m), dtypes.float32)),
-                                 ("out", Memory((m, n), dtypes.float32))])  # fmt: skip
+    b = BodyBuilder(
+        "symbolic", [("x", Memory((n, m), dtypes.float32)), ("out", Memory((m, n), dtypes.float32))]
+    )
     i, j = b.program(0, n), b.program(1, m)
     b.store(b.parameters[1], b.load(b.parameters[0], (i, j)), (j, i))
     x = np.arange(35, dtype=np.float32).reshape(5, 7)
@@ -527,6 +692,7 @@ def test_smaller_machines(target: Target) -> None:
     """The same text compiles and runs without the wide instructions."""
     if target.triple.split("-")[0] != HOST.triple.split("-")[0]:
         pytest.skip("code of another machine")
+
     def function(b: BodyBuilder, x: Node, y: Node) -> Node:
         return b.apply("tanh", b.apply("multiply_add", x, y, b.apply("exp", y)))
 
@@ -562,8 +728,15 @@ def random_step(b: BodyBuilder, rng: np.random.Generator, pool: list[Node]) -> N
         return b.add(ops.cumulative(x, axis=axis, kind=fold))
     if kind == 6:
         upper, step, unroll = (int(rng.integers(*r)) for r in ((2, 7), (1, 3), (1, 4)))
-        return b.loop("i", 0, upper, step, lambda i, c: [
-            b.apply("add", c[0], b.cast(b.index(i), x.dtype))], [x], unroll)[0]  # fmt: skip
+        return b.loop(
+            "i",
+            0,
+            upper,
+            step,
+            lambda i, c: [b.apply("add", c[0], b.cast(b.index(i), x.dtype))],
+            [x],
+            unroll,
+        )[0]
     return b.apply("where", b.apply("less", x, y), y, b.apply("negative", x))
 
 
@@ -575,8 +748,10 @@ def test_random_programs(seed: int) -> None:
     shapes = [(4, 8), (3, 6), (2, 16), (5, 4), (8, 8), (1, 12), (6, 1), (2, 3, 4), (7,)]
     shape = shapes[rng.integers(len(shapes))]
     size, axes = int(np.prod(shape)), tuple(range(len(shape)))
-    b = BodyBuilder("random", [("x", Memory(shape, dtype)), ("y", Memory(shape, dtype)),
-                               ("out", Memory((size,), dtype))])  # fmt: skip
+    b = BodyBuilder(
+        "random",
+        [("x", Memory(shape, dtype)), ("y", Memory(shape, dtype)), ("out", Memory((size,), dtype))],
+    )
     pool = [b.load(p, (0,) * len(shape), shape, axes) for p in b.parameters[:2]]
     for _ in range(rng.integers(3, 12)):
         pool.append(random_step(b, rng, pool))
@@ -596,11 +771,14 @@ def test_matrix_unit(unit: object, carried: bool) -> None:
     m, n, k = unit.m, unit.n, unit.k
     group = 4 // unit.inputs[0].size
     steps = 3
-    b = BodyBuilder("tiles", [
-        ("a", Memory((2 * m, steps * k), unit.inputs[0])),
-        ("b", Memory((steps * k // group, 2 * n * group), unit.inputs[1])),
-        ("c", Memory((2 * m, 2 * n), unit.accumulator)),
-    ])  # fmt: skip
+    b = BodyBuilder(
+        "tiles",
+        [
+            ("a", Memory((2 * m, steps * k), unit.inputs[0])),
+            ("b", Memory((steps * k // group, 2 * n * group), unit.inputs[1])),
+            ("c", Memory((2 * m, 2 * n), unit.accumulator)),
+        ],
+    )
     pa, pb, pc = b.parameters
     zeros = [
         b.add(ops.matrix_zero(shape=(m, n), dtype=unit.accumulator, unit=unit.name))
@@ -608,13 +786,27 @@ def test_matrix_unit(unit: object, carried: bool) -> None:
     ]
 
     def step(i: object, acc: list[Node]) -> list[Node]:
-        left = [b.add(ops.matrix_load(pa, b.index(r * m), b.index(i * k), shape=(m, k),
-                                      unit=unit.name)) for r in range(2)]  # fmt: skip
-        right = [b.add(ops.matrix_load(pb, b.index(i * (k // group)), b.index(c * n * group),
-                                       shape=(k // group, n * group), unit=unit.name))
-                 for c in range(2)]  # fmt: skip
-        return [b.add(ops.matrix_dot(acc[r * 2 + c], left[r], right[c], unit=unit.name))
-                for r in range(2) for c in range(2)]  # fmt: skip
+        left = [
+            b.add(ops.matrix_load(pa, b.index(r * m), b.index(i * k), shape=(m, k), unit=unit.name))
+            for r in range(2)
+        ]
+        right = [
+            b.add(
+                ops.matrix_load(
+                    pb,
+                    b.index(i * (k // group)),
+                    b.index(c * n * group),
+                    shape=(k // group, n * group),
+                    unit=unit.name,
+                )
+            )
+            for c in range(2)
+        ]
+        return [
+            b.add(ops.matrix_dot(acc[r * 2 + c], left[r], right[c], unit=unit.name))
+            for r in range(2)
+            for c in range(2)
+        ]
 
     acc = b.loop("k", 0, steps, 1, step, zeros) if carried else step(0, zeros)
     for number, value in enumerate(acc):

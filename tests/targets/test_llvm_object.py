@@ -81,8 +81,10 @@ def test_what_is_unknown_is_left_to_llvm() -> None:
     loaded = load(written)
     following = call(loaded.address("next"), ctypes.c_int64)
     assert [following(), following()] == [8, 9]
-    nobody = "declare i64 @nobody_has_this()\ndefine i64 @ask() {\n  %r = call i64 " \
-             "@nobody_has_this()\n  ret i64 %r\n}\n"  # fmt: skip
+    nobody = (
+        "declare i64 @nobody_has_this()\ndefine i64 @ask() {\n  %r = call i64 "
+        "@nobody_has_this()\n  ret i64 %r\n}\n"
+    )
     assert place(compile_text(nobody, host_target())) is None
     assert address_of("nobody_has_this") is None
     other = bytearray(plain)
@@ -93,9 +95,13 @@ def test_what_is_unknown_is_left_to_llvm() -> None:
 
 @linux
 def test_a_warm_process_runs_without_llvm() -> None:
-    code = ("import sys, numpy, tilegrad as tg; "
-            "x = (tg.tensor(numpy.arange(8.0)) * 2 + 1).numpy(); assert x[7] == 15.0; "
-            "print('llvmlite.binding' in sys.modules)")  # fmt: skip
-    found = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-             for _ in range(2)]  # fmt: skip
+    code = (
+        "import sys, numpy, tilegrad as tg; "
+        "x = (tg.tensor(numpy.arange(8.0)) * 2 + 1).numpy(); assert x[7] == 15.0; "
+        "print('llvmlite.binding' in sys.modules)"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        for _ in range(2)
+    ]
     assert found[1].stdout.strip() == "False", found[1].stderr

@@ -136,9 +136,14 @@ def run(pool, builder, arrays, scalars=(0,), inline=False):
     numbers = np.array(scalars, np.int64)
     entries, index = builder.finish(len(slots), len(numbers))
     pool.run(
-        entries.ctypes.data, len(entries), index.ctypes.data, slots.ctypes.data, len(slots),
-        numbers.ctypes.data, inline,
-    )  # fmt: skip
+        entries.ctypes.data,
+        len(entries),
+        index.ctypes.data,
+        slots.ctypes.data,
+        len(slots),
+        numbers.ctypes.data,
+        inline,
+    )
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "parallel"])
@@ -501,9 +506,18 @@ def test_entry_is_one_line_of_memory():
     assert ENTRY.itemsize == 64
     offsets = {name: ENTRY.fields[name][1] for name in ENTRY.names}
     assert offsets == {
-        "kind": 0, "flags": 4, "function": 8, "args": 16, "args_count": 20, "scalars": 24,
-        "grain": 28, "grid": 32, "a": 40, "b": 48, "c": 56,
-    }  # fmt: skip
+        "kind": 0,
+        "flags": 4,
+        "function": 8,
+        "args": 16,
+        "args_count": 20,
+        "scalars": 24,
+        "grain": 28,
+        "grid": 32,
+        "a": 40,
+        "b": 48,
+        "c": 56,
+    }
 
 
 @pytest.mark.parametrize(

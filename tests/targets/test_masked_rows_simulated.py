@@ -36,5 +36,6 @@ def test_a_hidden_row():
     (found,) = run_graph(nodes, [out], values)
     (wanted,) = interpret([out], dict(zip(nodes, values)))
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all()
-    np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), rtol=3e-2,
-                               atol=3e-2)  # fmt: skip
+    np.testing.assert_allclose(
+        found.astype(np.float32), wanted.astype(np.float32), rtol=3e-2, atol=3e-2
+    )

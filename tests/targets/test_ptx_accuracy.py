@@ -44,8 +44,10 @@ def test_far_ways_are_written_once(assembled: Any) -> None:  # noqa: F811
     y = np.float32([7.0, 1e-3, 3.0, 2.0, 5.0, -0.1, 1.0, np.inf] * 40)
     inputs = [tg.tensor(x), tg.tensor(y)]
     with np.errstate(all="ignore"):
-        cases = ((lambda a, b: tg.sin(a) + b * 0.0, np.sin(x.astype(np.float64)) + y * 0.0),
-                 (lambda a, b: tg.fmod(a, b), np.fmod(x, y)))  # fmt: skip
+        cases = (
+            (lambda a, b: tg.sin(a) + b * 0.0, np.sin(x.astype(np.float64)) + y * 0.0),
+            (lambda a, b: tg.fmod(a, b), np.fmod(x, y)),
+        )
     for function, wanted in cases:
         lowered = tg.jit(function).lower(*inputs)
         (got,) = run_graph(lowered.inputs, lowered.outputs, [x, y])

@@ -60,8 +60,14 @@ def spilling_text() -> str:
 def matrix_text(fenced: bool) -> str:
     """One wgmma whose accumulators are read back, with or without its fences."""
     held = ", ".join(f"%r{i}" for i in range(4))
-    fence, wait = ("wgmma.fence.sync.aligned;\n", "wgmma.commit_group.sync.aligned;\n"
-                   "wgmma.wait_group.sync.aligned 0;\n") if fenced else ("", "")  # fmt: skip
+    fence, wait = (
+        (
+            "wgmma.fence.sync.aligned;\n",
+            "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n",
+        )
+        if fenced
+        else ("", "")
+    )
     zeros = "\n".join(f"mov.b32 %r{i}, 0;" for i in range(4))
     stores = "\n".join(f"st.global.b32 [%d1+{4 * i}], %r{i};" for i in range(4))
     return HEAD.format(target="sm_90a") + (
@@ -164,10 +170,16 @@ def test_finds_a_wheel(monkeypatch, tmp_path) -> None:
     place.parent.mkdir(parents=True)
     place.write_text("#!/bin/sh\n")
     place.chmod(0o755)
-    monkeypatch.setattr(module.shutil, "which", lambda name, which=module.shutil.which:
-                        None if name == "ptxas" else which(name))  # fmt: skip
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: type(
-        "Spec", (), {"submodule_search_locations": [str(tmp_path / "nvidia")]}))  # fmt: skip
+    monkeypatch.setattr(
+        module.shutil,
+        "which",
+        lambda name, which=module.shutil.which: None if name == "ptxas" else which(name),
+    )
+    monkeypatch.setattr(
+        module.importlib.util,
+        "find_spec",
+        lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path / "nvidia")]}),
+    )
     module._wheel_ptxas.cache_clear()
     try:
         assert find_ptxas() == place
@@ -199,11 +211,13 @@ ptxas warning : (C7508) setmaxnreg ignored
 
 def test_what_ptxas_says_is_read() -> None:
     assert reports_of(SAID) == {
-        "beta": Report(24, 112, 108, 144, 4096, 376, 1), "alpha": Report(8),
-    }  # fmt: skip
+        "beta": Report(24, 112, 108, 144, 4096, 376, 1),
+        "alpha": Report(8),
+    }
     assert warnings_of(SAID) == [
         "C7511: Potential Performance Loss: serialized in the function 'beta'",
-        "Advisory: use sm_90a", "C7508: setmaxnreg ignored",
-    ]  # fmt: skip
+        "Advisory: use sm_90a",
+        "C7508: setmaxnreg ignored",
+    ]
     assert Assembly(b"", {}, warnings_of(SAID)).codes == ["C7511", "C7508"]
     assert module._unpacked(None) is None

@@ -19,9 +19,14 @@ from tilegrad.tile.prove import check_body
 
 def cleared(rows: int, columns: int, dtype: DType, layout: str, warps: int) -> Body:
     """x with some of its rows zeros, through a place of two stages."""
-    b = PlacedBuilder("cleared", [("x", Memory((rows, columns), dtype)),
-                                  ("ends", Memory((2,), int32)),
-                                  ("out", Memory((rows, columns), dtype, use="result"))])
+    b = PlacedBuilder(
+        "cleared",
+        [
+            ("x", Memory((rows, columns), dtype)),
+            ("ends", Memory((2,), int32)),
+            ("out", Memory((rows, columns), dtype, use="result")),
+        ],
+    )
     x, ends, out = b.parameters
     place = b.allocate((2, rows, columns), dtype, "shared", layout)
 
@@ -29,8 +34,9 @@ def cleared(rows: int, columns: int, dtype: DType, layout: str, warps: int) -> B
         b.do(placed.named_sync, number=0, threads=32 * warps)
 
     def role() -> None:
-        start, stop = (b.atom("end", b.cast(b.load(ends, (i,)), int64), -1000, 1000)
-                       for i in range(2))  # fmt: skip
+        start, stop = (
+            b.atom("end", b.cast(b.load(ends, (i,)), int64), -1000, 1000) for i in range(2)
+        )
         b.write(place, b.load(x, (0, 0), (rows, columns), (0, 1)), 1)
         meet()
         b.clear_rows(place, start, stop, 1)
@@ -41,9 +47,13 @@ def cleared(rows: int, columns: int, dtype: DType, layout: str, warps: int) -> B
     return b.finish((1,))
 
 
-PLACES = [(64, 128, bfloat16, "swizzle128", 4), (16, 64, bfloat16, "swizzle128", 4),
-          (64, 32, bfloat16, "swizzle64", 4), (128, 128, bfloat16, "swizzle128", 8),
-          (32, 32, float32, "", 4)]  # fmt: skip
+PLACES = [
+    (64, 128, bfloat16, "swizzle128", 4),
+    (16, 64, bfloat16, "swizzle128", 4),
+    (64, 32, bfloat16, "swizzle64", 4),
+    (128, 128, bfloat16, "swizzle128", 8),
+    (32, 32, float32, "", 4),
+]
 
 
 @pytest.mark.parametrize("rows, columns, dtype, layout, warps", PLACES)

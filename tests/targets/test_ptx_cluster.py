@@ -70,10 +70,16 @@ def run(text: str, entry: object, policy: str = "random") -> None:
     np.testing.assert_array_equal(out, x[[1, 0, 3, 2]])
 
 
-@pytest.mark.parametrize("warps, held, rows, form", [
-    (4, False, 1, "b32"), (4, False, 3, "b32"), (1, False, 2, "v4.b32"), (1, True, 2, "v4.b32"),
-    (8, False, 1, "b32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "warps, held, rows, form",
+    [
+        (4, False, 1, "b32"),
+        (4, False, 3, "b32"),
+        (1, False, 2, "v4.b32"),
+        (1, True, 2, "v4.b32"),
+        (8, False, 1, "b32"),
+    ],
+)
 def test_exchange(warps: int, held: bool, rows: int, form: str) -> None:
     """Stores that land on a barrier, and a wait that acquires them: no fence, no arrival, nobody
     waits for the other to end."""
@@ -119,13 +125,21 @@ def broken(text: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("policy", ("round", "far", "random"))
-@pytest.mark.parametrize("what, error", [
-    ("no store", DeadlockError), ("stored twice", EARLY), ("no wait", EARLY),
-    ("a wait that acquires nothing", RaceError), ("a wait of its block's scope", RaceError),
-    ("nothing expected", DeadlockError),
-    ("too much expected", DeadlockError), ("too little expected", EARLY),
-    ("to the place here", SimulationError), ("on the barrier here", SimulationError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, error",
+    [
+        ("no store", DeadlockError),
+        ("stored twice", EARLY),
+        ("no wait", EARLY),
+        ("a wait that acquires nothing", RaceError),
+        ("a wait of its block's scope", RaceError),
+        ("nothing expected", DeadlockError),
+        ("too much expected", DeadlockError),
+        ("too little expected", EARLY),
+        ("to the place here", SimulationError),
+        ("on the barrier here", SimulationError),
+    ],
+)
 def test_what_is_left_out_shows(what: str, error: Any, policy: str) -> None:
     text, entry = emit(exchange(), "exchange", H200)
     with pytest.raises(error):
@@ -152,8 +166,11 @@ def test_wide_matmul(split: int, cluster: int) -> None:
     """Sums of a split k are sent, and waited for so; stages of a ring, which carry no stores, are
     not. Where there is no ring of several programs, each may end alone."""
     plan = WidePlan((64, 96, 64), 2, split * cluster, staged=16, split=split, cluster=cluster)
-    body = fill(wide_matmul(Operands(64 * cluster, 96, 400, bfloat16, bfloat16), plan), "epilogue",
-                lambda b, inputs, attrs: inputs[0])  # fmt: skip
+    body = fill(
+        wide_matmul(Operands(64 * cluster, 96, 400, bfloat16, bfloat16), plan),
+        "epilogue",
+        lambda b, inputs, attrs: inputs[0],
+    )
     assert [n.inputs[0].attrs["name"] for n in waits_for_sends(body)] == ["gathered"] * (split > 1)
     text, _ = emit(body, "matmul", H200)
     assert text.startswith(".version 8.5") and "fence.acq_rel" not in text
@@ -168,8 +185,13 @@ def test_wide_matmul(split: int, cluster: int) -> None:
 
 def sent(warps: int, cluster: int, both: bool = True, straight: bool = True) -> Body:
     """Programs send shares of a tile and a line of sums; each stores the sum of what it got."""
-    b = PlacedBuilder("sent", [("x", Memory((8, 128, 8), float32)),
-                               ("out", Memory((8, 128 // cluster + 1, 8), float32, use="result"))])
+    b = PlacedBuilder(
+        "sent",
+        [
+            ("x", Memory((8, 128, 8), float32)),
+            ("out", Memory((8, 128 // cluster + 1, 8), float32, use="result")),
+        ],
+    )
     x, out = b.parameters
     each = 128 // cluster
     shares = b.allocate((cluster, each, 8), float32, "shared")
@@ -227,5 +249,10 @@ def test_programs_that_may_end_alone() -> None:
     text, entry = emit(sent(4, 2), "sent", H200)
     with pytest.raises(RaceError):
         x = np.zeros((8, 128, 8), np.float32)
-        simulate(text.replace(WAIT, WAIT.replace("acquire", "relaxed")), entry,
-                 [x, np.zeros((8, 65, 8), np.float32)], policy="random", seed=1)  # fmt: skip
+        simulate(
+            text.replace(WAIT, WAIT.replace("acquire", "relaxed")),
+            entry,
+            [x, np.zeros((8, 65, 8), np.float32)],
+            policy="random",
+            seed=1,
+        )

@@ -163,8 +163,9 @@ def test_launch_attributes(cuda) -> None:
     made = launch_config((4,), (128,), 0, 5, cluster=(2,), dependent=True, cooperative=True)
     assert [a.id for a in made.attrs] == [
         "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
-        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", "CU_LAUNCH_ATTRIBUTE_COOPERATIVE",
-    ]  # fmt: skip
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
+        "CU_LAUNCH_ATTRIBUTE_COOPERATIVE",
+    ]
     assert made.numAttrs == 3 and made.attrs[0].value.clusterDim.x == 2
 
 
@@ -233,8 +234,11 @@ def test_every_call_has_as_many_arguments_as_the_real_one(bindings) -> None:
 def test_names_of_the_real_enumerations(bindings) -> None:
     for attribute in driver.ATTRIBUTES:
         assert hasattr(bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
-    for kind in (*module.FUNCTION_FACTS.values(), "MAX_DYNAMIC_SHARED_SIZE_BYTES",
-                 "NON_PORTABLE_CLUSTER_SIZE_ALLOWED"):  # fmt: skip
+    for kind in (
+        *module.FUNCTION_FACTS.values(),
+        "MAX_DYNAMIC_SHARED_SIZE_BYTES",
+        "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
+    ):
         assert hasattr(bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{kind}")
     assert hasattr(bindings.CUstreamAttrID, "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW")
     assert hasattr(bindings.CUlimit, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE")
@@ -255,19 +259,29 @@ def test_arguments_are_what_the_real_functions_take(bindings) -> None:
     window = b.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
     mode = b.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     given = {
-        "cuMemFree": (4096,), "cuMemHostAlloc": (100, 0), "cuEventRecord": (event, stream),
-        "cuMemcpyHtoDAsync": (4096, 8192, 10, stream), "cuStreamWaitEvent": (1234, event, 0),
-        "cuMemcpyDtoHAsync": (8192, 4096, 10, stream), "cuMemsetD8Async": (4096, 3, 10, stream),
-        "cuMemcpyDtoDAsync": (8192, 4096, 10, stream), "cuModuleLoadData": (b"code",),
+        "cuMemFree": (4096,),
+        "cuMemHostAlloc": (100, 0),
+        "cuEventRecord": (event, stream),
+        "cuMemcpyHtoDAsync": (4096, 8192, 10, stream),
+        "cuStreamWaitEvent": (1234, event, 0),
+        "cuMemcpyDtoHAsync": (8192, 4096, 10, stream),
+        "cuMemsetD8Async": (4096, 3, 10, stream),
+        "cuMemcpyDtoDAsync": (8192, 4096, 10, stream),
+        "cuModuleLoadData": (b"code",),
         "cuModuleLoadDataEx": (b"text\0", 2, options, [bytearray(64), 64]),
-        "cuModuleGetFunction": (b.CUmodule(4), b"name"), "cuFuncLoad": (function,),
-        "cuFuncSetAttribute": (function, most, 5), "cuLaunchKernelEx": (config, function, 4096, 0),
+        "cuModuleGetFunction": (b.CUmodule(4), b"name"),
+        "cuFuncLoad": (function,),
+        "cuFuncSetAttribute": (function, most, 5),
+        "cuLaunchKernelEx": (config, function, 4096, 0),
         "cuStreamSetAttribute": (stream, window, b.CUstreamAttrValue()),
-        "cuStreamBeginCapture": (stream, mode), "cuGraphInstantiate": (graph, 0),
+        "cuStreamBeginCapture": (stream, mode),
+        "cuGraphInstantiate": (graph, 0),
         "cuGraphExecKernelNodeSetParams": (made, node, b.CUDA_KERNEL_NODE_PARAMS()),
-        "cuGraphLaunch": (made, stream), "cuGetErrorName": (b.CUresult(700),),
-        "cuGetProcAddress": (b"cuTensorMapEncodeTiled", 12000, 0), "cuStreamCreate": (0,),
-    }  # fmt: skip
+        "cuGraphLaunch": (made, stream),
+        "cuGetErrorName": (b.CUresult(700),),
+        "cuGetProcAddress": (b"cuTensorMapEncodeTiled", 12000, 0),
+        "cuStreamCreate": (0,),
+    }
     if calls_library_is_here(bindings):
         pytest.skip("a driver is here: these numbers are no handles")
     for name, arguments in given.items():

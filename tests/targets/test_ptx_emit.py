@@ -37,8 +37,10 @@ def memory(array: np.ndarray, use: str = "value") -> Memory:
 def builder(*arrays: np.ndarray, results: int = 1) -> BodyBuilder:
     """A builder whose last parameters are results."""
     first = len(arrays) - results
-    return BodyBuilder("body", [(f"m{i}", memory(a, "value" if i < first else "state"))
-                                for i, a in enumerate(arrays)])  # fmt: skip
+    return BodyBuilder(
+        "body",
+        [(f"m{i}", memory(a, "value" if i < first else "state")) for i, a in enumerate(arrays)],
+    )
 
 
 def whole_tile(b: BodyBuilder, number: int):
@@ -144,8 +146,14 @@ def test_narrow_and_wide_integers_meet() -> None:
     wide = b.apply("multiply", b.apply("add", count, b.constant(1 << 40, int64)), whole_tile(b, 0))
     total = b.add(ops.reduce(wide, axis=0, kind="sum"))
     most = b.add(ops.reduce(count, axis=0, kind="max"))
-    last = b.loop("i", 0, b.atom("most", most, 0, 63), 1,
-                  lambda i, c: [b.apply("add", c[0], b.index(i))], [total])[0]  # fmt: skip
+    last = b.loop(
+        "i",
+        0,
+        b.atom("most", most, 0, 63),
+        1,
+        lambda i, c: [b.apply("add", c[0], b.index(i))],
+        [total],
+    )[0]
     b.store(b.parameters[1], last, (0,))
     b.store(b.parameters[1], most, (1,))
     check_body(b.finish((1,), warps=2), x, out)
@@ -153,13 +161,24 @@ def test_narrow_and_wide_integers_meet() -> None:
 
 # ---- dots -----------------------------------------------------------------------------------
 
-SHAPES = [(16, 8, 16), (16, 16, 32), (64, 64, 32), (128, 32, 16), (32, 128, 64), (8, 4, 8),
-          (64, 64, 2)]  # fmt: skip
+SHAPES = [
+    (16, 8, 16),
+    (16, 16, 32),
+    (64, 64, 32),
+    (128, 32, 16),
+    (32, 128, 64),
+    (8, 4, 8),
+    (64, 64, 2),
+]
 
 
 NAMES = ("bfloat16", "float16", "float32", "float64", "int32", "int8")
-DOTS = [(name, shape) for name in NAMES for shape in SHAPES
-        if ("float" in name and name != "float64") or np.prod(shape) <= 1 << 15]  # fmt: skip
+DOTS = [
+    (name, shape)
+    for name in NAMES
+    for shape in SHAPES
+    if ("float" in name and name != "float64") or np.prod(shape) <= 1 << 15
+]
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -168,10 +187,16 @@ def test_dot(name: str, shape: tuple[int, int, int], turned: bool) -> None:
     m, n, k = shape
     dtype = dtypes.dtype_of(name)
     total = {"int8": int32, "bfloat16": float32, "float16": float32}.get(name, dtype)
-    a = whole(k, m, low=-3, high=4).astype(dtype.numpy) if turned else (
-        whole(m, k, low=-3, high=4).astype(dtype.numpy))  # fmt: skip
-    b_ = whole(n, k, low=-3, high=4, seed=1).astype(dtype.numpy) if turned else (
-        whole(k, n, low=-3, high=4, seed=1).astype(dtype.numpy))  # fmt: skip
+    a = (
+        whole(k, m, low=-3, high=4).astype(dtype.numpy)
+        if turned
+        else (whole(m, k, low=-3, high=4).astype(dtype.numpy))
+    )
+    b_ = (
+        whole(n, k, low=-3, high=4, seed=1).astype(dtype.numpy)
+        if turned
+        else (whole(k, n, low=-3, high=4, seed=1).astype(dtype.numpy))
+    )
     c = whole(m, n, seed=2).astype(total.numpy)
     b = builder(a, b_, c)
     left, right = whole_tile(b, 0), whole_tile(b, 1)
@@ -210,15 +235,20 @@ def test_dot_in_a_loop(dtype, unroll: int) -> None:
 # ---- masks and strides ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_, np.float64],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_, np.float64],
+    ids=lambda d: np.dtype(d).name,
+)
 @pytest.mark.parametrize("size", [1, 5, 16, 64, 100, 127, 128])
 def test_masked_tails(size: int, dtype) -> None:
     x = whole(size, low=0, high=2, seed=size).astype(dtype)
     for length in (size, symbol("n", 0, 128)):
         memory_type = Memory((length,), BY_NUMPY[x.dtype])
-        b = BodyBuilder("tail", [("x", memory_type),
-                                 ("y", Memory((length,), BY_NUMPY[x.dtype], "global", "result"))])
+        b = BodyBuilder(
+            "tail",
+            [("x", memory_type), ("y", Memory((length,), BY_NUMPY[x.dtype], "global", "result"))],
+        )
         numbers = b.add(ops.iota(size=128, dtype=int64))
         mask = b.apply("less", numbers, b.index(length))
         tile = b.load(b.parameters[0], (0,), (128,), (0,), mask)
@@ -243,10 +273,14 @@ def test_masks_of_two_axes_and_scalars() -> None:
 def test_strides_that_symbols_give() -> None:
     n = symbol("n", 1, 64)
     for wide in (n, multiply(n, 8)):
-        b = BodyBuilder("views", [
-            ("x", Memory((16, 16), float32, "global", "value", (wide, 1))),
-            ("y", Memory((16, 16), float32, "global", "value", (1, wide))),
-            ("z", Memory((16, 16), float32, "global", "result", (wide, 1)))])  # fmt: skip
+        b = BodyBuilder(
+            "views",
+            [
+                ("x", Memory((16, 16), float32, "global", "value", (wide, 1))),
+                ("y", Memory((16, 16), float32, "global", "value", (1, wide))),
+                ("z", Memory((16, 16), float32, "global", "result", (wide, 1))),
+            ],
+        )
         x, y = (b.load(m, (0, 0), (16, 16), (0, 1)) for m in b.parameters[:2])
         b.store(b.parameters[2], b.apply("add", x, y), (0, 0), (0, 1))
         body = b.finish((1,), warps=2)
@@ -257,8 +291,13 @@ def test_strides_that_symbols_give() -> None:
 
 def test_offsets_beyond_32_bits_are_reached() -> None:
     """Strides so long that a 32-bit offset would wrap: seen in the text, memory is not that big."""
-    b = BodyBuilder("far", [("x", Memory((64, 1 << 26), float32)),
-                            ("y", Memory((64, 64), float32, "global", "result"))])
+    b = BodyBuilder(
+        "far",
+        [
+            ("x", Memory((64, 1 << 26), float32)),
+            ("y", Memory((64, 64), float32, "global", "result")),
+        ],
+    )
     put(b, 1, b.load(b.parameters[0], (0, 64), (64, 64), (0, 1)))
     text, _ = emit(b.finish((1,), warps=4), "far", H200)
     assert "mad.lo.s64" in text
@@ -293,8 +332,11 @@ def test_indices_a_constant_apart_share_an_address() -> None:
 MODES = ("set", "add", "multiply", "max", "min")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16, np.int8, np.float64],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.int32, ml_dtypes.bfloat16, np.int8, np.float64],
+    ids=lambda d: np.dtype(d).name,
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_scatter_takes_equal_offsets_in_order(mode: str, dtype) -> None:
     state, value = floats(16, dtype=dtype), floats(128, seed=1, dtype=dtype)
@@ -319,16 +361,20 @@ def test_scatter_at_counted_places_needs_no_order() -> None:
     check_body(body, value, state)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64, np.float64],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.int32, np.int64, np.float64], ids=lambda d: np.dtype(d).name
+)
 def test_atomic_additions(dtype) -> None:
     total, value = np.zeros(4, dtype), whole(64).astype(dtype)
     offset = whole(64, low=0, high=4, seed=1, dtype=np.int64)
     seen = np.zeros(1, dtype)
     b = builder(value, offset, total, seen, results=2)
     b.add(placed.atomic_add(b.parameters[2], whole_tile(b, 0), whole_tile(b, 1)))
-    before = b.add(placed.atomic_add(b.parameters[3], b.constant(3, BY_NUMPY[np.dtype(dtype)]),
-                                     b.constant(0, int64)))  # fmt: skip
+    before = b.add(
+        placed.atomic_add(
+            b.parameters[3], b.constant(3, BY_NUMPY[np.dtype(dtype)]), b.constant(0, int64)
+        )
+    )
     b.store(b.parameters[3], b.apply("add", before, before), (0,))
     check_body(b.finish((1,), warps=3), value, offset, total, seen)
 
@@ -397,8 +443,9 @@ def test_shared_places_are_met_in_order() -> None:
             b.store(other, turned, (0,), (0,))
             return [b.gather(other, flipped)]
 
-        odd = b.apply("equal", b.apply("remainder", b.index(j), b.constant(2, int64)),
-                      b.constant(1, int64))  # fmt: skip
+        odd = b.apply(
+            "equal", b.apply("remainder", b.index(j), b.constant(2, int64)), b.constant(1, int64)
+        )
         branched = b.branch(odd, once, lambda: [turned])[0]
         return [b.apply("add", branched, b.add(ops.reduce(turned, axis=0, kind="max")))]
 
@@ -451,8 +498,10 @@ def test_global_memory_that_is_written_and_read_again() -> None:
 def sort_body(keys: np.ndarray, scope: str, descending: bool) -> Body:
     """Sorts the first n of 64 keys in place; places are their numbers, from 100 on."""
     dtype: DType = BY_NUMPY[keys.dtype]
-    b = BodyBuilder("sort", [("keys", memory(keys, "state")),
-                             ("places", Memory((64,), int32, "global", "state"))])  # fmt: skip
+    b = BodyBuilder(
+        "sort",
+        [("keys", memory(keys, "state")), ("places", Memory((64,), int32, "global", "state"))],
+    )
     n = symbol("n", 0, 64)
     places = b.apply("add", b.add(ops.iota(size=64, dtype=int32)), b.constant(100, int32))
     made = [b.allocate((64,), d, "shared") for d in (dtype, int32, dtype, int32)]
@@ -470,14 +519,23 @@ def sort_body(keys: np.ndarray, scope: str, descending: bool) -> Body:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16, np.int64, np.uint8],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.int32, ml_dtypes.bfloat16, np.int64, np.uint8],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_sort_is_stable_for_any_count(dtype, descending: bool) -> None:
     keys = whole(64, low=0, high=9).astype(dtype)
     if keys.dtype == np.float32:
         keys[::7], keys[3::11] = np.nan, -np.inf
-    for count, scope in ((0, "shared"), (1, "shared"), (2, "global"), (33, "shared"),
-                         (63, "global"), (64, "shared")):  # fmt: skip
+    for count, scope in (
+        (0, "shared"),
+        (1, "shared"),
+        (2, "global"),
+        (33, "shared"),
+        (63, "global"),
+        (64, "shared"),
+    ):
         body = sort_body(keys, scope, descending)
         check_body(body, keys, np.zeros(64, np.int32), symbols={"n": count})
 
@@ -555,8 +613,9 @@ def handed(reads: bool) -> Body:
 def test_roles_that_hand_on_plain_values_arrive_thread_by_thread(reads: bool) -> None:
     """All who arrive at such a barrier do, whether they load or not; elsewhere one lane a warp."""
     text, _ = emit(handed(reads), "handed", H200)
-    counts = [int(line.split()[-1].rstrip(";")) for line in text.splitlines()
-              if "mbarrier.init" in line]  # fmt: skip
+    counts = [
+        int(line.split()[-1].rstrip(";")) for line in text.splitlines() if "mbarrier.init" in line
+    ]
     assert counts == ([128, 2 * 128] if reads else [4, 2 * 4])
     given, out = floats(128), np.zeros(128, np.float32)
     launch(handed(reads), [given, out], {})

@@ -20,9 +20,24 @@ from tilegrad.ir.symbol import evaluate, symbol
 
 pytestmark = pytest.mark.usefixtures("assembled")
 BF16 = ml_dtypes.bfloat16
-EVERY = [np.bool_, ml_dtypes.int4, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32,
-         np.int64, np.uint64, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.float16, BF16,
-         np.float32, np.float64]  # fmt: skip
+EVERY = [
+    np.bool_,
+    ml_dtypes.int4,
+    np.int8,
+    np.uint8,
+    np.int16,
+    np.uint16,
+    np.int32,
+    np.uint32,
+    np.int64,
+    np.uint64,
+    ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e5m2,
+    np.float16,
+    BF16,
+    np.float32,
+    np.float64,
+]
 
 
 def floats(*shape: int, seed: int = 0, dtype=np.float32) -> np.ndarray:
@@ -50,15 +65,26 @@ def test_every_dtype(dtype) -> None:
         chosen = build.where(build.less(x, y), x, y)
         if x.dtype.kind == "bool":
             return [build.maximum(x, y), chosen, build.max_(x, 1), build.reduce(ops.min_, x, 0)]
-        return [build.add(x, row), build.multiply(x, y), chosen, build.sum_(x, 1),
-                build.max_(x, 0), build.sum_(x), build.pad(build.flip(x, (1,)), (1, 0), (0, 2))]
+        return [
+            build.add(x, row),
+            build.multiply(x, y),
+            chosen,
+            build.sum_(x, 1),
+            build.max_(x, 0),
+            build.sum_(x),
+            build.pad(build.flip(x, (1,)), (1, 0), (0, 2)),
+        ]
 
-    check_graph(several, numbers(dtype, 5, 37), numbers(dtype, 5, 37, seed=1),
-                numbers(dtype, 37, seed=2))  # fmt: skip
+    check_graph(
+        several, numbers(dtype, 5, 37), numbers(dtype, 5, 37, seed=1), numbers(dtype, 37, seed=2)
+    )
 
 
-@pytest.mark.parametrize("source", [np.bool_, np.uint8, np.int64, BF16, np.float32, np.float64],
-                         ids=lambda d: np.dtype(d).name)  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [np.bool_, np.uint8, np.int64, BF16, np.float32, np.float64],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_casts(source) -> None:
     wanted = [BY_NUMPY[np.dtype(d)] for d in EVERY if d is not ml_dtypes.int4]
     check_graph(lambda x: [build.cast(x, d) for d in wanted], numbers(source, 130))
@@ -71,8 +97,12 @@ def test_casts(source) -> None:
 def test_sizes(shape: tuple[int, ...]) -> None:
     def several(x):
         last = len(x.shape) - 1
-        return [build.add(x, x), build.sum_(x), build.sum_(x, last),
-                build.cast(build.multiply(x, 3.0), dtypes.bfloat16)]  # fmt: skip
+        return [
+            build.add(x, x),
+            build.sum_(x),
+            build.sum_(x, last),
+            build.cast(build.multiply(x, 3.0), dtypes.bfloat16),
+        ]
 
     check_graph(several, floats(*shape))
 
@@ -81,9 +111,17 @@ def test_sizes(shape: tuple[int, ...]) -> None:
 def test_symbolic_sizes(n: int, m: int) -> None:
     rows, columns = symbol("N", 0, 64), symbol("M", 1, 40)
     x, y = (build.input_(s, dtypes.float32) for s in ((rows, columns), (columns, 8)))
-    outputs = [build.add(x, x), build.sum_(x, 1), build.sum_(x, 0), softmax(x, 1),
-               build.permute(x, (1, 0)), build.matmul(x, y), build.concatenate([x, x], 1),
-               ops.cumulative(x, axis=1, kind="sum"), ops.argmax(x, axis=1)]  # fmt: skip
+    outputs = [
+        build.add(x, x),
+        build.sum_(x, 1),
+        build.sum_(x, 0),
+        softmax(x, 1),
+        build.permute(x, (1, 0)),
+        build.matmul(x, y),
+        build.concatenate([x, x], 1),
+        ops.cumulative(x, axis=1, kind="sum"),
+        ops.argmax(x, axis=1),
+    ]
     symbols = {"N": n, "M": m}
     values = [floats(n, m), floats(m, 8, seed=1)]
     expected = interpret(outputs, dict(zip((x, y), values)), symbols)
@@ -113,27 +151,41 @@ def cross_entropy(x, targets):
     top = build.max_(x, 1, keep=True)
     total = build.sum_(build.unary(ops.exp, build.subtract(x, top)), 1)
     picked = build.gather(x, [build.iota(x.shape[0]), targets], [0, 1])
-    return build.subtract(build.add(build.unary(ops.log, total), build.reshape(top, total.shape)),
-                          picked)  # fmt: skip
+    return build.subtract(
+        build.add(build.unary(ops.log, total), build.reshape(top, total.shape)), picked
+    )
 
 
 def every_reduction(x):
-    found = [build.reduce(op, x, axes) for op in (ops.sum_, ops.prod, ops.max_, ops.min_)
-             for axes in ((0,), (1,), (0, 2), (0, 1, 2))]  # fmt: skip
+    found = [
+        build.reduce(op, x, axes)
+        for op in (ops.sum_, ops.prod, ops.max_, ops.min_)
+        for axes in ((0,), (1,), (0, 2), (0, 1, 2))
+    ]
     return [*found, ops.argmax(x, axis=1), ops.argmax(x, axis=2)]
 
 
 def moves(x, y):
     turned = build.permute(x, (1, 0))
-    return [turned, build.add(turned, build.permute(y, (1, 0))), build.concatenate([x, y], 1),
-            build.slice_axis(x, 1, 3, 20), build.flip(x, (0, 1)),
-            build.sum_(build.windows(build.pad(x, (0, 1), (0, 1)), 1, 3, 2), 2),
-            build.reshape(turned, (12, 80)), build.expand(build.unsqueeze(x, 1), (24, 3, 40))]
+    return [
+        turned,
+        build.add(turned, build.permute(y, (1, 0))),
+        build.concatenate([x, y], 1),
+        build.slice_axis(x, 1, 3, 20),
+        build.flip(x, (0, 1)),
+        build.sum_(build.windows(build.pad(x, (0, 1), (0, 1)), 1, 3, 2), 2),
+        build.reshape(turned, (12, 80)),
+        build.expand(build.unsqueeze(x, 1), (24, 3, 40)),
+    ]
 
 
 def gathers(x, i, j):
-    return [build.gather(x, [i], [0]), build.gather(x, [j], [1]), build.gather(x, [i, j], [0, 1]),
-            build.sum_(build.gather(x, [i], [0]), 0)]  # fmt: skip
+    return [
+        build.gather(x, [i], [0]),
+        build.gather(x, [j], [1]),
+        build.gather(x, [i, j], [0, 1]),
+        build.sum_(build.gather(x, [i], [0]), 0),
+    ]
 
 
 def updates(x, v, i):
@@ -145,13 +197,20 @@ def random(key, offset):
 
 
 def sorts(x, y):
-    return [v for axis, z in ((0, x), (1, x), (1, y)) for down in (False, True)
-            for v in build.items(ops.sort(z, axis=axis, descending=down))]  # fmt: skip
+    return [
+        v
+        for axis, z in ((0, x), (1, x), (1, y))
+        for down in (False, True)
+        for v in build.items(ops.sort(z, axis=axis, descending=down))
+    ]
 
 
 def dots(x, y, w):
-    return [build.matmul(x, y), build.matmul(x, build.transpose(w)),
-            build.unary(ops.tanh, build.add(build.matmul(x, y), 1.0))]  # fmt: skip
+    return [
+        build.matmul(x, y),
+        build.matmul(x, build.transpose(w)),
+        build.unary(ops.tanh, build.add(build.matmul(x, y), 1.0)),
+    ]
 
 
 def convolve(x, w):
@@ -173,24 +232,36 @@ CASES = {
     "reductions of integers": (every_reduction, whole(3, 5, 40, low=-2, high=3)),
     "reductions with nan": (lambda x: [ops.argmax(x, axis=2), build.max_(x, 1)], SOME_NAN),
     "long sums": (lambda x: [build.sum_(x), build.sum_(x, 0)], floats(40000, 2)),
-    "running": (lambda x: [ops.cumulative(x, axis=a, kind=k) for a in (0, 1, 2)
-                           for k in ("sum", "max")], floats(3, 20, 40)),
-    "running of a long row": (lambda x: ops.cumulative(x, axis=1, kind="sum"),
-                              whole(2, 5000, low=-9, high=9)),
+    "running": (
+        lambda x: [ops.cumulative(x, axis=a, kind=k) for a in (0, 1, 2) for k in ("sum", "max")],
+        floats(3, 20, 40),
+    ),
+    "running of a long row": (
+        lambda x: ops.cumulative(x, axis=1, kind="sum"),
+        whole(2, 5000, low=-9, high=9),
+    ),
     "moves": (moves, floats(24, 40), floats(24, 40, seed=1)),
     "moves of bytes": (moves, numbers(np.int8, 24, 40), numbers(np.int8, 24, 40, seed=1)),
     "moves of halves": (moves, floats(24, 40, dtype=BF16), floats(24, 40, seed=1, dtype=BF16)),
-    "gathers": (gathers, floats(20, 33), whole(12, low=-3, high=24),
-                whole(12, low=-3, high=36, seed=1)),
+    "gathers": (
+        gathers,
+        floats(20, 33),
+        whole(12, low=-3, high=24),
+        whole(12, low=-3, high=36, seed=1),
+    ),
     "updates": (updates, floats(20, 33), floats(40, 33, seed=1), whole(40, low=-3, high=23)),
     "updates of elements": (updates, floats(300), floats(90, seed=1), whole(90, high=20)),
     "random": (random, np.uint32(12345), np.uint32(0xFFFFFFF0)),
     "sorts": (sorts, floats(13, 25), whole(2, 100)),
     "dots": (dots, floats(40, 50), floats(50, 30, seed=1), floats(20, 50, seed=2)),
-    "dots of halves": (dots, floats(40, 50, dtype=BF16), floats(50, 30, seed=1, dtype=BF16),
-                       floats(20, 50, seed=2, dtype=BF16)),
+    "dots of halves": (
+        dots,
+        floats(40, 50, dtype=BF16),
+        floats(50, 30, seed=1, dtype=BF16),
+        floats(20, 50, seed=2, dtype=BF16),
+    ),
     "convolution": (convolve, floats(2, 3, 8, 9), floats(4, 3, 3, 3, seed=1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -231,8 +302,11 @@ def texts(function, *shapes, dtype=dtypes.bfloat16) -> list[str]:
 @pytest.mark.parametrize("name", ["add", "layer norm", "softmax"])
 def test_hot_kernels_move_16_bytes_a_thread(name: str) -> None:
     """Full-size rows: no scalar access of global memory, no branch round one, no 64-bit index."""
-    function = {"add": lambda x: build.add(x, x), "softmax": lambda x: softmax(x, 1),
-                "layer norm": lambda x: layer_norm(x, 2.0, 1.0)}[name]  # fmt: skip
+    function = {
+        "add": lambda x: build.add(x, x),
+        "softmax": lambda x: softmax(x, 1),
+        "layer norm": lambda x: layer_norm(x, 2.0, 1.0),
+    }[name]
     (text,) = texts(function, (16384, 4096))
     lines = text.splitlines()
     moved = [line for line in lines if "ld.global" in line or "st.global" in line]

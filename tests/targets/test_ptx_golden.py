@@ -27,8 +27,10 @@ def masked_add() -> Body:
     n = symbol("n", 0, 1 << 20)
     length = multiply(n, 8)
     given = Memory((length,), bfloat16)
-    b = BodyBuilder("masked_add", [("x", given), ("y", given),
-                                   ("z", Memory((length,), bfloat16, "global", "result"))])
+    b = BodyBuilder(
+        "masked_add",
+        [("x", given), ("y", given), ("z", Memory((length,), bfloat16, "global", "result"))],
+    )
     at = multiply(b.program(0, ceil_divide(1 << 23, 256)), 256)
     numbers = b.apply("add", b.index(at), b.add(ops.iota(size=256, dtype=int64)))
     mask = b.apply("less", numbers, b.index(length))
@@ -39,8 +41,13 @@ def masked_add() -> Body:
 
 def row_softmax() -> Body:
     """A row of 1024 a program: shuffles, then warps through shared memory."""
-    b = BodyBuilder("row_softmax", [("x", Memory((64, 1024), float32)),
-                                    ("y", Memory((64, 1024), float32, "global", "result"))])
+    b = BodyBuilder(
+        "row_softmax",
+        [
+            ("x", Memory((64, 1024), float32)),
+            ("y", Memory((64, 1024), float32, "global", "result")),
+        ],
+    )
     p = b.program(0, 64)
     x = b.load(b.parameters[0], (p, 0), (1024,), (1,))
     e = b.apply("exp", b.apply("subtract", x, b.add(ops.reduce(x, axis=0, kind="max"))))
@@ -52,9 +59,14 @@ def row_softmax() -> Body:
 
 def small_dot() -> Body:
     """A tile of a product over k: ldmatrix and mma, two buffers in turn."""
-    b = BodyBuilder("small_dot", [("a", Memory((32, 256), bfloat16)),
-                                  ("b", Memory((256, 32), bfloat16)),
-                                  ("c", Memory((32, 32), float32, "global", "result"))])
+    b = BodyBuilder(
+        "small_dot",
+        [
+            ("a", Memory((32, 256), bfloat16)),
+            ("b", Memory((256, 32), bfloat16)),
+            ("c", Memory((32, 32), float32, "global", "result")),
+        ],
+    )
 
     def step(k, carried):
         left = b.load(b.parameters[0], (0, k), (32, 32), (0, 1))
@@ -68,8 +80,14 @@ def small_dot() -> Body:
 
 def required() -> Body:
     """Elements by number, each of which must be one of 100."""
-    b = BodyBuilder("required", [("x", Memory((100,), float32)), ("at", Memory((256,), int64)),
-                                 ("y", Memory((256,), float32, "global", "result"))])
+    b = BodyBuilder(
+        "required",
+        [
+            ("x", Memory((100,), float32)),
+            ("at", Memory((256,), int64)),
+            ("y", Memory((256,), float32, "global", "result")),
+        ],
+    )
     at = b.load(b.parameters[1], (0,), (256,), (0,))
     low = b.apply("less_equal", b.constant(0, int64), at)
     inside = b.logical_and(low, b.apply("less", at, b.constant(100, int64)))

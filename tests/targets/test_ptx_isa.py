@@ -50,8 +50,11 @@ def assembled(examples: list[Example], tmp_path) -> list[str]:
             text += KERNEL.format(number=number, line=line)
         path = tmp_path / f"module_{version}_{target}.ptx"
         path.write_text(text)
-        done = subprocess.run([ptxas, "-O0", "-arch", target, path, "-o", tmp_path / "cubin"],
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [ptxas, "-O0", "-arch", target, path, "-o", tmp_path / "cubin"],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if "error" in line or "fatal" in line]
             for one in said:
@@ -147,7 +150,9 @@ def registers(kind: str, count: int, first: int = 0) -> str:
     return "{" + ", ".join(f"%{kind}{first + n}" for n in range(count)) + "}"
 
 
-LEGAL: list[Example] = [(line.split(" ")[0], tuple(line.split(" ")[1:])) for line in """
+LEGAL: list[Example] = [
+    (line.split(" ")[0], tuple(line.split(" ")[1:]))
+    for line in """
 mad.lo.s32 %r1 %r2 3 %r4
 mul.wide.u32 %d1 %r1 24
 fma.rn.f32 %r1 %r2 0f3F000000 %r3
@@ -220,25 +225,36 @@ createpolicy.fractional.L2::evict_last.b64 %d1 0f3F800000
 bra.uni $L
 nanosleep.u32 20
 exit
-""".strip().splitlines()]  # fmt: skip
+""".strip().splitlines()
+]
 WGMMA = "wgmma.mma_async.sync.aligned."
 LEGAL += [
-    (WGMMA + "m64n256k16.f32.bf16.bf16",
-     (registers("r", 128), "%d1", "%d2", "%p1", "1", "-1", "0", "1")),
-    (WGMMA + "m64n64k16.f32.f16.f16",
-     (registers("r", 32), registers("r", 4, 32), "%d2", "%p1", "1", "1", "1")),
+    (
+        WGMMA + "m64n256k16.f32.bf16.bf16",
+        (registers("r", 128), "%d1", "%d2", "%p1", "1", "-1", "0", "1"),
+    ),
+    (
+        WGMMA + "m64n64k16.f32.f16.f16",
+        (registers("r", 32), registers("r", 4, 32), "%d2", "%p1", "1", "1", "1"),
+    ),
     (WGMMA + "m64n96k8.f32.tf32.tf32", (registers("r", 48), "%d1", "%d2", "%p1", "1", "1")),
     (WGMMA + "m64n128k32.f16.e4m3.e5m2", (registers("r", 32), "%d1", "%d2", "%p1", "1", "1")),
     (WGMMA + "m64n32k32.s32.s8.s8", (registers("r", 16), "%d1", "%d2", "%p1")),
-    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-     (registers("r", 4), registers("r", 4, 4), registers("r", 2, 8), registers("r", 4))),
-    ("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
-     ("[%r1]", "[%d1, {%r2, %r3}]", "[%r4]")),
-    ("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-     ".multicast::cluster.L2::cache_hint",
-     ("[%r1]", "[%d1, {%r2, %r3, 0}]", "[%r4+8]", "%h1", "%d2")),
+    (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        (registers("r", 4), registers("r", 4, 4), registers("r", 2, 8), registers("r", 4)),
+    ),
+    (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+        ("[%r1]", "[%d1, {%r2, %r3}]", "[%r4]"),
+    ),
+    (
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint",
+        ("[%r1]", "[%d1, {%r2, %r3, 0}]", "[%r4+8]", "%h1", "%d2"),
+    ),
     ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group", ("[%d1, {%r2, %r3}]", "[%r4]")),
-]  # fmt: skip
+]
 
 
 def test_forms_that_kernels_use_assemble(tmp_path) -> None:

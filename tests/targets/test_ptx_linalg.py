@@ -36,9 +36,11 @@ def test_panels_run(dtype):
     definite = square @ square.swapaxes(1, 2) + np.eye(8, dtype=dtype)
     close = 64 * float(np.finfo(dtype).eps)
     for kernel, arrays in (
-        (panels.lu_panel, (tall, first)), (panels.qr_panel, (tall, first)),
-        (panels.cholesky_block, (definite,)), (panels.solve_block, (square + 3, square)),
-    ):  # fmt: skip
+        (panels.lu_panel, (tall, first)),
+        (panels.qr_panel, (tall, first)),
+        (panels.cholesky_block, (definite,)),
+        (panels.solve_block, (square + 3, square)),
+    ):
         body = body_of(kernel, *arrays)
         check_body(body, *results(body, *arrays), rounding=close)
 
@@ -52,10 +54,11 @@ def test_panels_of_a_gpu_fit_its_registers(bytes_of_a_column, dtype):
     square, right = np.zeros((1, 32, 32), dtype.numpy), np.zeros((1, 32, 64), dtype.numpy)
     texts = {}
     for kernel, size, arrays in (
-        (panels.lu_panel, (rows, 16), (tall, first)), (panels.qr_panel, (rows, 16), (tall, first)),
+        (panels.lu_panel, (rows, 16), (tall, first)),
+        (panels.qr_panel, (rows, 16), (tall, first)),
         (panels.cholesky_block, (32, 32), (square,)),
         (panels.solve_block, (32, 64), (square, right)),
-    ):  # fmt: skip
+    ):
         body = body_of(panels.spread(kernel, *size, dtype), *arrays)
         texts[body.block.name] = emit(body, body.block.name, H200)[0]
     for made in assemble_all(texts, H200.cpu).values():

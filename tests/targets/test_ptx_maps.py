@@ -69,12 +69,19 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
     seen = []
 
     def encoder(at, kind, rank, pointer, sizes, strides, box, steps, *rest) -> int:
-        seen.append((at % 128, kind, rank, pointer,
-                     np.ctypeslib.as_array((ctypes.c_uint64 * rank).from_address(sizes)).tolist(),
-                     ctypes.c_uint64.from_address(strides).value,
-                     np.ctypeslib.as_array((ctypes.c_uint32 * rank).from_address(box)).tolist(),
-                     np.ctypeslib.as_array((ctypes.c_uint32 * rank).from_address(steps)).tolist(),
-                     rest))  # fmt: skip
+        seen.append(
+            (
+                at % 128,
+                kind,
+                rank,
+                pointer,
+                np.ctypeslib.as_array((ctypes.c_uint64 * rank).from_address(sizes)).tolist(),
+                ctypes.c_uint64.from_address(strides).value,
+                np.ctypeslib.as_array((ctypes.c_uint32 * rank).from_address(box)).tolist(),
+                np.ctypeslib.as_array((ctypes.c_uint32 * rank).from_address(steps)).tolist(),
+                rest,
+            )
+        )
         ctypes.memset(at, 0xAB, 128)
         return 0
 

@@ -184,8 +184,9 @@ class Machine:
 def to_float8(pair: str, x: Array) -> Array:
     """float32 to the byte of an 8-bit float, stopping at the largest."""
     dtype, limit = {
-        "e4m3x2": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2x2": (ml_dtypes.float8_e5m2, 57344.0),
-    }[pair]  # fmt: skip
+        "e4m3x2": (ml_dtypes.float8_e4m3fn, 448.0),
+        "e5m2x2": (ml_dtypes.float8_e5m2, 57344.0),
+    }[pair]
     return np.clip(x, -limit, limit).astype(dtype).view(np.uint8).astype(np.uint16)
 
 
@@ -214,9 +215,11 @@ def shift(name: str, x: Array, amount: Array) -> Array:
 def extreme(name: str, propagate: bool, a: Array, b: Array) -> Array:
     """min or max of floats: -0 is below 0; a nan wins with NaN, else loses."""
     ufunc = {
-        ("min", True): np.minimum, ("max", True): np.maximum,
-        ("min", False): np.fmin, ("max", False): np.fmax,
-    }[name, propagate]  # fmt: skip
+        ("min", True): np.minimum,
+        ("max", True): np.maximum,
+        ("min", False): np.fmin,
+        ("max", False): np.fmax,
+    }[name, propagate]
     zero = a + b if name == "max" else -(-a + -b)
     return np.where((a == 0) & (b == 0), zero, ufunc(a, b)).astype(a.dtype)
 
@@ -280,20 +283,36 @@ def of_bytes(name: str, a: Array, b: Array, c: Array) -> Array:
 
 VALUES: dict[str, Callable[..., Array]] = {
     "mov": lambda x: x,
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "mul.lo": np.multiply,
-    "mul.hi": high_product, "mad.lo": lambda a, b, c: a * b + c,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "mul.lo": np.multiply,
+    "mul.hi": high_product,
+    "mad.lo": lambda a, b, c: a * b + c,
     "div": lambda a, b: truncated(a, b) if a.dtype.kind in "iu" else np.divide(a, b),
     "rem": lambda a, b: a - truncated(a, b) * b,
-    "min": np.minimum, "max": np.maximum, "abs": np.abs,
-    "neg": np.negative, "sqrt": np.sqrt, "rcp": lambda x: x.dtype.type(1) / x,
+    "min": np.minimum,
+    "max": np.maximum,
+    "abs": np.abs,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "rcp": lambda x: x.dtype.type(1) / x,
     "copysign": lambda a, b: np.copysign(b, a),
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
-}  # fmt: skip
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+}
 COMPARE: dict[str, Callable[[Array, Array], Array]] = {
-    "eq": np.equal, "neu": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+    "eq": np.equal,
+    "neu": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
     "ne": lambda a, b: (a != b) & (a == a) & (b == b),
-}  # fmt: skip
+}
 
 
 # ---- elements into and out of registers ------------------------------------------------------
@@ -441,12 +460,27 @@ PAIRS = [(name, dtype) for name in NAMES for dtype in dtypes.ALL if supported(na
 # Largest distance from the rounded true value in ulp: float32, float64. Of float32 the first
 # three rest on ex2.approx, which is allowed to be 2 ulp off itself.
 ULPS = {
-    "exp": (3, 1), "exp2": (2, 1), "tanh": (4, 2), "log": (1, 1), "log2": (2, 2),
-    "expm1": (2, 2), "log1p": (2, 2), "sin": (1, 1), "cos": (1, 1), "tan": (3, 3),
-    "asin": (3, 3), "acos": (2, 2), "atan": (2, 2), "erf": (2, 2), "erf_inverse": (3, 4),
-    "power": (2, 2), "log10": (2, 2), "sinh": (2, 2), "cosh": (2, 2), "erfc": (2, 2),
-}  # fmt: skip
-
+    "exp": (3, 1),
+    "exp2": (2, 1),
+    "tanh": (4, 2),
+    "log": (1, 1),
+    "log2": (2, 2),
+    "expm1": (2, 2),
+    "log1p": (2, 2),
+    "sin": (1, 1),
+    "cos": (1, 1),
+    "tan": (3, 3),
+    "asin": (3, 3),
+    "acos": (2, 2),
+    "atan": (2, 2),
+    "erf": (2, 2),
+    "erf_inverse": (3, 4),
+    "power": (2, 2),
+    "log10": (2, 2),
+    "sinh": (2, 2),
+    "cosh": (2, 2),
+    "erfc": (2, 2),
+}
 
 
 # ---- tests -----------------------------------------------------------------------------------
@@ -479,8 +513,17 @@ def test_what_has_no_meaning_is_refused() -> None:
     refused = {(n, d.name) for n in NAMES for d in dtypes.ALL} - {(n, d.name) for n, d in PAIRS}
     floats = {d.name for d in dtypes.ALL if d.is_float}
     functions = {*ULPS, "square_root", "reciprocal", *QUICK} - {"power", "quick_divide"}
-    integers_only = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right",
-                     "multiply_high", "unsigned_divide", "unsigned_remainder"}  # fmt: skip
+    integers_only = {
+        "bit_and",
+        "bit_or",
+        "bit_xor",
+        "bit_not",
+        "shift_left",
+        "shift_right",
+        "multiply_high",
+        "unsigned_divide",
+        "unsigned_remainder",
+    }
     for name, dtype in refused:
         assert (
             (name in functions and dtype not in floats)
@@ -495,8 +538,11 @@ def test_what_has_no_meaning_is_refused() -> None:
 
 
 QUICK = ("quick_exp", "quick_exp2", "quick_reciprocal", "quick_divide")  # of floats, off by 2**-18
-EXACT = [(name, dtype) for name, dtype in PAIRS
-         if (name not in ULPS and name not in QUICK) or dtype.is_integer]  # fmt: skip
+EXACT = [
+    (name, dtype)
+    for name, dtype in PAIRS
+    if (name not in ULPS and name not in QUICK) or dtype.is_integer
+]
 
 
 @pytest.mark.parametrize("name,dtype", EXACT, ids=[f"{n}-{d}" for n, d in EXACT])
@@ -707,16 +753,26 @@ def test_divisions_by_a_literal(dtype: DType) -> None:
 
 def test_other_literals_are_refused() -> None:
     for name, dtype, inputs in [
-        ("add", dtypes.int32, ("%r0", "1")), ("divide", dtypes.float32, ("%r0", "0f3F800000")),
+        ("add", dtypes.int32, ("%r0", "1")),
+        ("divide", dtypes.float32, ("%r0", "0f3F800000")),
         ("divide", dtypes.int32, ("1", "%r0")),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(InternalError, match="takes no literal"):
             rules.apply(Writer(), name, dtype, *inputs)
 
 
 def test_hot_functions_take_few_instructions() -> None:
-    for name, most in {"exp": 8, "exp2": 1, "divide": 1, "reciprocal": 1, "square_root": 1,
-                       "tanh": 25, "erf": 40, "maximum": 1, "multiply_add": 1}.items():  # fmt: skip
+    for name, most in {
+        "exp": 8,
+        "exp2": 1,
+        "divide": 1,
+        "reciprocal": 1,
+        "square_root": 1,
+        "tanh": 25,
+        "erf": 40,
+        "maximum": 1,
+        "multiply_add": 1,
+    }.items():
         assert instructions(name, dtypes.float32) <= most, name
     for dtype in (dtypes.bfloat16, dtypes.float16):
         for name in ("maximum", "minimum", "negative", "absolute"):
@@ -884,8 +940,12 @@ def test_quick_ops_are_near(name: str) -> None:
         part = [np.ascontiguousarray(i[start : start + 64]) for i in inputs]
         got = simulated(dtypes.float32, dtypes.float32, write, part).astype(np.float64)
         wide = [i.astype(np.float64) for i in part]
-        wanted = {"quick_exp": np.exp, "quick_exp2": np.exp2, "quick_reciprocal": np.reciprocal,
-                  "quick_divide": np.divide}[name](*wide)  # fmt: skip
+        wanted = {
+            "quick_exp": np.exp,
+            "quick_exp2": np.exp2,
+            "quick_reciprocal": np.reciprocal,
+            "quick_divide": np.divide,
+        }[name](*wide)
         assert (np.abs(got - wanted) <= 2.0**-18 * np.abs(wanted)).all(), name
 
 

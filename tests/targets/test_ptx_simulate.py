@@ -95,7 +95,9 @@ def test_missing_barrier_is_a_race(policy: str) -> None:
 
 def test_write_after_read_is_a_race() -> None:
     x, y = numbers(64)
-    body = SHARED + """
+    body = (
+        SHARED
+        + """
 	st.shared.u32 [%r2], %r0;
 	bar.sync 0;
 	xor.b32 %r3, %r0, 32;
@@ -105,6 +107,7 @@ def test_write_after_read_is_a_race() -> None:
 	bar.sync 0;
 	st.shared.u32 [%r2], %r4;
 """
+    )
     run(body, [x, y], threads=64, shared=256)
     second = body.rfind("\tbar.sync 0;\n")
     with pytest.raises(RaceError, match="read"):
@@ -113,7 +116,9 @@ def test_write_after_read_is_a_race() -> None:
 
 def test_branches_of_branches_and_early_exit() -> None:
     x, y = numbers(64)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	mov.u32 %r5, 0;
 	and.b32 %r6, %r0, 1;
 	setp.eq.u32 %p0, %r6, 0;
@@ -136,6 +141,7 @@ $join:
 	add.u32 %r5, %r5, 1000;
 	st.global.u32 [%d3], %r5;
 """
+    )
     run(body, [x, y], threads=64)
     lane = np.arange(64)
     expected = np.where(lane % 2, np.where(lane & 2, 301, 101), 2) + 1000
@@ -255,7 +261,9 @@ def test_memory_that_may_only_be_read_and_pointers_to_nothing() -> None:
 def test_atomics() -> None:
     x = np.zeros(8, np.uint32)
     y = np.zeros(64, np.uint32)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	atom.global.add.u32 %r3, [%d0], 2;
 	st.global.u32 [%d3], %r3;
 	red.global.max.u32 [%d0+4], %r0;
@@ -266,6 +274,7 @@ def test_atomics() -> None:
 	atom.global.exch.b32 %r7, [%d0+20], 5;
 	red.global.or.b32 [%d0+24], %r0;
 """
+    )
     run(body, [x, y], threads=64)
     assert x[0] == 128 and sorted(y.tolist()) == list(range(0, 128, 2))
     assert x[1] == 63 and x[2] == 7 and x[3:4].view(np.float32)[0] == 32.0
@@ -333,7 +342,9 @@ def test_constant_loads_of_memory_that_is_written() -> None:
 
 def test_shuffles() -> None:
     x, y = numbers()[0], np.zeros(32 * 5, np.uint32)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	ld.global.u32 %r3, [%d2];
 	shfl.sync.bfly.b32 %r4, %r3, 5, 31, 0xffffffff;
 	st.global.u32 [%d3], %r4;
@@ -346,6 +357,7 @@ def test_shuffles() -> None:
 	shfl.sync.idx.b32 %r4, %r3, 9, 31, 0xffffffff;
 	st.global.u32 [%d3+512], %r4;
 """
+    )
     run(body, [x, y])
     lane, rows = np.arange(32), y.reshape(5, 32)
     np.testing.assert_array_equal(rows[0], x[lane ^ 5])
@@ -358,7 +370,9 @@ def test_shuffles() -> None:
 
 def test_votes_matches_reductions_and_election() -> None:
     x, y = numbers()[0], np.zeros(32 * 8, np.uint32)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	and.b32 %r3, %r0, 3;
 	setp.eq.u32 %p0, %r3, 0;
 	vote.sync.ballot.b32 %r4, %p0, 0xffffffff;
@@ -387,6 +401,7 @@ def test_votes_matches_reductions_and_election() -> None:
 	st.global.u32 [%d3+896], %r4;
 $end:
 """
+    )
     run(body, [x, y])
     rows = y.reshape(8, 32)
     assert (rows[0] == 0x11111111).all() and (rows[1] == 1).all()
@@ -453,21 +468,32 @@ def test_named_barriers(policy: str) -> None:
         ("bar.sync 3, 64", "bar.sync 4, 64", DeadlockError),
         ("\tbar.sync 3, 64;\n", "", (RaceError, UninitialisedError)),
         ("bar.arrive 3, 64", "bar.arrive 3, 48", BarrierError),
-        ("\tst.shared.u32 [%r7], %r0;\n\tbar.arrive 3, 64;\n",
-         "\tbar.arrive 3, 64;\n\tst.shared.u32 [%r7], %r0;\n", (RaceError, UninitialisedError)),
+        (
+            "\tst.shared.u32 [%r7], %r0;\n\tbar.arrive 3, 64;\n",
+            "\tbar.arrive 3, 64;\n\tst.shared.u32 [%r7], %r0;\n",
+            (RaceError, UninitialisedError),
+        ),
     ],
-)  # fmt: skip
+)
 def test_named_barriers_used_wrongly(policy: str, old: str, new: str, error: type) -> None:
     assert old in HANDING
     x, y = numbers(96)
     with pytest.raises(error):
-        run(HANDING.replace(old, new), [x, y], threads=96, shared=512, policy=policy,
-            assembled=False)  # fmt: skip
+        run(
+            HANDING.replace(old, new),
+            [x, y],
+            threads=96,
+            shared=512,
+            policy=policy,
+            assembled=False,
+        )
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:
     x, y = numbers(64)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	setp.lt.u32 %p0, %r0, 32;
 	@%p0 bra $one;
 	bar.sync 1, 64;
@@ -476,13 +502,16 @@ $one:
 	bar.sync 2, 64;
 $end:
 """
+    )
     with pytest.raises(DeadlockError, match=r"warp 0 .* barrier 2 \(32 of 64.*warp 1 .* barrier 1"):
         run(body, [x, y], threads=64)
 
 
 def test_reducing_barriers() -> None:
     x, y = numbers(64)
-    body = HEAD + """
+    body = (
+        HEAD
+        + """
 	setp.lt.u32 %p0, %r0, 40;
 	bar.red.popc.u32 %r3, 0, %p0;
 	bar.red.and.pred %p1, 1, %p0;
@@ -493,6 +522,7 @@ def test_reducing_barriers() -> None:
 	add.u32 %r3, %r3, %r5;
 	st.global.u32 [%d3], %r3;
 """
+    )
     run(body, [x, y], threads=64)
     assert (y == 1040).all()
 
@@ -541,26 +571,41 @@ def test_mbarriers(policy: str) -> None:
         ("\tmbarrier.arrive.shared::cta.b64 %d6, [%r1+256];\n", "", DeadlockError),
         ("\tmbarrier.arrive", "\t@%p3 mbarrier.arrive", RaceError),
         ("\tmbarrier.arrive", "\tbar.warp.sync -1;\n\t@%p3 mbarrier.arrive", DeadlockError),
-        ("mbarrier.init.shared::cta.b64 [%r1+256]", "mbarrier.init.shared::cta.b64 [%r1+260]",
-         MisalignedError),
-        ("mbarrier.init.shared::cta.b64 [%r1+256]", "mbarrier.init.shared::cta.b64 [%r1+264]",
-         BarrierError),
+        (
+            "mbarrier.init.shared::cta.b64 [%r1+256]",
+            "mbarrier.init.shared::cta.b64 [%r1+260]",
+            MisalignedError,
+        ),
+        (
+            "mbarrier.init.shared::cta.b64 [%r1+256]",
+            "mbarrier.init.shared::cta.b64 [%r1+264]",
+            BarrierError,
+        ),
         ("\tst.shared.u32 [%r7], %r0;\n", "\tst.shared.u32 [%r7+192], %r0;\n", BarrierError),
     ],
-)  # fmt: skip
+)
 def test_mbarriers_used_wrongly(policy: str, old: str, new: str, error: type) -> None:
     assert old in PHASES
     x, y = numbers(64)
     with pytest.raises(error):
-        run(PHASES.replace(old, new), [x, y], threads=64, shared=512, policy=policy,
-            assembled=False)  # fmt: skip
+        run(
+            PHASES.replace(old, new), [x, y], threads=64, shared=512, policy=policy, assembled=False
+        )
 
 
 def test_dropping_the_loop_of_a_wait_is_caught() -> None:
     x, y = numbers(64)
     with pytest.raises((RaceError, UninitialisedError)):
-        run(PHASES.replace("@!%p1 bra $take;", "").replace("bra $end;", "nanosleep.u32 100;\n"
-            "\tbra $end;"), [x, y], threads=64, shared=512, policy="random", seed=3)  # fmt: skip
+        run(
+            PHASES.replace("@!%p1 bra $take;", "").replace(
+                "bra $end;", "nanosleep.u32 100;\n\tbra $end;"
+            ),
+            [x, y],
+            threads=64,
+            shared=512,
+            policy="random",
+            seed=3,
+        )
 
 
 def test_one_lane_waits_for_its_warp() -> None:
@@ -578,7 +623,9 @@ def test_one_lane_waits_for_its_warp() -> None:
 
 def test_too_many_arrivals() -> None:
     x, y = numbers()
-    body = SHARED + """
+    body = (
+        SHARED
+        + """
 	setp.eq.u32 %p3, %r0, 0;
 	@!%p3 bra $end;
 	mbarrier.init.shared::cta.b64 [%r1], 1;
@@ -586,6 +633,7 @@ def test_too_many_arrivals() -> None:
 	{}
 $end:
 """
+    )
     run(body.format(""), [x, y], shared=512)
     with pytest.raises(BarrierError, match=r"more arrivals.*64 bytes to land"):
         run(body.format("mbarrier.arrive.shared::cta.b64 _, [%r1];"), [x, y], shared=512)
@@ -609,8 +657,11 @@ $end:
 def test_setmaxnreg() -> None:
     y = np.zeros(4, np.uint32)
     run(REGISTERS, [y], threads=384, directives=".maxntid 384")
-    for old, new, error in (("240", "248", DeadlockError), ("240", "160", RegisterPoolError),
-                            ("240", "244", RegisterPoolError)):  # fmt: skip
+    for old, new, error in (
+        ("240", "248", DeadlockError),
+        ("240", "160", RegisterPoolError),
+        ("240", "244", RegisterPoolError),
+    ):
         with pytest.raises(error):
             run(REGISTERS.replace(old, new), [y], threads=384, assembled=False)
     with pytest.raises(WarpgroupError, match="different setmaxnreg"):
@@ -619,8 +670,10 @@ def test_setmaxnreg() -> None:
 
 def test_dependent_launches() -> None:
     x, y = numbers()
-    body = HEAD + "\tgriddepcontrol.launch_dependents;\n\tld.global.u32 %r3, [%d2];\n" \
-        "\tgriddepcontrol.wait;\n\tst.global.u32 [%d3], %r3;\n"  # fmt: skip
+    body = (
+        HEAD + "\tgriddepcontrol.launch_dependents;\n\tld.global.u32 %r3, [%d2];\n"
+        "\tgriddepcontrol.wait;\n\tst.global.u32 [%d3], %r3;\n"
+    )
     run(body, [x, y], dependent=True)
     np.testing.assert_array_equal(y, x)
     without = body.replace("\tgriddepcontrol.wait;\n", "")
@@ -637,7 +690,8 @@ def test_dependent_launches() -> None:
 def test_one_lane_arrives_for_its_warp() -> None:
     x, y = numbers(64)
     one = PHASES.replace("+256], 32;", "+256], 1;").replace(
-        "\tmbarrier.arrive", "\tbar.warp.sync -1;\n\t@%p3 mbarrier.arrive")  # fmt: skip
+        "\tmbarrier.arrive", "\tbar.warp.sync -1;\n\t@%p3 mbarrier.arrive"
+    )
     run(one, [x, y], threads=64, shared=512)
     np.testing.assert_array_equal(y[:32], np.arange(32))
     with pytest.raises(RaceError, match=r"no bar\.warp\.sync"):

@@ -33,8 +33,9 @@ from tilegrad.targets.ptx.simulate_errors import (
 TMA = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def caught(body: str, changes: list[tuple[str, str, Any]], arrays: list[np.ndarray],
-           **options: Any) -> None:  # fmt: skip
+def caught(
+    body: str, changes: list[tuple[str, str, Any]], arrays: list[np.ndarray], **options: Any
+) -> None:
     """Every change of a text raises its error under every policy."""
     for old, new, error in changes:
         assert old in body, old
@@ -85,11 +86,14 @@ $end:
 
 
 BOXES = [
-    ((100,), (32,), (80,), 0), ((20, 64), (16, 64), (5, 0), 128), ((20, 72), (8, 32), (15, 16), 64),
-    ((9, 40), (8, 16), (-3, 32), 32), ((4, 6, 64), (2, 4, 64), (3, -1, 8), 128),
+    ((100,), (32,), (80,), 0),
+    ((20, 64), (16, 64), (5, 0), 128),
+    ((20, 72), (8, 32), (15, 16), 64),
+    ((9, 40), (8, 16), (-3, 32), 32),
+    ((4, 6, 64), (2, 4, 64), (3, -1, 8), 128),
     ((3, 4, 5, 16), (2, 2, 4, 16), (1, 3, 2, 0), 32),
     ((2, 3, 2, 5, 8), (1, 2, 2, 4, 8), (1, 2, 0, -2, 0), 0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("sizes", "box", "at", "swizzle"), BOXES)
@@ -120,26 +124,38 @@ def test_tensor_loads_used_wrongly() -> None:
     options: dict[str, Any] = {"maps": [map_], "shared": 8192 + 64, "threads": 64}
     run(body, [x, y], **options)
     wait = body[body.index("$again:") : body.index("\tshl.b32 %r2, %r0, 4;")]
-    caught(body, [
-        (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
-        ("[%r9], 8192", "[%r9], 8191", BarrierError), ("[%r9], 8192", "[%r9], 8208", DeadlockError),
-        ("\tfence.proxy.async.shared::cta;\n", "", ProxyFenceError),
-        ("\tbar.sync 0;\n", "", (RaceError, BarrierError)),
-        ("[%r1], [%d2", "[%r1+64], [%d2", MisalignedError),
-        ("[%r1], [%d2", "[%r1+128], [%d2", (OutOfBoundsError, BarrierError)),
-        ("\tcvta.param.u64 %d2, %d2;\n", "", SimulationError),
-        ("mbarrier.init.shared::cta.b64 [%r9], 1", "mbarrier.init.shared::cta.b64 [%r9], 2",
-         DeadlockError),
-        (wait, "$again:\n\texit;\n", ExitedPeerError),
-    ], [x, y], **options)  # fmt: skip
+    caught(
+        body,
+        [
+            (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
+            ("[%r9], 8192", "[%r9], 8191", BarrierError),
+            ("[%r9], 8192", "[%r9], 8208", DeadlockError),
+            ("\tfence.proxy.async.shared::cta;\n", "", ProxyFenceError),
+            ("\tbar.sync 0;\n", "", (RaceError, BarrierError)),
+            ("[%r1], [%d2", "[%r1+64], [%d2", MisalignedError),
+            ("[%r1], [%d2", "[%r1+128], [%d2", (OutOfBoundsError, BarrierError)),
+            ("\tcvta.param.u64 %d2, %d2;\n", "", SimulationError),
+            (
+                "mbarrier.init.shared::cta.b64 [%r9], 1",
+                "mbarrier.init.shared::cta.b64 [%r9], 2",
+                DeadlockError,
+            ),
+            (wait, "$again:\n\texit;\n", ExitedPeerError),
+        ],
+        [x, y],
+        **options,
+    )
     with pytest.raises(SimulationError, match="outside of memory 0"):
         far = TensorMap(0, dtypes.bfloat16, (128, 64), (64, 1), (64, 64), 128)
         run(loading(2, 8192, (0, 64)), [x, y], **{**options, "maps": [far]})
     for bad in ({"box": (64, 32)}, {"strides": (60, 1)}, {"box": (512, 64)}):
         fields = {"sizes": (64, 64), "strides": (64, 1), "box": (64, 64), **bad}
         with pytest.raises(SimulationError, match="tensor map"):
-            run(body, [x, y], **{**options, "maps": [
-                TensorMap(0, dtypes.bfloat16, swizzle=128, **fields)]})  # fmt: skip
+            run(
+                body,
+                [x, y],
+                **{**options, "maps": [TensorMap(0, dtypes.bfloat16, swizzle=128, **fields)]},
+            )
 
 
 # %r1: a tile of 16 rows of 64 bf16 filled by threads with their numbers, then stored by TMA twice
@@ -184,27 +200,48 @@ def test_tensor_stores(policy: str) -> None:
                 if row < 24:
                     value = thread if chunk else 2 * thread + tile
                     np.testing.assert_array_equal(
-                        y[row, 8 * column : 8 * column + 8], [value, 0] * 4)  # fmt: skip
+                        y[row, 8 * column : 8 * column + 8], [value, 0] * 4
+                    )
 
 
 def test_tensor_stores_used_wrongly() -> None:
     y = np.zeros((24, 64), np.uint16)
     map_ = TensorMap(0, dtypes.uint16, (24, 64), (64, 1), (16, 64), 128)
     wait = "\tcp.async.bulk.wait_group.read 0;\n"
-    caught(STORING, [
-        ("\tfence.proxy.async.shared::cta;\n", "", ProxyFenceError),
-        ("\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
-         "\tbar.sync 0;\n\tfence.proxy.async.shared::cta;\n", ProxyFenceError),
-        ("\tfence.proxy.async.shared::cta;\n", "\tfence.proxy.async.global;\n", ProxyFenceError),
-        ("\tfence.proxy.async.shared::cta;\n",  # by one lane for all of its warp
-         "\tsetp.eq.u32 %p3, %r0, 0;\n\t@%p3 fence.proxy.async.shared::cta;\n", ProxyFenceError),
-        (wait, "", (RaceError, PendingError)),
-        (wait, "\tcp.async.bulk.wait_group.read 1;\n", (RaceError, PendingError)),
-        ("\tcp.async.bulk.commit_group;\n", "", (RaceError, PendingError)),
-        ("$stored:\n\tbar.sync 0;\n", "$stored:\n", RaceError),
-        ("\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n", "\tfence.proxy.async.shared::cta;\n",
-         (RaceError, UninitialisedError)),
-    ], [y], maps=[map_], shared=2048, threads=64)  # fmt: skip
+    caught(
+        STORING,
+        [
+            ("\tfence.proxy.async.shared::cta;\n", "", ProxyFenceError),
+            (
+                "\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
+                "\tbar.sync 0;\n\tfence.proxy.async.shared::cta;\n",
+                ProxyFenceError,
+            ),
+            (
+                "\tfence.proxy.async.shared::cta;\n",
+                "\tfence.proxy.async.global;\n",
+                ProxyFenceError,
+            ),
+            (
+                "\tfence.proxy.async.shared::cta;\n",  # by one lane for all of its warp
+                "\tsetp.eq.u32 %p3, %r0, 0;\n\t@%p3 fence.proxy.async.shared::cta;\n",
+                ProxyFenceError,
+            ),
+            (wait, "", (RaceError, PendingError)),
+            (wait, "\tcp.async.bulk.wait_group.read 1;\n", (RaceError, PendingError)),
+            ("\tcp.async.bulk.commit_group;\n", "", (RaceError, PendingError)),
+            ("$stored:\n\tbar.sync 0;\n", "$stored:\n", RaceError),
+            (
+                "\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
+                "\tfence.proxy.async.shared::cta;\n",
+                (RaceError, UninitialisedError),
+            ),
+        ],
+        [y],
+        maps=[map_],
+        shared=2048,
+        threads=64,
+    )
 
 
 def test_reducing_tensor_stores() -> None:
@@ -213,9 +250,11 @@ def test_reducing_tensor_stores() -> None:
     map_ = TensorMap(0, dtypes.float32, (24, 64), (64, 1), (16, 32), 0)
     body = STORING.replace("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
     body = body.replace("::cta.bulk_group", "::cta.add.bulk_group")
-    body = body.replace("{%r4, %r4, %r4, %r4}", "{%r8, %r8, %r8, %r8}").replace(
-        "{%r0, %r0, %r0, %r0}", "{%r8, %r8, %r8, %r8}").replace(
-        "\tmov.u32 %r5, 0;\n", "\tmov.u32 %r5, 0;\n\tmov.b32 %r8, 0f40000000;\n")  # fmt: skip
+    body = (
+        body.replace("{%r4, %r4, %r4, %r4}", "{%r8, %r8, %r8, %r8}")
+        .replace("{%r0, %r0, %r0, %r0}", "{%r8, %r8, %r8, %r8}")
+        .replace("\tmov.u32 %r5, 0;\n", "\tmov.u32 %r5, 0;\n\tmov.b32 %r8, 0f40000000;\n")
+    )
     run(body, [y], maps=[map_], shared=2048, threads=64)
     before[:, :32] += 2
     np.testing.assert_array_equal(y, before)
@@ -266,34 +305,50 @@ def test_bulk_copies(policy: str) -> None:
 
 def test_bulk_copies_used_wrongly() -> None:
     x, y = np.arange(128, dtype=np.uint32), np.full(192, 1000, np.uint32)
-    caught(BULK, [
-        ("\tfence.proxy.async;\n", "", ProxyFenceError),
-        ("\tfence.mbarrier_init.release.cluster;\n", "", ProxyFenceError),
-        ("[%r1], 256", "[%r1], 260", MisalignedError),
-        ("[%d1+512], [%r1], 256", "[%d1+768], [%r1], 256", OutOfBoundsError),
-        ("[%d0], 512", "[%d0], 256", DeadlockError),
-        ("\tcp.async.bulk.wait_group 0;\n", "", PendingError),
-        ("\tcp.async.bulk.wait_group 0;\n",
-         "\tcp.async.bulk.wait_group.read 0;\n\tld.global.u32 %r9, [%d1];\n", RaceError),
-    ], [x, y], threads=128, shared=1024)  # fmt: skip
-    late = BULK.replace("\tcp.async.bulk.wait_group 0;\n",
-                        "\tcp.async.bulk.wait_group 0;\n\tld.global.u32 %r9, [%d1];\n")  # fmt: skip
+    caught(
+        BULK,
+        [
+            ("\tfence.proxy.async;\n", "", ProxyFenceError),
+            ("\tfence.mbarrier_init.release.cluster;\n", "", ProxyFenceError),
+            ("[%r1], 256", "[%r1], 260", MisalignedError),
+            ("[%d1+512], [%r1], 256", "[%d1+768], [%r1], 256", OutOfBoundsError),
+            ("[%d0], 512", "[%d0], 256", DeadlockError),
+            ("\tcp.async.bulk.wait_group 0;\n", "", PendingError),
+            (
+                "\tcp.async.bulk.wait_group 0;\n",
+                "\tcp.async.bulk.wait_group.read 0;\n\tld.global.u32 %r9, [%d1];\n",
+                RaceError,
+            ),
+        ],
+        [x, y],
+        threads=128,
+        shared=1024,
+    )
+    late = BULK.replace(
+        "\tcp.async.bulk.wait_group 0;\n",
+        "\tcp.async.bulk.wait_group 0;\n\tld.global.u32 %r9, [%d1];\n",
+    )
     run(late, [x, y], threads=128, shared=1024)
 
 
 def test_global_memory_written_by_stores_and_read_by_copies_needs_a_fence() -> None:
     x, y = np.arange(128, dtype=np.uint32), np.full(192, 1000, np.uint32)
-    body = BULK.replace("\tsetp.ne.u32 %p0, %r0, 0;\n", """
+    body = BULK.replace(
+        "\tsetp.ne.u32 %p0, %r0, 0;\n",
+        """
 	setp.ne.u32 %p0, %r0, 0;
 	mul.wide.u32 %d5, %r0, 4;
 	add.s64 %d5, %d5, %d0;
 	st.global.u32 [%d5], %r0;
 	fence.proxy.async.global;
 	bar.sync 1;
-""")  # fmt: skip
+""",
+    )
     run(body, [x, y], threads=128, shared=1024)
-    changes = [("\tfence.proxy.async.global;\n", "", ProxyFenceError),
-               ("\tbar.sync 1;\n", "", RaceError)]  # fmt: skip
+    changes = [
+        ("\tfence.proxy.async.global;\n", "", ProxyFenceError),
+        ("\tbar.sync 1;\n", "", RaceError),
+    ]
     caught(body, changes, [x, y], threads=128, shared=1024)
 
 
@@ -340,16 +395,26 @@ def test_cp_async(policy: str) -> None:
 
 def test_cp_async_used_wrongly() -> None:
     x, y = np.ones(2048, np.uint8), np.zeros(2048, np.uint8)
-    caught(COPIES, [
-        ("\tcp.async.wait_group 1;\n", "", (RaceError, UninitialisedError)),
-        ("\tcp.async.wait_group 1;\n", "\tcp.async.wait_group 2;\n", RaceError),
-        ("\tbar.sync 0;\n", "", (RaceError, UninitialisedError)),
-        ("\tcp.async.wait_group 1;\n\tbar.sync 0;\n", "\tbar.sync 0;\n\tcp.async.wait_group 1;\n",
-         RaceError),
-        ("\tcp.async.wait_group 0;\n", "", RaceError),
-        ("[%d3], 16", "[%d3+8], 16", MisalignedError),
-        ("[%d3+1024], 8", "[%d3+2048], 8", OutOfBoundsError),
-    ], [x, y], threads=64, shared=2048, target="sm_80")  # fmt: skip
+    caught(
+        COPIES,
+        [
+            ("\tcp.async.wait_group 1;\n", "", (RaceError, UninitialisedError)),
+            ("\tcp.async.wait_group 1;\n", "\tcp.async.wait_group 2;\n", RaceError),
+            ("\tbar.sync 0;\n", "", (RaceError, UninitialisedError)),
+            (
+                "\tcp.async.wait_group 1;\n\tbar.sync 0;\n",
+                "\tbar.sync 0;\n\tcp.async.wait_group 1;\n",
+                RaceError,
+            ),
+            ("\tcp.async.wait_group 0;\n", "", RaceError),
+            ("[%d3], 16", "[%d3+8], 16", MisalignedError),
+            ("[%d3+1024], 8", "[%d3+2048], 8", OutOfBoundsError),
+        ],
+        [x, y],
+        threads=64,
+        shared=2048,
+        target="sm_80",
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -385,8 +450,13 @@ $end:
     run(body, [x, y], threads=64, shared=1024, policy=policy)
     np.testing.assert_array_equal(y, x)
     with pytest.raises((DeadlockError, RaceError)):
-        run(body.replace("\tcp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1+512];\n", ""),
-            [x, y], threads=64, shared=1024, policy=policy)  # fmt: skip
+        run(
+            body.replace("\tcp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1+512];\n", ""),
+            [x, y],
+            threads=64,
+            shared=1024,
+            policy=policy,
+        )
 
 
 # ---- clusters -------------------------------------------------------------------------------
@@ -449,7 +519,8 @@ def test_clusters(policy: str) -> None:
     maps = [TensorMap(0, dtypes.uint16, (16, 64), (64, 1), (8, 64), 0)]
     body = CLUSTER.replace("%r4, %r20, 2048", "%r4, %r22, 2048").replace(
         "\tmov.u32 %r20, %cluster_ctarank;\n",
-        "\tmov.u32 %r20, %cluster_ctarank;\n\tmov.u32 %r22, %ctaid.x;\n")  # fmt: skip
+        "\tmov.u32 %r20, %cluster_ctarank;\n\tmov.u32 %r22, %ctaid.x;\n",
+    )
     run(body, [x, y], maps=maps, threads=32, shared=4096, grid=(4,), cluster=(2,), policy=policy)
     for copy in y:
         np.testing.assert_array_equal(copy, x)
@@ -459,24 +530,37 @@ def test_clusters_used_wrongly() -> None:
     x = np.random.default_rng(2).integers(0, 65536, (16, 64), np.uint16)
     y = np.zeros((2, 16, 64), np.uint16)
     maps = [TensorMap(0, dtypes.uint16, (16, 64), (64, 1), (8, 64), 0)]
-    options: dict[str, Any] = {"maps": maps, "threads": 32, "shared": 4096, "grid": (2,),
-                               "cluster": (2,)}  # fmt: skip
+    options: dict[str, Any] = {
+        "maps": maps,
+        "threads": 32,
+        "shared": 4096,
+        "grid": (2,),
+        "cluster": (2,),
+    }
     run(CLUSTER, [x, y], **options)
     drain = CLUSTER[CLUSTER.index("$drain:") :]
     both = "\tbarrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;\n"
-    caught(CLUSTER, [
-        (drain, "", ExitedPeerError),
-        (both, "", (ProxyFenceError, RaceError, BarrierError)),
-        ("\tbarrier.cluster.wait.acquire.aligned;\n", "",
-         (ProxyFenceError, RaceError, BarrierError)),
-        ("\tbarrier.cluster.arrive.release.aligned;\n", "", BarrierError),
-        ("arrive.release.aligned", "arrive.relaxed.aligned", RaceError),
-        ("\tfence.mbarrier_init.release.cluster;\n", "", ProxyFenceError),
-        ("%h1, 3", "%h1, 1", (DeadlockError, BarrierError)),
-        ("%h1, 3", "%h1, 7", OutOfBoundsError),
-        ("+2048], 2048", "+2048], 1024", (BarrierError, RaceError, UninitialisedError)),
-        ("[%r8+2056];", "[%r8+2064];", BarrierError),
-    ], [x, y], **options)  # fmt: skip
+    caught(
+        CLUSTER,
+        [
+            (drain, "", ExitedPeerError),
+            (both, "", (ProxyFenceError, RaceError, BarrierError)),
+            (
+                "\tbarrier.cluster.wait.acquire.aligned;\n",
+                "",
+                (ProxyFenceError, RaceError, BarrierError),
+            ),
+            ("\tbarrier.cluster.arrive.release.aligned;\n", "", BarrierError),
+            ("arrive.release.aligned", "arrive.relaxed.aligned", RaceError),
+            ("\tfence.mbarrier_init.release.cluster;\n", "", ProxyFenceError),
+            ("%h1, 3", "%h1, 1", (DeadlockError, BarrierError)),
+            ("%h1, 3", "%h1, 7", OutOfBoundsError),
+            ("+2048], 2048", "+2048], 1024", (BarrierError, RaceError, UninitialisedError)),
+            ("[%r8+2056];", "[%r8+2064];", BarrierError),
+        ],
+        [x, y],
+        **options,
+    )
 
 
 # every thread adds its number to a word of the other CTA, which is then read there
@@ -560,12 +644,17 @@ $again:
     run(body, [y], **options)
     np.testing.assert_array_equal(y, [*range(100, 132), *range(32)])
     wait = body[body.index("$again:") : body.index("\tld.shared.u32 %r5")]
-    caught(body, [
-        (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
-        ("parity.acquire.cluster.", "parity.", RaceError),
-        ("parity.acquire.cluster.", "parity.acquire.cta.", RaceError),
-        ("[%r1+128], 128", "[%r1+128], 124", (BarrierError, RaceError, UninitialisedError)),
-    ], [y], **options)  # fmt: skip
+    caught(
+        body,
+        [
+            (wait, "", (RaceError, UninitialisedError, ExitedPeerError)),
+            ("parity.acquire.cluster.", "parity.", RaceError),
+            ("parity.acquire.cluster.", "parity.acquire.cta.", RaceError),
+            ("[%r1+128], 128", "[%r1+128], 124", (BarrierError, RaceError, UninitialisedError)),
+        ],
+        [y],
+        **options,
+    )
 
 
 def test_reducing_into_a_peer() -> None:

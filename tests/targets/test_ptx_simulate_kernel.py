@@ -231,12 +231,23 @@ def run_ring(body: str, m: int, n: int, steps: int, **options: Any) -> tuple[Any
     """(got, expected) of the ring kernel on an m x n result, 64 of k a step."""
     a, b = operands(m, n, 64 * steps)
     c = np.zeros((m, n), ml_dtypes.bfloat16)
-    maps = [TensorMap(0, dtypes.bfloat16, a.shape, (64 * steps, 1), (128, 64), 128),
-            TensorMap(1, dtypes.bfloat16, b.shape, (64 * steps, 1), (64, 64), 128),
-            TensorMap(2, dtypes.bfloat16, c.shape, (n, 1), (64, 64), 128)]  # fmt: skip
+    maps = [
+        TensorMap(0, dtypes.bfloat16, a.shape, (64 * steps, 1), (128, 64), 128),
+        TensorMap(1, dtypes.bfloat16, b.shape, (64 * steps, 1), (64, 64), 128),
+        TensorMap(2, dtypes.bfloat16, c.shape, (n, 1), (64, 64), 128),
+    ]
     grid = (-(-m // 128), -(-n // 64))
-    run(body, [a, b, c], maps=maps, symbols={"steps": steps}, threads=384, shared=65568, grid=grid,
-        directives=".maxntid 384 .minnctapersm 1", **options)  # fmt: skip
+    run(
+        body,
+        [a, b, c],
+        maps=maps,
+        symbols={"steps": steps},
+        threads=384,
+        shared=65568,
+        grid=grid,
+        directives=".maxntid 384 .minnctapersm 1",
+        **options,
+    )
     return c, (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float32)
 
 
@@ -264,13 +275,19 @@ MISPLACED = [
     ("\t@!%p4 mbarrier.arrive", "\tmbarrier.arrive"),
     ("setmaxnreg.inc.sync.aligned.u32 240", "setmaxnreg.inc.sync.aligned.u32 256"),
     ("mad.lo.u32 %r14, %r11, 24576, %r1", "mad.lo.u32 %r14, %r11, 16384, %r1"),
-    ("[%r27+49152]", "[%r27+32768]"), ("and.b32 %r11, %r10, 1", "and.b32 %r11, %r10, 3"),
-    ("\tfence.proxy.async.shared::cta;\n\tadd.u32 %r28, %r3, 1;\n\tbar.sync %r28, 128;\n",
-     "\tadd.u32 %r28, %r3, 1;\n\tbar.sync %r28, 128;\n\tfence.proxy.async.shared::cta;\n"),
-    ("\twgmma.wait_group.sync.aligned 0;\n\t@!%p4 mbarrier.arrive.shared::cta.b64 _, "
-     "[%r13+65552];\n", "\t@!%p4 mbarrier.arrive.shared::cta.b64 _, [%r13+65552];\n"
-     "\twgmma.wait_group.sync.aligned 0;\n"),
-]  # fmt: skip
+    ("[%r27+49152]", "[%r27+32768]"),
+    ("and.b32 %r11, %r10, 1", "and.b32 %r11, %r10, 3"),
+    (
+        "\tfence.proxy.async.shared::cta;\n\tadd.u32 %r28, %r3, 1;\n\tbar.sync %r28, 128;\n",
+        "\tadd.u32 %r28, %r3, 1;\n\tbar.sync %r28, 128;\n\tfence.proxy.async.shared::cta;\n",
+    ),
+    (
+        "\twgmma.wait_group.sync.aligned 0;\n\t@!%p4 mbarrier.arrive.shared::cta.b64 _, "
+        "[%r13+65552];\n",
+        "\t@!%p4 mbarrier.arrive.shared::cta.b64 _, [%r13+65552];\n"
+        "\twgmma.wait_group.sync.aligned 0;\n",
+    ),
+]
 # The last mbarrier made is one that only threads use, so its init may come after the fence.
 HARMLESS = re.compile(r".*mbarrier\.init.*: after fence\.mbarrier_init")
 FAULTS = [m for m in mutants(RING) if not HARMLESS.match(m[0])]

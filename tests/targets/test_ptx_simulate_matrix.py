@@ -29,10 +29,16 @@ from tilegrad.targets.ptx.simulate_errors import (
 )
 
 TYPES: dict[str, Any] = {
-    "bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "s8": np.int8,
-    "u8": np.uint8, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-    "f32": np.float32, "s32": np.int32,
-}  # fmt: skip
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "tf32": np.float32,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "f32": np.float32,
+    "s32": np.int32,
+}
 
 
 def random(shape: tuple[int, ...], type_: str, seed: int) -> np.ndarray:
@@ -146,11 +152,15 @@ def fragment_c(c: np.ndarray) -> np.ndarray:
 
 
 MMA = [
-    ("m16n8k16", "f32", "bf16", "bf16"), ("m16n8k16", "f32", "f16", "f16"),
-    ("m16n8k8", "f32", "bf16", "bf16"), ("m16n8k8", "f32", "tf32", "tf32"),
-    ("m16n8k4", "f32", "tf32", "tf32"), ("m16n8k32", "s32", "s8", "s8"),
-    ("m16n8k32", "s32", "u8", "s8"), ("m16n8k16", "s32", "s8", "u8"),
-]  # fmt: skip
+    ("m16n8k16", "f32", "bf16", "bf16"),
+    ("m16n8k16", "f32", "f16", "f16"),
+    ("m16n8k8", "f32", "bf16", "bf16"),
+    ("m16n8k8", "f32", "tf32", "tf32"),
+    ("m16n8k4", "f32", "tf32", "tf32"),
+    ("m16n8k32", "s32", "s8", "s8"),
+    ("m16n8k32", "s32", "u8", "s8"),
+    ("m16n8k16", "s32", "s8", "u8"),
+]
 
 
 @pytest.mark.parametrize(("shape", "into", "left", "right"), MMA)
@@ -205,8 +215,10 @@ def test_mma_with_half_accumulators() -> None:
 	add.s64 %d1, %d1, %d3;
 """
     body += "".join(f"\tld.global.b32 %r{10 + n}, [%d0+{128 * n}];\n" for n in range(8))
-    body += "\tmma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r40, %r41}, {%r10, %r11, " \
-        "%r12, %r13}, {%r14, %r15}, {%r16, %r17};\n"  # fmt: skip
+    body += (
+        "\tmma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r40, %r41}, {%r10, %r11, "
+        "%r12, %r13}, {%r14, %r15}, {%r16, %r17};\n"
+    )
     body += "\tst.global.b32 [%d1], %r40;\n\tst.global.b32 [%d1+128], %r41;\n"
     run(body, [data, result])
     np.testing.assert_array_equal(result, halves(product(a, b, c, "f32").astype(np.float16)))
@@ -311,13 +323,32 @@ def accumulated(result: np.ndarray, columns: int) -> np.ndarray:
     return matrix
 
 
-CASES = [(n, left, right, s, False, False) for n, left, right, s in (
-    (64, "bf16", "bf16", 128), (8, "bf16", "bf16", 128), (32, "f16", "f16", 64),
-    (16, "bf16", "bf16", 32), (24, "bf16", "bf16", 0), (32, "tf32", "tf32", 128),
-    (16, "e4m3", "e5m2", 128), (32, "s8", "u8", 64), (8, "tf32", "tf32", 0))]  # fmt: skip
-CASES += [(n, "bf16", "bf16", s, ta, tb) for n, s, ta, tb in (
-    (64, 128, True, False), (128, 128, False, True), (64, 128, True, True), (64, 64, True, True),
-    (32, 32, True, True), (16, 0, True, False), (32, 0, False, True))]  # fmt: skip
+CASES = [
+    (n, left, right, s, False, False)
+    for n, left, right, s in (
+        (64, "bf16", "bf16", 128),
+        (8, "bf16", "bf16", 128),
+        (32, "f16", "f16", 64),
+        (16, "bf16", "bf16", 32),
+        (24, "bf16", "bf16", 0),
+        (32, "tf32", "tf32", 128),
+        (16, "e4m3", "e5m2", 128),
+        (32, "s8", "u8", 64),
+        (8, "tf32", "tf32", 0),
+    )
+]
+CASES += [
+    (n, "bf16", "bf16", s, ta, tb)
+    for n, s, ta, tb in (
+        (64, 128, True, False),
+        (128, 128, False, True),
+        (64, 128, True, True),
+        (64, 64, True, True),
+        (32, 32, True, True),
+        (16, 0, True, False),
+        (32, 0, False, True),
+    )
+]
 
 
 @pytest.mark.parametrize(("columns", "left", "right", "swizzle", "trans_a", "trans_b"), CASES)
@@ -343,11 +374,17 @@ def test_wgmma_reads_by_descriptors(
         step_a, step_b = (within * (16 * swizzle if t else 32) for t in (trans_a, trans_b))
         first = descriptor(SMEM + base[0] + step_a, leading_a, stride_a, swizzle)
         second = descriptor(SMEM + base[1] + step_b, leading_b, stride_b, swizzle)
-        tail = {2: f", 1, 1, {int(trans_a)}, {int(trans_b)}", 4: ", 1, 1",
-                1: "" if into == "s32" else ", 1, 1"}[size]  # fmt: skip
-        lines += [f"mov.b64 %d10, {first:#x};", f"mov.b64 %d11, {second:#x};",
-                  f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{into}.{left}.{right} "
-                  f"{listed(columns // 2)}, %d10, %d11, %p{1 if number else 2}{tail};"]  # fmt: skip
+        tail = {
+            2: f", 1, 1, {int(trans_a)}, {int(trans_b)}",
+            4: ", 1, 1",
+            1: "" if into == "s32" else ", 1, 1",
+        }[size]
+        lines += [
+            f"mov.b64 %d10, {first:#x};",
+            f"mov.b64 %d11, {second:#x};",
+            f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{into}.{left}.{right} "
+            f"{listed(columns // 2)}, %d10, %d11, %p{1 if number else 2}{tail};",
+        ]
     result = np.zeros((columns // 2, 128), TYPES[into])
     run(kernel(columns, lines, image.size), [image, result], threads=128, shared=image.size)
     expected = product(a, b, np.zeros((64, columns)), into)
@@ -365,13 +402,15 @@ def test_wgmma_with_a_in_registers_and_half_accumulators() -> None:
     a, b = random((64, 16), "f16", 1), random((32, 16), "f16", 2)
     image = np.zeros(4096, np.uint8)
     leading, stride = lay_out(np.concatenate([b, b, b, b], 1), 128, False, image, 0)
-    fragments = np.concatenate(
-        [fragment_a(a[16 * w : 16 * w + 16], 2, 4) for w in range(4)], 1)  # fmt: skip
+    fragments = np.concatenate([fragment_a(a[16 * w : 16 * w + 16], 2, 4) for w in range(4)], 1)
     _, loads = register_body("")
-    lines = [*loads, f"mov.b64 %d11, {descriptor(SMEM, leading, stride, 128):#x};",
-             "wgmma.fence.sync.aligned;",
-             f"wgmma.mma_async.sync.aligned.m64n32k16.f16.f16.f16 {listed(8)}, "
-             "{%r20, %r21, %r22, %r23}, %d11, %p2, 1, -1, 0;"]  # fmt: skip
+    lines = [
+        *loads,
+        f"mov.b64 %d11, {descriptor(SMEM, leading, stride, 128):#x};",
+        "wgmma.fence.sync.aligned;",
+        f"wgmma.mma_async.sync.aligned.m64n32k16.f16.f16.f16 {listed(8)}, "
+        "{%r20, %r21, %r22, %r23}, %d11, %p2, 1, -1, 0;",
+    ]
     result = np.zeros((8, 128, 2), np.float16)
     run(kernel(32, lines, 4096, 8), [image, result, fragments], threads=128, shared=4096)
     expected = -product(a, b, np.zeros((64, 32)), "f32").astype(np.float16)
@@ -387,13 +426,15 @@ def simple() -> tuple[str, list[np.ndarray], np.ndarray]:
     a, b = random((64, 16), "bf16", 1), random((16, 16), "bf16", 2)
     image = np.zeros(2048, np.uint8)
     leading, stride = lay_out(np.concatenate([b] * 4, 1), 128, False, image, 0)
-    fragments = np.concatenate(
-        [fragment_a(a[16 * w : 16 * w + 16], 2, 4) for w in range(4)], 1)  # fmt: skip
+    fragments = np.concatenate([fragment_a(a[16 * w : 16 * w + 16], 2, 4) for w in range(4)], 1)
     _, loads = register_body("")
-    lines = [*loads, f"mov.b64 %d11, {descriptor(SMEM, leading, stride, 128):#x};",
-             "wgmma.fence.sync.aligned;",
-             f"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {listed(8)}, "
-             "{%r20, %r21, %r22, %r23}, %d11, %p2, 1, 1, 0;"]  # fmt: skip
+    lines = [
+        *loads,
+        f"mov.b64 %d11, {descriptor(SMEM, leading, stride, 128):#x};",
+        "wgmma.fence.sync.aligned;",
+        f"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {listed(8)}, "
+        "{%r20, %r21, %r22, %r23}, %d11, %p2, 1, 1, 0;",
+    ]
     arrays = [image, np.zeros((8, 128), np.float32), fragments]
     return kernel(16, lines, 2048), arrays, product(a, b, np.zeros((64, 16)), "f32")
 
@@ -409,8 +450,11 @@ WAIT = "\twgmma.wait_group.sync.aligned 0;\n"
 ISSUE = "\twgmma.mma_async"
 WRONG: list[tuple[str, str, Any]] = [
     ("\tfence.proxy.async.shared::cta;\n", "", ProxyFenceError),
-    ("\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
-     "\tbar.sync 0;\n\tfence.proxy.async.shared::cta;\n", ProxyFenceError),
+    (
+        "\tfence.proxy.async.shared::cta;\n\tbar.sync 0;\n",
+        "\tbar.sync 0;\n\tfence.proxy.async.shared::cta;\n",
+        ProxyFenceError,
+    ),
     ("\tbar.sync 0;\n", "", (RaceError, UninitialisedError)),
     ("\twgmma.fence.sync.aligned;\n\twgmma.mma", "\twgmma.mma", MatrixFenceError),
     ("\twgmma.fence.sync.aligned;\n", "", MatrixFenceError),
@@ -421,17 +465,26 @@ WRONG: list[tuple[str, str, Any]] = [
     (WAIT, "\tmov.b32 %r101, 0;\n" + WAIT, PendingError),
     (WAIT, "\tst.shared.b32 [%r1], %r0;\n" + WAIT, RaceError),  # B is overwritten
     (ISSUE, "\tmov.b32 %r23, 0;\n" + ISSUE, MatrixFenceError),
-    ("\twgmma.commit_group", "\twgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r50, %r51, "
-     "%r52, %r53}, {%r100, %r101, %r102, %r103}, %d11, %p2, 1, 1, 0;\n\twgmma.commit_group",
-     PendingError),  # accumulators under way as A
-    (ISSUE, "\tsetp.lt.u32 %p5, %r0, 96;\n\t@%p5 wgmma.mma_async",
-     (WarpgroupError, UninitialisedError)),
-    (ISSUE, "\tsetp.lt.u32 %p5, %r0, 16;\n\t@%p5 wgmma.mma_async",
-     (DivergenceError, UninitialisedError)),
+    (
+        "\twgmma.commit_group",
+        "\twgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r50, %r51, "
+        "%r52, %r53}, {%r100, %r101, %r102, %r103}, %d11, %p2, 1, 1, 0;\n\twgmma.commit_group",
+        PendingError,
+    ),  # accumulators under way as A
+    (
+        ISSUE,
+        "\tsetp.lt.u32 %p5, %r0, 96;\n\t@%p5 wgmma.mma_async",
+        (WarpgroupError, UninitialisedError),
+    ),
+    (
+        ISSUE,
+        "\tsetp.lt.u32 %p5, %r0, 16;\n\t@%p5 wgmma.mma_async",
+        (DivergenceError, UninitialisedError),
+    ),
     ("mov.b64 %d11, ", "add.s64 %d11, %d3, ", WarpgroupError),  # lanes differ
     ("bar.sync 0;\n", "bar.sync 0;\n\tst.shared.b32 [%r1], %r0;\n", (RaceError, ProxyFenceError)),
     ("%p2, 1, 1, 0;", "%p1, 1, 1, 0;", UninitialisedError),  # the accumulator was never set
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -440,8 +493,9 @@ def test_wgmma_that_does_not(old: str, new: str, error: Any, policy: str) -> Non
     body, arrays, _ = simple()
     assert old in body
     with pytest.raises(error):
-        run(body.replace(old, new), arrays, threads=128, shared=2048, policy=policy,
-            assembled=False)  # fmt: skip
+        run(
+            body.replace(old, new), arrays, threads=128, shared=2048, policy=policy, assembled=False
+        )
 
 
 def test_wgmma_needs_a_whole_warpgroup_and_memory_that_is_there() -> None:
@@ -451,7 +505,12 @@ def test_wgmma_needs_a_whole_warpgroup_and_memory_that_is_there() -> None:
     with pytest.raises(OutOfBoundsError):
         run(body, arrays, threads=128, shared=1536, assembled=False, check=False)
     with pytest.raises(TextError, match="bits set that mean nothing"):
-        run(body.replace("mov.b64 %d11, 0x4", "mov.b64 %d11, 0x5"), arrays, threads=128,
-            shared=2048, assembled=False)  # fmt: skip
+        run(
+            body.replace("mov.b64 %d11, 0x4", "mov.b64 %d11, 0x5"),
+            arrays,
+            threads=128,
+            shared=2048,
+            assembled=False,
+        )
     with pytest.raises(SimulationError, match=r"PTX line \d+: `wgmma.mma_async"):
         run(body.replace("%r100, %r101, ", ""), arrays, threads=128, shared=2048, assembled=False)

@@ -104,9 +104,17 @@ def test_warps_stand_near_to_square() -> None:
 
 def test_shapes_seen_otherwise() -> None:
     spread = blocked((8, 64), 128, 4)
-    for other in (spread.reshape((512,)), spread.permute((1, 0)), spread.drop(0), spread.drop(1),
-                  spread.squeeze([0]), spread.stack(3), spread.reshape((4, 2, 64)),
-                  broadcast_source(spread, (8, 1)), broadcast_source(spread, (64,))):  # fmt: skip
+    for other in (
+        spread.reshape((512,)),
+        spread.permute((1, 0)),
+        spread.drop(0),
+        spread.drop(1),
+        spread.squeeze([0]),
+        spread.stack(3),
+        spread.reshape((4, 2, 64)),
+        broadcast_source(spread, (8, 1)),
+        broadcast_source(spread, (64,)),
+    ):
         check(other, 128)
     held, flat = check(spread, 128), check(spread.reshape((512,)), 128)
     assert all(held[r, c] == flat[r * 64 + c,] for r in range(8) for c in range(64))

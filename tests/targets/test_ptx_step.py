@@ -63,8 +63,17 @@ def recipe(steps, slots, inputs, outputs, arena=0, dependent=False) -> Recipe:
     pair = (("pointer", 0), ("pointer", 1))
     entries = [Entry(n, pair, (4,), 128, dependent=dependent) for n in NAMES[:3]]
     entries.append(Entry("ones", (("pointer", 0), ("symbol", "rows")), (ROWS,), 32))
-    made = Recipe([(n, "code") for n in NAMES], slots, steps, inputs, outputs, arena, 0, False,
-                  entries=[e.to_text() for e in entries])  # fmt: skip
+    made = Recipe(
+        [(n, "code") for n in NAMES],
+        slots,
+        steps,
+        inputs,
+        outputs,
+        arena,
+        0,
+        False,
+        entries=[e.to_text() for e in entries],
+    )
     return Recipe.from_text(made.to_text())
 
 
@@ -150,10 +159,14 @@ def test_a_copy_breaks_the_chain_of_dependent_launches(device, cuda) -> None:
 def test_a_counted_loop_is_unrolled_into_the_graph(device, cuda) -> None:
     slots = [storage("input"), storage("output"), storage("scratch"), storage("scratch", 64)]
     steps = [
-        Step("copy", -1, [2, 0], 4 * N), Step("set_counter", numbers=[0, 0]),
-        kernel(0, 2, 3), Step("swap_slots", -1, [2, 3]), Step("add_counter", numbers=[0, 1]),
-        Step("jump_counter_less", numbers=[0, 5, 2]), Step("copy", -1, [1, 2], 4 * N),
-    ]  # fmt: skip
+        Step("copy", -1, [2, 0], 4 * N),
+        Step("set_counter", numbers=[0, 0]),
+        kernel(0, 2, 3),
+        Step("swap_slots", -1, [2, 3]),
+        Step("add_counter", numbers=[0, 1]),
+        Step("jump_counter_less", numbers=[0, 5, 2]),
+        Step("copy", -1, [1, 2], 4 * N),
+    ]
     run = make(device, steps, slots, [0], [1], arena=128)
     (out,) = run.run([given(device)])
     assert values(device, out) == [5.0] * N
@@ -161,13 +174,20 @@ def test_a_counted_loop_is_unrolled_into_the_graph(device, cuda) -> None:
 
 
 def test_views_move_with_a_counter(device) -> None:
-    slots = [storage("input", bytes=4 * N * 3), storage("output", bytes=4 * N * 3),
-             storage("view", alias=0), storage("view", alias=1)]  # fmt: skip
+    slots = [
+        storage("input", bytes=4 * N * 3),
+        storage("output", bytes=4 * N * 3),
+        storage("view", alias=0),
+        storage("view", alias=1),
+    ]
     steps = [
-        Step("set_counter", numbers=[0, 0]), Step("set_slot", -1, [2, 0], numbers=[0, 4 * N, 0]),
-        Step("set_slot", -1, [3, 1], numbers=[0, -4 * N, 8 * N]), kernel(1, 2, 3),
-        Step("add_counter", numbers=[0, 1]), Step("jump_counter_less", numbers=[0, 3, 1]),
-    ]  # fmt: skip
+        Step("set_counter", numbers=[0, 0]),
+        Step("set_slot", -1, [2, 0], numbers=[0, 4 * N, 0]),
+        Step("set_slot", -1, [3, 1], numbers=[0, -4 * N, 8 * N]),
+        kernel(1, 2, 3),
+        Step("add_counter", numbers=[0, 1]),
+        Step("jump_counter_less", numbers=[0, 3, 1]),
+    ]
     run = make(device, steps, slots, [0], [1])
     rows = np.arange(3 * N, dtype=np.float32).reshape(3, N)
     (out,) = run.run([device.upload(rows)])
@@ -175,13 +195,22 @@ def test_views_move_with_a_counter(device) -> None:
 
 
 def while_loop(device) -> Executable:
-    slots = [storage("input"), storage("output"), storage("scratch"), storage("scratch", 64),
-             storage("scratch", 128, bytes=1)]  # fmt: skip
+    slots = [
+        storage("input"),
+        storage("output"),
+        storage("scratch"),
+        storage("scratch", 64),
+        storage("scratch", 128, bytes=1),
+    ]
     steps = [
-        Step("copy", -1, [2, 0], 4 * N), kernel(2, 2, 4), Step("jump_unless", -1, [4], numbers=[6]),
-        kernel(0, 2, 3), Step("swap_slots", -1, [2, 3]), Step("jump", numbers=[1]),
+        Step("copy", -1, [2, 0], 4 * N),
+        kernel(2, 2, 4),
+        Step("jump_unless", -1, [4], numbers=[6]),
+        kernel(0, 2, 3),
+        Step("swap_slots", -1, [2, 3]),
+        Step("jump", numbers=[1]),
         Step("copy", -1, [1, 2], 4 * N),
-    ]  # fmt: skip
+    ]
     return make(device, steps, slots, [0], [1], arena=192)
 
 
@@ -264,13 +293,20 @@ def test_threads_share_an_executable(device) -> None:
 def test_kernels_get_aligned_pointers(device, cuda) -> None:
     seen = []
     cuda.kernels["double"] = lambda a, b: (seen.append((a, b)), double(a, b))
-    slots = [storage("input", bytes=4 * 27), storage("output", bytes=4 * 27),
-             storage("view", alias=0), storage("view", alias=1)]  # fmt: skip
+    slots = [
+        storage("input", bytes=4 * 27),
+        storage("output", bytes=4 * 27),
+        storage("view", alias=0),
+        storage("view", alias=1),
+    ]
     steps = [
-        Step("set_counter", numbers=[0, 0]), Step("set_slot", -1, [2, 0], numbers=[0, 36, 0]),
-        Step("set_slot", -1, [3, 1], numbers=[0, 36, 0]), kernel(1, 2, 3),
-        Step("add_counter", numbers=[0, 1]), Step("jump_counter_less", numbers=[0, 3, 1]),
-    ]  # fmt: skip
+        Step("set_counter", numbers=[0, 0]),
+        Step("set_slot", -1, [2, 0], numbers=[0, 36, 0]),
+        Step("set_slot", -1, [3, 1], numbers=[0, 36, 0]),
+        kernel(1, 2, 3),
+        Step("add_counter", numbers=[0, 1]),
+        Step("jump_counter_less", numbers=[0, 3, 1]),
+    ]
     run = make(device, steps, slots, [0], [1])
     rows = np.arange(27, dtype=np.float32).reshape(3, 9)
     (out,) = run.run([device.upload(rows)])

@@ -12,15 +12,26 @@ from tilegrad.targets.ptx.target import nearest_static, target_of
 
 # As the driver (13.0) of an H200 gives them.
 DEVICE = {
-    "name": "NVIDIA H200", "number": 0, "total_memory": 150_109_880_320,
-    "compute_capability_major": 9, "compute_capability_minor": 0, "multiprocessor_count": 132,
-    "max_threads_per_block": 1024, "max_threads_per_multiprocessor": 2048,
-    "max_blocks_per_multiprocessor": 32, "max_registers_per_block": 65536,
-    "max_registers_per_multiprocessor": 65536, "warp_size": 32,
-    "max_shared_memory_per_block": 49152, "max_shared_memory_per_block_optin": 232448,
-    "max_shared_memory_per_multiprocessor": 233472, "l2_cache_size": 62914560,
-    "global_memory_bus_width": 6016, "memory_clock_rate": 3_201_000, "clock_rate": 1_980_000,
-}  # fmt: skip
+    "name": "NVIDIA H200",
+    "number": 0,
+    "total_memory": 150_109_880_320,
+    "compute_capability_major": 9,
+    "compute_capability_minor": 0,
+    "multiprocessor_count": 132,
+    "max_threads_per_block": 1024,
+    "max_threads_per_multiprocessor": 2048,
+    "max_blocks_per_multiprocessor": 32,
+    "max_registers_per_block": 65536,
+    "max_registers_per_multiprocessor": 65536,
+    "warp_size": 32,
+    "max_shared_memory_per_block": 49152,
+    "max_shared_memory_per_block_optin": 232448,
+    "max_shared_memory_per_multiprocessor": 233472,
+    "l2_cache_size": 62914560,
+    "global_memory_bus_width": 6016,
+    "memory_clock_rate": 3_201_000,
+    "clock_rate": 1_980_000,
+}
 STATIC_GPUS = (H100, H200, A100)
 
 
@@ -54,12 +65,23 @@ def test_what_sets_the_machines_apart() -> None:
 
 
 def test_matrix_units_prefer_the_warpgroup() -> None:
-    first = {(a, b): H200.matrix_units(a, b)[0] for a, b in
-             [(bfloat16, bfloat16), (float16, float16), (float32, float32), (int8, int8),
-              (float8_e4m3, float8_e5m2)]}  # fmt: skip
+    first = {
+        (a, b): H200.matrix_units(a, b)[0]
+        for a, b in [
+            (bfloat16, bfloat16),
+            (float16, float16),
+            (float32, float32),
+            (int8, int8),
+            (float8_e4m3, float8_e5m2),
+        ]
+    }
     assert [(u.m, u.n, u.k) for u in first.values()] == [
-        (64, 256, 16), (64, 256, 16), (64, 256, 8), (64, 256, 32), (64, 256, 32),
-    ]  # fmt: skip
+        (64, 256, 16),
+        (64, 256, 16),
+        (64, 256, 8),
+        (64, 256, 32),
+        (64, 256, 32),
+    ]
     assert {u.name.split(".")[0] for u in A100.matrix} == {"mma"}
     (unit,) = A100.matrix_units(bfloat16, bfloat16)
     assert (unit.m, unit.n, unit.k, unit.scope) == (16, 8, 16, "register")
@@ -90,8 +112,14 @@ def test_a_known_device_is_its_static_record() -> None:
 
 
 def test_other_devices_have_their_own_facts() -> None:
-    part = target_of({**DEVICE, "multiprocessor_count": 66, "l2_cache_size": 30 << 20,
-                      "memory_clock_rate": 1_000_000})  # fmt: skip
+    part = target_of(
+        {
+            **DEVICE,
+            "multiprocessor_count": 66,
+            "l2_cache_size": 30 << 20,
+            "memory_clock_rate": 1_000_000,
+        }
+    )
     assert part != H200 and part.name == "nvidia-h200" and part.cpu == "sm_90a"
     assert part.cores == 66 and part.memories["l2"].bytes == 30 << 20
     assert part.flops == H200.flops and part.matrix == H200.matrix
@@ -102,10 +130,17 @@ def test_other_devices_have_their_own_facts() -> None:
 
 @pytest.mark.parametrize(("major", "minor"), [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
 def test_without_warpgroups_it_is_sm_80(major: int, minor: int) -> None:
-    found = target_of({**DEVICE, "name": "other", "compute_capability_major": major,
-                       "compute_capability_minor": minor, "multiprocessor_count": 84,
-                       "max_threads_per_multiprocessor": 1536,
-                       "max_shared_memory_per_block_optin": 101376})  # fmt: skip
+    found = target_of(
+        {
+            **DEVICE,
+            "name": "other",
+            "compute_capability_major": major,
+            "compute_capability_minor": minor,
+            "multiprocessor_count": 84,
+            "max_threads_per_multiprocessor": 1536,
+            "max_shared_memory_per_block_optin": 101376,
+        }
+    )
     assert found.cpu == "sm_80" and found.cores == 84 and "cluster" not in found.memories
     assert not any(unit.name.startswith("wgmma") for unit in found.matrix)
     assert found.limits["warps_per_core"] == 48 and found.limits["warps_per_block"] == 32

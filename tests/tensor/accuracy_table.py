@@ -29,10 +29,18 @@ import tilegrad as tg
 Array = np.ndarray
 mp = mpmath.mp.clone()
 mp.prec = 160
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16,
-          "float16": torch.float16}  # fmt: skip
-DIGITS = {"float32": (24, -149, 128), "float64": (53, -1074, 1024),
-          "bfloat16": (8, -133, 128), "float16": (11, -24, 16)}  # fmt: skip
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DIGITS = {
+    "float32": (24, -149, 128),
+    "float64": (53, -1074, 1024),
+    "bfloat16": (8, -133, 128),
+    "float16": (11, -24, 16),
+}
 EXTREMES = ("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max")
 MODULES = ("elementwise", "maths", "activation", "compare")
 
@@ -175,29 +183,70 @@ ONE = {  # of one operand: (name, exact, options)
     "leaky_relu": lambda x: x if x > 0 else x * mp.mpf(0.01),
 }  # fmt: skip
 ONE_EXACT = (
-    "abs", "ceil", "floor", "frac", "neg", "positive", "round", "sign", "trunc", "nan_to_num",
-    "relu", "relu6", "hardtanh", "hardshrink", "softshrink", "isfinite", "isinf", "isnan",
-    "signbit", "logical_not",
-)  # fmt: skip
+    "abs",
+    "ceil",
+    "floor",
+    "frac",
+    "neg",
+    "positive",
+    "round",
+    "sign",
+    "trunc",
+    "nan_to_num",
+    "relu",
+    "relu6",
+    "hardtanh",
+    "hardshrink",
+    "softshrink",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "signbit",
+    "logical_not",
+)
 TWO = {
-    "pow": _power, "atan2": _atan2,
-    "hypot": lambda a, b: mp.sqrt(a * a + b * b), "logaddexp": _logaddexp,
-}  # fmt: skip
+    "pow": _power,
+    "atan2": _atan2,
+    "hypot": lambda a, b: mp.sqrt(a * a + b * b),
+    "logaddexp": _logaddexp,
+}
 TWO_EXACT = (
-    "add", "sub", "mul", "div", "floor_divide", "fmod", "remainder", "fmax", "fmin", "maximum",
-    "minimum", "copysign", "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_and",
-    "logical_or", "logical_xor",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floor_divide",
+    "fmod",
+    "remainder",
+    "fmax",
+    "fmin",
+    "maximum",
+    "minimum",
+    "copysign",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "isclose",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+)
 LOOSE = {"gelu", "tanhshrink", "logit", "logaddexp", "sigmoid", "expit", "silu", "mish"}
 NUMPY = {"fmod": np.fmod, "remainder": _remainder, "floor_divide": _floor_divide}
 ROWS = [
     *(replace(unary(name, exact), loose=name in LOOSE) for name, exact in ONE.items()),
     *(unary(name) for name in ONE_EXACT),
     replace(unary("gelu", _gelu_tanh, approximate="tanh"), loose=True),
-    unary("elu", _elu(0.5), alpha=0.5), unary("celu", _elu(2.0, 1.0, 2.0), alpha=2.0),
+    unary("elu", _elu(0.5), alpha=0.5),
+    unary("celu", _elu(2.0, 1.0, 2.0), alpha=2.0),
     unary("nan_to_num", nan=1.0, posinf=2.0, neginf=-3.0),
     unary("threshold", threshold=0.1, value=20.0),
-    unary("clamp", min=-0.5, max=2.0), unary("clamp", min=math.nan), unary("clamp", max=math.nan),
+    unary("clamp", min=-0.5, max=2.0),
+    unary("clamp", min=math.nan),
+    unary("clamp", max=math.nan),
     unary("clamp", min=2.0, max=-1.0),
     *(replace(binary(name, exact), loose=name in LOOSE) for name, exact in TWO.items()),
     replace(binary("float_power", _power), dtypes=("float64",)),
@@ -212,7 +261,7 @@ ROWS = [
     Row("where", lambda m, x, a, b: m.where(x > 0, a, b), None, 3),
     Row("%", lambda m, a, b: a % b, None, 2, "remainder", _remainder),
     Row("//", lambda m, a, b: a // b, None, 2, "floor_divide", _floor_divide),
-]  # fmt: skip
+]
 # Names of another row, of whole Tensors, of integers (test_elementwise), or sums of products.
 OTHER = {
     "absolute": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
@@ -244,9 +293,16 @@ SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1.5, 2.5, 10.0, 0.1, 1 / 3, 6.0, 20.0, 88.0,
 def special(dtype: str) -> Array:
     """Values at which something happens, with both signs, and one nan."""
     digits, least, most = DIGITS[dtype]
-    ends = [2.0**least, 2.0 ** (least + digits), 2.0 ** (least + digits - 1),
-            2.0 ** (most - 1) * (2 - 2.0 ** (1 - digits)), 2.0 ** (most - 1), 2.0**digits,
-            2.0 ** (digits - 1) + 0.5, 2.0 ** (digits - 1) + 1]  # fmt: skip
+    ends = [
+        2.0**least,
+        2.0 ** (least + digits),
+        2.0 ** (least + digits - 1),
+        2.0 ** (most - 1) * (2 - 2.0 ** (1 - digits)),
+        2.0 ** (most - 1),
+        2.0**digits,
+        2.0 ** (digits - 1) + 0.5,
+        2.0 ** (digits - 1) + 1,
+    ]
     near = [b + s * 2.0 ** (-digits + j) for b in (1.0, 2.0) for s in (1, -1) for j in (0, 1)]
     found = np.array([*SPECIAL, *ends, *near])
     return narrow(np.concatenate([found, -found, [math.nan]]), dtype)
@@ -278,12 +334,22 @@ def sample(dtype: str, count: int, operands: int, few: bool = False, seed: int =
     if operands == 1:
         turns = np.rint(np.exp2(random.uniform(0, 50, count))) * (math.pi / 2)
         near = random.choice([-1.0, 1.0], count) * (1 - np.exp2(random.uniform(-digits, 0, count)))
-        edge = random.uniform(0.97, 1.01, count) * math.log(2) * random.choice(
-            [most, least, -least], count)  # fmt: skip
-        kinds = [patterns(dtype, random, 2 * count), random.uniform(-1, 1, count),
-                 random.uniform(-10, 10, count), random.uniform(-120, 120, count), turns, near,
-                 1 + np.exp2(random.uniform(-digits, 3, count)), edge,
-                 edge / math.log(2)]  # fmt: skip
+        edge = (
+            random.uniform(0.97, 1.01, count)
+            * math.log(2)
+            * random.choice([most, least, -least], count)
+        )
+        kinds = [
+            patterns(dtype, random, 2 * count),
+            random.uniform(-1, 1, count),
+            random.uniform(-10, 10, count),
+            random.uniform(-120, 120, count),
+            turns,
+            near,
+            1 + np.exp2(random.uniform(-digits, 3, count)),
+            edge,
+            edge / math.log(2),
+        ]
         return [narrow(np.concatenate([chosen, *kinds]), dtype)]
     if operands == 3:
         chosen = random.choice(chosen, 9)
@@ -295,8 +361,12 @@ def sample(dtype: str, count: int, operands: int, few: bool = False, seed: int =
     first = patterns(dtype, random, count)
     scale = [np.exp2(random.uniform(-20, 20, count)) for _ in range(operands - 1)]
     parts.append([first, *(first * s for s in scale)])
-    parts.append([1 + np.exp2(random.uniform(-12, 1, count)),
-                  *(np.exp2(random.uniform(0, 10, count)) for _ in range(operands - 1))])
+    parts.append(
+        [
+            1 + np.exp2(random.uniform(-12, 1, count)),
+            *(np.exp2(random.uniform(0, 10, count)) for _ in range(operands - 1)),
+        ]
+    )
     with np.errstate(all="ignore"):
         return [narrow(np.concatenate([p[i] for p in parts]), dtype) for i in range(operands)]
 

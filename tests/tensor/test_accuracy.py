@@ -59,9 +59,11 @@ def test_whole_quotients_and_remainders(dtype: str) -> None:
     }
     a, b = tg.tensor(x), tg.tensor(y)
     got = {
-        "fmod": tg.fmod(a, b), "remainder": a % b, "floor_divide": a // b,
+        "fmod": tg.fmod(a, b),
+        "remainder": a % b,
+        "floor_divide": a // b,
         "trunc": tg.div(a, b, rounding_mode="trunc"),
-    }  # fmt: skip
+    }
     for name, result in got.items():
         found = result.numpy()
         assert found.dtype == x.dtype
@@ -92,8 +94,16 @@ PAIRS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, INFINITY, -INFINITY, NAN, 1e30, 1
 # at an infinity. Of two operands that are no numbers no derivative is asked for, nor of nan that is
 # held between bounds: it is 1 where torch's is 0, and another would cost as much as the function.
 SPARED = {"logaddexp", "copysign"}
-BOUNDED = {"clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardswish",
-           "hardshrink"}  # fmt: skip
+BOUNDED = {
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "hardtanh",
+    "relu6",
+    "hardsigmoid",
+    "hardswish",
+    "hardshrink",
+}
 
 
 def _theirs(row: object, inputs: list[np.ndarray], dtype: object) -> list[np.ndarray] | None:
@@ -130,8 +140,13 @@ def test_derivatives_at_special_points(part: int) -> None:
         for place, (got, a, b) in enumerate(zip(ours, near, wide)):
             g = got.numpy().astype(np.float64)
             with np.errstate(all="ignore"):
-                good = [(g == t) | (np.isnan(g) & np.isnan(t)) | (np.abs(g - t) <= 1e-5 * np.abs(t))
-                        | (np.abs(g - t) < 1e-37) for t in (a, b)]  # fmt: skip
+                good = [
+                    (g == t)
+                    | (np.isnan(g) & np.isnan(t))
+                    | (np.abs(g - t) <= 1e-5 * np.abs(t))
+                    | (np.abs(g - t) < 1e-37)
+                    for t in (a, b)
+                ]
             for i in np.flatnonzero(~(good[0] | good[1]))[:3]:
                 at = tuple(float(x[i]) for x in inputs)
                 wrong.append(f"{row.name}{at} by {place}: {g[i]}, torch {a[i]} or {b[i]}")

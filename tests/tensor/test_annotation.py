@@ -38,9 +38,12 @@ def test_typed_checks_names_across_arguments_and_result():
         return x @ w if scale == 1.0 else (x @ w).sum(0)
 
     assert f(ones(2, 3), ones(3, 4)).shape == (2, 4)
-    with pytest.raises(ShapeError, match=r"f: argument w has another size on axis 0(.|\n)*"
-                       r"Tensor\['D', 'E'\] with D = 3, as in argument x(.|\n)*"
-                       r"got: float32 \(5, 4\)(.|\n)*at .*test_annotation.py:\d+"):  # fmt: skip
+    with pytest.raises(
+        ShapeError,
+        match=r"f: argument w has another size on axis 0(.|\n)*"
+        r"Tensor\['D', 'E'\] with D = 3, as in argument x(.|\n)*"
+        r"got: float32 \(5, 4\)(.|\n)*at .*test_annotation.py:\d+",
+    ):
         f(ones(2, 3), ones(5, 4))
     with pytest.raises(ShapeError, match="the result has another number of axes"):
         f(ones(2, 3), ones(3, 4), scale=2.0)

@@ -23,11 +23,26 @@ U = RANDOM.integers(0, 9, (3, 4)).astype(np.uint8)
 B = RANDOM.integers(0, 2, (3, 4)).astype(bool)
 FLOATS, INTS = (np.float32, np.float64), (np.int8, np.int32, np.int64, np.uint8, np.uint16)
 NO_FUNCTIONS = {
-    "e", "inf", "nan", "newaxis", "pi", "bool", "complex64", "complex128", "float32", "float64",
+    "e",
+    "inf",
+    "nan",
+    "newaxis",
+    "pi",
+    "bool",
+    "complex64",
+    "complex128",
+    "float32",
+    "float64",
     *[f"{k}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)],
-    "ModuleType", "ArrayAPIStrictFlags", "Device", "get_array_api_strict_flags",
-    "set_array_api_strict_flags", "reset_array_api_strict_flags", "linalg", "fft",
-}  # fmt: skip
+    "ModuleType",
+    "ArrayAPIStrictFlags",
+    "Device",
+    "get_array_api_strict_flags",
+    "set_array_api_strict_flags",
+    "reset_array_api_strict_flags",
+    "linalg",
+    "fft",
+}
 
 
 def given(m, value):
@@ -74,14 +89,23 @@ def case(names, *args, **options):
 # elementwise
 for dtype in FLOATS:
     f, s = F.astype(dtype), SPECIAL.astype(dtype)
-    case("abs acos asin atan atanh ceil cos cosh exp expm1 floor isfinite isinf isnan log log1p "
-         "log2 log10 negative positive reciprocal round sign signbit sin sinh sqrt square tan tanh "
-         "trunc asinh acosh conj", f)  # fmt: skip
-    case("abs ceil exp floor isfinite isinf isnan log negative round sign signbit sqrt square tanh "
-         "trunc atan", s)  # fmt: skip
-    case("add subtract multiply divide maximum minimum atan2 copysign hypot logaddexp equal "
-         "not_equal less less_equal greater greater_equal floor_divide remainder nextafter", f,
-         f[::-1].copy() + dtype(0.25))  # fmt: skip
+    case(
+        "abs acos asin atan atanh ceil cos cosh exp expm1 floor isfinite isinf isnan log log1p "
+        "log2 log10 negative positive reciprocal round sign signbit sin sinh sqrt square tan tanh "
+        "trunc asinh acosh conj",
+        f,
+    )
+    case(
+        "abs ceil exp floor isfinite isinf isnan log negative round sign signbit sqrt square tanh "
+        "trunc atan",
+        s,
+    )
+    case(
+        "add subtract multiply divide maximum minimum atan2 copysign hypot logaddexp equal "
+        "not_equal less less_equal greater greater_equal floor_divide remainder nextafter",
+        f,
+        f[::-1].copy() + dtype(0.25),
+    )
     case("pow", np.abs(f), f)
     case("add multiply less nextafter maximum", s, s[::-1].copy())
     case("clip", f, -1.0, 1.0)
@@ -91,8 +115,12 @@ for dtype in INTS:
     i = (np.abs(N) if np.dtype(dtype).kind == "u" else N).astype(dtype)
     other = (np.abs(N[::-1]) + 1).astype(dtype)
     case("abs ceil floor trunc round sign square positive isfinite isinf isnan bitwise_invert", i)
-    case("add subtract multiply floor_divide remainder maximum minimum equal not_equal less "
-         "greater_equal bitwise_and bitwise_or bitwise_xor", i, other)  # fmt: skip
+    case(
+        "add subtract multiply floor_divide remainder maximum minimum equal not_equal less "
+        "greater_equal bitwise_and bitwise_or bitwise_xor",
+        i,
+        other,
+    )
     case("pow", i, (other % 3).astype(dtype))
     case("bitwise_left_shift bitwise_right_shift", i, (other % 4).astype(dtype))
     case("sum prod cumulative_sum", i.reshape(-1)[:5])
@@ -203,9 +231,18 @@ case("count_nonzero", np.zeros((0, 3)))
 case("sum prod any all", np.zeros((0, 3)), axis=0)
 
 TESTED_APART = {
-    "finfo", "iinfo", "isdtype", "result_type", "can_cast", "from_dlpack", "empty", "empty_like",
-    "broadcast_shapes", "real", "imag",
-}  # fmt: skip
+    "finfo",
+    "iinfo",
+    "isdtype",
+    "result_type",
+    "can_cast",
+    "from_dlpack",
+    "empty",
+    "empty_like",
+    "broadcast_shapes",
+    "real",
+    "imag",
+}
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES}))
@@ -234,10 +271,22 @@ def test_arguments_are_the_standards():
 
 
 def test_dtypes():
-    names = [*[f"{k}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)], "float32", "float64",
-             "bool"]  # fmt: skip
-    kinds = ["bool", "signed integer", "unsigned integer", "integral", "real floating", "numeric",
-             "complex floating", ("bool", "integral")]  # fmt: skip
+    names = [
+        *[f"{k}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)],
+        "float32",
+        "float64",
+        "bool",
+    ]
+    kinds = [
+        "bool",
+        "signed integer",
+        "unsigned integer",
+        "integral",
+        "real floating",
+        "numeric",
+        "complex floating",
+        ("bool", "integral"),
+    ]
     for a in names:
         for kind in kinds:
             assert xp.isdtype(getattr(xp, a), kind) == strict.isdtype(getattr(strict, a), kind)
@@ -286,8 +335,16 @@ def test_the_array_itself():
     assert xp.zeros(2).dtype is info.default_dtypes()["real floating"]
     assert xp.asarray([1, 2]).dtype is info.default_dtypes()["integral"]
     y = strict.asarray(F)
-    for function in (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
-                     operator.mod, operator.lt, operator.ne):  # fmt: skip
+    for function in (
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.floordiv,
+        operator.mod,
+        operator.lt,
+        operator.ne,
+    ):
         ours, theirs = function(x, x * 2 + 0.25), function(y, y * 2 + 0.25)
         np.testing.assert_allclose(ours.numpy(), np.asarray(theirs), 1e-12)
 

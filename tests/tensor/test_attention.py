@@ -24,8 +24,11 @@ Q, K, V = (random_array((2, 4, 3, 8), i) for i in range(3))
 def test_attention(options: dict) -> None:
     compare(
         lambda q, k, v: scaled_dot_product_attention(q, k, v, **options),
-        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options), Q, K, V,
-    )  # fmt: skip
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, **options),
+        Q,
+        K,
+        V,
+    )
 
 
 def test_attention_masks() -> None:
@@ -37,16 +40,20 @@ def test_attention_masks() -> None:
             lambda q, k, v, m=each: functional.scaled_dot_product_attention(
                 q, k, v, torch.tensor(m)
             ),
-            Q, K, V,
-        )  # fmt: skip
+            Q,
+            K,
+            V,
+        )
 
 
 def test_attention_with_shared_heads() -> None:
     compare(
         lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True),
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-        Q, random_array((2, 2, 5, 8), 1), random_array((2, 2, 5, 8), 2),
-    )  # fmt: skip
+        Q,
+        random_array((2, 2, 5, 8), 1),
+        random_array((2, 2, 5, 8), 2),
+    )
 
 
 def test_attention_in_bfloat16() -> None:
@@ -69,8 +76,14 @@ def test_any_leading_axes(axes: int) -> None:
     q, k, v = (random_array((*lead, t, 8), t) for t in (3, 5, 5))
     for mask in (None, random_array((3, 5), 5), random_array((1,) * (axes - 2) + (3, 5), 6)):
         given_masks = () if mask is None else (mask,)
-        compare(scaled_dot_product_attention, functional.scaled_dot_product_attention, q, k, v,
-                *given_masks)  # fmt: skip
+        compare(
+            scaled_dot_product_attention,
+            functional.scaled_dot_product_attention,
+            q,
+            k,
+            v,
+            *given_masks,
+        )
 
 
 def test_broadcast_batches_and_heads() -> None:
@@ -86,15 +99,30 @@ def test_a_mask_of_each_batch_over_two_leading_axes() -> None:
     mask = random_array((2, 1, 1, 5, 5), 3)
     compare(
         lambda q, m: scaled_dot_product_attention(q, q, q, m),
-        lambda q, m: functional.scaled_dot_product_attention(q, q, q, m), q, mask,
-    )  # fmt: skip
+        lambda q, m: functional.scaled_dot_product_attention(q, q, q, m),
+        q,
+        mask,
+    )
 
 
 # ---- attention with every option against its definition ---------------------------------------
 
 
-def defined(q, k, v, *, scale=None, low=None, high=None, softcap=0.0, bias=None, mask=None,
-            slopes=None, sinks=None, key_lengths=None):  # fmt: skip
+def defined(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    low=None,
+    high=None,
+    softcap=0.0,
+    bias=None,
+    mask=None,
+    slopes=None,
+    sinks=None,
+    key_lengths=None,
+):
     """(out, lse) in torch by the definition: q (B, H, Tq, D), k and v with fewer heads."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -189,8 +217,7 @@ def test_every_option(problem) -> None:
     for name, peer in peers.items():
         if peer.grad is not None:
             found = mine[name].grad.numpy()
-            np.testing.assert_allclose(found, peer.grad.numpy(), rtol=1e-8, atol=1e-9,
-                                       err_msg=name)  # fmt: skip
+            np.testing.assert_allclose(found, peer.grad.numpy(), rtol=1e-8, atol=1e-9, err_msg=name)
 
 
 def test_packed_sequences_are_the_sequences_alone() -> None:
@@ -200,15 +227,29 @@ def test_packed_sequences_are_the_sequences_alone() -> None:
     k, v = (random_array((int(starts[1][-1]), 2, 8), i) for i in (1, 2))
     slopes = random_array((4,), 4)
     out, lse = attention(
-        Tensor(q), Tensor(k), Tensor(v), causal=True, window=3, slopes=Tensor(slopes),
-        query_starts=Tensor(starts[0]), key_starts=Tensor(starts[1]), layout="thd",
+        Tensor(q),
+        Tensor(k),
+        Tensor(v),
+        causal=True,
+        window=3,
+        slopes=Tensor(slopes),
+        query_starts=Tensor(starts[0]),
+        key_starts=Tensor(starts[1]),
+        layout="thd",
         return_lse=True,
-    )  # fmt: skip
+    )
     assert out.shape == (11, 4, 8) and lse.shape == (4, 11)
     for n in range(len(lengths)):
         i, j = (slice(int(s[n]), int(s[n + 1])) for s in starts)
-        alone = attention(Tensor(q[i]), Tensor(k[j]), Tensor(v[j]), causal=True, window=3,
-                          slopes=Tensor(slopes), layout="thd")  # fmt: skip
+        alone = attention(
+            Tensor(q[i]),
+            Tensor(k[j]),
+            Tensor(v[j]),
+            causal=True,
+            window=3,
+            slopes=Tensor(slopes),
+            layout="thd",
+        )
         np.testing.assert_allclose(out.numpy()[i], alone.numpy(), atol=2e-6)
     assert not out.numpy()[5 + lengths[3][0] + 4 :].any()
     assert (lse.numpy()[:, 3:5] == -np.inf).all()  # a sequence with queries and no keys
@@ -258,16 +299,18 @@ def test_low_precision_is_near_float64(dtype: str) -> None:
         x.requires_grad = True
     out = attention(*low, causal=True)
     (out.float() * Tensor(random_array(out.shape, 9))).sum().backward()
-    wide = [torch.tensor(x.detach().float().numpy().astype(np.float64), requires_grad=True)
-            for x in low]  # fmt: skip
+    wide = [
+        torch.tensor(x.detach().float().numpy().astype(np.float64), requires_grad=True) for x in low
+    ]
     wanted = functional.scaled_dot_product_attention(*wide, is_causal=True)
     (wanted * torch.tensor(random_array(out.shape, 9))).sum().backward()
     step = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
     np.testing.assert_allclose(out.float().numpy(), wanted.detach().numpy(), atol=3 * step)
     for mine, peer in zip(low, wide):
         scale = float(peer.grad.abs().max())
-        np.testing.assert_allclose(mine.grad.float().numpy(), peer.grad.numpy(),
-                                   atol=4 * step * scale)  # fmt: skip
+        np.testing.assert_allclose(
+            mine.grad.float().numpy(), peer.grad.numpy(), atol=4 * step * scale
+        )
 
 
 # ---- dropout ----------------------------------------------------------------------------------
@@ -308,8 +351,9 @@ def test_vmap_is_a_loop() -> None:
         run = vmap(lambda q, k, v, b: attention(q, k, v, bias=b, causal=True, **share))  # noqa: B023
         found = run(*(Tensor(x) for x in (q, k, v, bias))).numpy()
         for i in range(3):
-            one = attention(*(Tensor(x[i]) for x in (q, k, v)), bias=Tensor(bias[i]), causal=True,
-                            **share)  # fmt: skip
+            one = attention(
+                *(Tensor(x[i]) for x in (q, k, v)), bias=Tensor(bias[i]), causal=True, **share
+            )
             np.testing.assert_allclose(found[i], one.numpy(), atol=2e-6)
 
 
@@ -351,8 +395,10 @@ def test_forward_mode() -> None:
     _, moved = tilegrad.jvp(
         lambda x: attention(x, Tensor(k), Tensor(v), causal=True), (Tensor(q),), (Tensor(t),)
     )
-    ends = [attention(Tensor(q + s * 1e-5 * t), Tensor(k), Tensor(v), causal=True).numpy()
-            for s in (1, -1)]  # fmt: skip
+    ends = [
+        attention(Tensor(q + s * 1e-5 * t), Tensor(k), Tensor(v), causal=True).numpy()
+        for s in (1, -1)
+    ]
     np.testing.assert_allclose(moved.numpy(), (ends[0] - ends[1]) / 2e-5, atol=1e-8)
 
 
@@ -391,9 +437,12 @@ WRONG = [
     ({"sinks": np.zeros(4, np.int32)}, DTypeError, "sinks has another dtype"),
     ({"key_lengths": np.zeros(3, np.int32)}, ShapeError, "key_lengths does not fit"),
     ({"query_starts": np.zeros(3, np.int32)}, UserError, "go together"),
-    ({"query_starts": np.zeros(3, np.int32), "key_starts": np.zeros(3, np.int32)}, ShapeError,
-     "packed sequences lie in one batch entry"),
-]  # fmt: skip
+    (
+        {"query_starts": np.zeros(3, np.int32), "key_starts": np.zeros(3, np.int32)},
+        ShapeError,
+        "packed sequences lie in one batch entry",
+    ),
+]
 
 
 @pytest.mark.parametrize(("options", "kind", "text"), WRONG, ids=[w[2] for w in WRONG])
@@ -407,11 +456,19 @@ def test_wrong_packed_options() -> None:
     x = Tensor(Q[0].swapaxes(0, 1).copy())  # (3, 4, 8)
     starts = Tensor(np.array([0, 1, 3], np.int32))
     with pytest.raises(UserError, match="no common end"):
-        attention(x, x, x, query_starts=starts, key_starts=starts, causal="bottom_right",
-                  layout="thd")  # fmt: skip
+        attention(
+            x, x, x, query_starts=starts, key_starts=starts, causal="bottom_right", layout="thd"
+        )
     with pytest.raises(UserError, match="lengths in the starts"):
-        attention(x, x, x, query_starts=starts, key_starts=starts, layout="thd",
-                  key_lengths=Tensor(np.array([3], np.int32)))  # fmt: skip
+        attention(
+            x,
+            x,
+            x,
+            query_starts=starts,
+            key_starts=starts,
+            layout="thd",
+            key_lengths=Tensor(np.array([3], np.int32)),
+        )
     with pytest.raises(ShapeError, match="key_starts does not fit"):
         attention(x, x, x, query_starts=starts, key_starts=starts[:2], layout="thd")
 

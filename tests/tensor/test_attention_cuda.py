@@ -41,5 +41,4 @@ def test_forward_and_backward_reach_the_kernels(cuda, causal) -> None:  # noqa: 
 def test_what_no_kernel_takes_is_decomposed(cuda) -> None:  # noqa: F811
     q, k, v = (tg.tensor(numbers(1, 2, 20, 16)) for _ in range(3))  # float32
     found = tg.jit(lambda *x: tg.attention(*x, causal=True))(*(x.cuda() for x in (q, k, v)))
-    np.testing.assert_allclose(found.numpy(), tg.attention(q, k, v, causal=True).numpy(),
-                               atol=1e-5)  # fmt: skip
+    np.testing.assert_allclose(found.numpy(), tg.attention(q, k, v, causal=True).numpy(), atol=1e-5)

@@ -52,8 +52,11 @@ def test_equal_leaves_are_told_apart():
 
 def test_gradient_of_a_vector_needs_a_start():
     x = leaf(1.0, 2.0)
-    with pytest.raises(ShapeError, match=r"backward: needs a gradient(.|\n)*shape \(2,\)(.|\n)*"
-                       r"test_autograd.py:\d+(.|\n)*hint: reduce it first"):  # fmt: skip
+    with pytest.raises(
+        ShapeError,
+        match=r"backward: needs a gradient(.|\n)*shape \(2,\)(.|\n)*"
+        r"test_autograd.py:\d+(.|\n)*hint: reduce it first",
+    ):
         (x * x).backward()
     with pytest.raises(ShapeError, match=r"another shape(.|\n)*expected: \(2,\)(.|\n)*got: \(3,\)"):
         (x * x).backward(Tensor([1.0, 1.0, 1.0]))

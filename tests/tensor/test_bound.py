@@ -317,9 +317,16 @@ LAYERS, PAGE, MOST, CONTEXT = 2, 16, 4, 64
 def small_decoder() -> Decoder:
     tg.manual_seed(0)
     made = DecoderConfig(
-        "llama", vocabulary=32, width=32, layers=LAYERS, heads=2, key_heads=1, head_width=16,
-        hidden=48, context=CONTEXT,
-    )  # fmt: skip
+        "llama",
+        vocabulary=32,
+        width=32,
+        layers=LAYERS,
+        heads=2,
+        key_heads=1,
+        head_width=16,
+        hidden=48,
+        context=CONTEXT,
+    )
     return Decoder(made)
 
 
@@ -348,8 +355,9 @@ def decode(model, cache, slots, chosen):
 
 
 def cache_for(requests: int) -> PagedCache:
-    cache = PagedCache(LAYERS, requests * MOST, PAGE, 1, 16, requests=requests, most_pages=MOST,
-                       dtype=tg.float32)  # fmt: skip
+    cache = PagedCache(
+        LAYERS, requests * MOST, PAGE, 1, 16, requests=requests, most_pages=MOST, dtype=tg.float32
+    )
     table = np.arange(requests * MOST, dtype=np.int32).reshape(requests, MOST)
     cache.table.buffer().array((requests, MOST), np.int32)[...] = table
     return cache

@@ -276,16 +276,24 @@ def test_two_bounds_on_one_cache(cuda) -> None:
         return lengths * 1
 
     cache = PagedCache(1, 4, 64, 1, 64, requests=2, most_pages=2, dtype=tg.bfloat16, device="cuda")
-    jitted = tg.jit(append, dynamic={"k": {0: ("T", 1, 4)}, "table": {0: ("R", 1, 2)},
-                                     "lengths": {0: ("R", 1, 2)},
-                                     "starts": {0: symbol("R", 1, 2) + 1}})  # fmt: skip
+    jitted = tg.jit(
+        append,
+        dynamic={
+            "k": {0: ("T", 1, 4)},
+            "table": {0: ("R", 1, 2)},
+            "lengths": {0: ("R", 1, 2)},
+            "starts": {0: symbol("R", 1, 2) + 1},
+        },
+    )
 
     def arguments(requests: int):
         k = np.arange(requests * 64).reshape(requests, 1, 64) + 1
         table = np.arange(2 * requests, dtype=np.int32).reshape(requests, 2)
         numbers = (table, np.ones(requests, np.int32), np.arange(requests + 1, dtype=np.int32))
-        return [tg.tensor(k.astype(np.float32), device="cuda").bfloat16(),
-                *(tg.tensor(n, device="cuda") for n in numbers)]  # fmt: skip
+        return [
+            tg.tensor(k.astype(np.float32), device="cuda").bfloat16(),
+            *(tg.tensor(n, device="cuda") for n in numbers),
+        ]
 
     one, two = (jitted.bind(cache, *arguments(n)) for n in (1, 2))
     place = cache.keys[0].buffer().pointer

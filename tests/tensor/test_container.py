@@ -92,8 +92,9 @@ def test_self_containing_container_is_an_error():
 
 def test_map_leaves():
     assert map_leaves(lambda a, b: a + b, {"x": 1, "y": (2,)}, {"x": 10, "y": (20,)}) == {
-        "x": 11, "y": (22,),
-    }  # fmt: skip
+        "x": 11,
+        "y": (22,),
+    }
     with pytest.raises(ShapeError, match="arranged differently"):
         map_leaves(lambda a, b: a, (1, 2), (1,))
 
@@ -110,8 +111,10 @@ def test_broadcast_prefix():
 NAMES = st.sampled_from(["w", "b", "a", "scale"])
 NESTS = st.recursive(
     st.just(0.0),
-    lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=4)
-    | st.lists(inner, min_size=1, max_size=2),
+    lambda inner: (
+        st.dictionaries(NAMES, inner, min_size=1, max_size=4)
+        | st.lists(inner, min_size=1, max_size=2)
+    ),
     max_leaves=6,
 ).filter(lambda nest: isinstance(nest, dict))
 

@@ -11,9 +11,15 @@ from tilegrad.tensor import convolution, pooling, resize
 functional = torch.nn.functional
 
 OPTIONS = [
-    {}, {"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"padding": "same"},
-    {"padding": "valid"}, {"stride": 2, "padding": 2, "dilation": 2, "groups": 4},
-]  # fmt: skip
+    {},
+    {"stride": 2},
+    {"padding": 1},
+    {"dilation": 2},
+    {"groups": 2},
+    {"padding": "same"},
+    {"padding": "valid"},
+    {"stride": 2, "padding": 2, "dilation": 2, "groups": 4},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -23,9 +29,11 @@ def test_convolution(rank: int, options: dict) -> None:
     shapes = (2, 4, *(7, 6)[:rank]), (8, 4 // groups, *(3, 2)[:rank]), (8,)
     ours, theirs = getattr(convolution, f"conv{rank}d"), getattr(functional, f"conv{rank}d")
     compare(
-        lambda x, w, b: ours(x, w, b, **options), lambda x, w, b: theirs(x, w, b, **options),
-        *(random_array(s) for s in shapes), tolerance=1e-4,
-    )  # fmt: skip
+        lambda x, w, b: ours(x, w, b, **options),
+        lambda x, w, b: theirs(x, w, b, **options),
+        *(random_array(s) for s in shapes),
+        tolerance=1e-4,
+    )
 
 
 def test_convolution_in_three_axes_and_without_a_batch() -> None:
@@ -33,14 +41,20 @@ def test_convolution_in_three_axes_and_without_a_batch() -> None:
     compare(
         lambda x, w: convolution.conv3d(x, w, stride=(1, 2, 1), padding=(0, 1, 2)),
         lambda x, w: functional.conv3d(x, w, stride=(1, 2, 1), padding=(0, 1, 2)),
-        x, w, tolerance=1e-4,
-    )  # fmt: skip
+        x,
+        w,
+        tolerance=1e-4,
+    )
 
 
 TRANSPOSED = [
-    {}, {"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2},
+    {},
+    {"stride": 2},
+    {"padding": 1},
+    {"dilation": 2},
+    {"groups": 2},
     {"stride": 3, "padding": 1, "output_padding": 2, "dilation": 2, "groups": 2},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", TRANSPOSED, ids=str)
@@ -51,9 +65,11 @@ def test_transposed_convolution(rank: int, options: dict) -> None:
     name = f"conv_transpose{rank}d"
     ours, theirs = getattr(convolution, name), getattr(functional, name)
     compare(
-        lambda x, w, b: ours(x, w, b, **options), lambda x, w, b: theirs(x, w, b, **options),
-        *(random_array(s) for s in shapes), tolerance=1e-4,
-    )  # fmt: skip
+        lambda x, w, b: ours(x, w, b, **options),
+        lambda x, w, b: theirs(x, w, b, **options),
+        *(random_array(s) for s in shapes),
+        tolerance=1e-4,
+    )
 
 
 def test_low_precision_convolution_is_rounded_once() -> None:
@@ -72,16 +88,20 @@ def test_fold_and_unfold() -> None:
     columns = functional.unfold(torch.tensor(image), **options).numpy()
     compare(
         lambda x: convolution.fold(x, (6, 5), **options),
-        lambda x: functional.fold(x, (6, 5), **options), columns,
-    )  # fmt: skip
+        lambda x: functional.fold(x, (6, 5), **options),
+        columns,
+    )
 
 
 # ---- pooling --------------------------------------------------------------------------------
 
 POOLS = [
-    (2, {}), (3, {"stride": 2}), (3, {"stride": 2, "padding": 1}),
-    (3, {"stride": 2, "padding": 1, "ceil_mode": True}), (2, {"ceil_mode": True}),
-]  # fmt: skip
+    (2, {}),
+    (3, {"stride": 2}),
+    (3, {"stride": 2, "padding": 1}),
+    (3, {"stride": 2, "padding": 1, "ceil_mode": True}),
+    (2, {"ceil_mode": True}),
+]
 
 
 @pytest.mark.parametrize("kernel,options", POOLS, ids=str)
@@ -93,8 +113,9 @@ def test_pooling(rank: int, kernel: int, options: dict) -> None:
         for extra in more:
             compare(
                 lambda x, f=ours, e=extra: f(x, kernel, **options, **e),
-                lambda x, f=theirs, e=extra: f(x, kernel, **options, **e), x,
-            )  # fmt: skip
+                lambda x, f=theirs, e=extra: f(x, kernel, **options, **e),
+                x,
+            )
 
 
 def test_more_pooling() -> None:
@@ -106,14 +127,11 @@ def test_more_pooling() -> None:
         close(a, b)
     compare(
         lambda x: pooling.avg_pool2d(x, 2, divisor_override=3),
-        lambda x: functional.avg_pool2d(x, 2, divisor_override=3), x,
-    )  # fmt: skip
-    compare(
-        lambda x: pooling.max_pool3d(x, 2, 1), lambda x: functional.max_pool3d(x, 2, 1), x
+        lambda x: functional.avg_pool2d(x, 2, divisor_override=3),
+        x,
     )
-    compare(
-        lambda x: pooling.lp_pool2d(x, 2, 2), lambda x: functional.lp_pool2d(x, 2, 2), x
-    )
+    compare(lambda x: pooling.max_pool3d(x, 2, 1), lambda x: functional.max_pool3d(x, 2, 1), x)
+    compare(lambda x: pooling.lp_pool2d(x, 2, 2), lambda x: functional.lp_pool2d(x, 2, 2), x)
 
 
 @pytest.mark.parametrize("size", [1, 2, (4, 5), (None, 3)])
@@ -129,10 +147,14 @@ def test_adaptive_pooling(size: object) -> None:
 # ---- resizing -------------------------------------------------------------------------------
 
 MODES = [
-    ("nearest", {}), ("nearest-exact", {}), ("area", {}), ("bilinear", {"align_corners": False}),
-    ("bilinear", {"align_corners": True}), ("bicubic", {"align_corners": False}),
+    ("nearest", {}),
+    ("nearest-exact", {}),
+    ("area", {}),
+    ("bilinear", {"align_corners": False}),
+    ("bilinear", {"align_corners": True}),
+    ("bicubic", {"align_corners": False}),
     ("bicubic", {"align_corners": True}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("mode,options", MODES, ids=str)
@@ -141,24 +163,24 @@ def test_interpolate(mode: str, options: dict, how: dict) -> None:
     compare(
         lambda x: resize.interpolate(x, mode=mode, **how, **options),
         lambda x: functional.interpolate(x, mode=mode, **how, **options),
-        random_array((2, 3, 4, 5)), tolerance=1e-4,
-    )  # fmt: skip
+        random_array((2, 3, 4, 5)),
+        tolerance=1e-4,
+    )
 
 
 def test_interpolate_in_one_axis() -> None:
     compare(
         lambda x: resize.interpolate(x, 9, mode="linear"),
-        lambda x: functional.interpolate(x, 9, mode="linear"), random_array((2, 3, 5)),
-    )  # fmt: skip
+        lambda x: functional.interpolate(x, 9, mode="linear"),
+        random_array((2, 3, 5)),
+    )
 
 
 def test_shuffles() -> None:
     x = random_array((2, 8, 4, 6))
     compare(lambda x: resize.pixel_shuffle(x, 2), lambda x: functional.pixel_shuffle(x, 2), x)
     compare(lambda x: resize.pixel_unshuffle(x, 2), lambda x: functional.pixel_unshuffle(x, 2), x)
-    compare(
-        lambda x: resize.channel_shuffle(x, 4), lambda x: torch.channel_shuffle(x, 4), x
-    )
+    compare(lambda x: resize.channel_shuffle(x, 4), lambda x: torch.channel_shuffle(x, 4), x)
 
 
 def test_errors() -> None:

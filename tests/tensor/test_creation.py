@@ -38,12 +38,16 @@ def test_creation():
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
 def test_like(dtype):
-    compare([
-        ("zeros_like", lambda m, x: m.zeros_like(x)), ("ones_like", lambda m, x: m.ones_like(x)),
-        ("full_like", lambda m, x: m.full_like(x, 1)),
-        ("dtype", lambda m, x: m.zeros_like(x, dtype=m.float64)),
-        ("new", lambda m, x: [x.new_zeros(2, 3), x.new_ones((2,)), x.new_full((2,), 1)]),
-    ], data(dtype, (2, 3)))  # fmt: skip
+    compare(
+        [
+            ("zeros_like", lambda m, x: m.zeros_like(x)),
+            ("ones_like", lambda m, x: m.ones_like(x)),
+            ("full_like", lambda m, x: m.full_like(x, 1)),
+            ("dtype", lambda m, x: m.zeros_like(x, dtype=m.float64)),
+            ("new", lambda m, x: [x.new_zeros(2, 3), x.new_ones((2,)), x.new_full((2,), 1)]),
+        ],
+        data(dtype, (2, 3)),
+    )
 
 
 def test_one_hot():
@@ -102,15 +106,23 @@ def test_large_data_is_copied_to_whole_lines() -> None:
     assert found[0, 1] == 2
 
 
-@pytest.mark.parametrize("make", [
-    lambda: tg.ones(2**40, 2**40).sum(), lambda: tg.zeros(0, 2**40, 2**40),
-    lambda: tg.arange(2**61),
-    lambda: tg.ones(2**40, 1) @ tg.ones(1, 2**40), lambda: tg.randn(2**33, 2**31),
-    lambda: tg.ones(2**40, 1).repeat(1, 2**30), lambda: tg.ones(2**31).outer(tg.ones(2**31)),
-    lambda: tg.pad(tg.ones(2**60), (2**62, 0)), lambda: tg.cat([tg.zeros(2**60, dtype="int8")] * 9),
-    lambda: tg.jit(lambda x: x.expand(2**40, -1).sum(), dynamic={"x": {0: ("N", 1, 2**40)}})(
-        tg.ones(4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tg.ones(2**40, 2**40).sum(),
+        lambda: tg.zeros(0, 2**40, 2**40),
+        lambda: tg.arange(2**61),
+        lambda: tg.ones(2**40, 1) @ tg.ones(1, 2**40),
+        lambda: tg.randn(2**33, 2**31),
+        lambda: tg.ones(2**40, 1).repeat(1, 2**30),
+        lambda: tg.ones(2**31).outer(tg.ones(2**31)),
+        lambda: tg.pad(tg.ones(2**60), (2**62, 0)),
+        lambda: tg.cat([tg.zeros(2**60, dtype="int8")] * 9),
+        lambda: tg.jit(lambda x: x.expand(2**40, -1).sum(), dynamic={"x": {0: ("N", 1, 2**40)}})(
+            tg.ones(4)
+        ),
+    ],
+)
 def test_sizes_beyond_64_bits_are_refused(make) -> None:
     with pytest.raises(ShapeError, match="cannot be addressed"):
         make()

@@ -34,8 +34,14 @@ class Interpreted:
         self.cuda, self.bodies = cuda, {}
 
     def offer(self) -> dispatch.Offer:
-        return dispatch.Offer(self.emit, lambda body: [], dispatch.architecture, self.compile,
-                              lambda data: data, dispatch._ptx().bind)  # fmt: skip
+        return dispatch.Offer(
+            self.emit,
+            lambda body: [],
+            dispatch.architecture,
+            self.compile,
+            lambda data: data,
+            dispatch._ptx().bind,
+        )
 
     def emit(self, body, name, target) -> dispatch.Program:
         symbols = [s.name for s in body_symbols(body)]
@@ -182,12 +188,14 @@ def test_float32_products_may_be_rounded(cuda) -> None:
 def test_creation_on_a_device(cuda) -> None:
     assert tg.zeros(3, device="cuda").device == "cuda:0"
     for made, wanted in (
-        (tg.zeros(3, device="cuda"), np.zeros(3)), (tg.full((2,), 7.0, device="cuda"), [7, 7]),
-        (tg.arange(4, device="cuda:0"), np.arange(4)), (tg.eye(2, device="cuda"), np.eye(2)),
+        (tg.zeros(3, device="cuda"), np.zeros(3)),
+        (tg.full((2,), 7.0, device="cuda"), [7, 7]),
+        (tg.arange(4, device="cuda:0"), np.arange(4)),
+        (tg.eye(2, device="cuda"), np.eye(2)),
         (tg.as_tensor([1, 2], device="cuda"), [1, 2]),
         (tg.as_tensor(np.arange(3), device="cuda"), np.arange(3)),
         (tg.Tensor([1.0], device="cuda"), [1.0]),
-    ):  # fmt: skip
+    ):
         assert np.array_equal(made.numpy(), wanted) and made.buffer().device == "cuda:0"
     x = tg.tensor([1.0, 2.0], device="cuda")
     for made in (tg.ones_like(x), x.new_zeros(4), tg.rand_like(x), tg.randn(2, device="cuda")):
@@ -291,7 +299,8 @@ def test_control_flow(cuda) -> None:
     assert float(doubled(x)) == 128.0
     rows = numbers(5, 4)
     last, sums = tg.jit(lambda r: tg.scan(lambda c, v: (c + v, c), r[0] * 0, r))(
-        tg.tensor(rows, device="cuda"))  # fmt: skip
+        tg.tensor(rows, device="cuda")
+    )
     np.testing.assert_allclose(last.numpy(), rows.sum(0), rtol=1e-5)
     np.testing.assert_allclose(sums.numpy()[1:], rows.cumsum(0)[:-1], rtol=1e-5)
 
@@ -436,8 +445,13 @@ def test_recipes_are_bound_again_from_disk(cuda, tmp_path) -> None:
 
 def test_fields_of_the_offer() -> None:
     assert {f.name for f in dataclasses.fields(dispatch.Offer)} == {
-        "emit", "symbols", "machine", "compile", "load", "bind"
-    }  # fmt: skip
+        "emit",
+        "symbols",
+        "machine",
+        "compile",
+        "load",
+        "bind",
+    }
 
 
 def test_real_programs_are_assembled_and_loaded(cuda, monkeypatch) -> None:

@@ -18,18 +18,53 @@ UNARY_FLOAT = [
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf",
     "erfc", "reciprocal", "deg2rad", "rad2deg", "logit",
 ]  # fmt: skip
-UNARY_ANY = ["abs", "sign", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite",
-             "logical_not", "nan_to_num", "signbit", "square", "positive"]  # fmt: skip
+UNARY_ANY = [
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "trunc",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "logical_not",
+    "nan_to_num",
+    "signbit",
+    "square",
+    "positive",
+]
 ACTIVATIONS = [
-    "relu", "silu", "softplus", "elu", "selu", "celu", "hardtanh", "relu6", "hardswish",
-    "hardsigmoid", "mish", "softsign", "logsigmoid", "leaky_relu", "gelu", "softshrink",
-    "hardshrink", "tanhshrink",
-]  # fmt: skip
+    "relu",
+    "silu",
+    "softplus",
+    "elu",
+    "selu",
+    "celu",
+    "hardtanh",
+    "relu6",
+    "hardswish",
+    "hardsigmoid",
+    "mish",
+    "softsign",
+    "logsigmoid",
+    "leaky_relu",
+    "gelu",
+    "softshrink",
+    "hardshrink",
+    "tanhshrink",
+]
 BINARY = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-    "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 
 
 def unary(name):
@@ -67,27 +102,37 @@ def test_activations(dtype):
     x = data(dtype, (4, 6), low=-8, high=8)
     cases = [functional(n) for n in ACTIVATIONS]
     cases += [
-        functional("gelu", approximate="tanh"), functional("softplus", beta=2.0, threshold=5.0),
-        functional("leaky_relu", negative_slope=0.2), functional("elu", alpha=0.5),
-        functional("celu", alpha=2.0), functional("hardtanh", min_val=-2.0, max_val=0.5),
-        functional("glu"), functional("glu", dim=0),
-    ]  # fmt: skip
+        functional("gelu", approximate="tanh"),
+        functional("softplus", beta=2.0, threshold=5.0),
+        functional("leaky_relu", negative_slope=0.2),
+        functional("elu", alpha=0.5),
+        functional("celu", alpha=2.0),
+        functional("hardtanh", min_val=-2.0, max_val=0.5),
+        functional("glu"),
+        functional("glu", dim=0),
+    ]
     compare(cases, x)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_rounding(dtype):
     x = data(dtype, (3, 5), low=-40, high=40)
-    compare([
-        ("round", lambda m, x: m.round(x)),
-        ("frac", lambda m, x: m.frac(x)),
-        ("halves", lambda m, x: m.round(m.floor(x) + 0.5)),
-    ], x)  # fmt: skip
+    compare(
+        [
+            ("round", lambda m, x: m.round(x)),
+            ("frac", lambda m, x: m.frac(x)),
+            ("halves", lambda m, x: m.round(m.floor(x) + 0.5)),
+        ],
+        x,
+    )
     if dtype in ("float32", "float64"):
-        compare([
-            ("decimals 2", lambda m, x: m.round(x, decimals=2)),
-            ("decimals -1", lambda m, x: m.round(x, decimals=-1)),
-        ], x)  # fmt: skip
+        compare(
+            [
+                ("decimals 2", lambda m, x: m.round(x, decimals=2)),
+                ("decimals -1", lambda m, x: m.round(x, decimals=-1)),
+            ],
+            x,
+        )
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -127,27 +172,35 @@ def test_python_numbers(dtype):
 def test_division(dtype):
     a, b = data(dtype, (4, 5), 0, -9, 9), data(dtype, (4, 5), 1, -9, 9)
     b = torch.where(b == 0, torch.ones_like(b), b)
-    compare([
-        ("floor", lambda m, x, y: x // y),
-        ("remainder", lambda m, x, y: x % y),
-        ("fmod", lambda m, x, y: m.fmod(x, y)),
-        ("mode floor", lambda m, x, y: m.div(x, y, rounding_mode="floor")),
-        ("mode trunc", lambda m, x, y: m.div(x, y, rounding_mode="trunc")),
-        ("floor number", lambda m, x, y: x // 3),
-        ("number floor", lambda m, x, y: 7 // y),
-        ("remainder number", lambda m, x, y: x % 4),
-        ("number remainder", lambda m, x, y: 7 % y),
-    ], a, b)  # fmt: skip
+    compare(
+        [
+            ("floor", lambda m, x, y: x // y),
+            ("remainder", lambda m, x, y: x % y),
+            ("fmod", lambda m, x, y: m.fmod(x, y)),
+            ("mode floor", lambda m, x, y: m.div(x, y, rounding_mode="floor")),
+            ("mode trunc", lambda m, x, y: m.div(x, y, rounding_mode="trunc")),
+            ("floor number", lambda m, x, y: x // 3),
+            ("number floor", lambda m, x, y: 7 // y),
+            ("remainder number", lambda m, x, y: x % 4),
+            ("number remainder", lambda m, x, y: 7 % y),
+        ],
+        a,
+        b,
+    )
 
 
 def test_division_edges():
     a = torch.tensor([1.0, -1.0, 0.0, math.inf, -math.inf, 5.0, -5.0, 1.0, -1.0, 0.3, 7.0])
     b = torch.tensor([0.0, 0.0, 0.0, 2.0, 2.0, math.inf, math.inf, -math.inf, 3.0, 0.1, -3.5])
-    compare([
-        ("floor", lambda m, x, y: x // y),
-        ("fmod", lambda m, x, y: m.fmod(x, y)),
-        ("true", lambda m, x, y: x / y),
-    ], a, b)  # fmt: skip
+    compare(
+        [
+            ("floor", lambda m, x, y: x // y),
+            ("fmod", lambda m, x, y: m.fmod(x, y)),
+            ("true", lambda m, x, y: x / y),
+        ],
+        a,
+        b,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "int64"])
@@ -165,42 +218,63 @@ def test_pow(dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_two_operands(dtype):
     a, b = data(dtype, (3, 5)), data(dtype, (3, 5), 1)
-    compare([
-        ("maximum", lambda m, x, y: m.maximum(x, y)),
-        ("minimum", lambda m, x, y: m.minimum(x, y)),
-        ("fmax", lambda m, x, y: m.fmax(x, y)),
-        ("fmin", lambda m, x, y: m.fmin(x, y)),
-        ("atan2", lambda m, x, y: m.atan2(x, y)),
-        ("logaddexp", lambda m, x, y: m.logaddexp(x, y)),
-        ("hypot", lambda m, x, y: m.hypot(x, y)),
-        ("copysign", lambda m, x, y: m.copysign(x, y)),
-        ("lerp", lambda m, x, y: m.lerp(x, y, 0.3)),
-        ("lerp far", lambda m, x, y: m.lerp(x, y, 0.8)),
-        ("clamp", lambda m, x, y: m.clamp(x, -1, 1.5)),
-        ("clamp min", lambda m, x, y: x.clamp(min=0.25)),
-        ("clamp tensors", lambda m, x, y: m.clamp(x, y - 1, y)),
-        ("where", lambda m, x, y: m.where(x > y, x, y)),
-        ("where numbers", lambda m, x, y: m.where(x > 0, 1.0, 0.0)),
-        ("where ints", lambda m, x, y: m.where(x > 0, 1, 0)),
-        ("where scalar", lambda m, x, y: m.where(x > 0, x, 0)),
-        ("isclose", lambda m, x, y: m.isclose(x, x + 1e-7)),
-    ], a, b)  # fmt: skip
+    compare(
+        [
+            ("maximum", lambda m, x, y: m.maximum(x, y)),
+            ("minimum", lambda m, x, y: m.minimum(x, y)),
+            ("fmax", lambda m, x, y: m.fmax(x, y)),
+            ("fmin", lambda m, x, y: m.fmin(x, y)),
+            ("atan2", lambda m, x, y: m.atan2(x, y)),
+            ("logaddexp", lambda m, x, y: m.logaddexp(x, y)),
+            ("hypot", lambda m, x, y: m.hypot(x, y)),
+            ("copysign", lambda m, x, y: m.copysign(x, y)),
+            ("lerp", lambda m, x, y: m.lerp(x, y, 0.3)),
+            ("lerp far", lambda m, x, y: m.lerp(x, y, 0.8)),
+            ("clamp", lambda m, x, y: m.clamp(x, -1, 1.5)),
+            ("clamp min", lambda m, x, y: x.clamp(min=0.25)),
+            ("clamp tensors", lambda m, x, y: m.clamp(x, y - 1, y)),
+            ("where", lambda m, x, y: m.where(x > y, x, y)),
+            ("where numbers", lambda m, x, y: m.where(x > 0, 1.0, 0.0)),
+            ("where ints", lambda m, x, y: m.where(x > 0, 1, 0)),
+            ("where scalar", lambda m, x, y: m.where(x > 0, x, 0)),
+            ("isclose", lambda m, x, y: m.isclose(x, x + 1e-7)),
+        ],
+        a,
+        b,
+    )
     if dtype in ("float32", "float64"):
-        compare([
-            ("addcmul", lambda m, x, y: m.addcmul(x, x, y, value=0.5)),
-            ("addcdiv", lambda m, x, y: m.addcdiv(x, x, y, value=0.5)),
-            ("add alpha", lambda m, x, y: m.add(x, y, alpha=3)),
-            ("sub alpha", lambda m, x, y: m.sub(x, y, alpha=0.5)),
-        ], a, b)  # fmt: skip
+        compare(
+            [
+                ("addcmul", lambda m, x, y: m.addcmul(x, x, y, value=0.5)),
+                ("addcdiv", lambda m, x, y: m.addcdiv(x, x, y, value=0.5)),
+                ("add alpha", lambda m, x, y: m.add(x, y, alpha=3)),
+                ("sub alpha", lambda m, x, y: m.sub(x, y, alpha=0.5)),
+            ],
+            a,
+            b,
+        )
 
 
 def test_nan_and_infinite_pairs():
     a = torch.tensor([math.nan, 1.0, math.inf, -math.inf, math.inf, 0.0, -0.0])
     b = torch.tensor([1.0, math.nan, math.inf, -math.inf, -math.inf, -0.0, 2.0])
-    compare([
-        (n, lambda m, x, y, n=n: getattr(m, n)(x, y))
-        for n in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "hypot", "copysign", "atan2")
-    ], a, b)  # fmt: skip
+    compare(
+        [
+            (n, lambda m, x, y, n=n: getattr(m, n)(x, y))
+            for n in (
+                "maximum",
+                "minimum",
+                "fmax",
+                "fmin",
+                "logaddexp",
+                "hypot",
+                "copysign",
+                "atan2",
+            )
+        ],
+        a,
+        b,
+    )
     assert tg.isclose(tg.tensor([math.nan]), tg.tensor([math.nan]), equal_nan=True).item()
     assert not tg.allclose(tg.tensor([1.0]), tg.tensor([1.1]))
     assert tg.equal(tg.tensor([1.0]), tg.tensor([1.0])) and not tg.equal(tg.ones(2), tg.ones(3))
@@ -210,26 +284,36 @@ def test_nan_and_infinite_pairs():
 def test_bits(dtype):
     a, b = data(dtype, (3, 5)), data(dtype, (3, 5), 1)
     cases = [
-        ("and", lambda m, x, y: x & y), ("or", lambda m, x, y: x | y),
-        ("xor", lambda m, x, y: x ^ y), ("not", lambda m, x, y: ~x),
+        ("and", lambda m, x, y: x & y),
+        ("or", lambda m, x, y: x | y),
+        ("xor", lambda m, x, y: x ^ y),
+        ("not", lambda m, x, y: ~x),
         ("logical_and", lambda m, x, y: m.logical_and(x, y)),
         ("logical_or", lambda m, x, y: m.logical_or(x, y)),
         ("logical_xor", lambda m, x, y: m.logical_xor(x, y)),
-    ]  # fmt: skip
+    ]
     if dtype != "bool":
-        cases += [("left", lambda m, x, y: x << 2), ("right", lambda m, x, y: x >> 1),
-                  ("mask", lambda m, x, y: x & 6)]  # fmt: skip
+        cases += [
+            ("left", lambda m, x, y: x << 2),
+            ("right", lambda m, x, y: x >> 1),
+            ("mask", lambda m, x, y: x & 6),
+        ]
     compare(cases, a, b)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3), (), (1,), (7, 1, 3)])
 def test_shapes(shape):
     x = data("float32", shape)
-    compare([
-        ("exp", lambda m, x: m.exp(x)), ("add", lambda m, x: x + x),
-        ("number", lambda m, x: 2 * x - 1), ("compare", lambda m, x: x > 0),
-        ("broadcast", lambda m, x: x * m.ones(1)),
-    ], x)  # fmt: skip
+    compare(
+        [
+            ("exp", lambda m, x: m.exp(x)),
+            ("add", lambda m, x: x + x),
+            ("number", lambda m, x: 2 * x - 1),
+            ("compare", lambda m, x: x > 0),
+            ("broadcast", lambda m, x: x * m.ones(1)),
+        ],
+        x,
+    )
 
 
 def test_non_contiguous():
@@ -260,20 +344,27 @@ def test_conversions(dtype):
     names = ["float", "double", "half", "bfloat16", "int", "long", "bool", "byte", "short", "char"]
     cases = [(n, lambda m, x, n=n: getattr(x, n)()) for n in names]
     cases += [
-        ("to", lambda m, x: x.to(m.float64)), ("to cpu", lambda m, x: x.to("cpu")),
-        ("to both", lambda m, x: x.to("cpu", m.float16)), ("to other", lambda m, x: x.to(x + 0.5)),
+        ("to", lambda m, x: x.to(m.float64)),
+        ("to cpu", lambda m, x: x.to("cpu")),
+        ("to both", lambda m, x: x.to("cpu", m.float16)),
+        ("to other", lambda m, x: x.to(x + 0.5)),
         ("type_as", lambda m, x: x.type_as(m.ones(1))),
-    ]  # fmt: skip
+    ]
     compare(cases, x)
 
 
 def test_bitcast():
     x = data("float32", (3, 4))
-    compare([
-        ("int32", lambda m, x: x.view(m.int32)), ("int16", lambda m, x: x.view(m.int16)),
-        ("uint8", lambda m, x: x.view(m.uint8)), ("int64", lambda m, x: x.view(m.int64)),
-        ("back", lambda m, x: x.view(m.uint8).view(m.float32)),
-    ], x)  # fmt: skip
+    compare(
+        [
+            ("int32", lambda m, x: x.view(m.int32)),
+            ("int16", lambda m, x: x.view(m.int16)),
+            ("uint8", lambda m, x: x.view(m.uint8)),
+            ("int64", lambda m, x: x.view(m.int64)),
+            ("back", lambda m, x: x.view(m.uint8).view(m.float32)),
+        ],
+        x,
+    )
 
 
 def test_numpy_operands():

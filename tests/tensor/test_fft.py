@@ -37,16 +37,23 @@ def check(cases, tolerance=1e-11):
         for a, b in ((found, wanted.detach()), (x.grad, peer.grad)):
             assert a.shape == tuple(b.shape), name
             scale = max(1.0, float(b.abs().max()))
-            np.testing.assert_allclose(a.numpy() / scale, b.numpy() / scale, tolerance, tolerance,
-                                       err_msg=name)  # fmt: skip
+            np.testing.assert_allclose(
+                a.numpy() / scale, b.numpy() / scale, tolerance, tolerance, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 12, 17, 64, 100, 101, 127, 128, 130, 194, 211])
 def test_sizes(size):
     """Small matrices, products of factors, primes small and large."""
     real, pair = RANDOM.standard_normal((2, size)), RANDOM.standard_normal((2, size, 2))
-    check([("fft", pair, True, {}), ("ifft", pair, True, {}), ("rfft", real, False, {}),
-           ("irfft", pair, True, {"n": size})])  # fmt: skip
+    check(
+        [
+            ("fft", pair, True, {}),
+            ("ifft", pair, True, {}),
+            ("rfft", real, False, {}),
+            ("irfft", pair, True, {"n": size}),
+        ]
+    )
 
 
 def test_large_sizes_in_both_precisions():
@@ -84,8 +91,10 @@ def test_several_axes():
 
 def test_frequencies_and_shifts():
     for n in (1, 4, 5):
-        for ours, peer in ((tg.fft.fftfreq(n, 0.5), torch.fft.fftfreq(n, 0.5)),
-                           (tg.fft.rfftfreq(n, 2.0), torch.fft.rfftfreq(n, 2.0))):  # fmt: skip
+        for ours, peer in (
+            (tg.fft.fftfreq(n, 0.5), torch.fft.fftfreq(n, 0.5)),
+            (tg.fft.rfftfreq(n, 2.0), torch.fft.rfftfreq(n, 2.0)),
+        ):
             np.testing.assert_allclose(ours.numpy(), peer.numpy())
     x = RANDOM.standard_normal((4, 5))
     for name in ("fftshift", "ifftshift"):
@@ -112,6 +121,6 @@ def test_mistakes():
         (lambda: tg.fft.rfft(tg.ones(4).to(tg.float16)), tg.DTypeError),
         (lambda: tg.fft.rfft(tg.ones(4), norm="both"), tg.UserError),
         (lambda: tg.fft.fftn(tg.ones(4, 4, 2), dim=(0, 0)), tg.ShapeError),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error):
             call()

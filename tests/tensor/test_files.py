@@ -29,9 +29,13 @@ def with_nesting(text: str) -> bytes:
 
 def test_files(tmp_path):
     path = tmp_path / "x.safetensors"
-    kept = {"a": tg.arange(6).reshape(2, 3), "b": tg.ones(3, dtype=tg.bfloat16) * 2,
-            "scalar": tg.tensor(2.5), "empty": tg.zeros(0, 2),
-            "mask": tg.tensor([True, False])}  # fmt: skip
+    kept = {
+        "a": tg.arange(6).reshape(2, 3),
+        "b": tg.ones(3, dtype=tg.bfloat16) * 2,
+        "scalar": tg.tensor(2.5),
+        "empty": tg.zeros(0, 2),
+        "mask": tg.tensor([True, False]),
+    }
     tg.save(kept, path, {"made": "here"})
     found = tg.load(path)
     assert list(found) == list(kept) and tg.load_metadata(path) == {"made": "here"}
@@ -47,19 +51,32 @@ def test_damaged_files(tmp_path):
     with pytest.raises(tg.UserError, match="cannot read the file"):
         tg.load(path)
     for content, why in (
-        (b"abc", "shorter"), (struct.pack("<Q", 99) + b"{}", "cut off"),
-        (struct.pack("<Q", 2) + b"[]", "not a table"), (struct.pack("<Q", 3) + b"{]]", "JSON"),
-        (struct.pack("<Q", 61) + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}      ',
-         "outside"),
+        (b"abc", "shorter"),
+        (struct.pack("<Q", 99) + b"{}", "cut off"),
+        (struct.pack("<Q", 2) + b"[]", "not a table"),
+        (struct.pack("<Q", 3) + b"{]]", "JSON"),
+        (
+            struct.pack("<Q", 61)
+            + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}      ',
+            "outside",
+        ),
         (struct.pack("<Q", 15) + b'{"a":{"x": 1}} ', "not understood"),
-        (struct.pack("<Q", 100_000) + b"[" * 100_000, "JSON"), (b"", "shorter"),
-        (with_header({"a": {"dtype": "F32", "shape": [1 << 32, 1 << 32], "data_offsets": [0, 0]}}),
-         "outside"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "JSON"),
+        (b"", "shorter"),
+        (
+            with_header(
+                {"a": {"dtype": "F32", "shape": [1 << 32, 1 << 32], "data_offsets": [0, 0]}}
+            ),
+            "outside",
+        ),
         (with_header({"__metadata__": [1]}), "metadata"),
-        (with_nesting('{"tensor":"b"}'), "nesting"), (with_nesting('{"class":"os"}'), "nesting"),
-        (with_nesting('{"dict":[[[], 1]]}'), "nesting"), (with_nesting("[" * 100_000), "nesting"),
-        (with_nesting('{"dict":[1]}'), "nesting"), (with_nesting("{}"), "nesting"),
-    ):  # fmt: skip
+        (with_nesting('{"tensor":"b"}'), "nesting"),
+        (with_nesting('{"class":"os"}'), "nesting"),
+        (with_nesting('{"dict":[[[], 1]]}'), "nesting"),
+        (with_nesting("[" * 100_000), "nesting"),
+        (with_nesting('{"dict":[1]}'), "nesting"),
+        (with_nesting("{}"), "nesting"),
+    ):
         path.write_bytes(content)
         with pytest.raises(tg.UserError, match=why):
             tg.load(path)
@@ -71,17 +88,27 @@ def test_damaged_files(tmp_path):
 
 KEYS = st.text(max_size=3) | st.sampled_from(["a.b", "a", "b", "__metadata__", 0, -3, None, True])
 LEAVES = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(["F32", "I64", "BF16"]).map(lambda name: ("tensor", name))
-)  # fmt: skip
+)
 NESTS = st.recursive(
     LEAVES,
-    lambda inner: st.dictionaries(KEYS, inner, max_size=3) | st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple),
+    lambda inner: (
+        st.dictionaries(KEYS, inner, max_size=3)
+        | st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
     max_leaves=8,
-)  # fmt: skip
-TENSORS = {"F32": tg.tensor([[1.5, -2.0], [0.0, math.inf]]), "I64": tg.tensor(7),
-           "BF16": tg.zeros(0, 3, dtype=tg.bfloat16)}  # fmt: skip
+)
+TENSORS = {
+    "F32": tg.tensor([[1.5, -2.0], [0.0, math.inf]]),
+    "I64": tg.tensor(7),
+    "BF16": tg.zeros(0, 3, dtype=tg.bfloat16),
+}
 
 
 def filled(nest: Any) -> Any:
@@ -129,8 +156,17 @@ def test_a_checkpoint(tmp_path):
 
     model, optimizer = make()
     step(model, optimizer)
-    tg.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3,
-             "best": float("nan"), "rate": np.float32(0.5)}, path, {"made": "here"})  # fmt: skip
+    tg.save(
+        {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "epoch": 3,
+            "best": float("nan"),
+            "rate": np.float32(0.5),
+        },
+        path,
+        {"made": "here"},
+    )
     found = tg.load(path)
     assert found["epoch"] == 3 and math.isnan(found["best"]) and found["rate"].item() == 0.5
     assert tg.load_metadata(path) == {"made": "here"}
@@ -158,11 +194,17 @@ def test_file_objects(tmp_path):
         tg.save({"x": tg.ones(2)}, io.StringIO())
 
 
-@pytest.mark.parametrize("value, why", [
-    ({"a": [lambda step: 0.1]}, "'a.0' cannot be saved"), (nn.Linear(1, 1), "state_dict"),
-    ({(1, 2): 3}, "a key cannot be saved"), ({"a": {1.5: 3}}, "a key cannot be saved"),
-    ({"a": {1, 2}}, "got: set"), (tg.zeros(2, dtype=tg.int4), "cannot be saved"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value, why",
+    [
+        ({"a": [lambda step: 0.1]}, "'a.0' cannot be saved"),
+        (nn.Linear(1, 1), "state_dict"),
+        ({(1, 2): 3}, "a key cannot be saved"),
+        ({"a": {1.5: 3}}, "a key cannot be saved"),
+        ({"a": {1, 2}}, "got: set"),
+        (tg.zeros(2, dtype=tg.int4), "cannot be saved"),
+    ],
+)
 def test_what_cannot_be_saved_is_refused(value, why, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"kept")

@@ -54,8 +54,10 @@ def test_torch_shares_memory(dtype):
     assert (x + source).tolist() == (x + x).tolist()
 
 
-@pytest.mark.parametrize("dtype", [d.name for d in (tg.float32, tg.bfloat16, tg.int64, tg.bool,
-                                                    tg.float8_e4m3, tg.uint16)])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [d.name for d in (tg.float32, tg.bfloat16, tg.int64, tg.bool, tg.float8_e4m3, tg.uint16)],
+)
 def test_pickle_and_copies(dtype):
     x = tg.arange(6).reshape(2, 3).to(dtype)
     back = pickle.loads(pickle.dumps(x))
@@ -77,14 +79,20 @@ def test_copies_of_leaves():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda m: m.tensor([[1.0, 2.5], [3, 4]]), lambda m: m.tensor([1.0, 2.0, -3.0]),
-        lambda m: m.tensor([1, 20, 300]), lambda m: m.tensor([True, False]), lambda m: m.tensor(3),
-        lambda m: m.tensor(2.5), lambda m: m.tensor([1e-5, 1.0]),
+        lambda m: m.tensor([[1.0, 2.5], [3, 4]]),
+        lambda m: m.tensor([1.0, 2.0, -3.0]),
+        lambda m: m.tensor([1, 20, 300]),
+        lambda m: m.tensor([True, False]),
+        lambda m: m.tensor(3),
+        lambda m: m.tensor(2.5),
+        lambda m: m.tensor([1e-5, 1.0]),
         lambda m: m.arange(24).reshape(2, 3, 4),
-        lambda m: m.tensor([1.5, float("nan"), float("inf")]), lambda m: m.tensor([1e10, 1.5]),
-        lambda m: m.zeros(40, 50), lambda m: m.tensor([0.1, 100.0]),
+        lambda m: m.tensor([1.5, float("nan"), float("inf")]),
+        lambda m: m.tensor([1e10, 1.5]),
+        lambda m: m.zeros(40, 50),
+        lambda m: m.tensor([0.1, 100.0]),
     ],
-)  # fmt: skip
+)
 def test_repr_is_as_in_torch(make):
     torch = pytest.importorskip("torch")
     assert repr(make(tg)) == repr(make(torch))

@@ -212,8 +212,11 @@ def test_data_dependent_branch():
     def f(x):
         return x if x.sum() > 0 else -x
 
-    with pytest.raises(TraceError, match=r"value of a Tensor was read(.|\n)*traced Tensor bool"
-                       r"(.|\n)*test_jit.py:\d+(.|\n)*hint: use where\(\)/cond\(\)"):  # fmt: skip
+    with pytest.raises(
+        TraceError,
+        match=r"value of a Tensor was read(.|\n)*traced Tensor bool"
+        r"(.|\n)*test_jit.py:\d+(.|\n)*hint: use where\(\)/cond\(\)",
+    ):
         f(tensor(1))
     assert f.traces == 0
     assert tensor(2).item() == 2.0  # nothing is left of the failed trace
@@ -250,8 +253,11 @@ def test_side_effect_on_a_captured_tensor():
         total.assign(total + x)
         return x
 
-    with pytest.raises(TraceError, match=r"jitted function test_side.*f assigned to a Tensor"
-                       r"(.|\n)*test_jit.py:\d+(.|\n)*hint: pass the Tensor"):  # fmt: skip
+    with pytest.raises(
+        TraceError,
+        match=r"jitted function test_side.*f assigned to a Tensor"
+        r"(.|\n)*test_jit.py:\d+(.|\n)*hint: pass the Tensor",
+    ):
         f(tensor(1))
     assert total.item() == 0.0
     w = Tensor([1.0], requires_grad=True)
@@ -461,7 +467,6 @@ def test_a_size_may_be_a_symbol_and_a_number() -> None:
     for wrong in (size * 2, size + symbol("M", 1, 4), size // 2):
         with pytest.raises(UserError, match="a size is a Symbol"):
             jit(lambda x: x, dynamic={"x": {0: wrong}})
-
 
 
 def test_symbols_by_annotation():

@@ -94,8 +94,9 @@ def test_other_ops_around_it_in_one_jit():
         return (softmax(x @ w * 2) + 1).sum(0), softmax(x)
 
     total, plain = layer(x, w)
-    np.testing.assert_allclose(total.numpy(), (tg.softmax(x @ w * 2, -1) + 1).sum(0).numpy(),
-                               atol=1e-5)  # fmt: skip
+    np.testing.assert_allclose(
+        total.numpy(), (tg.softmax(x @ w * 2, -1) + 1).sum(0).numpy(), atol=1e-5
+    )
     np.testing.assert_allclose(plain.numpy(), tg.softmax(x, -1).numpy(), atol=1e-6)
     layer(x + 1, w)
     assert layer.traces == 1
@@ -137,8 +138,13 @@ def test_symbolic_sizes():
         x = normal(rows, 70)
         np.testing.assert_allclose(traced(x).numpy(), tg.softmax(x, -1).numpy(), atol=1e-6)
     assert traced.traces == 1
-    both = tg.jit(matmul, dynamic={"a": {0: symbol("m", 1, 100), 1: symbol("k", 1, 100)},
-                                   "b": {0: symbol("k", 1, 100)}})  # fmt: skip
+    both = tg.jit(
+        matmul,
+        dynamic={
+            "a": {0: symbol("m", 1, 100), 1: symbol("k", 1, 100)},
+            "b": {0: symbol("k", 1, 100)},
+        },
+    )
     for m, k in ((3, 9), (40, 70), (100, 100)):
         a, b = normal(m, k), normal(k, 24)
         np.testing.assert_allclose(both(a, b).numpy(), a.numpy() @ b.numpy(), atol=1e-4)
@@ -204,8 +210,10 @@ def test_custom_vjp_around_a_kernel():
     def product(a, b):
         return matmul(a, b)
 
-    product.defvjp(lambda a, b: (matmul(a, b), (a, b)),
-                   lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)))  # fmt: skip
+    product.defvjp(
+        lambda a, b: (matmul(a, b), (a, b)),
+        lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)),
+    )
     a, b = normal(9, 20), normal(20, 11)
     mine = tg.grad(lambda a, b: (product(a, b) ** 2).sum(), argnums=(0, 1))(a, b)
     plain = tg.grad(lambda a, b: ((a @ b) ** 2).sum(), argnums=(0, 1))(a, b)
@@ -254,8 +262,9 @@ def test_vmap():
     swapped = tg.vmap(softmax, in_axes=1, out_axes=1)(x)
     np.testing.assert_allclose(swapped.numpy(), tg.softmax(x, -1).numpy(), atol=1e-6)
     a, b = normal(3, 20, 30), normal(30, 10)
-    np.testing.assert_allclose(tg.vmap(matmul, (0, None))(a, b).numpy(), a.numpy() @ b.numpy(),
-                               atol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(
+        tg.vmap(matmul, (0, None))(a, b).numpy(), a.numpy() @ b.numpy(), atol=1e-4
+    )
     twice = tg.vmap(tg.vmap(softmax))(normal(2, 3, 4, 33))
     np.testing.assert_allclose(twice.sum(-1).numpy(), 1, atol=1e-5)
 
@@ -349,7 +358,11 @@ def test_the_seeds_flash_attention(flash_attention, shape):
     fixed = fixed.swizzle("xor")
     (body,) = fixed.lower(q, k, v)
     assert {n: body.notes[n] for n in ("warps", "stages", "vector", "swizzle")} == {
-        "warps": 8, "stages": 3, "vector": 8, "swizzle": "xor"}  # fmt: skip
+        "warps": 8,
+        "stages": 3,
+        "vector": 8,
+        "swizzle": "xor",
+    }
     np.testing.assert_allclose(fixed(q, k, v).numpy(), exact, atol=2e-3)
     if len(shape) == 2:
         np.testing.assert_allclose(flash_attention(q, k, v).numpy(), exact, atol=2e-3)
@@ -395,8 +408,9 @@ def test_causal_attention_with_a_computed_bound():
 
 
 def tuned(tmp_path, **options):
-    @kernel.autotune(dict(block=[(16, 16), (32, 32)], BK=[16, 64], warps=[4, 8]),
-                     cache=str(tmp_path), **options)  # fmt: skip
+    @kernel.autotune(
+        dict(block=[(16, 16), (32, 32)], BK=[16, 64], warps=[4, 8]), cache=str(tmp_path), **options
+    )
     def product(a, b):
         (m, k), n = a.shape, b.shape[1]
         T = tile.context()
@@ -427,8 +441,10 @@ def test_autotune_keeps_the_best_on_disk(tmp_path):
     file.write_text(json.dumps(record))
     second = tuned(tmp_path)
     np.testing.assert_allclose(second(a, b).numpy(), a.numpy() @ b.numpy(), atol=1e-4)
-    assert second(a, b).node.attrs["callee"].key == \
-        tuned(tmp_path).schedule(block=(8, 8), k=8)(a, b).node.attrs["callee"].key  # fmt: skip
+    assert (
+        second(a, b).node.attrs["callee"].key
+        == tuned(tmp_path).schedule(block=(8, 8), k=8)(a, b).node.attrs["callee"].key
+    )
     file.write_text("not json")
     third = tuned(tmp_path)
     np.testing.assert_allclose(third(a, b).numpy(), a.numpy() @ b.numpy(), atol=1e-4)

@@ -57,11 +57,13 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "vmap, mapped": lambda w, x: tg.vmap(f, in_axes=(0, None))(w, x),
     "vmap of a view": lambda w, x: tg.vmap(lambda x: f(w[::2], x))(x),
     "vmap in vmap": lambda w, x: tg.vmap(lambda x: tg.vmap(lambda y: f(w, x) * y)(x * w))(
-        tg.stack([x, x])),
+        tg.stack([x, x])
+    ),
     "vmap of grad": lambda w, x: tg.vmap(tg.grad(lambda x: f(w, x).sum()))(tg.stack([x, -x])),
     "grad of vmap": lambda w, x: tg.grad(lambda x: tg.vmap(lambda x: f(w, x))(x).sum())(x),
     "vmap of scan": lambda w, x: tg.vmap(
-        lambda x: tg.scan(lambda c, s: (c + f(w, s), c), w * 0, x)[0])(tg.stack([x, -x])),
+        lambda x: tg.scan(lambda c, s: (c + f(w, s), c), w * 0, x)[0]
+    )(tg.stack([x, -x])),
     "jacrev": lambda w, x: tg.jacrev(lambda x: f(w, x))(x),
     "jacrev of w": lambda w, x: tg.jacrev(lambda w: f(w, x))(w),
     "jacfwd": lambda w, x: tg.jacfwd(lambda x: f(w, x))(x),
@@ -82,14 +84,19 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "in place after capture": lambda w, x: _in_place(w),
     "read twice": lambda w, x: _twice(w),
     "copied": lambda w, x: _pickled(w),
-}  # fmt: skip
+}
 
 
 def made(seed: int, draw: str, lazy: bool) -> Any:
     """A random Tensor of 4 elements."""
     tg.manual_seed(seed)
-    w = tg.rand(4) if draw == "rand" else tg.randn(4) if draw == "randn" else (
-        tg.nn.functional.dropout(tg.ones(4) * 3, 0.5, True) + tg.randn(2).sum())  # fmt: skip
+    w = (
+        tg.rand(4)
+        if draw == "rand"
+        else tg.randn(4)
+        if draw == "randn"
+        else (tg.nn.functional.dropout(tg.ones(4) * 3, 0.5, True) + tg.randn(2).sum())
+    )
     return w if lazy else w.realize()
 
 

@@ -49,11 +49,13 @@ def check(cases, tolerance=1e-8):
         assert len(found) == len(wanted), name
         for a, b in zip(found, wanted):
             assert a.shape == tuple(b.shape) and str(b.dtype)[6:] == a.dtype.name, name
-            np.testing.assert_allclose(a.numpy(), b.detach().numpy(), tolerance, tolerance,
-                                       err_msg=name)  # fmt: skip
+            np.testing.assert_allclose(
+                a.numpy(), b.detach().numpy(), tolerance, tolerance, err_msg=name
+            )
         for a, b in zip(mine, peers):
-            np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), tolerance, tolerance,
-                                       err_msg=f"gradient of {name}")  # fmt: skip
+            np.testing.assert_allclose(
+                a.grad.numpy(), b.grad.numpy(), tolerance, tolerance, err_msg=f"gradient of {name}"
+            )
 
 
 def square(n, *batch):
@@ -89,9 +91,13 @@ def residuals(m, a, s, b):
     x, y, z = (made(m, v, False) for v in (a, s, b))
     t = np.linalg.cholesky(s.astype(np.float64)).astype(a.dtype)
     found = [
-        m.linalg.cholesky(y), *m.linalg.qr(x), *m.linalg.lu(x), m.linalg.solve(x, z),
-        m.linalg.solve_triangular(made(m, t, False), z, upper=False), m.linalg.inv(x),
-    ]  # fmt: skip
+        m.linalg.cholesky(y),
+        *m.linalg.qr(x),
+        *m.linalg.lu(x),
+        m.linalg.solve(x, z),
+        m.linalg.solve_triangular(made(m, t, False), z, upper=False),
+        m.linalg.inv(x),
+    ]
     if m is tg:
         tg.realize(found)
     low, q, r, p, lower, upper, x, y, i = (f.numpy().astype(np.float64) for f in found)
@@ -131,18 +137,21 @@ def transposed(x):
 @pytest.mark.parametrize("n", [3, 40])
 def test_square_matrices(n):
     a, s, b = square(n, 2), definite(n, 2), RANDOM.standard_normal((2, n, 2))
-    check([
-        ("cholesky", linalg("cholesky"), [s]),
-        ("cholesky upper", linalg("cholesky", upper=True), [s]),
-        ("lu", linalg("lu"), [a]),
-        ("lu_factor", linalg("lu_factor"), [a]),
-        ("qr", linalg("qr"), [a]),
-        ("solve", linalg("solve"), [a, b]),
-        ("solve right", lambda m, a, b: m.linalg.solve(a, transposed(b), left=False), [a, b]),
-        ("inv", linalg("inv"), [a]),
-        ("det", linalg("det"), [a / 3]),
-        ("slogdet", linalg("slogdet"), [a]),
-    ], 1e-7)  # fmt: skip
+    check(
+        [
+            ("cholesky", linalg("cholesky"), [s]),
+            ("cholesky upper", linalg("cholesky", upper=True), [s]),
+            ("lu", linalg("lu"), [a]),
+            ("lu_factor", linalg("lu_factor"), [a]),
+            ("qr", linalg("qr"), [a]),
+            ("solve", linalg("solve"), [a, b]),
+            ("solve right", lambda m, a, b: m.linalg.solve(a, transposed(b), left=False), [a, b]),
+            ("inv", linalg("inv"), [a]),
+            ("det", linalg("det"), [a / 3]),
+            ("slogdet", linalg("slogdet"), [a]),
+        ],
+        1e-7,
+    )
 
 
 @pytest.mark.parametrize("n", [3, 40])
@@ -150,32 +159,46 @@ def test_triangular_solves(n):
     a, b = square(n, 2) / (1 if n == 3 else 4), RANDOM.standard_normal((2, n, 2))
 
     def run(m, a, b, upper, left, unit):
-        return m.linalg.solve_triangular(a, b if left else transposed(b), upper=upper, left=left,
-                                         unitriangular=unit)  # fmt: skip
+        return m.linalg.solve_triangular(
+            a, b if left else transposed(b), upper=upper, left=left, unitriangular=unit
+        )
 
-    cases = [(u, le, unit) for u in (True, False) for le in (True, False)
-             for unit in (True, False) if n == 3 or not unit]  # fmt: skip
+    cases = [
+        (u, le, unit)
+        for u in (True, False)
+        for le in (True, False)
+        for unit in (True, False)
+        if n == 3 or not unit
+    ]
     check([(str(c), lambda m, a, b, c=c: run(m, a, b, *c), [a, b]) for c in cases], 1e-7)
 
 
 def test_rectangular_matrices():
     for shape in ((5, 3), (3, 5), (40, 20), (2, 2, 4, 3)):
         a, b = RANDOM.standard_normal(shape), RANDOM.standard_normal((*shape[:-1], 2))
-        check([
-            ("qr", linalg("qr"), [a]),
-            ("lu", linalg("lu"), [a]),
-            ("lu_factor", lambda m, a: m.linalg.lu_factor(a).LU, [a]),
-            ("lstsq", lambda m, a, b: m.linalg.lstsq(a, b, driver="gels").solution, [a, b]),
-        ])  # fmt: skip
+        check(
+            [
+                ("qr", linalg("qr"), [a]),
+                ("lu", linalg("lu"), [a]),
+                ("lu_factor", lambda m, a: m.linalg.lu_factor(a).LU, [a]),
+                ("lstsq", lambda m, a, b: m.linalg.lstsq(a, b, driver="gels").solution, [a, b]),
+            ]
+        )
         for mode in ("complete", "r"):
             for x, y in zip(L.qr(tg.tensor(a), mode), T.qr(torch.tensor(a), mode)):
                 np.testing.assert_allclose(x.numpy(), y.numpy(), 1e-10, 1e-10)
 
 
 def test_shapes_broadcast():
-    for first, second in (((2, 3, 3), (3,)), ((2, 3, 3), (2, 3)), ((2, 3, 3), (3, 2)),
-                          ((3, 3), (2, 3, 1)), ((4, 2, 3, 3), (2, 3, 4)), ((3, 3, 3), (3, 3)),
-                          ((1, 3, 3), (2, 3, 2))):  # fmt: skip
+    for first, second in (
+        ((2, 3, 3), (3,)),
+        ((2, 3, 3), (2, 3)),
+        ((2, 3, 3), (3, 2)),
+        ((3, 3), (2, 3, 1)),
+        ((4, 2, 3, 3), (2, 3, 4)),
+        ((3, 3, 3), (3, 3)),
+        ((1, 3, 3), (2, 3, 2)),
+    ):
         a, b = square(first[-1], *first[:-2]), RANDOM.standard_normal(second)
         check([("solve", linalg("solve"), [a, b])])
         if len(second) > 1 and second != (2, 3):
@@ -195,27 +218,33 @@ def test_factors_solve_again():
 
 def test_norms_and_products():
     x, y, z = (RANDOM.standard_normal(s) for s in ((2, 3, 4), (3, 3), (2, 3)))
-    check([
-        *[(f"vector_norm {p}", linalg("vector_norm", ord=p), [x])
-          for p in (0.5, 1, 2, 3, np.inf, -np.inf, -1)],
-        ("vector_norm dim", linalg("vector_norm", dim=(0, 2), keepdim=True), [x]),
-        *[(f"matrix_norm {p}", linalg("matrix_norm", ord=p), [x])
-          for p in ("fro", 1, -1, np.inf, -np.inf)],
-        ("matrix_norm dim", linalg("matrix_norm", ord=1, dim=(2, 0), keepdim=True), [x]),
-        ("norm", linalg("norm"), [x]),
-        ("norm 1", linalg("norm", ord=1), [y]),
-        ("norm dim", linalg("norm", ord=3, dim=1), [x]),
-        ("norm fro", linalg("norm", ord="fro", dim=(0, 1)), [x]),
-        ("cross", linalg("cross"), [y, y[:1]]),
-        ("cross dim", linalg("cross", dim=1), [x, x[::-1].copy()]),
-        ("vecdot", linalg("vecdot"), [z, z[0]]),
-        ("vecdot dim", linalg("vecdot", dim=0), [z, z]),
-        *[(f"matrix_power {n}", linalg("matrix_power", n=n), [y]) for n in (1, 2, 5, -2)],
-        ("multi_dot", lambda m, *a: m.linalg.multi_dot(a), [z, y, z.T.copy(), z[:, 0]]),
-        ("multi_dot vectors", lambda m, *a: m.linalg.multi_dot(a), [z[0], y, y[0]]),
-        ("tensorinv", linalg("tensorinv", ind=1), [square(4).reshape(4, 2, 2)]),
-        ("tensorsolve", linalg("tensorsolve"), [square(4).reshape(2, 2, 4), z[:, :2]]),
-    ])  # fmt: skip
+    check(
+        [
+            *[
+                (f"vector_norm {p}", linalg("vector_norm", ord=p), [x])
+                for p in (0.5, 1, 2, 3, np.inf, -np.inf, -1)
+            ],
+            ("vector_norm dim", linalg("vector_norm", dim=(0, 2), keepdim=True), [x]),
+            *[
+                (f"matrix_norm {p}", linalg("matrix_norm", ord=p), [x])
+                for p in ("fro", 1, -1, np.inf, -np.inf)
+            ],
+            ("matrix_norm dim", linalg("matrix_norm", ord=1, dim=(2, 0), keepdim=True), [x]),
+            ("norm", linalg("norm"), [x]),
+            ("norm 1", linalg("norm", ord=1), [y]),
+            ("norm dim", linalg("norm", ord=3, dim=1), [x]),
+            ("norm fro", linalg("norm", ord="fro", dim=(0, 1)), [x]),
+            ("cross", linalg("cross"), [y, y[:1]]),
+            ("cross dim", linalg("cross", dim=1), [x, x[::-1].copy()]),
+            ("vecdot", linalg("vecdot"), [z, z[0]]),
+            ("vecdot dim", linalg("vecdot", dim=0), [z, z]),
+            *[(f"matrix_power {n}", linalg("matrix_power", n=n), [y]) for n in (1, 2, 5, -2)],
+            ("multi_dot", lambda m, *a: m.linalg.multi_dot(a), [z, y, z.T.copy(), z[:, 0]]),
+            ("multi_dot vectors", lambda m, *a: m.linalg.multi_dot(a), [z[0], y, y[0]]),
+            ("tensorinv", linalg("tensorinv", ind=1), [square(4).reshape(4, 2, 2)]),
+            ("tensorsolve", linalg("tensorsolve"), [square(4).reshape(2, 2, 4), z[:, :2]]),
+        ]
+    )
     numbers = tg.tensor([[1, 2], [3, 4]])
     assert L.matrix_power(numbers, 3).tolist() == [[37, 54], [81, 118]]
     assert L.matrix_power(numbers, 0).tolist() == [[1, 0], [0, 1]]
@@ -229,10 +258,15 @@ def test_gradients_against_differences():
     """Every function along a random line, by central differences in float64."""
     a, s, b = square(4), definite(4), RANDOM.standard_normal((4, 2))
     functions = [
-        (L.cholesky, [s]), (L.inv, [a]), (L.det, [a]), (L.solve, [a, b]),
-        (lambda x: L.qr(x)[0], [a]), (lambda x: L.qr(x)[1], [a]),
-        (lambda x: L.slogdet(x)[1], [a]), (lambda x: L.lu(x)[1], [a]),
-    ]  # fmt: skip
+        (L.cholesky, [s]),
+        (L.inv, [a]),
+        (L.det, [a]),
+        (L.solve, [a, b]),
+        (lambda x: L.qr(x)[0], [a]),
+        (lambda x: L.qr(x)[1], [a]),
+        (lambda x: L.slogdet(x)[1], [a]),
+        (lambda x: L.lu(x)[1], [a]),
+    ]
     for function, arrays in functions:
         lines = [RANDOM.standard_normal(x.shape) for x in arrays]
         if arrays[0] is s:
@@ -314,13 +348,21 @@ def test_what_has_no_factorisation():
     assert (p @ lower @ upper).tolist() == tg.zeros(3, 3).tolist() and not upper.any().item()
 
 
-@pytest.mark.parametrize("call", [
-    lambda: L.inv(tg.ones(2, 3)), lambda: L.det(tg.ones(3)),
-    lambda: L.cross(tg.ones(2), tg.ones(2)),
-    lambda: L.solve(tg.eye(3), tg.ones(2)), lambda: L.multi_dot([tg.eye(2)]),
-    lambda: L.multi_dot([tg.eye(2), tg.eye(3)]), lambda: L.norm(tg.ones(2, 2, 2), 2),
-    lambda: L.vector_norm(tg.ones(0), np.inf), lambda: L.matrix_norm(tg.ones(3)),
-], ids=["inv", "det", "cross", "solve", "one", "sizes", "norm", "empty", "matrix"])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: L.inv(tg.ones(2, 3)),
+        lambda: L.det(tg.ones(3)),
+        lambda: L.cross(tg.ones(2), tg.ones(2)),
+        lambda: L.solve(tg.eye(3), tg.ones(2)),
+        lambda: L.multi_dot([tg.eye(2)]),
+        lambda: L.multi_dot([tg.eye(2), tg.eye(3)]),
+        lambda: L.norm(tg.ones(2, 2, 2), 2),
+        lambda: L.vector_norm(tg.ones(0), np.inf),
+        lambda: L.matrix_norm(tg.ones(3)),
+    ],
+    ids=["inv", "det", "cross", "solve", "one", "sizes", "norm", "empty", "matrix"],
+)
 def test_shapes_are_checked(call):
     with pytest.raises(tg.ShapeError):
         call()
@@ -338,9 +380,13 @@ def test_dtypes_are_checked(name):
 
 def test_options_are_checked():
     eye = tg.eye(2)
-    for call in (lambda: L.qr(eye, "full"), lambda: L.lu(eye, pivot=False),
-                 lambda: L.matrix_norm(eye, 3), lambda: L.lstsq(eye, eye, driver="gelsd"),
-                 lambda: L.vector_norm(eye, "fro")):  # fmt: skip
+    for call in (
+        lambda: L.qr(eye, "full"),
+        lambda: L.lu(eye, pivot=False),
+        lambda: L.matrix_norm(eye, 3),
+        lambda: L.lstsq(eye, eye, driver="gelsd"),
+        lambda: L.vector_norm(eye, "fro"),
+    ):
         with pytest.raises(tg.UserError):
             call()
     with pytest.raises(tg.UserError, match="complete Q"):

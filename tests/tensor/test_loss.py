@@ -66,10 +66,13 @@ def test_cross_entropy_is_stable() -> None:
 
 
 PAIRS = [
-    ("mse_loss", {}), ("l1_loss", {}), ("smooth_l1_loss", {"beta": 0.7}), ("huber_loss",
-    {"delta": 0.6}), ("poisson_nll_loss", {"full": True}),
+    ("mse_loss", {}),
+    ("l1_loss", {}),
+    ("smooth_l1_loss", {"beta": 0.7}),
+    ("huber_loss", {"delta": 0.6}),
+    ("poisson_nll_loss", {"full": True}),
     ("binary_cross_entropy_with_logits", {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -110,9 +113,7 @@ def test_kl_div(reduction: str, log_target: bool) -> None:
     y[0, 0] = 0.5 if log_target else 0.0
     compare(
         lambda x: loss.kl_div(x, Tensor(y), reduction, log_target),
-        lambda x: functional.kl_div(
-            x, torch.tensor(y), reduction=reduction, log_target=log_target
-        ),
+        lambda x: functional.kl_div(x, torch.tensor(y), reduction=reduction, log_target=log_target),
         random_array((4, 3)),
     )
 
@@ -126,27 +127,35 @@ def test_similarity_and_margins() -> None:
         compare(getattr(loss, name), getattr(functional, name), a, b, sign)
     compare(
         lambda x, y: loss.margin_ranking_loss(x, y, Tensor(signs)),
-        lambda x, y: functional.margin_ranking_loss(x, y, torch.tensor(signs)), a, b,
-    )  # fmt: skip
+        lambda x, y: functional.margin_ranking_loss(x, y, torch.tensor(signs)),
+        a,
+        b,
+    )
     compare(
         lambda x: loss.hinge_embedding_loss(x, Tensor(signs)),
-        lambda x: functional.hinge_embedding_loss(x, torch.tensor(signs)), a,
-    )  # fmt: skip
+        lambda x: functional.hinge_embedding_loss(x, torch.tensor(signs)),
+        a,
+    )
     compare(
         lambda x: loss.soft_margin_loss(x, Tensor(signs)),
-        lambda x: functional.soft_margin_loss(x, torch.tensor(signs)), a,
-    )  # fmt: skip
+        lambda x: functional.soft_margin_loss(x, torch.tensor(signs)),
+        a,
+    )
     compare(loss.triplet_margin_loss, functional.triplet_margin_loss, a, b, c)
     target = np.array([2, 0, 1, 1])
     compare(loss.multi_margin_loss, functional.multi_margin_loss, a, target)
     compare(
         lambda x: loss.multilabel_soft_margin_loss(x, Tensor((c > 0).astype(np.float32))),
-        lambda x: functional.multilabel_soft_margin_loss(x, torch.tensor(c > 0).float()), a,
-    )  # fmt: skip
+        lambda x: functional.multilabel_soft_margin_loss(x, torch.tensor(c > 0).float()),
+        a,
+    )
     compare(
         lambda x, y, v: loss.gaussian_nll_loss(x, y, v, full=True),
-        lambda x, y, v: functional.gaussian_nll_loss(x, y, v, full=True), a, b, np.abs(c),
-    )  # fmt: skip
+        lambda x, y, v: functional.gaussian_nll_loss(x, y, v, full=True),
+        a,
+        b,
+        np.abs(c),
+    )
 
 
 def test_bfloat16_is_rounded_once() -> None:

@@ -53,21 +53,28 @@ def entropy(target=TARGET, **options):
 
 
 CASES = {
-    "cross_entropy": entropy(), "each": entropy(reduction="none"), "sum": entropy(reduction="sum"),
-    "smoothed": entropy(label_smoothing=0.1, reduction="none"), "weighted": entropy(weight=WEIGHT),
+    "cross_entropy": entropy(),
+    "each": entropy(reduction="none"),
+    "sum": entropy(reduction="sum"),
+    "smoothed": entropy(label_smoothing=0.1, reduction="none"),
+    "weighted": entropy(weight=WEIGHT),
     "both": entropy(weight=WEIGHT, label_smoothing=0.2, reduction="none"),
     "ignored": entropy(ignore_index=3),
-    "soft": entropy(SHARES), "soft all": entropy(SHARES, weight=WEIGHT, reduction="none",
-                                                 label_smoothing=0.1),
-    "log_softmax": lambda m, x: m.log_softmax(x, 1), "softmax": lambda m, x: m.softmax(x, 1),
-    "of columns": lambda m, x: m.log_softmax(x, 0), "logsumexp": lambda m, x: m.logsumexp(x, 1),
-    "nll": loss("nll_loss"), "nll weighted": loss("nll_loss", weight=WEIGHT, ignore_index=3),
+    "soft": entropy(SHARES),
+    "soft all": entropy(SHARES, weight=WEIGHT, reduction="none", label_smoothing=0.1),
+    "log_softmax": lambda m, x: m.log_softmax(x, 1),
+    "softmax": lambda m, x: m.softmax(x, 1),
+    "of columns": lambda m, x: m.log_softmax(x, 0),
+    "logsumexp": lambda m, x: m.logsumexp(x, 1),
+    "nll": loss("nll_loss"),
+    "nll weighted": loss("nll_loss", weight=WEIGHT, ignore_index=3),
     "binary": loss("binary_cross_entropy_with_logits", SHARES, reduction="none"),
-    "binary weighted": loss("binary_cross_entropy_with_logits", SHARES, reduction="none",
-                            pos_weight=WEIGHT),
+    "binary weighted": loss(
+        "binary_cross_entropy_with_logits", SHARES, reduction="none", pos_weight=WEIGHT
+    ),
     "kl": loss("kl_div", SHARES, reduction="none"),
     "kl of logs": loss("kl_div", np.log(SHARES + 1e-3), reduction="none", log_target=True),
-}  # fmt: skip
+}
 # torch's gradient of logsumexp is exp(x - result), which rounds: 4 ones for 4 equal large logits
 NEARER = {("logsumexp", "equal"), ("logsumexp", "low"), ("logsumexp", "largest")}
 

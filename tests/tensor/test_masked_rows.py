@@ -108,7 +108,8 @@ def test_rows_that_see_nothing(spelling, fill):
 def test_they_are_still_found(fill):
     for spelling in (where, added, of_positions):
         lowered = tg.jit(lambda *x, f=spelling: f(tg, *x, fill)).lower(
-            *[tg.tensor(x) for x in (Q, K, V, MASK)])  # fmt: skip
+            *[tg.tensor(x) for x in (Q, K, V, MASK)]
+        )
         log = Log()
         recognize(list(lowered.outputs), log)
         assert log.fired.get("attention") == 1, spelling.__name__
@@ -116,6 +117,7 @@ def test_they_are_still_found(fill):
 
 def test_a_mask_that_shows_every_query_a_key_costs_nothing():
     """The guard is an elementwise pass over the result: causal attention has none."""
+
     def causal(q, k, v):
         seen = tg.tril(tg.ones(KEYS, KEYS)) > 0
         return out(tg, scores(tg, q, k).masked_fill(~seen, -math.inf), v)

@@ -7,42 +7,81 @@ from torch_tables import FLOATS, compare, data
 
 import tilegrad as tg
 
-SHAPES = [((3, 4), (4, 5)), ((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 5)), ((2, 3, 4), (4, 5)),
-          ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)), ((3, 0), (0, 2)), ((0, 4), (4, 2)),
-          ((1, 1), (1, 1)), ((2, 3, 4), (4,)), ((7, 17), (17, 3))]  # fmt: skip
+SHAPES = [
+    ((3, 4), (4, 5)),
+    ((4,), (4,)),
+    ((3, 4), (4,)),
+    ((4,), (4, 5)),
+    ((2, 3, 4), (4, 5)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((2, 1, 3, 4), (3, 4, 2)),
+    ((3, 0), (0, 2)),
+    ((0, 4), (4, 2)),
+    ((1, 1), (1, 1)),
+    ((2, 3, 4), (4,)),
+    ((7, 17), (17, 3)),
+]
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int64"])
 def test_matmul(dtype):
     for i, (a, b) in enumerate(SHAPES):
-        compare([(f"{a} @ {b}", lambda m, x, y: [x @ y, m.matmul(x, y)])],
-                data(dtype, a, i), data(dtype, b, i + 50))  # fmt: skip
+        compare(
+            [(f"{a} @ {b}", lambda m, x, y: [x @ y, m.matmul(x, y)])],
+            data(dtype, a, i),
+            data(dtype, b, i + 50),
+        )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_family(dtype):
     a, b, v = data(dtype, (3, 4)), data(dtype, (4, 5)), data(dtype, (4,))
-    compare([
-        ("mm", lambda m, a, b, v: m.mm(a, b)), ("mv", lambda m, a, b, v: m.mv(a, v)),
-        ("dot", lambda m, a, b, v: m.dot(v, v)), ("outer", lambda m, a, b, v: m.outer(v, a[0])),
-        ("tensordot", lambda m, a, b, v: m.tensordot(a, b, 1)),
-        ("tensordot axes", lambda m, a, b, v: m.tensordot(a, b, ([1], [0]))),
-        ("inner", lambda m, a, b, v: m.inner(a, v)), ("kron", lambda m, a, b, v: m.kron(a, b)),
-        ("addmm", lambda m, a, b, v: m.addmm(b[0], a, b)),
-        ("linear", lambda m, a, b, v: _linear(m, a, b.t())),
-        ("linear bias", lambda m, a, b, v: _linear(m, a, b.t(), b[1])),
-    ], a, b, v)  # fmt: skip
+    compare(
+        [
+            ("mm", lambda m, a, b, v: m.mm(a, b)),
+            ("mv", lambda m, a, b, v: m.mv(a, v)),
+            ("dot", lambda m, a, b, v: m.dot(v, v)),
+            ("outer", lambda m, a, b, v: m.outer(v, a[0])),
+            ("tensordot", lambda m, a, b, v: m.tensordot(a, b, 1)),
+            ("tensordot axes", lambda m, a, b, v: m.tensordot(a, b, ([1], [0]))),
+            ("inner", lambda m, a, b, v: m.inner(a, v)),
+            ("kron", lambda m, a, b, v: m.kron(a, b)),
+            ("addmm", lambda m, a, b, v: m.addmm(b[0], a, b)),
+            ("linear", lambda m, a, b, v: _linear(m, a, b.t())),
+            ("linear bias", lambda m, a, b, v: _linear(m, a, b.t(), b[1])),
+        ],
+        a,
+        b,
+        v,
+    )
     x, y = data(dtype, (2, 3, 4)), data(dtype, (2, 4, 5))
-    compare([("bmm", lambda m, x, y: m.bmm(x, y)),
-             ("linear 3", lambda m, x, y: _linear(m, x, y[0].t(), y[0, 0]))], x, y)  # fmt: skip
+    compare(
+        [
+            ("bmm", lambda m, x, y: m.bmm(x, y)),
+            ("linear 3", lambda m, x, y: _linear(m, x, y[0].t(), y[0, 0])),
+        ],
+        x,
+        y,
+    )
     if dtype in ("float32", "float64"):
-        compare([
-            ("baddbmm", lambda m, x, y: m.baddbmm(y[:, :3], x, y, beta=0.5, alpha=2)),
-            ("tensordot 2", lambda m, x, y: m.tensordot(x, y, ([0, 2], [0, 1]))),
-            ("bilinear", lambda m, x, y: _bilinear(m, x[0], y[0, :3], y, x[0, 0, :2])),
-        ], x, y)  # fmt: skip
-        compare([("addmm scaled", lambda m, a, b, v: m.addmm(b[:3], a, b, beta=2, alpha=0.5)),
-                 ("addmv", lambda m, a, b, v: m.addmv(a[:, 0], a, v))], a, b, v)  # fmt: skip
+        compare(
+            [
+                ("baddbmm", lambda m, x, y: m.baddbmm(y[:, :3], x, y, beta=0.5, alpha=2)),
+                ("tensordot 2", lambda m, x, y: m.tensordot(x, y, ([0, 2], [0, 1]))),
+                ("bilinear", lambda m, x, y: _bilinear(m, x[0], y[0, :3], y, x[0, 0, :2])),
+            ],
+            x,
+            y,
+        )
+        compare(
+            [
+                ("addmm scaled", lambda m, a, b, v: m.addmm(b[:3], a, b, beta=2, alpha=0.5)),
+                ("addmv", lambda m, a, b, v: m.addmv(a[:, 0], a, v)),
+            ],
+            a,
+            b,
+            v,
+        )
 
 
 def _linear(m, *args):

@@ -65,7 +65,7 @@ CASES = [
     ("diag_embed axes", lambda m, x: m.diag_embed(x, 0, 0, 2)),
     ("chained", lambda m, x: x.permute(2, 0, 1).reshape(x.shape[2], -1).t().flip(0)),
     ("iterate", lambda m, x: [row * 2 for row in x]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
@@ -77,18 +77,22 @@ def test_movement(shape, dtype):
 
 def test_matrices():
     x = data("float32", (4, 6))
-    compare([
-        ("T", lambda m, x: x.T), ("t", lambda m, x: x.t()),
-        ("diag", lambda m, x: [m.diag(x, k) for k in (-2, 0, 3)]),
-        ("diag of line", lambda m, x: [m.diag(x[0], k) for k in (-1, 0, 2)]),
-        ("diagflat", lambda m, x: m.diagflat(x)),
-        ("trace", lambda m, x: m.trace(x)),
-        ("block_diag", lambda m, x: m.block_diag(x, x[:1], x[0])),
-        ("unflatten", lambda m, x: [x.unflatten(1, (2, 3)), m.unflatten(x, 1, (-1, 2))]),
-        ("unfold", lambda m, x: [x.unfold(1, 3, 1), x.unfold(0, 2, 2), x.unfold(1, 1, 4)]),
-        ("tril", lambda m, x: [m.tril(x, k) for k in (-1, 0, 2)]),
-        ("triu", lambda m, x: [x.triu(k) for k in (-1, 0, 2)]),
-    ], x)  # fmt: skip
+    compare(
+        [
+            ("T", lambda m, x: x.T),
+            ("t", lambda m, x: x.t()),
+            ("diag", lambda m, x: [m.diag(x, k) for k in (-2, 0, 3)]),
+            ("diag of line", lambda m, x: [m.diag(x[0], k) for k in (-1, 0, 2)]),
+            ("diagflat", lambda m, x: m.diagflat(x)),
+            ("trace", lambda m, x: m.trace(x)),
+            ("block_diag", lambda m, x: m.block_diag(x, x[:1], x[0])),
+            ("unflatten", lambda m, x: [x.unflatten(1, (2, 3)), m.unflatten(x, 1, (-1, 2))]),
+            ("unfold", lambda m, x: [x.unfold(1, 3, 1), x.unfold(0, 2, 2), x.unfold(1, 1, 4)]),
+            ("tril", lambda m, x: [m.tril(x, k) for k in (-1, 0, 2)]),
+            ("triu", lambda m, x: [x.triu(k) for k in (-1, 0, 2)]),
+        ],
+        x,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float16"])
@@ -96,23 +100,35 @@ def test_pad(dtype):
     def constant(amounts, **options):
         return lambda m, x: _home(m).pad(x, amounts, **options)
 
-    compare([
-        ("last", constant([1, 2])), ("two", constant((1, 0, 0, 2))),
-        ("value", constant([1, 2, 3, 4], value=7)), ("cut", constant([-1, 2, 1, -2])),
-        ("none", constant([0, 0])), ("all axes", constant([1, 1, 1, 1, 1, 1], value=-1)),
-    ], data(dtype, (2, 3, 4)))  # fmt: skip
+    compare(
+        [
+            ("last", constant([1, 2])),
+            ("two", constant((1, 0, 0, 2))),
+            ("value", constant([1, 2, 3, 4], value=7)),
+            ("cut", constant([-1, 2, 1, -2])),
+            ("none", constant([0, 0])),
+            ("all axes", constant([1, 1, 1, 1, 1, 1], value=-1)),
+        ],
+        data(dtype, (2, 3, 4)),
+    )
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_pad_modes(mode):
-    compare([
-        ("one", lambda m, x: _home(m).pad(x, (2, 1), mode=mode)),
-        ("left", lambda m, x: _home(m).pad(x, (3, 0), mode=mode)),
-    ], data("float32", (2, 3, 5)))  # fmt: skip
-    compare([
-        ("two", lambda m, x: _home(m).pad(x, (2, 1, 1, 2), mode=mode)),
-        ("one of two", lambda m, x: _home(m).pad(x, (0, 0, 2, 0), mode=mode)),
-    ], data("float32", (1, 2, 4, 5)))  # fmt: skip
+    compare(
+        [
+            ("one", lambda m, x: _home(m).pad(x, (2, 1), mode=mode)),
+            ("left", lambda m, x: _home(m).pad(x, (3, 0), mode=mode)),
+        ],
+        data("float32", (2, 3, 5)),
+    )
+    compare(
+        [
+            ("two", lambda m, x: _home(m).pad(x, (2, 1, 1, 2), mode=mode)),
+            ("one of two", lambda m, x: _home(m).pad(x, (0, 0, 2, 0), mode=mode)),
+        ],
+        data("float32", (1, 2, 4, 5)),
+    )
 
 
 def _home(m):
@@ -121,28 +137,42 @@ def _home(m):
 
 def test_repeat_interleave_counts():
     x, counts = data("float32", (3, 2)), torch.tensor([2, 0, 3])
-    compare([
-        ("tensor", lambda m, x, c: m.repeat_interleave(x, c, dim=0)),
-        ("size", lambda m, x, c: m.repeat_interleave(x, c, dim=0, output_size=5)),
-    ], x, counts)  # fmt: skip
+    compare(
+        [
+            ("tensor", lambda m, x, c: m.repeat_interleave(x, c, dim=0)),
+            ("size", lambda m, x, c: m.repeat_interleave(x, c, dim=0, output_size=5)),
+        ],
+        x,
+        counts,
+    )
     assert tg.repeat_interleave(tg.arange(3), [2, 0, 1]).tolist() == [0, 0, 2]
 
 
 def test_scalars():
-    compare([
-        ("flatten", lambda m, x: x.flatten()), ("squeeze", lambda m, x: x.squeeze()),
-        ("unsqueeze", lambda m, x: x.unsqueeze(0)), ("expand", lambda m, x: x.expand(2, 3)),
-        ("reshape", lambda m, x: x.reshape(1, 1)),
-        ("hstack", lambda m, x: m.hstack([x, x])), ("stack", lambda m, x: m.stack([x, x])),
-    ], data("float32", ()))  # fmt: skip
+    compare(
+        [
+            ("flatten", lambda m, x: x.flatten()),
+            ("squeeze", lambda m, x: x.squeeze()),
+            ("unsqueeze", lambda m, x: x.unsqueeze(0)),
+            ("expand", lambda m, x: x.expand(2, 3)),
+            ("reshape", lambda m, x: x.reshape(1, 1)),
+            ("hstack", lambda m, x: m.hstack([x, x])),
+            ("stack", lambda m, x: m.stack([x, x])),
+        ],
+        data("float32", ()),
+    )
 
 
 def test_non_contiguous_input():
     x = data("float32", (4, 6, 2)).permute(2, 0, 1)[:, 1:, ::2]
-    compare([
-        ("reshape", lambda m, x: x.reshape(-1)), ("transpose", lambda m, x: x.transpose(0, 1)),
-        ("cat", lambda m, x: m.cat([x, x])),
-    ], x)  # fmt: skip
+    compare(
+        [
+            ("reshape", lambda m, x: x.reshape(-1)),
+            ("transpose", lambda m, x: x.transpose(0, 1)),
+            ("cat", lambda m, x: m.cat([x, x])),
+        ],
+        x,
+    )
 
 
 def test_broadcast_shapes():

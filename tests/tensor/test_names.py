@@ -68,8 +68,16 @@ FUNCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("addbmm", (numbers(4, 2), CUBE, numbers(3, 5, 2)), {"beta": 0.5, "alpha": 2.0}),
     ("as_strided", (A, (3, 3), (7, 2), 1), {}), ("as_strided", (A, (2, 2, 2), (1, 0, 6)), {}),
 ]  # fmt: skip
-WITHOUT_GRADIENT = {"heaviside", "isposinf", "isneginf", "histc", "unique_consecutive",
-                    "searchsorted", "fill", "scalar_tensor"}  # fmt: skip
+WITHOUT_GRADIENT = {
+    "heaviside",
+    "isposinf",
+    "isneginf",
+    "histc",
+    "unique_consecutive",
+    "searchsorted",
+    "fill",
+    "scalar_tensor",
+}
 
 
 def ours(value: Any) -> Any:
@@ -104,8 +112,9 @@ def gradients(leaves: list[Any], results: list[Any]) -> list[Any]:
     return [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("name, args, options", FUNCTIONS,
-                         ids=[f"{i}-{f[0]}" for i, f in enumerate(FUNCTIONS)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, args, options", FUNCTIONS, ids=[f"{i}-{f[0]}" for i, f in enumerate(FUNCTIONS)]
+)
 def test_functions(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     a = [ours(v) for v in args]
     b = [theirs(v) for v in args]
@@ -124,11 +133,24 @@ def test_functions(name: str, args: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 METHODS: list[tuple[str, tuple[Any, ...]]] = [
-    ("clamp_min", (0.1,)), ("clamp_max", (0.1,)), ("diff", ()), ("lgamma", ()), ("sinc", ()),
-    ("xlogy", (np.abs(B),)), ("sum_to_size", (1, 6)), ("sum_to_size", (6,)), ("hsplit", (2,)),
-    ("vsplit", (2,)), ("dist", (B,)), ("isposinf", ()), ("fill", (3.0,)), ("stride", ()),
-    ("stride", (1,)), ("index_put", ((INDEX,), C)), ("cross", (np.roll(A, 1, 0),)),
-]  # fmt: skip
+    ("clamp_min", (0.1,)),
+    ("clamp_max", (0.1,)),
+    ("diff", ()),
+    ("lgamma", ()),
+    ("sinc", ()),
+    ("xlogy", (np.abs(B),)),
+    ("sum_to_size", (1, 6)),
+    ("sum_to_size", (6,)),
+    ("hsplit", (2,)),
+    ("vsplit", (2,)),
+    ("dist", (B,)),
+    ("isposinf", ()),
+    ("fill", (3.0,)),
+    ("stride", ()),
+    ("stride", (1,)),
+    ("index_put", ((INDEX,), C)),
+    ("cross", (np.roll(A, 1, 0),)),
+]
 
 
 @pytest.mark.parametrize("name, args", METHODS, ids=[f"{i}-{m[0]}" for i, m in enumerate(METHODS)])
@@ -152,8 +174,10 @@ def test_in_place() -> None:
 
 def test_frombuffer() -> None:
     data = bytearray(np.arange(6, dtype=np.float32).tobytes())
-    same(tg.frombuffer(data, dtype=tg.float32, count=3, offset=8),
-         torch.frombuffer(data, dtype=torch.float32, count=3, offset=8))  # fmt: skip
+    same(
+        tg.frombuffer(data, dtype=tg.float32, count=3, offset=8),
+        torch.frombuffer(data, dtype=torch.float32, count=3, offset=8),
+    )
     with pytest.raises(ShapeError, match="does not fit"):
         tg.frombuffer(data[:7], dtype=tg.float32)
 
@@ -180,8 +204,11 @@ def test_grid_sample(mode: str, padding: str, corners: bool) -> None:
 @pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 1, 3, 2, 4)])
 def test_affine_grid(size: tuple[int, ...], corners: bool) -> None:
     theta = numbers(2, len(size) - 2, len(size) - 1)
-    same(F.affine_grid(ours(theta), size, corners),
-         torch.nn.functional.affine_grid(theirs(theta), list(size), corners), 1e-4)  # fmt: skip
+    same(
+        F.affine_grid(ours(theta), size, corners),
+        torch.nn.functional.affine_grid(theirs(theta), list(size), corners),
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -194,8 +221,9 @@ def test_embedding_bag(mode: str, offsets: list[int] | None, padding: int | None
     w, v = ours(table), theirs(table)
     w.requires_grad = v.requires_grad = True
     found = F.embedding_bag(ours(index), w, ours(given), mode, padding_idx=padding)
-    expected = torch.nn.functional.embedding_bag(theirs(index), v, theirs(given), mode=mode,
-                                                 padding_idx=padding)  # fmt: skip
+    expected = torch.nn.functional.embedding_bag(
+        theirs(index), v, theirs(given), mode=mode, padding_idx=padding
+    )
     same(found, expected)
     (a,), (b,) = gradients([w], [found]), gradients([v], [expected])
     same(a, b)
@@ -211,10 +239,12 @@ def test_ctc_loss(reduction: str, one_line: bool) -> None:
     logits = numbers(12, 3, 5)
     x, y = ours(logits), theirs(logits)
     x.requires_grad = y.requires_grad = True
-    found = F.ctc_loss(x.log_softmax(-1), ours(rows), ours(frames), ours(sizes),
-                       reduction=reduction)  # fmt: skip
+    found = F.ctc_loss(
+        x.log_softmax(-1), ours(rows), ours(frames), ours(sizes), reduction=reduction
+    )
     expected = torch.nn.functional.ctc_loss(
-        y.log_softmax(-1), theirs(rows), theirs(frames), theirs(sizes), reduction=reduction)
+        y.log_softmax(-1), theirs(rows), theirs(frames), theirs(sizes), reduction=reduction
+    )
     same(found, expected, 1e-4)
     (a,), (b,) = gradients([x], [found]), gradients([y], [expected])
     same(a, b, 1e-3)
@@ -249,8 +279,9 @@ def test_cells(name: str, bias: bool) -> None:
     other = getattr(torch.nn, name)(5, 7, bias=bias)
     mine = with_weights_of(getattr(nn, name)(5, 7, bias=bias), other)
     x, states = numbers(3, 5), [numbers(3, 7) for _ in range(2)]
-    state = [tuple(f(s) for s in states) if name == "LSTMCell" else f(states[0])
-             for f in (ours, theirs)]  # fmt: skip
+    state = [
+        tuple(f(s) for s in states) if name == "LSTMCell" else f(states[0]) for f in (ours, theirs)
+    ]
     same(mine(ours(x)), other(theirs(x)))
     same(mine(ours(x), state[0]), other(theirs(x), state[1]))
 
@@ -265,13 +296,21 @@ def test_transformer_decoder(first: bool) -> None:
     x, memory = numbers(2, 5, 8), numbers(2, 4, 8)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     same(mask, torch.nn.Transformer.generate_square_subsequent_mask(5))
-    same(mine(ours(x), ours(memory), mask),
-         other(theirs(x), theirs(memory), torch.tensor(mask.numpy())), 1e-4)  # fmt: skip
+    same(
+        mine(ours(x), ours(memory), mask),
+        other(theirs(x), theirs(memory), torch.tensor(mask.numpy())),
+        1e-4,
+    )
 
 
 def test_transformer() -> None:
-    options = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 16,
-               "dropout": 0.0, "batch_first": True}  # fmt: skip
+    options = {
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "dim_feedforward": 16,
+        "dropout": 0.0,
+        "batch_first": True,
+    }
     other = torch.nn.Transformer(8, 2, **options).eval()
     mine = with_weights_of(nn.Transformer(8, 2, **options), other).eval()
     x, y = numbers(2, 5, 8), numbers(2, 4, 8)
@@ -281,13 +320,22 @@ def test_transformer() -> None:
 def test_embedding_bag_layer_and_upsampling() -> None:
     bag = nn.EmbeddingBag(7, 3, mode="sum")
     index = np.array([[1, 2], [0, 6]])
-    same(bag(ours(index)), torch.nn.functional.embedding_bag(
-        theirs(index), torch.tensor(bag.weight.numpy()), mode="sum"))  # fmt: skip
+    same(
+        bag(ours(index)),
+        torch.nn.functional.embedding_bag(
+            theirs(index), torch.tensor(bag.weight.numpy()), mode="sum"
+        ),
+    )
     for name in ("UpsamplingNearest2d", "UpsamplingBilinear2d"):
-        same(getattr(nn, name)(scale_factor=2)(ours(IMAGE)),
-             getattr(torch.nn, name)(scale_factor=2)(theirs(IMAGE)), 1e-4)  # fmt: skip
-    same(F.upsample(ours(IMAGE), size=(7, 9)),
-         torch.nn.functional.interpolate(theirs(IMAGE), size=(7, 9)))  # fmt: skip
+        same(
+            getattr(nn, name)(scale_factor=2)(ours(IMAGE)),
+            getattr(torch.nn, name)(scale_factor=2)(theirs(IMAGE)),
+            1e-4,
+        )
+    same(
+        F.upsample(ours(IMAGE), size=(7, 9)),
+        torch.nn.functional.interpolate(theirs(IMAGE), size=(7, 9)),
+    )
 
 
 def test_functional_call() -> None:
@@ -376,31 +424,63 @@ def test_dir_shows_what_is_public() -> None:
 
 
 ADDED = {"bias_k": numbers(1, 1, 8), "bias_v": numbers(1, 1, 8)}
-SEPARATE = {"use_separate_proj_weight": True, "in_proj_weight": None,
-            "q_proj_weight": numbers(8, 8), "k_proj_weight": numbers(8, 8),
-            "v_proj_weight": numbers(8, 8)}  # fmt: skip
+SEPARATE = {
+    "use_separate_proj_weight": True,
+    "in_proj_weight": None,
+    "q_proj_weight": numbers(8, 8),
+    "k_proj_weight": numbers(8, 8),
+    "v_proj_weight": numbers(8, 8),
+}
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"need_weights": False}, {"average_attn_weights": False}, ADDED, {"add_zero_attn": True},
-    SEPARATE, {"in_proj_bias": None, "out_proj_bias": None}, {"dropout_p": 0.9, "training": False},
-    {**ADDED, "add_zero_attn": True, "key_padding_mask": np.eye(2, 4, 1) > 0,
-     "attn_mask": np.eye(3, 4) > 0},
-    {"attn_mask": numbers(4, 3, 4), "need_weights": False},
-], ids=lambda options: "-".join(options) or "plain")  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"need_weights": False},
+        {"average_attn_weights": False},
+        ADDED,
+        {"add_zero_attn": True},
+        SEPARATE,
+        {"in_proj_bias": None, "out_proj_bias": None},
+        {"dropout_p": 0.9, "training": False},
+        {
+            **ADDED,
+            "add_zero_attn": True,
+            "key_padding_mask": np.eye(2, 4, 1) > 0,
+            "attn_mask": np.eye(3, 4) > 0,
+        },
+        {"attn_mask": numbers(4, 3, 4), "need_weights": False},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
 def test_multi_head_attention_forward(options: dict[str, Any]) -> None:
-    given = {"query": numbers(3, 2, 8), "key": numbers(4, 2, 8), "value": numbers(4, 2, 8),
-             "embed_dim_to_check": 8, "num_heads": 2, "in_proj_weight": numbers(24, 8) / 3,
-             "in_proj_bias": numbers(24), "bias_k": None, "bias_v": None, "add_zero_attn": False,
-             "dropout_p": 0.0, "out_proj_weight": numbers(8, 8), "out_proj_bias": numbers(8),
-             **options}  # fmt: skip
-    given = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v
-             for k, v in given.items()}  # fmt: skip
+    given = {
+        "query": numbers(3, 2, 8),
+        "key": numbers(4, 2, 8),
+        "value": numbers(4, 2, 8),
+        "embed_dim_to_check": 8,
+        "num_heads": 2,
+        "in_proj_weight": numbers(24, 8) / 3,
+        "in_proj_bias": numbers(24),
+        "bias_k": None,
+        "bias_v": None,
+        "add_zero_attn": False,
+        "dropout_p": 0.0,
+        "out_proj_weight": numbers(8, 8),
+        "out_proj_bias": numbers(8),
+        **options,
+    }
+    given = {
+        k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v
+        for k, v in given.items()
+    }
     leaves, results = [], []
     for make, home in ((ours, F), (theirs, torch.nn.functional)):
         arguments = {k: make(v) for k, v in given.items()}
-        leaves.append([v for k, v in arguments.items() if hasattr(v, "backward")
-                       and not k.endswith("mask")])  # fmt: skip
+        leaves.append(
+            [v for k, v in arguments.items() if hasattr(v, "backward") and not k.endswith("mask")]
+        )
         for leaf in leaves[-1]:
             leaf.requires_grad = True
         found = home.multi_head_attention_forward(**arguments)

@@ -16,16 +16,21 @@ def test_layer_norm() -> None:
     weight, bias = random_array((6, 5), 1), random_array((6, 5), 2)
     compare(
         lambda x, w, b: norm.layer_norm(x, (6, 5), w, b, 1e-3),
-        lambda x, w, b: functional.layer_norm(x, (6, 5), w, b, 1e-3), X, weight, bias,
-    )  # fmt: skip
+        lambda x, w, b: functional.layer_norm(x, (6, 5), w, b, 1e-3),
+        X,
+        weight,
+        bias,
+    )
     compare(lambda x: norm.layer_norm(x, 5), lambda x: functional.layer_norm(x, (5,)), X)
 
 
 def test_rms_norm() -> None:
     compare(
         lambda x, w: norm.rms_norm(x, 5, w, 1e-5),
-        lambda x, w: functional.rms_norm(x, (5,), w, 1e-5), X, random_array((5,), 1),
-    )  # fmt: skip
+        lambda x, w: functional.rms_norm(x, (5,), w, 1e-5),
+        X,
+        random_array((5,), 1),
+    )
     compare(lambda x: norm.rms_norm(x, 5), lambda x: functional.rms_norm(x, (5,)), X)
 
 
@@ -33,8 +38,11 @@ def test_rms_norm() -> None:
 def test_group_norm(groups: int) -> None:
     compare(
         lambda x, w, b: norm.group_norm(x, groups, w, b),
-        lambda x, w, b: functional.group_norm(x, groups, w, b), X, WEIGHT, BIAS,
-    )  # fmt: skip
+        lambda x, w, b: functional.group_norm(x, groups, w, b),
+        X,
+        WEIGHT,
+        BIAS,
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -46,8 +54,10 @@ def test_batch_norm(shape: tuple, training: bool) -> None:
     compare(
         lambda x, w, b: norm.batch_norm(x, *ours, w, b, training, 0.2),
         lambda x, w, b: functional.batch_norm(x, *theirs, w, b, training, 0.2),
-        random_array(shape), WEIGHT, BIAS,
-    )  # fmt: skip
+        random_array(shape),
+        WEIGHT,
+        BIAS,
+    )
     for a, b in zip(ours, theirs):
         close(a, b)
 
@@ -55,16 +65,18 @@ def test_batch_norm(shape: tuple, training: bool) -> None:
 def test_instance_norm_and_others() -> None:
     compare(
         lambda x, w, b: norm.instance_norm(x, None, None, w, b),
-        lambda x, w, b: functional.instance_norm(x, None, None, w, b), X, WEIGHT, BIAS,
-    )  # fmt: skip
+        lambda x, w, b: functional.instance_norm(x, None, None, w, b),
+        X,
+        WEIGHT,
+        BIAS,
+    )
     compare(
         lambda x: norm.local_response_norm(x, 3, 0.1),
-        lambda x: functional.local_response_norm(x, 3, 0.1), X,
-    )  # fmt: skip
-    compare(norm.normalize, functional.normalize, X)
-    compare(
-        lambda x: norm.normalize(x, 1.0, -1), lambda x: functional.normalize(x, 1.0, -1), X
+        lambda x: functional.local_response_norm(x, 3, 0.1),
+        X,
     )
+    compare(norm.normalize, functional.normalize, X)
+    compare(lambda x: norm.normalize(x, 1.0, -1), lambda x: functional.normalize(x, 1.0, -1), X)
 
 
 @pytest.mark.parametrize("padding", [None, 2, -1])
@@ -72,8 +84,9 @@ def test_embedding(padding: int | None) -> None:
     index = np.array([[0, 2, 2], [4, 1, 4]])
     compare(
         lambda w: norm.embedding(Tensor(index), w, padding),
-        lambda w: functional.embedding(torch.tensor(index), w, padding), random_array((5, 3)),
-    )  # fmt: skip
+        lambda w: functional.embedding(torch.tensor(index), w, padding),
+        random_array((5, 3)),
+    )
 
 
 def test_errors() -> None:

@@ -126,21 +126,27 @@ def test_out_of_range_is_an_error(row: Row, way: str) -> None:
 
 def test_ignored_targets_are_no_classes() -> None:
     x, t = tg.tensor(TABLE[:3]), indices(0, -100, 2)
-    for ours, theirs in ((F.cross_entropy, T.nn.functional.cross_entropy),
-                         (F.nll_loss, T.nn.functional.nll_loss)):  # fmt: skip
+    for ours, theirs in (
+        (F.cross_entropy, T.nn.functional.cross_entropy),
+        (F.nll_loss, T.nn.functional.nll_loss),
+    ):
         wanted = theirs(torch.tensor(TABLE[:3]), torch.tensor(t)).numpy()
         np.testing.assert_allclose(ours(x, tg.tensor(t)).numpy(), wanted, 1e-5)
         with pytest.raises(AxisError):
             ours(x, tg.tensor(t), ignore_index=-1).numpy()
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda f: tg.jit(lambda x, i: tg.vmap(lambda i: f(x, i))(i)),
-    lambda f: tg.jit(lambda x, i: tg.scan(lambda c, i: (c, f(x, i)), tg.ones(()), i)[1]),
-    lambda f: tg.jit(lambda x, i: tg.cond(i[0] == 0, lambda: f(x, i[1]), lambda: x[0])),
-    lambda f: tg.jit(lambda x, i: tg.jvp(lambda x: f(x, i), (x,), (x,))[1]),
-    lambda f: tg.jit(lambda x, i: tg.checkpoint(lambda x: f(x, i))(x)),
-], ids=["vmap", "scan", "cond", "jvp", "checkpoint"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: tg.jit(lambda x, i: tg.vmap(lambda i: f(x, i))(i)),
+        lambda f: tg.jit(lambda x, i: tg.scan(lambda c, i: (c, f(x, i)), tg.ones(()), i)[1]),
+        lambda f: tg.jit(lambda x, i: tg.cond(i[0] == 0, lambda: f(x, i[1]), lambda: x[0])),
+        lambda f: tg.jit(lambda x, i: tg.jvp(lambda x: f(x, i), (x,), (x,))[1]),
+        lambda f: tg.jit(lambda x, i: tg.checkpoint(lambda x: f(x, i))(x)),
+    ],
+    ids=["vmap", "scan", "cond", "jvp", "checkpoint"],
+)
 def test_transforms_keep_the_check(wrap: Callable[..., Any]) -> None:
     run = wrap(lambda x, i: x[i] * 2)
     run(tg.tensor(TABLE), tg.tensor(indices(0, 4))).numpy()
@@ -206,14 +212,26 @@ def sites(function: Callable[..., Any], *arrays: np.ndarray, target: Any = None)
 X = np.ones((6, 8), np.float32)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: x.topk(3).values, lambda x: x.kthvalue(2).values, lambda x: x.median(1).values,
-    lambda x: x.take_along_dim(x.argsort(1), 1), lambda x: x[tg.arange(3)],
-    lambda x: x.gather(1, x.argmax(1).unsqueeze(1)), lambda x: x[x.long().clamp(0, 5)[:, 0]],
-    lambda x: x[(x.long() % 6)[:, 0]], lambda x: x[:, x.argmax(1)], lambda x: x.roll(2, 0),
-    lambda x: tg.one_hot(x.argmax(1), 8), lambda x: F.cross_entropy(x, x.argmax(1)),
-    lambda x: tg.searchsorted(x[0], x[1]), lambda x: x.scatter(1, x.argsort(1), 1.0),
-], ids=range(14))  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.topk(3).values,
+        lambda x: x.kthvalue(2).values,
+        lambda x: x.median(1).values,
+        lambda x: x.take_along_dim(x.argsort(1), 1),
+        lambda x: x[tg.arange(3)],
+        lambda x: x.gather(1, x.argmax(1).unsqueeze(1)),
+        lambda x: x[x.long().clamp(0, 5)[:, 0]],
+        lambda x: x[(x.long() % 6)[:, 0]],
+        lambda x: x[:, x.argmax(1)],
+        lambda x: x.roll(2, 0),
+        lambda x: tg.one_hot(x.argmax(1), 8),
+        lambda x: F.cross_entropy(x, x.argmax(1)),
+        lambda x: tg.searchsorted(x[0], x[1]),
+        lambda x: x.scatter(1, x.argsort(1), 1.0),
+    ],
+    ids=range(14),
+)
 def test_what_the_graph_proves_is_not_checked(function: Callable[..., Any]) -> None:
     assert sites(function, X) == 0
 

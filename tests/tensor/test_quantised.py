@@ -88,8 +88,9 @@ def test_room_for_many() -> None:
     room = Room(groups)
     packed = [pack(g, "cpu", room) for g in groups]
     assert room.used == room.whole.bytes
-    places = sorted((t.buffer().pointer, t.buffer().bytes) for p in packed
-                    for t in p.parts.values())  # fmt: skip
+    places = sorted(
+        (t.buffer().pointer, t.buffer().bytes) for p in packed for t in p.parts.values()
+    )
     assert all(a + size <= b and a % 64 == 0 for (a, size), (b, _) in pairwise(places))
     assert places[-1][0] + places[-1][1] - places[0][0] <= room.whole.bytes
     packed.append(pack(groups[0], "cpu", room))

@@ -25,7 +25,7 @@ from tilegrad.tensor.random import (
     set_rng_state,
     truncated_normal,
     uniform,
-)  # fmt: skip
+)
 from tilegrad.tensor.tensor import Tensor
 
 N = 40_000

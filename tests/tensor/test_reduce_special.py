@@ -59,51 +59,107 @@ def functional(name, *args, **options):
 
 
 SUMS = {
-    "sum": by_row("sum"), "sum all": of_all("sum"), "mean": by_row("mean"),
-    "mean all": of_all("mean"), "nansum": by_row("nansum"), "nanmean": by_row("nanmean"),
-    "prod": by_row("prod"), "prod all": of_all("prod"), "cumsum": by_row("cumsum"),
-    "cumprod": by_row("cumprod"), "logsumexp": by_row("logsumexp"),
-    "logcumsumexp": by_row("logcumsumexp"), "softmax": by_row("softmax"),
+    "sum": by_row("sum"),
+    "sum all": of_all("sum"),
+    "mean": by_row("mean"),
+    "mean all": of_all("mean"),
+    "nansum": by_row("nansum"),
+    "nanmean": by_row("nanmean"),
+    "prod": by_row("prod"),
+    "prod all": of_all("prod"),
+    "cumsum": by_row("cumsum"),
+    "cumprod": by_row("cumprod"),
+    "logsumexp": by_row("logsumexp"),
+    "logcumsumexp": by_row("logcumsumexp"),
+    "softmax": by_row("softmax"),
     "log_softmax": by_row("log_softmax"),
-    "count_nonzero": by_row("count_nonzero"), "any": by_row("any"), "all": by_row("all"),
+    "count_nonzero": by_row("count_nonzero"),
+    "any": by_row("any"),
+    "all": by_row("all"),
     "trace": of_all("trace"),
-}  # fmt: skip
+}
 MOMENTS = {
-    "var": by_row("var"), "var 0": by_row("var", correction=0), "var all": of_all("var"),
-    "std": by_row("std"), "std 0": by_row("std", correction=0), "std all": of_all("std"),
-    "var_mean": by_row("var_mean"), "std_mean": by_row("std_mean"),
-}  # fmt: skip
+    "var": by_row("var"),
+    "var 0": by_row("var", correction=0),
+    "var all": of_all("var"),
+    "std": by_row("std"),
+    "std 0": by_row("std", correction=0),
+    "std all": of_all("std"),
+    "var_mean": by_row("var_mean"),
+    "std_mean": by_row("std_mean"),
+}
 NORMS = {f"norm {p}": by_row("norm", p=p) for p in (0, 0.5, 1, 1.5, 2, 3, INF, -INF, -1)}
 NORMS |= {f"norm {p} all": of_all("norm", p=p) for p in (0, 1, 2, 3, INF)}
-NORMS |= {"normalize": functional("normalize"), "normalize 1": functional("normalize", p=1),
-          "normalize inf": functional("normalize", p=INF)}  # fmt: skip
+NORMS |= {
+    "normalize": functional("normalize"),
+    "normalize 1": functional("normalize", p=1),
+    "normalize inf": functional("normalize", p=INF),
+}
 EXTREMES = {
-    "amax": by_row("amax"), "amin": by_row("amin"), "amax all": of_all("amax"),
-    "amin all": of_all("amin"), "aminmax": by_row("aminmax"), "max": by_row("max"),
-    "min": by_row("min"), "max all": of_all("max"), "min all": of_all("min"),
-    "argmax": by_row("argmax"), "argmin": by_row("argmin"), "argmax all": of_all("argmax"),
-    "cummax": by_row("cummax"), "cummin": by_row("cummin"),
-}  # fmt: skip
+    "amax": by_row("amax"),
+    "amin": by_row("amin"),
+    "amax all": of_all("amax"),
+    "amin all": of_all("amin"),
+    "aminmax": by_row("aminmax"),
+    "max": by_row("max"),
+    "min": by_row("min"),
+    "max all": of_all("max"),
+    "min all": of_all("min"),
+    "argmax": by_row("argmax"),
+    "argmin": by_row("argmin"),
+    "argmax all": of_all("argmax"),
+    "cummax": by_row("cummax"),
+    "cummin": by_row("cummin"),
+}
 ORDERED = {
-    "sort": by_row("sort", stable=True), "sort down": by_row("sort", stable=True, descending=True),
+    "sort": by_row("sort", stable=True),
+    "sort down": by_row("sort", stable=True, descending=True),
     "argsort": by_row("argsort", stable=True),
-    "median": by_row("median"), "median all": of_all("median"),
-    "kthvalue": by_row("kthvalue", 1), "kthvalue 3": by_row("kthvalue", 3),
-    "topk": lambda m, x: m.topk(x, 2, -1)[0], "topk low": lambda m, x: m.topk(x, 2, -1, False)[0],
-    "quantile": by_row("quantile", 0.4), "msort": of_all("msort"),
+    "median": by_row("median"),
+    "median all": of_all("median"),
+    "kthvalue": by_row("kthvalue", 1),
+    "kthvalue 3": by_row("kthvalue", 3),
+    "topk": lambda m, x: m.topk(x, 2, -1)[0],
+    "topk low": lambda m, x: m.topk(x, 2, -1, False)[0],
+    "quantile": by_row("quantile", 0.4),
+    "msort": of_all("msort"),
     "unique": lambda m, x: m.unique(x.detach()),
     "unique counts": lambda m, x: m.unique(x.detach(), return_inverse=True, return_counts=True),
     "searchsorted": lambda m, x: m.searchsorted(m.sort(x.detach(), dim=-1)[0], x.detach()),
-    "searchsorted right": lambda m, x: m.searchsorted(m.sort(x.detach(), dim=-1)[0], x.detach(),
-                                                      right=True),
+    "searchsorted right": lambda m, x: m.searchsorted(
+        m.sort(x.detach(), dim=-1)[0], x.detach(), right=True
+    ),
     "bucketize": lambda m, x: m.bucketize(x.detach(), m.tensor([-1.0, 0.0, 2.0, NAN])),
-}  # fmt: skip
-TABLES = {"sums": SUMS, "moments": MOMENTS, "norms": NORMS, "extremes": EXTREMES,
-          "ordered": ORDERED}  # fmt: skip
-TIED = ("nan", "all_nan", "negative_inf", "all_negative_inf", "all_inf", "ties", "two_zeros",
-        "all_zero", "equal", "large")  # fmt: skip
-INFINITE = ("inf", "negative_inf", "both_inf", "all_negative_inf", "all_inf", "inf_and_nan",
-            "single_nan", "single_negative_inf")  # fmt: skip
+}
+TABLES = {
+    "sums": SUMS,
+    "moments": MOMENTS,
+    "norms": NORMS,
+    "extremes": EXTREMES,
+    "ordered": ORDERED,
+}
+TIED = (
+    "nan",
+    "all_nan",
+    "negative_inf",
+    "all_negative_inf",
+    "all_inf",
+    "ties",
+    "two_zeros",
+    "all_zero",
+    "equal",
+    "large",
+)
+INFINITE = (
+    "inf",
+    "negative_inf",
+    "both_inf",
+    "all_negative_inf",
+    "all_inf",
+    "inf_and_nan",
+    "single_nan",
+    "single_negative_inf",
+)
 NANS = ("nan", "nan_last", "all_nan", "inf_and_nan", "single_nan")
 # (results, inputs): where ours differs from torch, and why that is no fault
 EXCUSED = [
@@ -155,8 +211,9 @@ def torch_case(function, array):
         return results, None
     floats = [r for r in results if r.is_floating_point() and r.requires_grad]
     if floats:
-        sum((r * torch.from_numpy(w).to(r.dtype)).sum()
-            for r, w in zip(floats, weights(floats))).backward()  # fmt: skip
+        sum(
+            (r * torch.from_numpy(w).to(r.dtype)).sum() for r, w in zip(floats, weights(floats))
+        ).backward()
     return results, x.grad
 
 
@@ -167,8 +224,9 @@ def our_case(function, array):
         return results, None
     floats = [r for r in results if r.dtype.is_float and r.requires_grad]
     if floats:
-        sum((r * tg.tensor(w, dtype=r.dtype)).sum()
-            for r, w in zip(floats, weights(floats))).backward()  # fmt: skip
+        sum(
+            (r * tg.tensor(w, dtype=r.dtype)).sum() for r, w in zip(floats, weights(floats))
+        ).backward()
     return results, x.grad
 
 
@@ -176,8 +234,10 @@ def judged(table, array):
     """All differences of a table on one input."""
     cases = [(name, torch_case(f, array), our_case(f, array)) for name, f in TABLES[table].items()]
     known = [c for c in cases if not isinstance(c[2][0], Exception)]
-    tg.realize([r for _, _, (rows, _) in known for r in rows]
-               + [g for _, _, (_, g) in known if g is not None])  # fmt: skip
+    tg.realize(
+        [r for _, _, (rows, _) in known for r in rows]
+        + [g for _, _, (_, g) in known if g is not None]
+    )
     wrong = []
     for name, (theirs, their_grad), (mine, my_grad) in cases:
         if isinstance(theirs, Exception) or isinstance(mine, Exception):

@@ -56,7 +56,7 @@ ARITHMETIC = {
     "xor": lambda m, x, n: x ^ n,
     "shift": lambda m, x, n: x << n,
     "copysign": lambda m, x, n: m.copysign(x, n),
-}  # fmt: skip
+}
 COMPARED = {
     "eq": lambda m, x, n: m.eq(x, n),
     "ne": lambda m, x, n: x != n,
@@ -68,7 +68,7 @@ COMPARED = {
     "isclose": lambda m, x, n: m.isclose(x, m.full_like(x, n)),
     "isin": lambda m, x, n: m.isin(x, n),
     "isin_of_itself": lambda m, x, n: m.isin(m.full_like(x, n), n),
-}  # fmt: skip
+}
 CHOSEN = {
     "where_first": lambda m, x, n: m.where(mask(m), n, x),
     "where_second": lambda m, x, n: m.where(mask(m), x, n),
@@ -90,7 +90,7 @@ CHOSEN = {
     "softplus": lambda m, x, n: home(m).softplus(x, n),
     "softshrink": lambda m, x, n: home(m).softshrink(x, n),
     "hardshrink": lambda m, x, n: home(m).hardshrink(x, n),
-}  # fmt: skip
+}
 WRITTEN = {
     "full_like": lambda m, x, n: m.full_like(x, n),
     "full": lambda m, x, n: m.full((2,), n),
@@ -119,7 +119,7 @@ WRITTEN = {
     "arange": lambda m, x, n: m.arange(0, 3 * n, n, dtype=x.dtype),
     "arange_default": lambda m, x, n: m.arange(0, 3 * n, n),
     "linspace": lambda m, x, n: m.linspace(0, n, 4, dtype=x.dtype),
-}  # fmt: skip
+}
 SUMMED = {
     "addmm": lambda m, x, n: m.addmm(x, x[:, :2], x, beta=n, alpha=n),
     "addmv": lambda m, x, n: m.addmv(x[:, 0], x, x[0], beta=n),
@@ -137,10 +137,16 @@ SUMMED = {
     "margin": lambda m, x, n: home(m).margin_ranking_loss(x, x + 1, x, margin=n),
     "layer_norm": lambda m, x, n: home(m).layer_norm(x, (3,), eps=n),
     "cross_entropy": lambda m, x, n: home(m).cross_entropy(
-        x, m.tensor([0, 2]), label_smoothing=min(n, 1)),
-}  # fmt: skip
-TABLES = {"arithmetic": ARITHMETIC, "compared": COMPARED, "chosen": CHOSEN, "written": WRITTEN,
-          "summed": SUMMED}  # fmt: skip
+        x, m.tensor([0, 2]), label_smoothing=min(n, 1)
+    ),
+}
+TABLES = {
+    "arithmetic": ARITHMETIC,
+    "compared": COMPARED,
+    "chosen": CHOSEN,
+    "written": WRITTEN,
+    "summed": SUMMED,
+}
 OF_FLOATS = ("isclose", "arange", "pairwise_distance", "margin")  # integers have other rules here
 
 
@@ -171,10 +177,16 @@ def test_number_beside_a_tensor(table, dtype):
     compare(cases, x)
 
 
-SCATTERED = [(f"{mode} {include}", lambda m, x, mode=mode, include=include: m.scatter_reduce(
-              x, 1, m.tensor([[0, 0, 2], [1, 1, 1]]), x, mode, include_self=include))
-             for mode in ("sum", "prod", "mean", "amax", "amin")
-             for include in (True, False)]  # fmt: skip
+SCATTERED = [
+    (
+        f"{mode} {include}",
+        lambda m, x, mode=mode, include=include: m.scatter_reduce(
+            x, 1, m.tensor([[0, 0, 2], [1, 1, 1]]), x, mode, include_self=include
+        ),
+    )
+    for mode in ("sum", "prod", "mean", "amax", "amin")
+    for include in (True, False)
+]
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "bool"])
@@ -182,8 +194,19 @@ def test_scatter_reduce_keeps_the_dtype(dtype):
     compare(SCATTERED, sample(dtype))
 
 
-EQUATIONS = ("ij->i", "ij->ji", "ij->", "ij,ij->ij", "ij,ij->i", "ij,ij->", "ij,kj->ik", "ij,k->i",
-             "ij,k->ijk", "ij,kl->", "ij,kj,kj->ik")  # fmt: skip
+EQUATIONS = (
+    "ij->i",
+    "ij->ji",
+    "ij->",
+    "ij,ij->ij",
+    "ij,ij->i",
+    "ij,ij->",
+    "ij,kj->ik",
+    "ij,k->i",
+    "ij,k->ijk",
+    "ij,kl->",
+    "ij,kj,kj->ik",
+)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "float32"])
@@ -192,8 +215,9 @@ def test_einsum_sums_integers_alone_in_int64(dtype):
 
     def case(equation):
         parts = equation.split("->")[0].split(",")
-        return equation, lambda m, x: m.einsum(equation, *[x[0] if len(p) == 1 else x
-                                                           for p in parts])  # fmt: skip
+        return equation, lambda m, x: m.einsum(
+            equation, *[x[0] if len(p) == 1 else x for p in parts]
+        )
 
     compare([case(e) for e in EQUATIONS], x)
 

@@ -34,8 +34,12 @@ def failures(side: str) -> list[str]:
     paths = [str(HERE), str(Path(tg.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     while first < len(CASES):
-        done = subprocess.run([sys.executable, str(HERE / "symbolic_cases.py"), side, str(first)],
-                              capture_output=True, text=True, env=environment)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, str(HERE / "symbolic_cases.py"), side, str(first)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         lines = done.stdout.splitlines()
         for line in lines:
             if line.startswith("wrong"):
@@ -70,8 +74,12 @@ def test_a_guard_page_is_felt() -> None:
     paths = [str(HERE), str(Path(tg.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     for side, offset in (("end", "40"), ("start", "-4")):
-        done = subprocess.run([sys.executable, "-c", code, side, offset], capture_output=True,
-                              text=True, env=environment)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code, side, offset],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         assert done.stdout.split() == ["inside"] and done.returncode < 0
 
 

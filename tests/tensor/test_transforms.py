@@ -22,7 +22,7 @@ from tilegrad.tensor.transforms import (
     value_and_grad,
     vjp,
     vmap,
-)  # fmt: skip
+)
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(3)
@@ -119,8 +119,9 @@ def test_jacobians_and_hessian_match_torch():
     close(jacrev(f)(Tensor(X)), theirs)
     close(jacfwd(f)(Tensor(X)), theirs)
     matrix = jacrev(lambda x, y: x @ y)(Tensor(M), Tensor(X))
-    close(matrix, torch.autograd.functional.jacobian(lambda x: x @ torch.tensor(X),
-                                                     torch.tensor(M)))  # fmt: skip
+    close(
+        matrix, torch.autograd.functional.jacobian(lambda x: x @ torch.tensor(X), torch.tensor(M))
+    )
     second = torch.autograd.functional.hessian(lambda x: g(x).sum(), torch.tensor(X))
     close(hessian(lambda x: f(x).sum())(Tensor(X)), second)
     close(jit(hessian(lambda x: f(x).sum()))(Tensor(X)), second)
@@ -171,8 +172,9 @@ def test_vmap_axes_and_containers():
     a, b = Tensor(M), Tensor(X)
     close(vmap(lambda r, v: (r * v).sum(), in_axes=(0, None))(a, b), M @ X)
     close(vmap(lambda c: c.sum(), in_axes=1)(a), M.sum(0))
-    out = vmap(lambda d: {"s": d["r"] + d["k"], "c": Tensor(1.0)},
-               in_axes=({"r": 0, "k": None},))({"r": a, "k": b})  # fmt: skip
+    out = vmap(lambda d: {"s": d["r"] + d["k"], "c": Tensor(1.0)}, in_axes=({"r": 0, "k": None},))(
+        {"r": a, "k": b}
+    )
     close(out["s"], M + X)
     assert out["c"].shape == (4,)
     close(vmap(lambda r: r * 2.0, out_axes=1)(a), 2 * M.T)
@@ -204,10 +206,12 @@ def test_vmap_draws_anew_for_each_example():
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: jit(grad(smooth)), lambda: grad(jit(smooth)), lambda: jit(grad(jit(smooth))),
+        lambda: jit(grad(smooth)),
+        lambda: grad(jit(smooth)),
+        lambda: jit(grad(jit(smooth))),
         lambda: lambda x: jvp(jit(smooth), (x,), (x * 0.0 + 1.0,))[1] * 0.0 + grad(smooth)(x),
     ],
-)  # fmt: skip
+)
 def test_jit_and_grad_in_any_order(made):
     t = torch.tensor(X, requires_grad=True)
     (t.tanh() * t).sum().backward()
@@ -296,8 +300,11 @@ def test_cond():
 
 
 def test_while_loop():
-    f = jit(lambda n: while_loop(lambda c: c[0] < n, lambda c: (c[0] * 2, c[1] + 1),
-                                 (Tensor(1), Tensor(0))))  # fmt: skip
+    f = jit(
+        lambda n: while_loop(
+            lambda c: c[0] < n, lambda c: (c[0] * 2, c[1] + 1), (Tensor(1), Tensor(0))
+        )
+    )
     assert [t.item() for t in f(100)] == [128, 7]
     assert [t.item() for t in f(5)] == [8, 3]
     assert f.traces == 1

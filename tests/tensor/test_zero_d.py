@@ -13,20 +13,62 @@ from torch_tables import difference, flat, ours, torch
 import tilegrad as tg
 import tilegrad.nn.functional as F
 
-HOMES = {"": (tg, torch), "F": (F, torch.nn.functional), "linalg": (tg.linalg, torch.linalg),
-         "fft": (tg.fft, torch.fft), "Tensor": (tg.Tensor, torch.Tensor)}  # fmt: skip
-RANDOM = ("bernoulli", "multinomial", "dropout", "gumbel_softmax", "normal", "rand", "poisson",
-          "empty", "new_empty", "seed", "manual_seed")  # fmt: skip
-NOT_OF_TENSORS = ("save", "load", "vmap", "compile", "device", "backward", "register_hook", "to",
-                  "data_ptr", "numpy", "cuda", "set_default_dtype", "promote_types",
-                  "get_rng_state")  # fmt: skip
-OTHER_DTYPES = ("pairwise_distance", "gaussian_nll_loss", "l1_loss", "margin_ranking_loss",
-                "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
-                "triplet_margin_loss", "huber_loss", "cosine_embedding_loss", "kl_div",
-                "hinge_embedding_loss")  # losses of integers are refused here
+HOMES = {
+    "": (tg, torch),
+    "F": (F, torch.nn.functional),
+    "linalg": (tg.linalg, torch.linalg),
+    "fft": (tg.fft, torch.fft),
+    "Tensor": (tg.Tensor, torch.Tensor),
+}
+RANDOM = (
+    "bernoulli",
+    "multinomial",
+    "dropout",
+    "gumbel_softmax",
+    "normal",
+    "rand",
+    "poisson",
+    "empty",
+    "new_empty",
+    "seed",
+    "manual_seed",
+)
+NOT_OF_TENSORS = (
+    "save",
+    "load",
+    "vmap",
+    "compile",
+    "device",
+    "backward",
+    "register_hook",
+    "to",
+    "data_ptr",
+    "numpy",
+    "cuda",
+    "set_default_dtype",
+    "promote_types",
+    "get_rng_state",
+)
+OTHER_DTYPES = (
+    "pairwise_distance",
+    "gaussian_nll_loss",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "huber_loss",
+    "cosine_embedding_loss",
+    "kl_div",
+    "hinge_embedding_loss",
+)  # losses of integers are refused here
 AXES = ("dim", "dims", "dim0", "dim1", "dim2", "dimension", "axes", "destination", "start_dim")
-VALUES = {"float32": (torch.tensor(0.6), torch.tensor(0.3)),
-          "int64": (torch.tensor(3), torch.tensor(2))}  # fmt: skip
+VALUES = {
+    "float32": (torch.tensor(0.6), torch.tensor(0.3)),
+    "int64": (torch.tensor(3), torch.tensor(2)),
+}
 
 
 def names(mine: Any, theirs: Any) -> Iterator[str]:
@@ -44,9 +86,20 @@ def calls(function: Callable[..., Any], dtype: str) -> Iterator[tuple[list[Any],
     parameters = list(inspect.signature(function).parameters.values())
     optional = [p.name for p in parameters if p.default is not p.empty]
     for dim in (0, -1, 5):
-        special = {"mask": y > 0, "condition": y > 0, "index": torch.tensor(0), "reduce": "sum",
-                   "shape": (1,), "size": (1,), "sizes": (1,), "q": 0.5, "shifts": 1,
-                   "k": 1, "n": 3, **dict.fromkeys(AXES, dim)}  # fmt: skip
+        special = {
+            "mask": y > 0,
+            "condition": y > 0,
+            "index": torch.tensor(0),
+            "reduce": "sum",
+            "shape": (1,),
+            "size": (1,),
+            "sizes": (1,),
+            "q": 0.5,
+            "shifts": 1,
+            "k": 1,
+            "n": 3,
+            **dict.fromkeys(AXES, dim),
+        }
         given: list[Any] = []
         for i, p in enumerate(p for p in parameters if p.name not in optional):
             if p.name == "tensors":
@@ -60,8 +113,9 @@ def calls(function: Callable[..., Any], dtype: str) -> Iterator[tuple[list[Any],
             yield [() if a == (1,) else a for a in given], {}
 
 
-def fault(mine: Callable[..., Any], theirs: Callable[..., Any], given: list[Any],
-          named: dict[str, Any]) -> str:  # fmt: skip
+def fault(
+    mine: Callable[..., Any], theirs: Callable[..., Any], given: list[Any], named: dict[str, Any]
+) -> str:
     """What is wrong with a call, or nothing."""
     try:
         expected = flat(theirs(*given, **named))
@@ -75,8 +129,11 @@ def fault(mine: Callable[..., Any], theirs: Callable[..., Any], given: list[Any]
     except tg.UserError as error:
         return "" if expected is None else f"refused: {error}"
     except Exception as error:
-        return f"{type(error).__name__}: {error}" if expected is not None or not isinstance(
-            error, TypeError) else ""  # fmt: skip
+        return (
+            f"{type(error).__name__}: {error}"
+            if expected is not None or not isinstance(error, TypeError)
+            else ""
+        )
     if expected is None:
         return "axis 5 is not refused" if 5 in given or 5 in named.values() else ""
     if len(found) != len(expected):

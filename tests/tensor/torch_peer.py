@@ -25,9 +25,12 @@ def close(ours: Any, theirs: Any, tolerance: float = 2e-5, what: str = "") -> No
 
 
 def compare(
-    ours: Callable[..., Any], theirs: Callable[..., Any], *arrays: Any,
-    tolerance: float = 2e-5, gradients: bool = True,
-) -> None:  # fmt: skip
+    ours: Callable[..., Any],
+    theirs: Callable[..., Any],
+    *arrays: Any,
+    tolerance: float = 2e-5,
+    gradients: bool = True,
+) -> None:
     """Both on the arrays (floats are differentiated), value and gradients against each other."""
     mine = [_leaf(Tensor(a), gradients) if _float(a) else Tensor(a) for a in arrays]
     peers = [torch.tensor(a, requires_grad=gradients and _float(a)) for a in arrays]

@@ -25,8 +25,9 @@ LOW = ("bfloat16", "float16")
 TOLERANCE = {"float32": (1e-5, 1e-6), "float64": (1e-11, 1e-12)}
 
 
-def data(dtype: str, shape: Sequence[int], seed: int = 0, low: float = -3.0,
-         high: float = 3.0) -> Any:  # fmt: skip
+def data(
+    dtype: str, shape: Sequence[int], seed: int = 0, low: float = -3.0, high: float = 3.0
+) -> Any:
     """A torch tensor of fixed random values."""
     random = np.random.default_rng([seed, *shape])
     if dtype == "bool":
@@ -86,8 +87,9 @@ def _reference(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]
     low = [str(i.dtype)[6:] in LOW for i in inputs if isinstance(i, torch.Tensor)]
     if not any(low):
         return None
-    wide = [i.double() if isinstance(i, torch.Tensor) and i.is_floating_point() else i
-            for i in inputs]  # fmt: skip
+    wide = [
+        i.double() if isinstance(i, torch.Tensor) and i.is_floating_point() else i for i in inputs
+    ]
     return flat(function(torch, *wide))
 
 

@@ -61,9 +61,14 @@ def touch(way: str, x: Any, index: tuple[Any, ...]) -> None:
     if way == "load":
         tile.store(tile.result((1,), fill=0), (0,), tile.load(x, index), unique=True)
     elif way == "window":
-        tile.store(tile.result((4,), fill=0), (0,),
-                   tile.load(x, (*index[:-1], 0), (4,)) if len(index) > 1 else
-                   tile.broadcast(x[index[0]] + 0, (4,)), unique=True)  # fmt: skip
+        tile.store(
+            tile.result((4,), fill=0),
+            (0,),
+            tile.load(x, (*index[:-1], 0), (4,))
+            if len(index) > 1
+            else tile.broadcast(x[index[0]] + 0, (4,)),
+            unique=True,
+        )
     elif way == "store":
         tile.store(tile.result(x.shape, x.dtype, fill=0), index, 1, unique=True)
     elif way == "atomic":
@@ -73,9 +78,12 @@ def touch(way: str, x: Any, index: tuple[Any, ...]) -> None:
         tile.store(place, (0,) * x.ndim, tile.zeros(tuple(int(s) for s in x.shape), x.dtype))
         if way == "shared store":
             tile.store(place, index, 1)
-        tile.store(tile.result((1,), x.dtype, fill=0), (0,),
-                   tile.load(place, index if way == "shared load" else (0,) * x.ndim),
-                   unique=True)  # fmt: skip
+        tile.store(
+            tile.result((1,), x.dtype, fill=0),
+            (0,),
+            tile.load(place, index if way == "shared load" else (0,) * x.ndim),
+            unique=True,
+        )
 
 
 WAYS = ("load", "store", "atomic", "shared load", "shared store")
@@ -303,8 +311,9 @@ def traced() -> Iterator[Case]:
     def case(function: Any, *arguments: np.ndarray, **settings: Any) -> Case:
         values = ", ".join(f"{k}={v}" for k, v in settings.items())
         kinds = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arguments)
-        return Case(f"{function.__name__}({kinds}; {values})", "trace", function, [*arguments],
-                    settings)  # fmt: skip
+        return Case(
+            f"{function.__name__}({kinds}; {values})", "trace", function, [*arguments], settings
+        )
 
     for way, x in product(WAYS, (line(), line(WHOLE), matrix(), matrix(WHOLE))):
         for axis in range(x.ndim):
@@ -423,8 +432,13 @@ def run() -> Iterator[Case]:
                 at = np.array([0, 1, 2, 0], dtype)
                 at[0 if function in (promised,) else place] = number
                 shapes = "x".join(str(list(g.shape)) for g in given)
-                yield Case(f"{name} {shapes} {dtype.__name__} {number}", "run", function,
-                           [*given, at], settings)  # fmt: skip
+                yield Case(
+                    f"{name} {shapes} {dtype.__name__} {number}",
+                    "run",
+                    function,
+                    [*given, at],
+                    settings,
+                )
 
 
 def cases() -> list[Case]:
@@ -535,8 +549,13 @@ def good() -> Iterator[tuple[str, Any, list[np.ndarray], dict[str, Any], list[np
     """(name, function, arguments, settings, results)."""
     x, m = line(), matrix()
     for block, dtype in product((1, 5, 8, 64), (FLOATS, WHOLE, np.float16)):
-        yield f"add {block} {dtype.__name__}", add_blocks, [line(dtype)] * 2, {"block": block}, [
-            line(dtype) * 2]  # fmt: skip
+        yield (
+            f"add {block} {dtype.__name__}",
+            add_blocks,
+            [line(dtype)] * 2,
+            {"block": block},
+            [line(dtype) * 2],
+        )
     for width in (3, 4, 32):
         yield f"rows {width}", add_rows, [m], {"width": width}, [m + 1]
     yield "sums", one_row_and_its_sum, [m], {}, [m, m.sum(1)]

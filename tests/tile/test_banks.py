@@ -20,10 +20,25 @@ from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder
 
 
-@pytest.mark.parametrize("stride,width,expected", [
-    (4, 4, 1), (8, 4, 2), (128, 4, 32), (132, 4, 1), (0, 4, 1), (2, 2, 1), (64, 4, 16),
-    (8, 8, 1), (16, 8, 2), (128, 8, 16), (16, 16, 1), (32, 16, 2), (128, 16, 8), (144, 16, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "stride,width,expected",
+    [
+        (4, 4, 1),
+        (8, 4, 2),
+        (128, 4, 32),
+        (132, 4, 1),
+        (0, 4, 1),
+        (2, 2, 1),
+        (64, 4, 16),
+        (8, 8, 1),
+        (16, 8, 2),
+        (128, 8, 16),
+        (16, 16, 1),
+        (32, 16, 2),
+        (128, 16, 8),
+        (144, 16, 1),
+    ],
+)
 def test_turns_of_strides(stride: int, width: int, expected: int) -> None:
     """Lanes at equal distances: parts of 128 bytes, words that are shared count once."""
     assert turns(np.arange(32) * stride, width) == expected
@@ -32,8 +47,12 @@ def test_turns_of_strides(stride: int, width: int, expected: int) -> None:
 def test_swizzled_rows_of_16_bytes() -> None:
     """Eight rows of one column of chunks: the swizzle spreads them over all banks."""
     rows = np.array([(r, 0) for r in range(8)])
-    for layout, span, expected in (("", 128, 8), ("swizzle128", 128, 1), ("swizzle64", 64, 1),
-                                   ("swizzle32", 32, 1)):  # fmt: skip
+    for layout, span, expected in (
+        ("", 128, 8),
+        ("swizzle128", 128, 1),
+        ("swizzle64", 64, 1),
+        ("swizzle32", 32, 1),
+    ):
         place = Memory((64, span // 2), bfloat16, "shared", layout=layout)
         found = address(place, (64, span // 2), (0, 1), rows)
         assert turns(found, 16) == expected, layout
@@ -64,10 +83,16 @@ def staged(layout: str, columns: int, dtype: DType = bfloat16) -> Body:
     return b.finish((1,))
 
 
-@pytest.mark.parametrize("layout,columns,dtype,expected", [
-    ("swizzle128", 64, bfloat16, 1), ("", 64, bfloat16, 8), ("", 72, bfloat16, 1),
-    ("swizzle128", 64, float32, 2), ("", 64, float32, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout,columns,dtype,expected",
+    [
+        ("swizzle128", 64, bfloat16, 1),
+        ("", 64, bfloat16, 8),
+        ("", 72, bfloat16, 1),
+        ("swizzle128", 64, float32, 2),
+        ("", 64, float32, 4),
+    ],
+)
 def test_accumulators_on_their_way_out(
     layout: str, columns: int, dtype: DType, expected: int
 ) -> None:

@@ -60,8 +60,19 @@ def test_reductions_of_counts() -> None:
     assert not bounds.narrow(total) and bounds.range(most) == (0, (1 << 20) - 1)
 
 
-OPS = ("add", "subtract", "multiply", "minimum", "maximum", "floor_divide", "remainder",
-       "unsigned_divide", "unsigned_remainder", "bit_and", "shift_right")  # fmt: skip
+OPS = (
+    "add",
+    "subtract",
+    "multiply",
+    "minimum",
+    "maximum",
+    "floor_divide",
+    "remainder",
+    "unsigned_divide",
+    "unsigned_remainder",
+    "bit_and",
+    "shift_right",
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -69,8 +80,11 @@ def test_random_expressions_stay_within_their_bounds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b = BodyBuilder("b", [("x", Memory((1,), float32))])
     program = b.index(b.program(0, 37))
-    nodes = [program, b.index(symbol("n", 3, 90)), *(b.constant(int(c), int64) for c in
-                                                     rng.integers(0, 40, 4))]  # fmt: skip
+    nodes = [
+        program,
+        b.index(symbol("n", 3, 90)),
+        *(b.constant(int(c), int64) for c in rng.integers(0, 40, 4)),
+    ]
     for _ in range(30):
         x, y = (nodes[int(i)] for i in rng.integers(0, len(nodes), 2))
         nodes.append(b.apply(str(rng.choice(OPS)), x, y))

@@ -25,8 +25,9 @@ def test_there_are_enough() -> None:
     assert len({case.function for case in cases}) >= 25
 
 
-@pytest.mark.parametrize("function", dict.fromkeys(c.function for c in TRACED),
-                         ids=lambda f: f.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "function", dict.fromkeys(c.function for c in TRACED), ids=lambda f: f.__name__
+)
 def test_what_is_known_is_refused_while_tracing(function) -> None:
     found = {c.name: broken_kernels.refused(c) for c in TRACED if c.function is function}
     assert not {name: why for name, why in found.items() if why}
@@ -38,9 +39,12 @@ def test_what_data_decides_ends_in_an_error(side: str, tmp_path_factory) -> None
     script = Path(broken_kernels.__file__)
     cache = tmp_path_factory.getbasetemp() / "broken-kernels"
     done = subprocess.run(
-        [sys.executable, str(script), side], capture_output=True, text=True, timeout=500,
+        [sys.executable, str(script), side],
+        capture_output=True,
+        text=True,
+        timeout=500,
         env={**__import__("os").environ, "TILEGRAD_CACHE": str(cache), "TILEGRAD_THREADS": "2"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert not said["amiss"] and said["ran"] >= 150

@@ -132,11 +132,19 @@ def copy(shape: tuple[int, ...], layout: str = "") -> Body:
     return b.finish((1,))
 
 
-@pytest.mark.parametrize("shape,layout,message", [
-    ((64, 64), "swizzle128", ""), ((64, 256), "swizzle128", ""), ((16, 16), "swizzle128", ""),
-    ((64, 256), "", ""), ((512, 64), "", "side above 256"), ((8, 512), "", "side above 256"),
-    ((8, 12), "", "multiple of 16"), ((8, 96), "swizzle128", "spans of swizzle128"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape,layout,message",
+    [
+        ((64, 64), "swizzle128", ""),
+        ((64, 256), "swizzle128", ""),
+        ((16, 16), "swizzle128", ""),
+        ((64, 256), "", ""),
+        ((512, 64), "", "side above 256"),
+        ((8, 512), "", "side above 256"),
+        ((8, 12), "", "multiple of 16"),
+        ((8, 96), "swizzle128", "spans of swizzle128"),
+    ],
+)
 def test_boxes(shape: tuple[int, ...], layout: str, message: str) -> None:
     """What one copy takes: sides to 256, rows of 16 bytes, whole swizzle spans."""
     findings = found(copy(shape, layout))

@@ -22,8 +22,16 @@ def test_index_expressions() -> None:
     n = symbol("n", 1, 100)
     b = BodyBuilder("indices", [OUT])
     p = b.program(0, 8)
-    values = [3 * p + n, (p + n) // 3, (p + n) % 5, minimum(p, n), maximum(2 * p, n - 4), p * n,
-              (p - 5) // 2, (p - 5) % 3]  # fmt: skip
+    values = [
+        3 * p + n,
+        (p + n) // 3,
+        (p + n) % 5,
+        minimum(p, n),
+        maximum(2 * p, n - 4),
+        p * n,
+        (p - 5) // 2,
+        (p - 5) % 3,
+    ]
     for at, value in enumerate(values):
         b.store(b.parameters[0], b.index(value), (at,))
     body = b.finish((8,))
@@ -32,8 +40,16 @@ def test_index_expressions() -> None:
         out = np.zeros(8, np.int64)
         interpret.run(body, [out], {"n": 7}, [program])
         i, k = program, 7
-        assert out.tolist() == [3 * i + k, (i + k) // 3, (i + k) % 5, min(i, k),
-                                max(2 * i, k - 4), i * k, (i - 5) // 2, (i - 5) % 3]  # fmt: skip
+        assert out.tolist() == [
+            3 * i + k,
+            (i + k) // 3,
+            (i + k) % 5,
+            min(i, k),
+            max(2 * i, k - 4),
+            i * k,
+            (i - 5) // 2,
+            (i - 5) % 3,
+        ]
 
 
 def test_text_does_not_depend_on_what_was_built_before() -> None:

@@ -28,10 +28,18 @@ PARAMETERS = [("x", Memory((4, 8), float32)), ("out", Memory((4, 8), float32, us
 
 
 def exchange(
-    *, bytes_: int | None = 32, sends: int = 1, waits: bool = True, parity: int = 0, stage: int = 0,
-    late: bool = False, early: bool = False, to: int | None = None, same: bool = False,
+    *,
+    bytes_: int | None = 32,
+    sends: int = 1,
+    waits: bool = True,
+    parity: int = 0,
+    stage: int = 0,
+    late: bool = False,
+    early: bool = False,
+    to: int | None = None,
+    same: bool = False,
     cluster: int = 2,
-) -> Body:  # fmt: skip
+) -> Body:
     """Each program sends its row of x to the other, which stores it; every guard can be left out.
 
     `late` expects after the send, `early` waits before it, `to` names a fixed rank, `stage` is
@@ -87,23 +95,26 @@ def test_programs_run_together(seed: int | None, late: bool) -> None:
     assert not check_body(body)
 
 
-@pytest.mark.parametrize("change, error, words", [
-    ({"bytes_": None}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
-    ({"bytes_": 48}, DeadlockError, "16 bytes to land"),
-    ({"bytes_": 16}, DeadlockError, "-16 bytes to land"),
-    ({"bytes_": 0}, RaceError, "race: .* of rank"),
-    ({"waits": False}, RaceError, "race: .* of rank"),
-    ({"parity": 1}, InternalError, "race: .* of rank|deadlock"),  # by the order
-    ({"early": True}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
-    ({"sends": 0}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
-    ({"sends": 2}, RaceError, "race: send of .* writes"),
-    ({"stage": 1}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
-    ({"stage": 2}, InternalError, "send at stage 2 of 2 barriers"),
-    ({"to": 2}, InternalError, "send to rank 2 of a cluster of 2"),
-    ({"to": -1}, InternalError, "send to rank -1 of a cluster of 2"),
-    ({"to": 0}, RaceError, "race: send of .* writes"),
-    ({"same": True}, RaceError, "race: .* writes out while"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"bytes_": None}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+        ({"bytes_": 48}, DeadlockError, "16 bytes to land"),
+        ({"bytes_": 16}, DeadlockError, "-16 bytes to land"),
+        ({"bytes_": 0}, RaceError, "race: .* of rank"),
+        ({"waits": False}, RaceError, "race: .* of rank"),
+        ({"parity": 1}, InternalError, "race: .* of rank|deadlock"),  # by the order
+        ({"early": True}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+        ({"sends": 0}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+        ({"sends": 2}, RaceError, "race: send of .* writes"),
+        ({"stage": 1}, DeadlockError, r"of rank 0 waits .*; worker of rank 1 waits"),
+        ({"stage": 2}, InternalError, "send at stage 2 of 2 barriers"),
+        ({"to": 2}, InternalError, "send to rank 2 of a cluster of 2"),
+        ({"to": -1}, InternalError, "send to rank -1 of a cluster of 2"),
+        ({"to": 0}, RaceError, "race: send of .* writes"),
+        ({"same": True}, RaceError, "race: .* writes out while"),
+    ],
+)
 def test_what_is_left_out_shows(change: dict[str, object], error: type, words: str) -> None:
     """Each guard is needed, in whatever order the roles run; the static check agrees."""
     body = exchange(**change)  # type: ignore[arg-type]
@@ -232,15 +243,20 @@ def test_sent(seed: int | None, late: bool) -> None:
     rows = np.arange(32).reshape(2, 2, 2, 4)  # cluster, program, half
     np.testing.assert_array_equal(run(body, seed).reshape(2, 2, 2, 4), rows.swapaxes(1, 2))
     whole = run(sent(cut=False, bytes_=128), seed)
-    np.testing.assert_array_equal(whole.reshape(2, 2, 8), np.repeat(
-        np.arange(32).reshape(2, 2, 8).sum(1, keepdims=True), 2, 1))  # fmt: skip
+    np.testing.assert_array_equal(
+        whole.reshape(2, 2, 8),
+        np.repeat(np.arange(32).reshape(2, 2, 8).sum(1, keepdims=True), 2, 1),
+    )
 
 
-@pytest.mark.parametrize("change, error, words", [
-    ({"waits": False}, RaceError, "race: worker of rank"),
-    ({"bytes_": 112}, DeadlockError, "waits"),
-    ({"bytes_": 80}, RaceError, "race: worker of rank"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"waits": False}, RaceError, "race: worker of rank"),
+        ({"bytes_": 112}, DeadlockError, "waits"),
+        ({"bytes_": 80}, RaceError, "race: worker of rank"),
+    ],
+)
 def test_what_is_sent_is_expected_and_waited_for(
     change: dict[str, object], error: type, words: str
 ) -> None:
@@ -272,11 +288,15 @@ def test_copies_to_all(seed: int | None) -> None:
 
 
 PLANS = {
-    "cluster": (Operands(128, 128, 96, bfloat16, bfloat16),
-                WidePlan((64, 64, 32), 2, 2, staged=32, cluster=2)),
-    "split": (Operands(64, 32, 128, bfloat16, bfloat16),
-              WidePlan((64, 32, 32), 2, 2, staged=16, split=2)),
-}  # fmt: skip
+    "cluster": (
+        Operands(128, 128, 96, bfloat16, bfloat16),
+        WidePlan((64, 64, 32), 2, 2, staged=32, cluster=2),
+    ),
+    "split": (
+        Operands(64, 32, 128, bfloat16, bfloat16),
+        WidePlan((64, 32, 32), 2, 2, staged=16, split=2),
+    ),
+}
 REMOTE = ("arrive_remote", "copy_multicast", "send", "fence", "expect", "wait ", "matrix_wait")
 
 

@@ -79,11 +79,14 @@ def test_bytes_that_are_not_all_expected():
         collect.lower(tg.tensor(cache), tg.tensor(table), bytes_=PAGE * WIDTH * 2)
 
 
-@pytest.mark.parametrize("count, shape, hint, why", [
-    (3, (8, 64), "", "are not the pages of 4 boxes"),
-    (4, (8, 32), "", "do not fill the rows"),
-    (4, (8, 64), "last", "no hint is called"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "count, shape, hint, why",
+    [
+        (3, (8, 64), "", "are not the pages of 4 boxes"),
+        (4, (8, 32), "", "do not fill the rows"),
+        (4, (8, 64), "last", "no hint is called"),
+    ],
+)
 def test_what_does_not_fit(count, shape, hint, why):
     b = PlacedBuilder("odd", [("cache", Memory((6, 8, 64), float32))])
     place = b.allocate((32, 64), float32, "shared")

@@ -13,9 +13,12 @@ from tilegrad.tile.finding import Finding
 from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 
-PARAMETERS = [("x", Memory((64,), float32)), ("weight", Memory((64,), float32, use="constant")),
-              ("out", Memory((64,), float32, use="result")),
-              ("count", Memory((1,), int64, use="state"))]  # fmt: skip
+PARAMETERS = [
+    ("x", Memory((64,), float32)),
+    ("weight", Memory((64,), float32, use="constant")),
+    ("out", Memory((64,), float32, use="result")),
+    ("count", Memory((1,), int64, use="state")),
+]
 
 
 def wait(b: PlacedBuilder) -> None:
@@ -125,5 +128,6 @@ def test_the_end_of_the_program() -> None:
     """A program that leaves before the wait, as some paths do."""
     b = PlacedBuilder("ends", PARAMETERS)
     b.branch(b.less(b.program(0, 4), 3), lambda: wait(b) or ())
-    assert any("may end before grid_dependency_wait" in f.message
-               for f in check_body(b.finish((4,))))  # fmt: skip
+    assert any(
+        "may end before grid_dependency_wait" in f.message for f in check_body(b.finish((4,)))
+    )

@@ -170,8 +170,11 @@ def run_attention(body: Body, seed: int | None) -> None:
     np.testing.assert_allclose(lse, np.log(np.exp(s).sum(-1)), atol=1e-2)
 
 
-KERNELS = {"ping_pong_matmul_gelu": run_matmul, "flash_attention": run_attention,
-           "flash_attention_full": run_attention}  # fmt: skip
+KERNELS = {
+    "ping_pong_matmul_gelu": run_matmul,
+    "flash_attention": run_attention,
+    "flash_attention_full": run_attention,
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -230,8 +233,20 @@ def reported(run: Callable[[Body, int | None], None], body: Body) -> bool:
 # What may go without harm: a barrier among the warps of one role (here one agent); the release of
 # the last values, for which nobody waits any more; and waits of the second consumer that its turn
 # after the first one implies.
-DROPS = ("wait", "arrive", "expect", "matrix_wait", "matrix_fence", "fence", "copy_async",
-         "named_sync", "named_arrive", "matrix_commit", "wait_copies", "commit_copies")  # fmt: skip
+DROPS = (
+    "wait",
+    "arrive",
+    "expect",
+    "matrix_wait",
+    "matrix_fence",
+    "fence",
+    "copy_async",
+    "named_sync",
+    "named_arrive",
+    "matrix_commit",
+    "wait_copies",
+    "commit_copies",
+)
 HARMLESS = {
     ("ping_pong_matmul_gelu", "named_sync"): {1, 3},
     ("flash_attention", "named_sync"): {1, 3},
@@ -246,8 +261,12 @@ def golden(name: str) -> Body:
     return stored(name)
 
 
-CASES = [(name, op, index) for name in ("ping_pong_matmul_gelu", "flash_attention") for op in DROPS
-         for index in range(len(nodes_of(golden(name), op)))]  # fmt: skip
+CASES = [
+    (name, op, index)
+    for name in ("ping_pong_matmul_gelu", "flash_attention")
+    for op in DROPS
+    for index in range(len(nodes_of(golden(name), op)))
+]
 
 
 @pytest.mark.parametrize("name,op,index", CASES)
@@ -259,8 +278,11 @@ def test_dropping_one_is_reported(name: str, op: str, index: int) -> None:
     assert reported(KERNELS[name], broken) != harmless
 
 
-FLIPS = [(name, index) for name in ("ping_pong_matmul_gelu", "flash_attention")
-         for index in range(len(nodes_of(golden(name), "wait")))]  # fmt: skip
+FLIPS = [
+    (name, index)
+    for name in ("ping_pong_matmul_gelu", "flash_attention")
+    for index in range(len(nodes_of(golden(name), "wait")))
+]
 
 
 @pytest.mark.parametrize("name,index", FLIPS)

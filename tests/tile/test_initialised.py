@@ -88,6 +88,14 @@ def test_on_some_paths() -> None:
 def test_combining_reads() -> None:
     """A scatter that adds reads what is there; one that sets does not."""
     for mode, expected in (("set", []), ("add", [("error", "uninitialised")])):
-        assert found(lambda b, place, mode=mode: b.scatter(
-            place, b.constant(1, float32, (8,)), b.add(ops.iota(size=8, dtype=ops.int64)),
-            mode=mode)) == expected  # fmt: skip
+        assert (
+            found(
+                lambda b, place, mode=mode: b.scatter(
+                    place,
+                    b.constant(1, float32, (8,)),
+                    b.add(ops.iota(size=8, dtype=ops.int64)),
+                    mode=mode,
+                )
+            )
+            == expected
+        )

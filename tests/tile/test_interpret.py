@@ -36,7 +36,13 @@ def test_integers() -> None:
     assert apply("shift_left", I8, [1, 1, 1], [7, 8, -1]) == [-128, 0, 0]
     assert apply("shift_right", I8, [-128, -128, 64], [7, 9, 9]) == [-1, -1, 0]
     assert apply("power", I64, [2, 3, -1, -1, 5, 0], [64, 41, -3, -2, -1, 0]) == [
-        0, 3**41 - 2**64 * ((3**41 + 2**63) // 2**64), -1, 1, 0, 1]  # fmt: skip
+        0,
+        3**41 - 2**64 * ((3**41 + 2**63) // 2**64),
+        -1,
+        1,
+        0,
+        1,
+    ]
     assert apply("multiply_high", dtypes.uint32, [2**31], [6]) == [3]
     assert apply("multiply_high", dtypes.int32, [-1], [-1]) == [-2]
     assert apply("multiply_add", I8, [100], [3], [1]) == [45]

@@ -32,8 +32,13 @@ def normal(*shape, dtype=np.float32):
 def judged(name, got, expected, tolerance):
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape, name
-    np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64),
-                               rtol=tolerance, atol=tolerance, err_msg=name)  # fmt: skip
+    np.testing.assert_allclose(
+        got.astype(np.float64),
+        expected.astype(np.float64),
+        rtol=tolerance,
+        atol=tolerance,
+        err_msg=name,
+    )
 
 
 def check(function, *arrays, expected, tolerance=1e-5, compiled=True, **static):
@@ -43,8 +48,9 @@ def check(function, *arrays, expected, tolerance=1e-5, compiled=True, **static):
     ways = {"interpreted": function.interpret(*tensors, **static)}
     if compiled:
         found = function(*tensors, **static)
-        ways["compiled"] = tuple(t.numpy() for t in found) if isinstance(found, tuple) \
-            else found.numpy()  # fmt: skip
+        ways["compiled"] = (
+            tuple(t.numpy() for t in found) if isinstance(found, tuple) else found.numpy()
+        )
     for target in (SSE2, AVX512):
         ways[target.name] = legalized(function, arrays, target, static)
     for way, results in ways.items():
@@ -63,8 +69,13 @@ def legalized(function, arrays, target, static):
         assert body_text(again) == body_text(body)
         new = legalize(again, target)
         verify_body(new, "portable", target)
-        run(new, [np.ascontiguousarray(arrays[i]) if kind == "read" else results[i]
-                  for kind, i in roles])  # fmt: skip
+        run(
+            new,
+            [
+                np.ascontiguousarray(arrays[i]) if kind == "read" else results[i]
+                for kind, i in roles
+            ],
+        )
     return tuple(results)
 
 
@@ -239,13 +250,28 @@ def test_shared_places():
 # ---- elementwise ------------------------------------------------------------------------------
 
 UNARY = {
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "expm1": np.expm1,
-    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh,
-    "erf": np.vectorize(math.erf), "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "reciprocal": lambda x: 1 / x, "abs": np.abs, "floor": np.floor, "ceil": np.ceil,
-    "round": np.rint, "trunc": np.trunc, "sign": np.sign,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf),
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "reciprocal": lambda x: 1 / x,
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "trunc": np.trunc,
+    "sign": np.sign,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-}  # fmt: skip
+}
 
 
 @kernel
@@ -264,10 +290,20 @@ def test_unary(name, size):
 
 
 BINARY = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": np.floor_divide,
-    "%": np.remainder, "**": np.power, "<": np.less, "<=": np.less_equal, ">": np.greater,
-    ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
-}  # fmt: skip
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "//": np.floor_divide,
+    "%": np.remainder,
+    "**": np.power,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
 SYMBOLS = [*BINARY, "&", "|", "^", "<<", ">>"]
 OPERATORS = {name: eval(f"lambda a, b: a {name} b") for name in SYMBOLS}
 
@@ -371,8 +407,9 @@ def shapes(x):
 @pytest.mark.parametrize("shape", [(4, 8), (16, 16), (32, 48), (33, 20)])
 def test_shapes(shape):
     x = normal(*shape)
-    check(shapes, x, expected=(x.T, x.reshape(-1) + 1, np.stack([x] * 3)),
-          compiled=shape != (33, 20))  # fmt: skip
+    check(
+        shapes, x, expected=(x.T, x.reshape(-1) + 1, np.stack([x] * 3)), compiled=shape != (33, 20)
+    )
 
 
 @kernel
@@ -391,8 +428,12 @@ def test_permutations():
 
 
 REDUCTIONS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
-SCANS = {"cumsum": np.cumsum, "cumprod": np.cumprod, "cummax": np.maximum.accumulate,
-         "cummin": np.minimum.accumulate}  # fmt: skip
+SCANS = {
+    "cumsum": np.cumsum,
+    "cumprod": np.cumprod,
+    "cummax": np.maximum.accumulate,
+    "cummin": np.minimum.accumulate,
+}
 
 
 @kernel
@@ -400,19 +441,33 @@ def reduced(x, *, name: str, axis, shape):
     tile.grid(1)
     value = tile.load(x, (0,) * x.ndim, shape)
     found = getattr(tile, name)(value, axis)
-    out = tile.result([s for i, s in enumerate(x.shape) if axis is not None and i != axis % x.ndim],
-                      x.dtype)  # fmt: skip
+    out = tile.result(
+        [s for i, s in enumerate(x.shape) if axis is not None and i != axis % x.ndim], x.dtype
+    )
     tile.store(out, (0,) * out.ndim, found)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(name=st.sampled_from(list(REDUCTIONS)), axis=st.sampled_from([0, 1, -1, None]),
-       rows=st.integers(1, 20), columns=st.integers(1, 40), padded=st.booleans())  # fmt: skip
+@given(
+    name=st.sampled_from(list(REDUCTIONS)),
+    axis=st.sampled_from([0, 1, -1, None]),
+    rows=st.integers(1, 20),
+    columns=st.integers(1, 40),
+    padded=st.booleans(),
+)
 def test_reductions(name, axis, rows, columns, padded):
     x = (normal(rows, columns) * 0.3 + 1).astype(np.float32)
     shape = (32, 64) if padded else (rows, columns)  # what lies beyond the array does not count
-    check(reduced, x, expected=np.asarray(REDUCTIONS[name](x, axis)), tolerance=1e-4,
-          compiled=False, name=name, axis=axis, shape=shape)  # fmt: skip
+    check(
+        reduced,
+        x,
+        expected=np.asarray(REDUCTIONS[name](x, axis)),
+        tolerance=1e-4,
+        compiled=False,
+        name=name,
+        axis=axis,
+        shape=shape,
+    )
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -431,8 +486,16 @@ def test_reductions_of_other_dtypes():
             expected = REDUCTIONS[name](x, 1)
             if dtype is np.float16:
                 expected = REDUCTIONS[name](x.astype(np.float32), 1).astype(dtype)
-            check(reduced, x, expected=expected.astype(dtype), tolerance=2e-3, name=name, axis=1,
-                  shape=(8, 16), compiled=name == "sum")  # fmt: skip
+            check(
+                reduced,
+                x,
+                expected=expected.astype(dtype),
+                tolerance=2e-3,
+                name=name,
+                axis=1,
+                shape=(8, 16),
+                compiled=name == "sum",
+            )
 
 
 @kernel
@@ -535,8 +598,9 @@ def loops(x, *, block: int):
 @pytest.mark.parametrize("columns", [8, 10, 33])
 def test_loops_carry_what_they_change(columns):
     x = normal(3, columns)
-    expected = np.stack([(x + x * x).sum(1), np.full(3, -(-columns // 8)), x.min(1),
-                         (x * x).sum(1)], 1)  # fmt: skip
+    expected = np.stack(
+        [(x + x * x).sum(1), np.full(3, -(-columns // 8)), x.min(1), (x * x).sum(1)], 1
+    )
     if columns % 8:
         with pytest.raises(tg.ShapeError, match="'squares' carries a partial tile"):
             loops.interpret(tg.tensor(x), block=8)

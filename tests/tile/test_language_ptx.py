@@ -44,8 +44,9 @@ def as_ptx(function, *arrays, target=H100, tolerance=1e-5, plan=None, **static):
             assemble(text, target.cpu)
         simulate(text, entry, [arrays[i] if r == "read" else results[i] for r, i in roles])
     for got, one in zip(results, expected):
-        np.testing.assert_allclose(got.astype(np.float64), one.astype(np.float64), rtol=tolerance,
-                                   atol=tolerance)  # fmt: skip
+        np.testing.assert_allclose(
+            got.astype(np.float64), one.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
     return results
 
 

@@ -15,8 +15,24 @@ from tilegrad.tile.interpret import run
 from tilegrad.tile.legalize import legalize, limit_of
 from tilegrad.tile.pieces import large
 
-OPS = ("add", "multiply", "maximum", "rows", "columns", "turn", "dot", "scan", "scan_rows", "where",
-       "loop", "branch", "narrow", "reshape", "carry", "swap")  # fmt: skip
+OPS = (
+    "add",
+    "multiply",
+    "maximum",
+    "rows",
+    "columns",
+    "turn",
+    "dot",
+    "scan",
+    "scan_rows",
+    "where",
+    "loop",
+    "branch",
+    "narrow",
+    "reshape",
+    "carry",
+    "swap",
+)
 
 
 @tile.function
@@ -79,8 +95,11 @@ def random_kernel(x, y, *, steps, size):
 
 
 @settings(max_examples=14, deadline=None, derandomize=True)
-@given(steps=st.lists(st.sampled_from(OPS), min_size=1, max_size=6), whole=st.booleans(),
-       size=st.sampled_from([8, 16, 20]))  # fmt: skip
+@given(
+    steps=st.lists(st.sampled_from(OPS), min_size=1, max_size=6),
+    whole=st.booleans(),
+    size=st.sampled_from([8, 16, 20]),
+)
 def test_random_kernels(steps, whole, size):
     if not whole and {"dot", "turn", "carry", "reshape"} & set(steps):
         whole = True  # squares with an edge on one axis only fit in some orders

@@ -50,12 +50,14 @@ CASES: dict[str, Callable[[], tuple[list[Node], Node]]] = {
     "matmul": lambda: (i := [x(33, 47), x(47, 29)], g.matmul(i[0], i[1])),
     "symbolic matmul": lambda: (i := [x(N, 32), x(32, 48)], g.matmul(i[0], i[1])),
     "matrix vector": lambda: (i := [x(33, 47), x(47)], g.matmul(i[0], i[1])),
-    "bfloat16": lambda: (i := [x(64, 96, dtype=bfloat16), x(96, 64, dtype=bfloat16)],
-                         g.matmul(i[0], i[1])),
+    "bfloat16": lambda: (
+        i := [x(64, 96, dtype=bfloat16), x(96, 64, dtype=bfloat16)],
+        g.matmul(i[0], i[1]),
+    ),
     "int8": lambda: (i := [x(20, 70, dtype=int8), x(70, 30, dtype=int8)], g.matmul(i[0], i[1])),
     "concatenate": lambda: (i := [x(3, 4), x(2, 4)], g.concatenate(i, 0)),
     "slice": lambda: (i := [x(9, 13)], g.slice_axis(i[0], 1, 2, 11, 3)),
-}  # fmt: skip
+}
 
 
 def fill(parameter: Node, bound: dict[str, int], seed: int) -> np.ndarray:
@@ -78,8 +80,13 @@ def compare(body: Body, rows: int) -> None:
     run_native(body, theirs, bound)
     for parameter, a, b in zip(body.parameters, ours, theirs):
         loose = 2e-2 if parameter.dtype.bits < 32 else 2e-4
-        np.testing.assert_allclose(b.astype(np.float64), a.astype(np.float64), rtol=loose,
-                                   atol=1e-4, err_msg=parameter.attrs["name"])  # fmt: skip
+        np.testing.assert_allclose(
+            b.astype(np.float64),
+            a.astype(np.float64),
+            rtol=loose,
+            atol=1e-4,
+            err_msg=parameter.attrs["name"],
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,10 +18,26 @@ I = ops.constant(value=0, dtype=int64, shape=())  # noqa: E741
 
 def test_every_op_has_a_row_in_the_interpreter() -> None:
     """No op of the dialect lacks a meaning."""
-    pure = {*numeric.TABLE, *numeric.SHAPE, "where", "reduce", "cumulative", "dot", "cast",
-            "bitcast", "stack", "stack_rows", "extract"}  # fmt: skip
-    handled = {*interpret.HANDLERS, *interpret.CONTROLS, *interpret_placed.HANDLERS,
-               *interpret_placed.CONTROLS, "role"}  # fmt: skip
+    pure = {
+        *numeric.TABLE,
+        *numeric.SHAPE,
+        "where",
+        "reduce",
+        "cumulative",
+        "dot",
+        "cast",
+        "bitcast",
+        "stack",
+        "stack_rows",
+        "extract",
+    }
+    handled = {
+        *interpret.HANDLERS,
+        *interpret.CONTROLS,
+        *interpret_placed.HANDLERS,
+        *interpret_placed.CONTROLS,
+        "role",
+    }
     assert set(ops.tile.ops) == pure | handled
     assert not pure & handled
 
@@ -41,27 +57,53 @@ def test_pure_ops_are_interned_and_effects_are_not() -> None:
     assert load[0] is not load[1]
 
 
-@pytest.mark.parametrize("build", [
-    lambda: ops.ELEMENTWISE["add"](X, Y),
-    lambda: ops.where(X, X, X),
-    lambda: ops.broadcast(X, shape=(4, 9)),
-    lambda: ops.dot(X, X, X),
-    lambda: ops.load(M, I, shape=(8,), axes=(1,), masked=False),
-    lambda: ops.load(M, I, I, X, shape=(8,), axes=(1,), masked=True),
-    lambda: ops.store(M, Y, I, I, axes=(0, 1), masked=False),
-    lambda: placed.arrive(M, I),
-    lambda: placed.wait(placed.barrier(name="b", count=1, stages=1), I),
-    lambda: placed.copy_async(M, M, placed.barrier(name="b", count=1, stages=1), I, I,
-                              shape=(16, 8), axes=(0, 1), row=0),
-    lambda: placed.copy_async(M, M, placed.barrier(name="b", count=1, stages=1), I, I, I,
-                              shape=(8, 8), axes=(0, 1), row=9),
-    lambda: placed.read_place(M, rows=(12, 8)),
-    lambda: placed.read_place(M, rows=(4, 8)),
-    lambda: placed.read_place(placed.register_tile(shape=(16, 8), dtype=float32), rows=(0, 8)),
-    lambda: placed.matrix_async(M, M, M, ops.constant(value=True, dtype=bool_, shape=()),
-                                transpose_a=False, transpose_b=False),
-    lambda: placed.write_place(M, X),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ops.ELEMENTWISE["add"](X, Y),
+        lambda: ops.where(X, X, X),
+        lambda: ops.broadcast(X, shape=(4, 9)),
+        lambda: ops.dot(X, X, X),
+        lambda: ops.load(M, I, shape=(8,), axes=(1,), masked=False),
+        lambda: ops.load(M, I, I, X, shape=(8,), axes=(1,), masked=True),
+        lambda: ops.store(M, Y, I, I, axes=(0, 1), masked=False),
+        lambda: placed.arrive(M, I),
+        lambda: placed.wait(placed.barrier(name="b", count=1, stages=1), I),
+        lambda: placed.copy_async(
+            M,
+            M,
+            placed.barrier(name="b", count=1, stages=1),
+            I,
+            I,
+            shape=(16, 8),
+            axes=(0, 1),
+            row=0,
+        ),
+        lambda: placed.copy_async(
+            M,
+            M,
+            placed.barrier(name="b", count=1, stages=1),
+            I,
+            I,
+            I,
+            shape=(8, 8),
+            axes=(0, 1),
+            row=9,
+        ),
+        lambda: placed.read_place(M, rows=(12, 8)),
+        lambda: placed.read_place(M, rows=(4, 8)),
+        lambda: placed.read_place(placed.register_tile(shape=(16, 8), dtype=float32), rows=(0, 8)),
+        lambda: placed.matrix_async(
+            M,
+            M,
+            M,
+            ops.constant(value=True, dtype=bool_, shape=()),
+            transpose_a=False,
+            transpose_b=False,
+        ),
+        lambda: placed.write_place(M, X),
+    ],
+)
 def test_inference_refuses(build: object) -> None:
     """Operands that do not fit are an InternalError when the Node is made."""
     with pytest.raises(InternalError):

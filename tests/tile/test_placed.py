@@ -20,8 +20,15 @@ from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.text import body_text, parse_body
 
 X, OUT = ("x", Memory((8, 4), float32)), ("out", Memory((8, 4), float32, use="result"))
-GPU = Target("gpu", "gpu", memories={"global": MemorySpace(1 << 30), "shared": MemorySpace(1024),
-                                     "register": MemorySpace(1 << 16)})  # fmt: skip
+GPU = Target(
+    "gpu",
+    "gpu",
+    memories={
+        "global": MemorySpace(1 << 30),
+        "shared": MemorySpace(1024),
+        "register": MemorySpace(1 << 16),
+    },
+)
 
 
 def two_roles(
@@ -136,9 +143,11 @@ def test_matrix_async_needs_fences_and_waits() -> None:
     out = np.zeros((4, 4), np.float32)
     interpret.run(matrix_body(True, True, True), [x, out])
     np.testing.assert_array_equal(out, x @ x.T + 1)
-    for flags, message in (((False, True, True), "without matrix_fence"),
-                           ((True, False, True), "race"),
-                           ((True, True, False), r"without fence\('async'\)")):  # fmt: skip
+    for flags, message in (
+        ((False, True, True), "without matrix_fence"),
+        ((True, False, True), "race"),
+        ((True, True, False), r"without fence\('async'\)"),
+    ):
         with pytest.raises(RaceError, match=message):
             interpret.run(matrix_body(*flags), [x, out])
 
@@ -146,6 +155,7 @@ def test_matrix_async_needs_fences_and_waits() -> None:
 def test_named_barriers_order_roles() -> None:
     """A sync of both makes what one wrote known to the other."""
     for ordered in (True, False):
+
         def build(b: PlacedBuilder, place: Node, full: Node, ordered: bool = ordered) -> object:
             def first() -> None:
                 b.write(place, b.constant(3, float32, (4,)))
@@ -183,8 +193,9 @@ def test_too_many_arrivals() -> None:
 def test_dependent_launch() -> None:
     """Constants may be read before the dependency wait, other Memories may not."""
     for use, early in (("constant", True), ("value", True), ("value", False)):
-        b = PlacedBuilder("dependent", [("x", Memory((4,), float32, use=use)),
-                                        ("out", Memory((4,), float32))])  # fmt: skip
+        b = PlacedBuilder(
+            "dependent", [("x", Memory((4,), float32, use=use)), ("out", Memory((4,), float32))]
+        )
         if not early:
             b.do(placed.grid_dependency_wait)
         value = b.load(b.parameters[0], (0,), (4,), (0,))
@@ -203,8 +214,9 @@ def test_dependent_launch() -> None:
 
 def test_atomic_add() -> None:
     """Adds across programs and gives the values before."""
-    b = BodyBuilder("counter", [("count", Memory((2,), int64, use="state")),
-                                ("seen", Memory((4, 2), int64))])  # fmt: skip
+    b = BodyBuilder(
+        "counter", [("count", Memory((2,), int64, use="state")), ("seen", Memory((4, 2), int64))]
+    )
     p = b.program(0, 4)
     lanes = b.add(ops.iota(size=2, dtype=int64))
     before = b.add(placed.atomic_add(b.parameters[0], b.constant(5, int64, (2,)), lanes))
@@ -286,13 +298,19 @@ def test_verify_body_refuses() -> None:
         ("result", lambda b, x: b.load(x, (0,)), "reads a result that nothing has written"),
         ("other", store, "is marked 'other'"),
         ("value", lambda b, x: b.allocate((300,), float32, "shared"), "take 1200 bytes of shared"),
-        ("value", lambda b, x: b.add(ops.matrix_zero(shape=(2, 2), dtype=float32, unit="u")),
-         "no matrix unit 'u'"),
-        ("value", lambda b, x: b.add(ops.reshape(b.load(x, (0,), (8,), (0,)), shape=(3, 3))),
-         "reshape of"),
+        (
+            "value",
+            lambda b, x: b.add(ops.matrix_zero(shape=(2, 2), dtype=float32, unit="u")),
+            "no matrix unit 'u'",
+        ),
+        (
+            "value",
+            lambda b, x: b.add(ops.reshape(b.load(x, (0,), (8,), (0,)), shape=(3, 3))),
+            "reshape of",
+        ),
         ("value", lambda b, x: b.load(x, (0,), (8,), (1,)), "axes"),
         ("value", lambda b, x: b.gather(x, b.constant(1.0, float32)), "offsets are"),
-    ]  # fmt: skip
+    ]
     for use, build, message in cases:
         with pytest.raises(InternalError, match=message):
             verify_body(small(use, build), "portable", GPU)

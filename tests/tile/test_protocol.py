@@ -136,11 +136,12 @@ def test_every_mutant_is_caught(name: str) -> None:
 
 
 LONG: dict[str, Callable[[], Body]] = {
-    "matmul": lambda: wide_matmul(Operands(512, 512, 2560, bfloat16, bfloat16),
-                                  WidePlan(programs=3, stages=3, dependent=True)),
+    "matmul": lambda: wide_matmul(
+        Operands(512, 512, 2560, bfloat16, bfloat16), WidePlan(programs=3, stages=3, dependent=True)
+    ),
     "ping_pong": lambda: bodies.ping_pong_matmul(128, 64, 512, (16, 16, 16), 4, 1),
     "attention": lambda: bodies.flash_attention(1, 768, 16, 16, 16, 3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -155,16 +156,20 @@ def test_what_is_left_out_changes_no_verdict(name: str) -> None:
         scenario = skeleton.scenarios()[-1]
         short, whole = skeleton.trace(scenario), skeleton.trace(scenario, whole=True)
         shorter += count(short) < count(whole)
-        verdicts = [any(f.level == "error" for f in check_protocol(skeleton, scenario, w))
-                    for w in (False, True)]  # fmt: skip
+        verdicts = [
+            any(f.level == "error" for f in check_protocol(skeleton, scenario, w))
+            for w in (False, True)
+        ]
         assert verdicts[0] == verdicts[1], label
         assert verdicts[0] or not number or label in ACCEPTED, label
     assert shorter
 
 
-ACCEPTED = {label for listed in EQUIVALENT.values() for label in listed} | {
-    f"grid_dependency_wait {n} dropped" for n in (1, 2)} | {
-    f"named_sync {n} number + 1" for n in range(12)}  # fmt: skip
+ACCEPTED = (
+    {label for listed in EQUIVALENT.values() for label in listed}
+    | {f"grid_dependency_wait {n} dropped" for n in (1, 2)}
+    | {f"named_sync {n} number + 1" for n in range(12)}
+)
 
 
 def count(trace: list) -> int:
@@ -186,19 +191,37 @@ def test_programs_that_share_a_tile() -> None:
     x = Operands(128, 128, 256, bfloat16, bfloat16)
 
     def body(cluster: int) -> Body:
-        return wide_matmul(x, WidePlan(tile=(64, 128, 64), stages=2, split=2, cluster=cluster,
-                                       staged=32, programs=4 * cluster))  # fmt: skip
+        return wide_matmul(
+            x,
+            WidePlan(
+                tile=(64, 128, 64),
+                stages=2,
+                split=2,
+                cluster=cluster,
+                staged=32,
+                programs=4 * cluster,
+            ),
+        )
 
     assert not errors(body(1)) and not errors(body(2))
-    found = {label: bool(errors(b)) for label, b in mutants.mutants(body(1))
-             if label.startswith("send") or label in GATHERED}  # fmt: skip
+    found = {
+        label: bool(errors(b))
+        for label, b in mutants.mutants(body(1))
+        if label.startswith("send") or label in GATHERED
+    }
     assert len(found) == len(GATHERED) + 4 and found.pop("send 0 other rank") is False  # (1)
     assert all(found.values()), found
 
 
 # (1) each sends itself what is the other's: well ordered, and wrong, as the interpreter sees
-GATHERED = ("expect 1 dropped", "expect 1 twice", "expect 1 more bytes", "expect 1 no bytes",
-            "wait 2 dropped", "wait 2 parity flipped")  # fmt: skip
+GATHERED = (
+    "expect 1 dropped",
+    "expect 1 twice",
+    "expect 1 more bytes",
+    "expect 1 no bytes",
+    "wait 2 dropped",
+    "wait 2 parity flipped",
+)
 
 
 @pytest.mark.parametrize("stages", (2, 3, 5))
@@ -268,7 +291,8 @@ def test_lines_and_words_of_a_race() -> None:
     assert not rules(roles(producer, consumer))
     found = [f for f in check_body(roles(producer, hasty)) if f.rule == "race"]
     assert "role1 reads the shared place 2x16 float32 at [1] while copies on full[1] writes it" in (
-        found[0].message)  # fmt: skip
+        found[0].message
+    )
     assert "test_protocol.py:" in found[0].line and "(read_place)" in found[0].line
     assert "(copy_async)" in found[0].other and "wait for it" in found[0].hint
     assert str(found[0]).count("test_protocol.py:") == 2
@@ -324,8 +348,13 @@ def test_who_ends_a_phase_knows_it() -> None:
 
     assert not check_body(roles(lambda b, place, full: [b.arrive(full, 0) for _ in range(3)]))
     assert not check_body(roles(alone, answers))
-    assert "phase" in rules(roles(lambda b, place, full: [b.arrive(full, 0) for _ in range(2)],
-                                  lambda b, place, full: b.arrive(full, 0), count=2))  # fmt: skip
+    assert "phase" in rules(
+        roles(
+            lambda b, place, full: [b.arrive(full, 0) for _ in range(2)],
+            lambda b, place, full: b.arrive(full, 0),
+            count=2,
+        )
+    )
 
 
 def test_every_op_has_a_rule() -> None:
@@ -344,8 +373,9 @@ def test_too_many_arrivals_and_bad_stages() -> None:
 
     assert "arrivals" in rules(roles(crowd))
     assert rules(roles(lambda b, place, full: b.arrive(full, 2))) == {"index"}
-    assert rules(roles(lambda b, place, full: b.write(place, b.constant(0, float32, (16,)), 2))
-                 ) == {"index"}  # fmt: skip
+    assert rules(
+        roles(lambda b, place, full: b.write(place, b.constant(0, float32, (16,)), 2))
+    ) == {"index"}
 
 
 def staged(fence: bool, sync: bool, swap: bool = False) -> Body:
@@ -353,8 +383,10 @@ def staged(fence: bool, sync: bool, swap: bool = False) -> Body:
 
     def role(b: PlacedBuilder, place: Node, full: Node) -> None:
         b.write(place, b.constant(1, float32, (16,)), 0)
-        steps = [fence and (placed.fence, {"kind": "async"}),
-                 sync and (placed.named_sync, {"number": 1, "threads": 128})]  # fmt: skip
+        steps = [
+            fence and (placed.fence, {"kind": "async"}),
+            sync and (placed.named_sync, {"number": 1, "threads": 128}),
+        ]
         for step in reversed(steps) if swap else steps:
             if step:
                 b.do(step[0], **step[1])
@@ -468,8 +500,13 @@ def test_results_of_two_roles_may_not_overlap() -> None:
         def write(at: int) -> Callable[[PlacedBuilder, Node, Node], None]:
             def role(b: PlacedBuilder, place: Node, full: Node) -> None:
                 mask = b.apply("less", b.add(ops.iota(size=8, dtype=int64)), b.index(4))
-                b.store(b.parameters[1], b.constant(1, float32, (8,)), (0, at), (1,),
-                        mask if masked else None)  # fmt: skip
+                b.store(
+                    b.parameters[1],
+                    b.constant(1, float32, (8,)),
+                    (0, at),
+                    (1,),
+                    mask if masked else None,
+                )
 
             return role
 
@@ -531,8 +568,9 @@ def copied_in(b: PlacedBuilder, place: Node, bar: Node, rng: random.Random, own:
 
 
 STEPS: list[Step] = [
-    lambda b, place, bar, rng, own: b.write(place, b.constant(1, float32, (16,)),
-                                            rng.randint(0, 1)),
+    lambda b, place, bar, rng, own: b.write(
+        place, b.constant(1, float32, (16,)), rng.randint(0, 1)
+    ),
     lambda b, place, bar, rng, own: b.read(place, rng.randint(0, 1)),
     lambda b, place, bar, rng, own: b.load(place, (0, 0), (2, 4), (0, 1)),
     lambda b, place, bar, rng, own: b.arrive(bar, 0),
@@ -541,10 +579,12 @@ STEPS: list[Step] = [
     lambda b, place, bar, rng, own: b.do(placed.named_sync, number=1, threads=128),
     lambda b, place, bar, rng, own: b.do(placed.named_sync, number=2, threads=256),
     lambda b, place, bar, rng, own: b.do(placed.named_arrive, number=2, threads=256),
-    lambda b, place, bar, rng, own: b.store(b.parameters[1], b.constant(0, float32, (16,)),
-                                            (rng.randint(0, 3), 0), (1,)),
-    copied_in, copied_out,
-]  # fmt: skip
+    lambda b, place, bar, rng, own: b.store(
+        b.parameters[1], b.constant(0, float32, (16,)), (rng.randint(0, 3), 0), (1,)
+    ),
+    copied_in,
+    copied_out,
+]
 
 
 def random_body(seed: int) -> Body:

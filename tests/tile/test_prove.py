@@ -48,12 +48,14 @@ GRAPHS: dict[str, Callable[[], tuple[list[Node], Node]]] = {
     "sum": lambda: (i := [x(5, 7), x(7)], g.sum_(g.add(i[0], i[1]))),
     "softmax": lambda: (i := [x(N, 300)], softmax(i[0])),
     "matmul": lambda: (i := [x(133, 247), x(247, 229)], g.matmul(i[0], i[1])),
-    "narrow matmul": lambda: (i := [x(N, 96, dtype=bfloat16), x(96, 64, dtype=bfloat16)],
-                              g.matmul(i[0], i[1])),
+    "narrow matmul": lambda: (
+        i := [x(N, 96, dtype=bfloat16), x(96, 64, dtype=bfloat16)],
+        g.matmul(i[0], i[1]),
+    ),
     "vector": lambda: (i := [x(33, 47), x(47)], g.matmul(i[0], i[1])),
     "concatenate": lambda: (i := [x(3, 4), x(2, 4)], g.concatenate(i, 0)),
     "column sums": lambda: (i := [x(130, 210)], g.sum_(i[0], 0)),
-}  # fmt: skip
+}
 
 
 def softmax(a: Node) -> Node:

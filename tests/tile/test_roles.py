@@ -148,8 +148,16 @@ def test_programs_of_a_cluster_send():
 def test_every_op_has_a_function():
     from tilegrad.tile import ROLES, placed
 
-    other = {"atomic_add", "arrive", "expect", "wait", "register_tile", "read_place",
-             "write_place", "cluster_rank"}  # methods of barriers, or under a shorter name
+    other = {
+        "atomic_add",
+        "arrive",
+        "expect",
+        "wait",
+        "register_tile",
+        "read_place",
+        "write_place",
+        "cluster_rank",
+    }  # methods of barriers, or under a shorter name
     names = {op.name for op in vars(placed).values() if isinstance(op, placed.Op)}
     assert names - other - ROLES == set()
     assert all(callable(getattr(tile, name)) for name in ROLES)

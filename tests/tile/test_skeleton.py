@@ -34,14 +34,20 @@ def arrivals(body: Body, scenario: int = 0, whole: bool = False) -> list[int]:
     """Stages of all arrivals."""
     skeleton = Skeleton(body)
     trace = skeleton.trace(skeleton.scenarios()[scenario], whole)
-    return [values[0] for item in trace if item[0] == "roles"
-            for node, values in item[1][0][1] if node.op.name == "arrive"]  # fmt: skip
+    return [
+        values[0]
+        for item in trace
+        if item[0] == "roles"
+        for node, values in item[1][0][1]
+        if node.op.name == "arrive"
+    ]
 
 
 def loop(count: Size, stage: Callable[[PlacedBuilder, Size], Size], step: int = 1) -> Body:
     """Arrives once a trip."""
-    return one_role(lambda b, ring: b.loop(
-        "i", 0, count, step, lambda i, _: b.arrive(ring, stage(b, i)) or []))  # fmt: skip
+    return one_role(
+        lambda b, ring: b.loop("i", 0, count, step, lambda i, _: b.arrive(ring, stage(b, i)) or [])
+    )
 
 
 def test_the_middle_is_a_whole_number_of_periods() -> None:
@@ -70,17 +76,21 @@ def test_steps_share_what_is_left_out() -> None:
     assert walked(0, 1) == walked(0, 2) | walked(1, 2) and len(walked(0, 1)) < 50
 
 
-@pytest.mark.parametrize("condition", [
-    lambda b, i: b.apply("equal", b.index(i), b.index(500)),
-    lambda b, i: b.less(i, 500),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda b, i: b.apply("equal", b.index(i), b.index(500)),
+        lambda b, i: b.less(i, 500),
+    ],
+)
 def test_what_turns_in_the_middle_is_seen(condition: Callable) -> None:
     """A comparison that changes where trips would be left out: the loop is walked whole."""
 
     def build(b: PlacedBuilder, ring: Node) -> None:
         def trip(i: Size, _: list[Node]) -> list[Node]:
-            b.branch(condition(b, i), lambda: b.arrive(ring, 2) or (),
-                     lambda: b.arrive(ring, 0) or ())  # fmt: skip
+            b.branch(
+                condition(b, i), lambda: b.arrive(ring, 2) or (), lambda: b.arrive(ring, 0) or ()
+            )
             return []
 
         b.loop("i", 0, 1000, 1, trip)
@@ -108,10 +118,19 @@ def test_programs_symbols_and_data() -> None:
     """The ends of what a program may see; one program where all do the same."""
     same = Skeleton(loop(9, lambda b, i: i % 3))
     assert [s.program for s in same.scenarios()] == [(3,)]
-    different = Skeleton(one_role(lambda b, ring: b.loop(
-        "i", 0, b.program(0, 4), 1, lambda i, _: b.arrive(ring, i % 3) or [])))  # fmt: skip
+    different = Skeleton(
+        one_role(
+            lambda b, ring: b.loop(
+                "i", 0, b.program(0, 4), 1, lambda i, _: b.arrive(ring, i % 3) or []
+            )
+        )
+    )
     assert [(s.program, s.extra) for s in different.scenarios()] == [
-        ((3,), False), ((0,), False), ((1,), True), ((2,), True)]  # fmt: skip
+        ((3,), False),
+        ((0,), False),
+        ((1,), True),
+        ((2,), True),
+    ]
     n = symbol("n", 2, 40)
     sized = loop(n, lambda b, i: i % 3)
     lengths = [len(arrivals(sized, number, whole=True)) for number in range(3)]
@@ -156,8 +175,10 @@ def test_too_long_is_said() -> None:
 
 def test_real_sizes_stay_short() -> None:
     """Events do not grow with the problem."""
-    for body in (bodies.ping_pong_matmul(8192, 8192, 4096, (64, 256, 64), 4, 128),
-                 bodies.flash_attention(8, 32768, 128, 64, 128, 2)):  # fmt: skip
+    for body in (
+        bodies.ping_pong_matmul(8192, 8192, 4096, (64, 256, 64), 4, 128),
+        bodies.flash_attention(8, 32768, 128, 64, 128, 2),
+    ):
         skeleton = Skeleton(body)
         for scenario in skeleton.scenarios():
             skeleton.trace(scenario)

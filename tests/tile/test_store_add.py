@@ -21,14 +21,19 @@ from tilegrad.tile.prove import check_body
 
 def product(wait: bool = True) -> Body:
     """Each of 3 programs adds a (64, 64) @ b (64, 64) to one total; two roles take rows of it."""
-    b = PlacedBuilder("product", [
-        ("a", Memory((3, 2, 64, 64), bfloat16)), ("b", Memory((3, 64, 64), bfloat16)),
-        ("c", Memory((2, 8, 4, 8, 4, 2, 2), float32, use="state")),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        "product",
+        [
+            ("a", Memory((3, 2, 64, 64), bfloat16)),
+            ("b", Memory((3, 64, 64), bfloat16)),
+            ("c", Memory((2, 8, 4, 8, 4, 2, 2), float32, use="state")),
+        ],
+    )
     a, right, total = b.parameters
     program = b.program(0, 3)
-    places = [b.allocate(shape, bfloat16, "shared", "swizzle128")
-              for shape in ((2, 64, 64), (64, 64))]  # fmt: skip
+    places = [
+        b.allocate(shape, bfloat16, "shared", "swizzle128") for shape in ((2, 64, 64), (64, 64))
+    ]
     full = b.barrier("full", 1)
 
     def producer() -> None:

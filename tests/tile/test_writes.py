@@ -52,7 +52,8 @@ def swizzled(x):
     i, j = group * 8 + inside % 8, inside // 8
     out = tile.result(x.shape, x.dtype)
     out[i * 64 : i * 64 + 64, j * 64 : j * 64 + 64] = (
-        x[i * 64 : i * 64 + 64, j * 64 : j * 64 + 64] + 0)  # fmt: skip
+        x[i * 64 : i * 64 + 64, j * 64 : j * 64 + 64] + 0
+    )
 
 
 def persistent(x):
@@ -108,19 +109,26 @@ def first_writes(x):
 
 
 PROVED = [
-    (split_number, {"x": (ROWS, 6, 100)}), (split_number, {"x": (64, 8, 4096)}),
+    (split_number, {"x": (ROWS, 6, 100)}),
+    (split_number, {"x": (64, 8, 4096)}),
     (first_writes, {"x": (ROWS, COLUMNS)}),
     (by_offsets, {"x": (4000, 5000), "block": 64}),
     (by_offsets, {"x": (ROWS, COLUMNS), "block": 8}),
-    (by_offsets, {"x": (4096, 64), "block": 64}), (rows_by_offsets, {"x": (100_000, 50)}),
+    (by_offsets, {"x": (4096, 64), "block": 64}),
+    (rows_by_offsets, {"x": (100_000, 50)}),
     (rows_by_offsets, {"x": (ROWS, symbol("few", 1, 64))}),
-    (copy, {"x": (ROWS,), "block": 64}), (copy, {"x": (COLUMNS,), "block": 8}),
-    (copy, {"x": (1000,), "block": 7}), (scale_rows, {"x": (ROWS, COLUMNS)}),
-    (scale_rows, {"x": (100_000, 1000)}), (product, {"a": (ROWS, 128), "b": (128, COLUMNS)}),
-    (product, {"a": (8192, 8192), "b": (8192, 8192)}), (swizzled, {"x": (4096, 2048)}),
-    (persistent, {"x": (100_000,)}), (persistent, {"x": (ROWS,)}),
+    (copy, {"x": (ROWS,), "block": 64}),
+    (copy, {"x": (COLUMNS,), "block": 8}),
+    (copy, {"x": (1000,), "block": 7}),
+    (scale_rows, {"x": (ROWS, COLUMNS)}),
+    (scale_rows, {"x": (100_000, 1000)}),
+    (product, {"a": (ROWS, 128), "b": (128, COLUMNS)}),
+    (product, {"a": (8192, 8192), "b": (8192, 8192)}),
+    (swizzled, {"x": (4096, 2048)}),
+    (persistent, {"x": (100_000,)}),
+    (persistent, {"x": (ROWS,)}),
     (heads, {"x": (ROWS, 4, COLUMNS, 64)}),
-]  # fmt: skip
+]
 
 
 def traced(function, settings, target=AVX512):
@@ -129,8 +137,9 @@ def traced(function, settings, target=AVX512):
     return made.definition.callee(given, made.plan, target)
 
 
-@pytest.mark.parametrize(("function", "settings"), PROVED,
-                         ids=lambda v: getattr(v, "__name__", str(v)))  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "settings"), PROVED, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_real_kernels_are_proved(function, settings) -> None:
     """One launch, so nothing is filled; no Site, so no index is looked at."""
     callee = traced(function, settings)

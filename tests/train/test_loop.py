@@ -29,9 +29,14 @@ def test_train() -> None:
     model = nn.Linear(2, 1)
     seen = []
     history = train.train(
-        model, train.AdamW(model.parameters(), 0.1, weight_decay=0.0), batches(60), loss, steps=50,
-        clip=1.0, on_step=lambda number, value, _: seen.append((number, value)),
-    )  # fmt: skip
+        model,
+        train.AdamW(model.parameters(), 0.1, weight_decay=0.0),
+        batches(60),
+        loss,
+        steps=50,
+        clip=1.0,
+        on_step=lambda number, value, _: seen.append((number, value)),
+    )
     assert history.steps == len(seen) == 50 and not history.stopped
     assert history.losses[-1] < 0.05 * history.losses[0]
     assert history.losses == [value for _, value in seen]

@@ -13,17 +13,29 @@ from tilegrad import nn, train
 from tilegrad.core.errors import UserError
 
 OPTIMIZERS = [
-    ("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.5, "dampening": 0.2, "maximize": True}),
-    ("Adam", {"lr": 0.05, "weight_decay": 0.1}), ("Adam", {"lr": 0.05, "amsgrad": True}),
-    ("AdamW", {"lr": 0.05}), ("AdamW", {"lr": 0.05, "betas": (0.5, 0.9), "weight_decay": 0.3}),
-    ("RMSprop", {"lr": 0.02}), ("RMSprop", {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}),
+    ("Adam", {"lr": 0.05, "weight_decay": 0.1}),
+    ("Adam", {"lr": 0.05, "amsgrad": True}),
+    ("AdamW", {"lr": 0.05}),
+    ("AdamW", {"lr": 0.05, "betas": (0.5, 0.9), "weight_decay": 0.3}),
+    ("RMSprop", {"lr": 0.02}),
+    ("RMSprop", {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}),
     ("RMSprop", {"lr": 0.02, "centered": True, "alpha": 0.9, "eps": 1e-4, "maximize": True}),
     ("Adagrad", {"lr": 0.1}),
-    ("Adagrad", {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1, "maximize": True,
-                 "initial_accumulator_value": 0.5}),
-]  # fmt: skip
+    (
+        "Adagrad",
+        {
+            "lr": 0.1,
+            "lr_decay": 0.2,
+            "weight_decay": 0.1,
+            "maximize": True,
+            "initial_accumulator_value": 0.5,
+        },
+    ),
+]
 X, Y = random_array((6, 3)), random_array((6, 4), 1)
 
 
@@ -98,10 +110,20 @@ def test_a_rate_that_follows_the_step() -> None:
 
 def test_groups() -> None:
     ours, theirs = models()
-    mine = train.AdamW([{"params": ours[0].parameters(), "weight_decay": 0.5},
-                        {"params": ours[2].parameters(), "lr": 0.3}], lr=0.1)  # fmt: skip
-    peer = torch.optim.AdamW([{"params": theirs[0].parameters(), "weight_decay": 0.5},
-                              {"params": theirs[2].parameters(), "lr": 0.3}], lr=0.1)  # fmt: skip
+    mine = train.AdamW(
+        [
+            {"params": ours[0].parameters(), "weight_decay": 0.5},
+            {"params": ours[2].parameters(), "lr": 0.3},
+        ],
+        lr=0.1,
+    )
+    peer = torch.optim.AdamW(
+        [
+            {"params": theirs[0].parameters(), "weight_decay": 0.5},
+            {"params": theirs[2].parameters(), "lr": 0.3},
+        ],
+        lr=0.1,
+    )
     for _ in range(2):
         our_step(ours, mine, tg.tensor(X), tg.tensor(Y))
         their_step(theirs, peer)
@@ -143,9 +165,11 @@ def test_rates() -> None:
     for rate, wanted in (
         (train.rate.constant(2.0, 4), [0.5, 1.0, 1.5] + [2.0] * 9),
         (train.rate.linear(1.0, 0.0, 10, 5), [0.2, 0.4, 0.6, 0.8, 1, 1, 0.8, 0.6, 0.4, 0.2, 0, 0]),
-        (train.rate.cosine(1.0, 10, floor=0.2),
-         [0.2 + 0.4 * (1 + np.cos(np.pi * min(s / 10, 1))) for s in steps]),
-    ):  # fmt: skip
+        (
+            train.rate.cosine(1.0, 10, floor=0.2),
+            [0.2 + 0.4 * (1 + np.cos(np.pi * min(s / 10, 1))) for s in steps],
+        ),
+    ):
         found = [float(rate(int(s))) for s in steps]
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 

@@ -113,8 +113,11 @@ def test_neighbours_can_be_built():
     for m in (8, 96, 512):
         x = Operands(m, 1024, 512, bfloat16, bfloat16)
         for plan, turned in neighbours(x, first_candidates(x, H200, 1)[0], H200):
-            body = fill(wide_matmul(turn(x) if turned else x, plan), "epilogue",
-                        lambda b, inputs, added: inputs[0])  # fmt: skip
+            body = fill(
+                wide_matmul(turn(x) if turned else x, plan),
+                "epilogue",
+                lambda b, inputs, added: inputs[0],
+            )
             _, entry = emit(body, "matmul", H200)
             assert entry.shared_bytes <= H200.memories["shared"].bytes
 
@@ -139,8 +142,12 @@ def test_the_known_best_is_found(unbuilt):
 def test_the_models_choice_stays_unless_another_is_clearly_faster(unbuilt):
     def level(product, codes, number=0, rounds=5):
         first = to_record(*first_candidates(PRODUCT.operands, H200, 1)[0])
-        return [measure.Timing(1e-5 * (1 if json.loads(c.code) == json.loads(json.dumps(first))
-                                       else 0.997), 0.0) for c in codes]  # fmt: skip
+        return [
+            measure.Timing(
+                1e-5 * (1 if json.loads(c.code) == json.loads(json.dumps(first)) else 0.997), 0.0
+            )
+            for c in codes
+        ]
 
     (result,), _, _ = searched([PRODUCT], run=level)
     assert from_record(result.entry.plan)[0] == choose(PRODUCT.operands, H200).plan
@@ -190,11 +197,18 @@ def test_a_budget_is_shared(unbuilt):
 def test_trials_that_hang_die_or_are_wrong(unbuilt, tmp_path):
     log = tmp_path / "trials.jsonl"
     with Worker() as worker:
-        (result,), _, _ = searched([PRODUCT], log=log, worker=worker, limit=2.0, count=2,
-                                   run=timing_functions.timed_with_trouble)  # fmt: skip
+        (result,), _, _ = searched(
+            [PRODUCT],
+            log=log,
+            worker=worker,
+            limit=2.0,
+            count=2,
+            run=timing_functions.timed_with_trouble,
+        )
     trials = [json.loads(line) for line in log.read_text().splitlines()]
-    hung, dead, wrong = ([t for t in trials if word in t["note"]]
-                         for word in ("timeout", "crash", "wrong"))  # fmt: skip
+    hung, dead, wrong = (
+        [t for t in trials if word in t["note"]] for word in ("timeout", "crash", "wrong")
+    )
     assert [t["note"] for t in hung] == ["timeout: stopped after 2 s"]
     assert hung[0]["plan"]["stages"] == 6 and not hung[0]["plan"]["early"]
     assert {t["note"] for t in dead} == {"crash: the worker died (exit code 3)"}
@@ -285,17 +299,21 @@ def view(pointer, *shape):
 
 def built(product, plan, turned):
     x = product.operands
-    body = fill(wide_matmul(turn(x) if turned else x, plan), "epilogue",
-                lambda b, inputs, added: inputs[0])  # fmt: skip
+    body = fill(
+        wide_matmul(turn(x) if turned else x, plan), "epilogue", lambda b, inputs, added: inputs[0]
+    )
     text, entry = emit(body, "matmul", H200)
     return text, entry, Code(text.encode(), entry.to_text(), turned)
 
 
-@pytest.mark.parametrize(("plan", "turned", "layout"), [
-    (WidePlan((64, 8, 64), 2, 2, 1, 8, dependent=True), True, "kk"),
-    (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "kk"),
-    (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "mn"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "turned", "layout"),
+    [
+        (WidePlan((64, 8, 64), 2, 2, 1, 8, dependent=True), True, "kk"),
+        (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "kk"),
+        (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "mn"),
+    ],
+)
 def test_what_is_measured_is_judged(gpu, plan, turned, layout):
     m, n, k = (8, 72, 128) if layout == "kk" else (16, 72, 64)
     product = Product(m, n, k, "bfloat16", layout)
@@ -355,10 +373,13 @@ def test_operands_are_kept_between_plans_of_one_product(gpu):
 
 def test_bad_problems():
     for shape, dtype, layout, message in (
-        ((8, 64, 63), "bfloat16", "kk", "multiple of 16 bytes"), ((8, 64), "bfloat16", "kk", "bad"),
-        ((8, 64, 64), "int8", "kk", "no wide matmul"), ((8, 64, 64), "bfloat16", "nn", "layout"),
-        ((0, 64, 64), "bfloat16", "kk", "bad shape"), ((9, 64, 64), "bfloat16", "mk", "row of a"),
-    ):  # fmt: skip
+        ((8, 64, 63), "bfloat16", "kk", "multiple of 16 bytes"),
+        ((8, 64), "bfloat16", "kk", "bad"),
+        ((8, 64, 64), "int8", "kk", "no wide matmul"),
+        ((8, 64, 64), "bfloat16", "nn", "layout"),
+        ((0, 64, 64), "bfloat16", "kk", "bad shape"),
+        ((9, 64, 64), "bfloat16", "mk", "row of a"),
+    ):
         with pytest.raises(UserError, match=message):
             product_of(shape, dtype, layout)
 
@@ -382,9 +403,11 @@ def test_shapes_of_the_command():
     assert command.shapes_of(["8x64x128", "8x64x128"], [], "1") == [(8, 64, 128)]
     assert len(command.shapes_of([], ["llama3-8b"], "1,8")) == 8
     for shapes, models, sizes, message in (
-        ([], [], "1", "nothing"), (["8x8"], [], "1", "bad shape"),
-        ([], ["gpt"], "1", "unknown model"), ([], ["llama3-8b"], "1,", "bad sizes"),
-    ):  # fmt: skip
+        ([], [], "1", "nothing"),
+        (["8x8"], [], "1", "bad shape"),
+        ([], ["gpt"], "1", "unknown model"),
+        ([], ["llama3-8b"], "1,", "bad sizes"),
+    ):
         with pytest.raises(UserError, match=message):
             command.shapes_of(shapes, models, sizes)
 
@@ -393,8 +416,20 @@ def test_the_command_writes_what_ships(unbuilt, monkeypatch, tmp_path):
     monkeypatch.setattr(matmul_search, "machine_of", lambda device: MACHINE)
     monkeypatch.setattr(matmul_search, "Worker", Direct)
     out = tmp_path / "table.json"
-    arguments = ["tune", "matmul", "--layers", "llama3-8b", "--sizes", "8,512", "--budget", "1000",
-                 "--out", str(out), "--commit", "abc"]  # fmt: skip
+    arguments = [
+        "tune",
+        "matmul",
+        "--layers",
+        "llama3-8b",
+        "--sizes",
+        "8,512",
+        "--budget",
+        "1000",
+        "--out",
+        str(out),
+        "--commit",
+        "abc",
+    ]
     said = CliRunner().invoke(main.app, arguments, catch_exceptions=False).output
     assert "tuned over untuned: geometric mean 1." in said and "8 Plans are in" in said
     record = json.loads(out.read_text())
@@ -409,8 +444,11 @@ def test_the_command_writes_what_ships(unbuilt, monkeypatch, tmp_path):
     CliRunner().invoke(main.app, arguments, catch_exceptions=False)
     assert len(read_table(out).known) == 8
     assert out.read_text() == before
-    CliRunner().invoke(main.app, ["tune", "matmul", "--shape", "16x64x64", "--commit", "abc"],
-                       catch_exceptions=False)  # fmt: skip
+    CliRunner().invoke(
+        main.app,
+        ["tune", "matmul", "--shape", "16x64x64", "--commit", "abc"],
+        catch_exceptions=False,
+    )
     own = Operands(16, 64, 64, bfloat16, bfloat16)
     assert tuned(own, H200) is not None  # in the cache folder, where compile finds it
     trials = Path(plan_table.config().cache_folder) / "plans" / "trials.jsonl"

@@ -32,8 +32,12 @@ def test_defaults_follow_the_registers_of_a_target():
 
 def test_a_space_is_walked_in_order():
     plans = plans_in({"BM": [16, 32], "stages": [1, 2]}, Plan().with_(warps=4))
-    assert [(p.m, p.stages, p.warps) for p in plans] == [(16, 1, 4), (16, 2, 4), (32, 1, 4),
-                                                         (32, 2, 4)]  # fmt: skip
+    assert [(p.m, p.stages, p.warps) for p in plans] == [
+        (16, 1, 4),
+        (16, 2, 4),
+        (32, 1, 4),
+        (32, 2, 4),
+    ]
     with pytest.raises(UserError, match="no choices for BM"):
         plans_in({"BM": []}, Plan())
 

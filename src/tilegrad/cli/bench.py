@@ -32,10 +32,15 @@ PromptTokens = Annotated[int, typer.Option("--prompt", min=1, help="Tokens of ea
 AnswerTokens = Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each answer.")]
 Requests = Annotated[int, typer.Option("--batch", min=1, help="Requests at once.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
-Trace = Annotated[Path | None, typer.Option(
-    "--profile", metavar="FILE", show_default=False,
-    help="Write a trace of one decode step for ui.perfetto.dev; show a table of its kernels.",
-)]  # fmt: skip
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        show_default=False,
+        help="Write a trace of one decode step for ui.perfetto.dev; show a table of its kernels.",
+    ),
+]
 
 
 def bench(
@@ -56,9 +61,12 @@ def bench(
         chosen = options.given(device=device, dtype=dtype, threads=threads)
         llm = open_llm(model, bars, requests=batch, context=context or prompt + tokens, **chosen)
         if prompt + tokens > context_of(llm):
-            raise UserError("prompt and answer are longer than the context", op="bench",
-                            expected=f"at most {context_of(llm)} tokens",
-                            got=f"{prompt} + {tokens}")  # fmt: skip
+            raise UserError(
+                "prompt and answer are longer than the context",
+                op="bench",
+                expected=f"at most {context_of(llm)} tokens",
+                got=f"{prompt} + {tokens}",
+            )
         others = Others()
         rounds = measured(llm, prompt, tokens, batch, repeats, bars)
         busy = others.share() > BUSY
@@ -88,8 +96,9 @@ class Round:
     steps: int
 
 
-def measured(llm: Any, prompt: int, tokens: int, batch: int, repeats: int,
-             bars: Bars) -> list[Round]:  # fmt: skip
+def measured(
+    llm: Any, prompt: int, tokens: int, batch: int, repeats: int, bars: Bars
+) -> list[Round]:
     """The rounds that count."""
     found = []
     for number in range(repeats + 1):
@@ -131,12 +140,19 @@ def requests_of(llm: Any, prompt: int, tokens: int, batch: int, number: int) -> 
 
     random = np.random.default_rng(number + 1)
     most = llm.config.vocabulary
-    return [Request(f"bench {number} {i}", tuple(random.integers(0, most, prompt).tolist()),
-                    max_tokens=tokens) for i in range(batch)]  # fmt: skip
+    return [
+        Request(
+            f"bench {number} {i}",
+            tuple(random.integers(0, most, prompt).tolist()),
+            max_tokens=tokens,
+        )
+        for i in range(batch)
+    ]
 
 
-def summed_up(model: str, llm: Any, rounds: list[Round], prompt: int, tokens: int,
-              batch: int) -> dict[str, Any]:  # fmt: skip
+def summed_up(
+    model: str, llm: Any, rounds: list[Round], prompt: int, tokens: int, batch: int
+) -> dict[str, Any]:
     """Rates of the rounds, and what the memory would allow."""
     from ..exchange.fetch import open_model
     from .roofline import read_rate
@@ -150,16 +166,24 @@ def summed_up(model: str, llm: Any, rounds: list[Round], prompt: int, tokens: in
     limit = read_rate(llm.device, moved, fresh=True)
     reached = moved / step if step else 0.0
     return {
-        "model": model, "device": llm.device, "batch": batch, "prompt_tokens": prompt,
-        "answer_tokens": tokens, "prefill_seconds": prefill,
-        "prefill_tokens_per_second": batch * prompt / prefill, "step_seconds": step,
-        "decode_tokens_per_second": rate, "bytes_per_step": moved, "bytes_per_second": reached,
-        "limit_bytes_per_second": limit.bytes_per_second, "limit_how": limit.how,
+        "model": model,
+        "device": llm.device,
+        "batch": batch,
+        "prompt_tokens": prompt,
+        "answer_tokens": tokens,
+        "prefill_seconds": prefill,
+        "prefill_tokens_per_second": batch * prompt / prefill,
+        "step_seconds": step,
+        "decode_tokens_per_second": rate,
+        "bytes_per_step": moved,
+        "bytes_per_second": reached,
+        "limit_bytes_per_second": limit.bytes_per_second,
+        "limit_how": limit.how,
         "busy": limit.busy,
         "share_of_limit": reached / limit.bytes_per_second if limit.bytes_per_second else 0.0,
         "launches_per_step": launches_of(llm, batch),
         "rounds": [asdict(r) for r in rounds],
-    }  # fmt: skip
+    }
 
 
 def launches_of(llm: Any, batch: int) -> int:
@@ -207,15 +231,27 @@ def save(traced: Any, path: Path) -> None:
 def lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     """A result as (word, text)."""
     return [
-        ("prompt", f"{result['prefill_tokens_per_second']:.1f} tokens/s "
-         f"({result['batch']} x {result['prompt_tokens']} tokens in "
-         f"{result['prefill_seconds'] * 1e3:.1f} ms)"),
-        ("answer", f"{result['decode_tokens_per_second']:.1f} tokens/s "
-         f"({result['step_seconds'] * 1e3:.2f} ms a step of {result['batch']})"),
-        ("memory", f"{size_text(result['bytes_per_second'])}/s: "
-         f"{size_text(result['bytes_per_step'])} a step"),
-        ("", f"{100 * result['share_of_limit']:.0f}% of "
-         f"{size_text(result['limit_bytes_per_second'])}/s ({result['limit_how']})"),
+        (
+            "prompt",
+            f"{result['prefill_tokens_per_second']:.1f} tokens/s "
+            f"({result['batch']} x {result['prompt_tokens']} tokens in "
+            f"{result['prefill_seconds'] * 1e3:.1f} ms)",
+        ),
+        (
+            "answer",
+            f"{result['decode_tokens_per_second']:.1f} tokens/s "
+            f"({result['step_seconds'] * 1e3:.2f} ms a step of {result['batch']})",
+        ),
+        (
+            "memory",
+            f"{size_text(result['bytes_per_second'])}/s: "
+            f"{size_text(result['bytes_per_step'])} a step",
+        ),
+        (
+            "",
+            f"{100 * result['share_of_limit']:.0f}% of "
+            f"{size_text(result['limit_bytes_per_second'])}/s ({result['limit_how']})",
+        ),
         ("launches", f"{result['launches_per_step']} a step"),
         *[("busy", "other programs ran: an idle machine is faster")] * result["busy"],
-    ]  # fmt: skip
+    ]

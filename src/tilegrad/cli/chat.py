@@ -57,15 +57,24 @@ def chat(
 ) -> None:
     """Talk with a model; /help says what may be typed."""
     sampling = options.given(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop=stop or None,
-    )  # fmt: skip
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or None,
+    )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         llm = open_llm(model, bars, requests=1, **chosen)
     if not has_template(llm):
-        raise UserError("this model has no chat template", op="chat",
-                        hint="tilegrad run --raw goes on from a prompt")  # fmt: skip
+        raise UserError(
+            "this model has no chat template",
+            op="chat",
+            hint="tilegrad run --raw goes on from a prompt",
+        )
     sampling = advised(model, llm) | sampling if temperature is None else sampling
     talk = Chat(llm, sampling, system and options.words(system), answers())
     if is_terminal(sys.stdin):
@@ -163,8 +172,7 @@ def message(read: Read) -> str | None:
 class Chat:
     """A conversation: its messages, and what the last answer cost."""
 
-    def __init__(self, llm: Any, sampling: dict[str, Any], system: str | None,
-                 shown: Any) -> None:  # fmt: skip
+    def __init__(self, llm: Any, sampling: dict[str, Any], system: str | None, shown: Any) -> None:
         self.llm, self.sampling, self.system, self.shown = llm, sampling, system, shown
         self.history: list[dict[str, str]] = []
         self.last = (0, 0.0, 0.0)  # tokens, seconds to the first, tokens a second after it
@@ -234,13 +242,19 @@ class Chat:
             gone += 2  # a question and its answer
             used = self.used(gone)
         if used >= context:
-            raise UserError("the message is longer than the context", op="chat",
-                            expected=f"fewer than {context} tokens", got=f"{used} tokens",
-                            hint="--context may allow more")  # fmt: skip
+            raise UserError(
+                "the message is longer than the context",
+                op="chat",
+                expected=f"fewer than {context} tokens",
+                got=f"{used} tokens",
+                hint="--context may allow more",
+            )
         if gone:
             del self.history[:gone]
-            status(f"[the context is full ({context} tokens): "
-                   f"the oldest {gone} messages are forgotten]")  # fmt: skip
+            status(
+                f"[the context is full ({context} tokens): "
+                f"the oldest {gone} messages are forgotten]"
+            )
 
     # ---- commands
 
@@ -250,9 +264,14 @@ class Chat:
         rest = rest.strip()
         if name in ("exit", "quit", "bye"):
             return False
-        known = {"help": self.show_help, "?": self.show_help, "clear": self.clear,
-                 "system": self.set_system, "save": self.save,
-                 "stats": self.show_stats}  # fmt: skip
+        known = {
+            "help": self.show_help,
+            "?": self.show_help,
+            "clear": self.clear,
+            "system": self.set_system,
+            "save": self.save,
+            "stats": self.show_stats,
+        }
         if name not in known:
             status(f"there is no /{name}\n{HELP}")
         else:

@@ -20,8 +20,17 @@ from ..core.errors import TilegradError, UserError
 
 EXTRAS = {"cuda": "NVIDIA GPUs", "peers": "comparison with PyTorch", "test": "running the tests"}
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<rest>[^;]*);.*extra == ['\"](?P<extra>\w+)['\"]")
-SETS = ("avx2", "avx512f", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
-        "neon", "sve")  # fmt: skip
+SETS = (
+    "avx2",
+    "avx512f",
+    "avx512bf16",
+    "avx512vnni",
+    "avx512fp16",
+    "amx-bf16",
+    "amx-int8",
+    "neon",
+    "sve",
+)
 
 
 def examine(console: Any) -> bool:
@@ -46,8 +55,7 @@ def examine(console: Any) -> bool:
 
 def machine_lines() -> list[tuple[str, str]]:
     """(name, value) facts of the machine and of the installation."""
-    found = [("python", f"{platform.python_version()} on {platform.system()} "
-              f"{platform.machine()}")]  # fmt: skip
+    found = [("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
     packages = ("tilegrad", "numpy", "ml_dtypes", "llvmlite")
     found.append(("packages", ", ".join(f"{p} {_version_of(p)}" for p in packages)))
     try:
@@ -72,8 +80,10 @@ def gpu_line() -> str:
 
     try:
         api()
-        found = [f"cuda:{d['number']} {d['name']}, {d['total_memory'] / 2**30:.0f} GiB"
-                 for d in devices()]  # fmt: skip
+        found = [
+            f"cuda:{d['number']} {d['name']}, {d['total_memory'] / 2**30:.0f} GiB"
+            for d in devices()
+        ]
     except TilegradError as error:
         return f"none: {error.got}" if isinstance(error, UserError) else f"none: {error}"
     return ", ".join(found) or "none"
@@ -112,8 +122,11 @@ def extra_line(extra: str) -> str:
         asked = [REQUIREMENT.match(text) for text in metadata.requires("tilegrad") or ()]
     except metadata.PackageNotFoundError:
         return "unknown: tilegrad itself is not installed"
-    missing = [f'"{one["name"]}{one["rest"].strip()}"' for one in asked
-               if one and one["extra"] == extra and _version_of(one["name"]) == "missing"]
+    missing = [
+        f'"{one["name"]}{one["rest"].strip()}"'
+        for one in asked
+        if one and one["extra"] == extra and _version_of(one["name"]) == "missing"
+    ]
     return f"missing: pip install {' '.join(missing)}" if missing else "here"
 
 

@@ -20,8 +20,12 @@ from .terminal import columns, count_text, put, size_text
 
 EXPERT = re.compile(r"(?:_exps\.weight|\.experts\.)")
 # Tables of which a token reads one row. A tied embedding is the head too, and is read whole.
-EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight", "wte.weight",
-              "transformer.wte.weight")  # fmt: skip
+EMBEDDINGS = (
+    "token_embd.weight",
+    "model.embed_tokens.weight",
+    "wte.weight",
+    "transformer.wte.weight",
+)
 POSITIONS = ("position_embd.weight", "wpe.weight", "transformer.wpe.weight")
 Measure = Annotated[bool, typer.Option("--measure", help="Measure the memory's speed anew.")]
 
@@ -72,10 +76,13 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
     """What the files of a model say, as a record."""
     tensors = opened.tensors
     record: dict[str, Any] = {
-        "name": name_of(opened), "path": str(opened.path), "licence": licence_of(opened),
+        "name": name_of(opened),
+        "path": str(opened.path),
+        "licence": licence_of(opened),
         "parameters": sum(_elements(t) for t in tensors.values()),
-        "bytes": sum(t.bytes for t in tensors.values()), "formats": formats_of(tensors),
-    }  # fmt: skip
+        "bytes": sum(t.bytes for t in tensors.values()),
+        "formats": formats_of(tensors),
+    }
     from ..models.generate.load import config_of
 
     try:
@@ -85,17 +92,25 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
     most = min(context or config.context, config.context)
     needs = needs_of(config, tensors, dtype, device)
     return record | {
-        "architecture": config.family, "layers": config.layers, "width": config.width,
-        "heads": config.heads, "key_heads": config.key_heads, "vocabulary": config.vocabulary,
-        "experts": config.experts, "experts_used": config.experts_used,
-        "trained_context": config.context, "context": most,
+        "architecture": config.family,
+        "layers": config.layers,
+        "width": config.width,
+        "heads": config.heads,
+        "key_heads": config.key_heads,
+        "vocabulary": config.vocabulary,
+        "experts": config.experts,
+        "experts_used": config.experts_used,
+        "trained_context": config.context,
+        "context": most,
         "needs": {
-            "weights": needs.weights, "cache": needs.cache_a_token * most,
+            "weights": needs.weights,
+            "cache": needs.cache_a_token * most,
             "cache_a_token": needs.cache_a_token,
-            "total": needs.total(most), "read_first": needs.moved(0),
+            "total": needs.total(most),
+            "read_first": needs.moved(0),
             "read_full": needs.moved(most),
         },
-    }  # fmt: skip
+    }
 
 
 def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
@@ -123,9 +138,14 @@ def speed(needs: dict[str, int], device: str, fresh: bool) -> dict[str, Any]:
 
     rate = read_rate(device, needs["read_first"], fresh)
     first, full = (rate.bytes_per_second / needs[n] for n in ("read_first", "read_full"))
-    return {"device": device, "bytes_per_second": round(rate.bytes_per_second), "how": rate.how,
-            "busy": rate.busy, "tokens_per_second": round(first, 2),
-            "tokens_per_second_full": round(full, 2)}  # fmt: skip
+    return {
+        "device": device,
+        "bytes_per_second": round(rate.bytes_per_second),
+        "how": rate.how,
+        "busy": rate.busy,
+        "tokens_per_second": round(first, 2),
+        "tokens_per_second_full": round(full, 2),
+    }
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -157,32 +177,49 @@ def formats_of(tensors: Any) -> dict[str, dict[str, int]]:
 
 def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
     """A record as (word, text)."""
-    found = [("model", record["name"]), ("files", record["path"]), ("licence", record["licence"]),
-             ("parameters", count_text(record["parameters"])),
-             ("weights", size_text(record["bytes"]))]  # fmt: skip
-    found += [("", f"{name}: {size_text(e['bytes'])} in {_tensors(e['tensors'])}")
-              for name, e in record["formats"].items()]  # fmt: skip
+    found = [
+        ("model", record["name"]),
+        ("files", record["path"]),
+        ("licence", record["licence"]),
+        ("parameters", count_text(record["parameters"])),
+        ("weights", size_text(record["bytes"])),
+    ]
+    found += [
+        ("", f"{name}: {size_text(e['bytes'])} in {_tensors(e['tensors'])}")
+        for name, e in record["formats"].items()
+    ]
     if "cannot_run" in record:
         return [*found, ("cannot run", record["cannot_run"])]
     experts = f", {record['experts_used']} of {record['experts']} experts"
     found += [
-        ("decoder", f"{record['architecture']}: {record['layers']} layers, width "
-         f"{record['width']}, {record['heads']} heads ({record['key_heads']} for keys), "
-         f"{record['vocabulary']} tokens{experts if record['experts'] else ''}"),
+        (
+            "decoder",
+            f"{record['architecture']}: {record['layers']} layers, width "
+            f"{record['width']}, {record['heads']} heads ({record['key_heads']} for keys), "
+            f"{record['vocabulary']} tokens{experts if record['experts'] else ''}",
+        ),
         ("context", f"{record['trained_context']} tokens"),
-    ]  # fmt: skip
+    ]
     needs, speeds, most = record["needs"], record.get("speed"), record["context"]
-    found.append(("memory", f"{size_text(needs['total'])}: weights {size_text(needs['weights'])}, "
-                  f"cache {size_text(needs['cache'])} ({most} tokens of "
-                  f"{size_text(needs['cache_a_token'])})"))  # fmt: skip
+    found.append(
+        (
+            "memory",
+            f"{size_text(needs['total'])}: weights {size_text(needs['weights'])}, "
+            f"cache {size_text(needs['cache'])} ({most} tokens of "
+            f"{size_text(needs['cache_a_token'])})",
+        )
+    )
     if speeds:
         rate = size_text(speeds["bytes_per_second"])
         found += [
             ("machine", f"{speeds['device']} reads {rate}/s ({speeds['how']})"),
-            ("speed", f"about {speeds['tokens_per_second']:.1f} tokens/s "
-             f"({size_text(needs['read_first'])} a token at that rate), "
-             f"{speeds['tokens_per_second_full']:.1f} with {most} tokens in the cache"),
-        ]  # fmt: skip
+            (
+                "speed",
+                f"about {speeds['tokens_per_second']:.1f} tokens/s "
+                f"({size_text(needs['read_first'])} a token at that rate), "
+                f"{speeds['tokens_per_second_full']:.1f} with {most} tokens in the cache",
+            ),
+        ]
         if speeds["busy"]:
             found.append(("", "the machine is busy: an idle one is faster"))
     return found

@@ -41,8 +41,12 @@ class Commands(Group):
             raise typer.Exit(run.INTERRUPTED) from error
 
 
-app = App(cls=Commands, help="Tensor programs compiled to tiles and to machine code.",
-          no_args_is_help=True, add_completion=False)  # fmt: skip
+app = App(
+    cls=Commands,
+    help="Tensor programs compiled to tiles and to machine code.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("info")(info.info)
@@ -50,8 +54,9 @@ app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 cache_app = App(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
-tune_app = App(help="Measure Plans of the library's kernels on this machine's GPU.",
-               no_args_is_help=True)  # fmt: skip
+tune_app = App(
+    help="Measure Plans of the library's kernels on this machine's GPU.", no_args_is_help=True
+)
 app.add_typer(tune_app, name="tune")
 
 
@@ -63,9 +68,17 @@ def show_version(asked: bool) -> None:
 
 
 @app.callback()
-def all_commands(version: Annotated[bool, typer.Option(
-    "--version", callback=show_version, is_eager=True, help="Show the version and exit.",
-)] = False) -> None:  # fmt: skip
+def all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
     """Tensor programs compiled to tiles and to machine code."""
 
 
@@ -101,28 +114,42 @@ def tune_default() -> None:
 @tune_app.command("matmul")
 def tune_matmul(
     shape: Annotated[list[str] | None, typer.Option(help="MxNxK; may be repeated.")] = None,
-    layers: Annotated[list[str] | None, typer.Option(
-        help="All products of a model: llama3-8b, llama3-70b; may be repeated.")] = None,
-    sizes: Annotated[str, typer.Option(help="Rows (M) for --layers.")
-                     ] = "1,8,32,64,128,256,512,2048,8192",
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="All products of a model: llama3-8b, llama3-70b; may be repeated."),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(help="Rows (M) for --layers.")
+    ] = "1,8,32,64,128,256,512,2048,8192",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, or float32 as tf32.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(
-        help="Axes along which a and b are dense: kk, kn, mk, mn.")] = "kk",
+    layout: Annotated[
+        str, typer.Option(help="Axes along which a and b are dense: kk, kn, mk, mn.")
+    ] = "kk",
     device: Annotated[str, typer.Option(help="Which GPU.")] = "cuda:0",
     budget: Annotated[float, typer.Option(help="Seconds, for all problems together.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(
-        help="A file for the table, instead of the cache folder.")] = None,
-    trials: Annotated[Path | None, typer.Option(
-        help="The file of Trials, to go on from.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for the table, instead of the cache folder.")
+    ] = None,
+    trials: Annotated[Path | None, typer.Option(help="The file of Trials, to go on from.")] = None,
     commit: Annotated[str, typer.Option(help="The commit, where git cannot tell.")] = "",
-) -> None:  # fmt: skip
+) -> None:
     """Find the fastest Plans of matrix products and keep them in a PlanTable."""
     from .tune import run, shapes_of
 
     found = shapes_of(shape or [], layers or [], sizes)
     with Bars() as bars:
-        run(found, dtype, device, budget, layout, out, trials, commit, bars.put,
-            lambda name, done: bars.stage("tuning", done, len(found), name))  # fmt: skip
+        run(
+            found,
+            dtype,
+            device,
+            budget,
+            layout,
+            out,
+            trials,
+            commit,
+            bars.put,
+            lambda name, done: bars.stage("tuning", done, len(found), name),
+        )
 
 
 @cache_app.callback()
@@ -164,8 +191,10 @@ def main() -> None:
     except Exception as error:
         if config().log_level == "debug":
             raise
-        status(f"internal error: {type(error).__name__}: {error}\n"
-               "  please report this; TILEGRAD_LOG=debug shows where it happened")  # fmt: skip
+        status(
+            f"internal error: {type(error).__name__}: {error}\n"
+            "  please report this; TILEGRAD_LOG=debug shows where it happened"
+        )
         sys.exit(1)
 
 

@@ -60,8 +60,13 @@ class Rendered:
         if not lines:
             return
         if self.live is None:
-            self.live = Live(console=self.console, auto_refresh=False, transient=True,
-                             redirect_stdout=False, redirect_stderr=False)  # fmt: skip
+            self.live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self.live.start()
         self.live.update(self._together(lines), refresh=True)
 

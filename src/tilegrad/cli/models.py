@@ -34,8 +34,10 @@ def show(as_json: options.Json = False) -> None:
         put(json.dumps(records))
         return
     rows = [("name", "size", "licence", "state")]
-    rows += [(r["name"], size_text(r["bytes"]), r["licence"], r["path"] or "not fetched yet")
-             for r in records]  # fmt: skip
+    rows += [
+        (r["name"], size_text(r["bytes"]), r["licence"], r["path"] or "not fetched yet")
+        for r in records
+    ]
     put(columns(rows, right=[1]))
 
 
@@ -53,11 +55,21 @@ def found_models() -> list[dict[str, Any]]:
     from ..exchange.fetch import BUILT_IN, kept_models
 
     kept = kept_models()
-    records = [{"name": m.name, "bytes": m.bytes, "licence": licence_of(m.name, str(m.path)),
-                "path": str(m.path)} for m in kept]  # fmt: skip
+    records = [
+        {
+            "name": m.name,
+            "bytes": m.bytes,
+            "licence": licence_of(m.name, str(m.path)),
+            "path": str(m.path),
+        }
+        for m in kept
+    ]
     here = {m.name for m in kept}
-    records += [{"name": m.name, "bytes": m.bytes, "licence": m.licence, "path": None}
-                for m in BUILT_IN.values() if m.name not in here]  # fmt: skip
+    records += [
+        {"name": m.name, "bytes": m.bytes, "licence": m.licence, "path": None}
+        for m in BUILT_IN.values()
+        if m.name not in here
+    ]
     return records
 
 

@@ -11,43 +11,81 @@ from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str, typer.Argument(
-    show_default=False,
-    help="smollm2, a .gguf file, a folder, or a Hugging Face id (owner/name).")]  # fmt: skip
+Model = Annotated[
+    str,
+    typer.Argument(
+        show_default=False,
+        help="smollm2, a .gguf file, a folder, or a Hugging Face id (owner/name).",
+    ),
+]
 
 # ---- how it runs
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default=False)]
-DType = Annotated[str | None, typer.Option(
-    help="What weights that are not quantised are computed in: float32, bfloat16, float16.",
-    show_default=False)]  # fmt: skip
-Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads on the CPU.",
-                                             show_default=False)]  # fmt: skip
-Context = Annotated[int | None, typer.Option(
-    min=1, help="Most tokens of prompt and answer together.", show_default=False)]  # fmt: skip
+DType = Annotated[
+    str | None,
+    typer.Option(
+        help="What weights that are not quantised are computed in: float32, bfloat16, float16.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Worker threads on the CPU.", show_default=False)
+]
+Context = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most tokens of prompt and answer together.", show_default=False),
+]
 
 # ---- what it writes
 System = Annotated[str | None, typer.Option(help="A system message.", show_default=False)]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.",
-                                               show_default=False)]  # fmt: skip
-Temperature = Annotated[float | None, typer.Option(
-    min=0.0, max=2.0, help="0: always the likeliest token; 1: as the model says.",
-    show_default=False)]  # fmt: skip
-TopK = Annotated[int | None, typer.Option(
-    min=0, help="Only the K likeliest tokens; 0: all.", show_default=False)]  # fmt: skip
-TopP = Annotated[float | None, typer.Option(
-    min=0.0, max=1.0, help="Only the likeliest tokens that make up this share.",
-    show_default=False)]  # fmt: skip
-MinP = Annotated[float | None, typer.Option(
-    min=0.0, max=1.0, help="Only tokens this likely beside the likeliest.",
-    show_default=False)]  # fmt: skip
-Seed = Annotated[int | None, typer.Option(
-    help="Where random numbers start: the same seed, the same answer.",
-    show_default=False)]  # fmt: skip
-RepetitionPenalty = Annotated[float | None, typer.Option(
-    min=0.01, help="Above 1: tokens that were there already are less likely.",
-    show_default=False)]  # fmt: skip
-Stop = Annotated[list[str] | None, typer.Option(
-    help="End the answer before this text; may be repeated.", show_default=False)]  # fmt: skip
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default=False)
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=2.0,
+        help="0: always the likeliest token; 1: as the model says.",
+        show_default=False,
+    ),
+]
+TopK = Annotated[
+    int | None, typer.Option(min=0, help="Only the K likeliest tokens; 0: all.", show_default=False)
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Only the likeliest tokens that make up this share.",
+        show_default=False,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, help="Only tokens this likely beside the likeliest.", show_default=False
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Where random numbers start: the same seed, the same answer.", show_default=False
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        help="Above 1: tokens that were there already are less likely.",
+        show_default=False,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End the answer before this text; may be repeated.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 

@@ -32,8 +32,12 @@ class Bars:
     def __enter__(self) -> Bars:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -84,8 +88,9 @@ class Bars:
         if name not in self.tasks:
             words = words.replace("[", "\\[")
             self.tasks[name] = self.drawn.add_task(words, total=None, note="")
-        self.drawn.update(self.tasks[name], completed=done, total=total if total > 1 else None,
-                          note=note)  # fmt: skip
+        self.drawn.update(
+            self.tasks[name], completed=done, total=total if total > 1 else None, note=note
+        )
         if total and done >= total:  # done: its line makes room for the next
             self.drawn.remove_task(self.tasks.pop(name))
 
@@ -122,8 +127,13 @@ def _drawing() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-    columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[note]}",
-               TimeElapsedColumn())  # fmt: skip
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        TaskProgressColumn(),
+        "{task.fields[note]}",
+        TimeElapsedColumn(),
+    )
     # By its own choice rich would put itself in the place of sys.stdout, for whoever takes that
     # while a bar is drawn: answers would come a line each, and on stderr.
     return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)

@@ -23,10 +23,14 @@ from .terminal import Answers, is_terminal, put, status
 
 MOST_BYTES = 64 << 20  # of a prompt; far above any context
 INTERRUPTED = 130
-Prompt = Annotated[str | None, typer.Argument(
-    show_default=False,
-    help="The prompt; text on stdin is put after it. Without one, or with -, stdin is the prompt.",
-)]  # fmt: skip
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        show_default=False,
+        help="The prompt; text on stdin is put after it. Without one, or with -, stdin is the"
+        " prompt.",
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Go on from the prompt: no chat template.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was.")]
 
@@ -56,9 +60,15 @@ def run(
         raise typer.BadParameter("--raw has no system message: there is no chat template")
     text = whole_prompt(prompt)
     sampling = options.given(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop=stop or None,
-    )  # fmt: skip
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or None,
+    )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         llm = open_llm(model, bars, requests=1, **chosen)
@@ -91,13 +101,15 @@ def read_stdin() -> str:
         return ""
     data = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise UserError("stdin is too long for a prompt", op="run",
-                        expected=f"at most {MOST_BYTES >> 20} MiB")  # fmt: skip
+        raise UserError(
+            "stdin is too long for a prompt", op="run", expected=f"at most {MOST_BYTES >> 20} MiB"
+        )
     try:
         return data.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise UserError("stdin is not UTF-8", op="run",
-                        got=f"byte {error.start}: {error.reason}") from None  # fmt: skip
+        raise UserError(
+            "stdin is not UTF-8", op="run", got=f"byte {error.start}: {error.reason}"
+        ) from None
 
 
 def prompt_ids(llm: Any, text: str, system: str | None, raw: bool) -> list[int]:
@@ -113,8 +125,9 @@ def prompt_ids(llm: Any, text: str, system: str | None, raw: bool) -> list[int]:
 class Answer:
     """An answer as it comes: shown (or kept for JSON), counted and timed."""
 
-    def __init__(self, model: str, pieces: Iterator[Any], shown: Answers | None,
-                 ends: Iterable[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self, model: str, pieces: Iterator[Any], shown: Answers | None, ends: Iterable[int] = ()
+    ) -> None:
         self.model, self.pieces, self.shown, self.ends = model, pieces, shown, frozenset(ends)
         self.words: list[str] = []
         self.tokens: list[int] = []
@@ -154,11 +167,14 @@ class Answer:
         """Say what is left to say; Ctrl-C gives the command its status."""
         if self.shown is None:
             record = {
-                "model": self.model, "text": "".join(self.words), "finish": self.finish_word,
-                "prompt_tokens": prompt, "tokens": self.tokens,
+                "model": self.model,
+                "text": "".join(self.words),
+                "finish": self.finish_word,
+                "prompt_tokens": prompt,
+                "tokens": self.tokens,
                 "first_token_seconds": round(self.first - self.start, 4),
                 "tokens_per_second": round(self.rate, 2),
-            }  # fmt: skip
+            }
             put(json.dumps(record))
         elif self.finish_word == "length" and is_terminal(sys.stderr):
             status(f"[ended at {len(self.tokens)} tokens; --max-tokens and --context allow more]")

@@ -31,8 +31,9 @@ class Answers:
     def __init__(self, file: TextIO | None = None) -> None:
         self.file: Any = sys.stdout if file is None else file
         if self.file is None:
-            raise UserError("stdout is closed", op="tilegrad",
-                            expected="a terminal, a file or a pipe")  # fmt: skip
+            raise UserError(
+                "stdout is closed", op="tilegrad", expected="a terminal, a file or a pipe"
+            )
         if hasattr(self.file, "reconfigure"):  # a terminal without UTF-8 shows "?" and goes on
             self.file.reconfigure(errors="replace")
         self.held = ""  # a carriage return whose newline may still come
@@ -117,7 +118,9 @@ def columns(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = []
     for row in table:
-        words = [w.rjust(n) if i in ends else w.ljust(n)
-                 for i, (w, n) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        words = [
+            w.rjust(n) if i in ends else w.ljust(n)
+            for i, (w, n) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(words).rstrip())
     return "\n".join(lines)

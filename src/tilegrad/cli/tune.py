@@ -19,11 +19,19 @@ from ..tune.matmul_search import Progress, Result, matmul
 
 # (n, k) of the products in one block of a model: gate and up, and q, k and v, are one each
 MODELS = {
-    "llama3-8b": {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096),
-                  "down": (4096, 14336)},
-    "llama3-70b": {"qkv": (10240, 8192), "o": (8192, 8192), "gate+up": (57344, 8192),
-                   "down": (8192, 28672)},
-}  # fmt: skip
+    "llama3-8b": {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate+up": (28672, 4096),
+        "down": (4096, 14336),
+    },
+    "llama3-70b": {
+        "qkv": (10240, 8192),
+        "o": (8192, 8192),
+        "gate+up": (57344, 8192),
+        "down": (8192, 28672),
+    },
+}
 SIZES = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
 
 Shape = tuple[int, int, int]
@@ -57,10 +65,17 @@ def _sizes(text: str) -> list[int]:
 
 
 def run(
-    shapes: list[Shape], dtype: str = "bfloat16", device: str = "cuda:0", budget: float = 60.0,
-    layout: str = "kk", out: Path | None = None, trials: Path | None = None, commit: str = "",
-    say: Callable[[str], Any] = print, advance: Callable[[str, int], Any] = lambda *_: None,
-) -> list[Result]:  # fmt: skip
+    shapes: list[Shape],
+    dtype: str = "bfloat16",
+    device: str = "cuda:0",
+    budget: float = 60.0,
+    layout: str = "kk",
+    out: Path | None = None,
+    trials: Path | None = None,
+    commit: str = "",
+    say: Callable[[str], Any] = print,
+    advance: Callable[[str, int], Any] = lambda *_: None,
+) -> list[Result]:
     """Tune and write the table; `say` gets lines of text, `advance` what is under way and how
     many problems are done."""
     table: PlanTable | None = None
@@ -78,8 +93,17 @@ def run(
         elif now.trial is not None and now.trial.seconds is None:
             say(f"{now.product}: {now.trial.note}")
 
-    results = matmul(shapes, dtype, device, budget, layout=layout, table=table, trials=trials,
-                     commit=commit, report=report)  # fmt: skip
+    results = matmul(
+        shapes,
+        dtype,
+        device,
+        budget,
+        layout=layout,
+        table=table,
+        trials=trials,
+        commit=commit,
+        report=report,
+    )
     say(summary(results))
     say(f"{len(results)} Plans are in {'the cache folder' if out is None else out}")
     return results
@@ -96,17 +120,22 @@ def line_of(result: Result) -> str:
     taken, before = result.entry.seconds or 0.0, result.untuned_seconds
     gain = f"{before / taken:.3f}x of untuned {1e6 * before:.1f} us" if before and taken else ""
     plan = result.entry.plan
-    return (f"{result.product!s:28} {1e6 * taken:8.1f} us  {gain}  ({result.trials} Plans,"
-            f" {result.measured} measured)  {'turned ' if plan['turned'] else ''}"
-            f"{'x'.join(map(str, plan['tile']))} s{plan['stages']} p{plan['programs']}"
-            f" g{plan['group']} c{plan['cluster']} a{plan['across']:d} k{plan['split']}"
-            f" e{plan['early']:d} t{plan['together']} w{plan['staged']}")  # fmt: skip
+    return (
+        f"{result.product!s:28} {1e6 * taken:8.1f} us  {gain}  ({result.trials} Plans,"
+        f" {result.measured} measured)  {'turned ' if plan['turned'] else ''}"
+        f"{'x'.join(map(str, plan['tile']))} s{plan['stages']} p{plan['programs']}"
+        f" g{plan['group']} c{plan['cluster']} a{plan['across']:d} k{plan['split']}"
+        f" e{plan['early']:d} t{plan['together']} w{plan['staged']}"
+    )
 
 
 def summary(results: list[Result]) -> str:
     """The gain over all problems."""
-    gains = [r.untuned_seconds / r.entry.seconds for r in results
-             if r.untuned_seconds and r.entry.seconds]  # fmt: skip
+    gains = [
+        r.untuned_seconds / r.entry.seconds
+        for r in results
+        if r.untuned_seconds and r.entry.seconds
+    ]
     if not gains:
         return "nothing was measured"
     mean = 1.0

@@ -72,9 +72,12 @@ def host() -> Target:
 
 
 def executable_for(
-    inputs: tuple[Node, ...], outputs: tuple[Node, ...], donate: tuple[int, ...] = (),
-    device: str = "cpu", requirements: Sequence[Requirement] = (),
-) -> Any:  # fmt: skip
+    inputs: tuple[Node, ...],
+    outputs: tuple[Node, ...],
+    donate: tuple[int, ...] = (),
+    device: str = "cpu",
+    requirements: Sequence[Requirement] = (),
+) -> Any:
     """The Executable that computes outputs from inputs (in that order) on a device; `donate`
     numbers the inputs whose Buffers it may overwrite, `requirements` are what it needs of its
     Symbols. `run(buffers, symbols) -> buffers`, `check(symbols)`."""
@@ -106,9 +109,7 @@ class Idle:
         """Raise unless what the ops need of these Symbols holds."""
         check_all(self.requirements, symbols)
 
-    def run(
-        self, buffers: Sequence[Any], symbols: Mapping[str, int] | None = None
-    ) -> list[Any]:
+    def run(self, buffers: Sequence[Any], symbols: Mapping[str, int] | None = None) -> list[Any]:
         """No results."""
         self.check(symbols)
         return []
@@ -125,9 +126,12 @@ def _choices() -> tuple[str, ...]:
 
 
 def compile_for(
-    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = (),
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    target: Target,
+    donate: Sequence[int] = (),
     device: str = "cpu",
-) -> Any:  # fmt: skip
+) -> Any:
     """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
     from .flatten import recipe_of
 
@@ -137,15 +141,20 @@ def compile_for(
 
 
 def _make(
-    key: Any, inputs: Sequence[Node], outputs: Sequence[Node], donate: Sequence[int], device: str,
+    key: Any,
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    donate: Sequence[int],
+    device: str,
     requirements: Sequence[Requirement],
-) -> Any:  # fmt: skip
+) -> Any:
     """Load from disk, else compile and store."""
     target = target_for(device)
     places: dict[Place, int] = {}
     needs = [r.to_text(placed=False) for r in requirements]
-    name = "recipe-" + digest(structure(inputs, outputs, places), key[1:3], needs, target.key,
-                              version())  # fmt: skip
+    name = "recipe-" + digest(
+        structure(inputs, outputs, places), key[1:3], needs, target.key, version()
+    )
     data = default_store().get(name)
     if data is not None:
         recipe = Recipe.from_text(data.decode())
@@ -164,8 +173,12 @@ def _make(
     bound = _bind(recipe, target, device, _compile(texts, target, device))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
-    LOG.info("compiled %d kernels (%d programs) in %.0f ms", len(schedule.kernels), len(texts),
-             1e3 * (time.perf_counter() - start))  # fmt: skip
+    LOG.info(
+        "compiled %d kernels (%d programs) in %.0f ms",
+        len(schedule.kernels),
+        len(texts),
+        1e3 * (time.perf_counter() - start),
+    )
     return bound
 
 
@@ -195,8 +208,9 @@ def _loaded(machine: str) -> Any:
     """The table of object code for a kind of machine; code goes with the Executables that use it
     where it is loaded there, else after so many."""
     if machine not in _modules:
-        _modules[machine] = Recent(lambda: BODIES * config().keep) if machine else (
-            weakref.WeakValueDictionary())  # fmt: skip
+        _modules[machine] = (
+            Recent(lambda: BODIES * config().keep) if machine else (weakref.WeakValueDictionary())
+        )
     return _modules[machine]
 
 

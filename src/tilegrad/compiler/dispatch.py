@@ -56,9 +56,13 @@ def device_name(device: Any, op: str = "device") -> str:
     """The full name of a device: 'cpu' or 'cuda:0'; takes torch's devices too."""
     found = DEVICES.match(str(device))
     if found is None:
-        raise UserError("no such device", op=op, expected='"cpu", "cuda" or "cuda:<number>"',
-                        got=repr(device), hint="`tilegrad doctor` shows what this machine has",
-        )  # fmt: skip
+        raise UserError(
+            "no such device",
+            op=op,
+            expected='"cpu", "cuda" or "cuda:<number>"',
+            got=repr(device),
+            hint="`tilegrad doctor` shows what this machine has",
+        )
     return "cpu" if found[1] == "cpu" else f"cuda:{int(found[2] or 0)}"
 
 
@@ -138,8 +142,11 @@ def assembled(text: str, target: Target, machine: str) -> bytes:
 
 def renamed(program: Program, before: str, after: str) -> Program:
     """The same Program with its function called `after`."""
-    return replace(program, text=program.text.replace(before, after),
-                   entry=program.entry.replace(before, after))  # fmt: skip
+    return replace(
+        program,
+        text=program.text.replace(before, after),
+        entry=program.entry.replace(before, after),
+    )
 
 
 OFFERS: dict[str, Callable[[], Offer]] = {"cpu": _llvm, "gpu": _ptx}

@@ -31,8 +31,19 @@ from .flatten import program_text
 from .pipeline import Stage, run_pipeline
 
 # What each level shows; `all` is every section in this order.
-SECTIONS = ("summary", "graph", "passes", "final graph", "schedule", "kernels", "tile", "llvm",
-            "optimized", "ptx", "assembly")  # fmt: skip
+SECTIONS = (
+    "summary",
+    "graph",
+    "passes",
+    "final graph",
+    "schedule",
+    "kernels",
+    "tile",
+    "llvm",
+    "optimized",
+    "ptx",
+    "assembly",
+)
 LEVELS: dict[str, tuple[str, ...]] = {
     "summary": ("summary", "passes", "kernels"),
     "graph": ("summary", "graph", "passes", "final graph"),
@@ -150,10 +161,16 @@ class Explanation:
     """Every stage of one compile; `str` of it is the text down to its level."""
 
     def __init__(
-        self, name: str, inputs: Sequence[Node], stages: list[Stage], schedule: Schedule,
-        target: Target, level: str, labels: Sequence[str] = (),
+        self,
+        name: str,
+        inputs: Sequence[Node],
+        stages: list[Stage],
+        schedule: Schedule,
+        target: Target,
+        level: str,
+        labels: Sequence[str] = (),
         requirements: Sequence[Requirement] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.requirements = list(requirements)
         self.name, self.inputs, self.target, self.level = name, tuple(inputs), target, level
         self.stages, self.schedule_ir = stages, schedule
@@ -184,10 +201,13 @@ class Explanation:
                 if getattr(p, name)
             )
         texts = {
-            "summary": self._summary, "graph": lambda: self.graph, "passes": self._passes_text,
-            "final graph": lambda: self.final_graph, "schedule": lambda: self.schedule,
+            "summary": self._summary,
+            "graph": lambda: self.graph,
+            "passes": self._passes_text,
+            "final graph": lambda: self.final_graph,
+            "schedule": lambda: self.schedule,
             "kernels": self._kernel_table,
-        }  # fmt: skip
+        }
         return texts[name]()
 
     # ---- the Graph ------------------------------------------------------------------------
@@ -214,8 +234,9 @@ class Explanation:
     def _graph_text(self, results: Sequence[Node]) -> str:
         named = [argument(label, n.type) for label, n in zip(self.labels, self.inputs)]
         outputs = replace(results, dict(zip(self.inputs, named)))
-        return print_block(pure_block(self.name, tuple(named), tuple(outputs)), "graph",
-                           locations=True)  # fmt: skip
+        return print_block(
+            pure_block(self.name, tuple(named), tuple(outputs)), "graph", locations=True
+        )
 
     def _passes_text(self) -> str:
         lines = [f"traced: {len(topological(self.stages[0].results))} nodes"]
@@ -268,55 +289,84 @@ class Explanation:
                     program.kernels.append(number)
                 mine.append(program)
             flops, dtype = work_of(*kernel.region)
-            reports.append(KernelReport(
-                number, kernel.name, kernel.kind, mine, high(flops), high(kernel.bytes), dtype,
-                self.target.peak_flops(dtype), self.target.peak_bytes(),
-            ))  # fmt: skip
+            reports.append(
+                KernelReport(
+                    number,
+                    kernel.name,
+                    kernel.kind,
+                    mine,
+                    high(flops),
+                    high(kernel.bytes),
+                    dtype,
+                    self.target.peak_flops(dtype),
+                    self.target.peak_bytes(),
+                )
+            )
         return reports
 
     def _summary(self) -> str:
         launched = [k for k in self.kernels if k.programs]  # others are jumps and copies
         floor = sum(k.floor for k in self.kernels)
         flops, moved = sum(k.flops for k in self.kernels), sum(k.bytes for k in self.kernels)
-        return "\n".join([
-            f"{self.name} for {self.target.name} ({self.target.cpu}, "
-            f"{self.target.cores} {self._units})",
-            f"{counted(launched, 'kernel')} served by {counted(self.programs, 'program')}",
-            f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
-            self._memory_line(),
-            *(f"requires {r}" for r in self.requirements),
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"{self.name} for {self.target.name} ({self.target.cpu}, "
+                f"{self.target.cores} {self._units})",
+                f"{counted(launched, 'kernel')} served by {counted(self.programs, 'program')}",
+                f"work: {scaled(flops)}FLOP, {scaled(moved)}B moved, floor {seconds(floor)}",
+                self._memory_line(),
+                *(f"requires {r}" for r in self.requirements),
+            ]
+        )
 
     @property
     def _units(self) -> str:
         return "workers" if self.target.kind == "cpu" else "multiprocessors"
 
     def _memory_line(self) -> str:
-        return (f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "
-                f"{self.output_bytes} + arena {self.schedule_ir.arena_bytes}")  # fmt: skip
+        return (
+            f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "
+            f"{self.output_bytes} + arena {self.schedule_ir.arena_bytes}"
+        )
 
     def _kernel_table(self) -> str:
         rows = [("kernel", "launches", "FLOP", "bytes", "FLOP/byte", "bound by", "floor")]
         for k in (k for k in self.kernels if k.programs):
-            rows.append((f"[{k.number}] {k.name}", str(len(k.programs)), scaled(k.flops),
-                         scaled(k.bytes), f"{k.intensity:.2f}", k.bound,
-                         seconds(k.floor)))  # fmt: skip
+            rows.append(
+                (
+                    f"[{k.number}] {k.name}",
+                    str(len(k.programs)),
+                    scaled(k.flops),
+                    scaled(k.bytes),
+                    f"{k.intensity:.2f}",
+                    k.bound,
+                    seconds(k.floor),
+                )
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
-            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                      for i, (cell, w) in enumerate(zip(row, widths)))
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths))
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
         if any(k.kind == "control" for k in self.kernels):
             lines.append("a kernel inside a loop counts the work of one step")
         return "\n".join(lines)
 
 
 def explain_graph(
-    inputs: Sequence[Node], outputs: Sequence[Node], *, name: str = "main",
-    donate: Sequence[int] = (), labels: Sequence[str] = (), level: str = "all",
-    target: Target | None = None, requirements: Sequence[Requirement] = (),
-) -> Explanation:  # fmt: skip
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    *,
+    name: str = "main",
+    donate: Sequence[int] = (),
+    labels: Sequence[str] = (),
+    level: str = "all",
+    target: Target | None = None,
+    requirements: Sequence[Requirement] = (),
+) -> Explanation:
     """Every stage of compiling a Graph for `target` (this machine by default)."""
     if level not in LEVELS:
         raise UserError("no such level", op="explain", expected=", ".join(LEVELS), got=level)

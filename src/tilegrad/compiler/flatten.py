@@ -40,11 +40,19 @@ def recipe_of(
         jump.numbers.append(flat.labels[label])
     storage = [storage_of(slot) for slot in schedule.slots]
     storage += [Storage("fault", WORD_BYTES, i * WORD_BYTES) for i in range(flat.faults)]
-    recipe = Recipe(flat.table, storage, flat.steps, schedule.inputs, schedule.outputs,
-                    schedule.arena_bytes, flat.scratch, tiny(schedule),
-                    entries=[e for e in flat.entries if e],
-                    sites=flat.sites if any(flat.sites) else [],
-                    requirements=list(requirements))  # fmt: skip
+    recipe = Recipe(
+        flat.table,
+        storage,
+        flat.steps,
+        schedule.inputs,
+        schedule.outputs,
+        schedule.arena_bytes,
+        flat.scratch,
+        tiny(schedule),
+        entries=[e for e in flat.entries if e],
+        sites=flat.sites if any(flat.sites) else [],
+        requirements=list(requirements),
+    )
     return recipe, flat.texts
 
 
@@ -86,9 +94,17 @@ class Flattener:
         if isinstance(step, Launch):
             self.launch(step, kernel)
         elif isinstance(step, Copy):
-            self.steps.append(Step("copy", -1, [step.target, step.source], step.bytes,
-                                   small=high(step.bytes) < SMALL, region=copy_text(step),
-                                   bytes=multiply(step.bytes, 2)))  # fmt: skip
+            self.steps.append(
+                Step(
+                    "copy",
+                    -1,
+                    [step.target, step.source],
+                    step.bytes,
+                    small=high(step.bytes) < SMALL,
+                    region=copy_text(step),
+                    bytes=multiply(step.bytes, 2),
+                )
+            )
         elif isinstance(step, Label):
             self.labels[step.number] = len(self.steps)
         elif isinstance(step, Control):
@@ -104,8 +120,9 @@ class Flattener:
             self.programs[id(body)] = len(self.table)
             self.table.append((name, key))
             self.entries.append(entry)
-            self.sites.append([Site(n.attrs["message"], n.attrs["location"])
-                               for n in body_sites(body)])  # fmt: skip
+            self.sites.append(
+                [Site(n.attrs["message"], n.attrs["location"]) for n in body_sites(body)]
+            )
             self.texts[key] = text
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
@@ -116,9 +133,19 @@ class Flattener:
         if self.sites[program]:
             slots.append(self.n_slots + self.faults)
             self.faults += 1
-        self.steps.append(Step("kernel", program, slots,
-                               product(body.grid), symbols, small, region=self.region,
-                               bytes=moved, flops=flops))  # fmt: skip
+        self.steps.append(
+            Step(
+                "kernel",
+                program,
+                slots,
+                product(body.grid),
+                symbols,
+                small,
+                region=self.region,
+                bytes=moved,
+                flops=flops,
+            )
+        )
 
 
 def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:

@@ -26,9 +26,12 @@ class GuardedExecutable:
     """Runs op by op with NaN and infinity guards."""
 
     def __init__(
-        self, inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu",
+        self,
+        inputs: Sequence[Node],
+        outputs: Sequence[Node],
+        device: str = "cpu",
         requirements: Sequence[Requirement] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inputs, self.outputs, self.device = tuple(inputs), tuple(outputs), device
         self.requirements = requirements
 
@@ -80,8 +83,10 @@ def first_bad(node: Node, value: Any) -> UserError:
     array = np.asarray(value[0] if isinstance(value, tuple) else value).astype(np.float64)
     nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
     return UserError(
-        "the first NaN or infinity appears here", op=node.op.name,
+        "the first NaN or infinity appears here",
+        op=node.op.name,
         expected="finite values from finite inputs",
         got=f"{nans} NaN and {infinities} infinite of {array.size} elements, {node.type}",
-        location=node.location, hint="look at the inputs of this op for zeros or large values",
-    )  # fmt: skip
+        location=node.location,
+        hint="look at the inputs of this op for zeros or large values",
+    )

@@ -146,6 +146,8 @@ def _twice(m: Match) -> Node | None:
 def level_sums(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
     """The pass, for a GPU."""
     depths = Depths()
-    rules = [Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths)),
-             Rule("added_twice", ops.add, _twice)]  # fmt: skip
+    rules = [
+        Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths)),
+        Rule("added_twice", ops.add, _twice),
+    ]
     return rewrite(results, RuleSet("level", rules), log)

@@ -60,8 +60,9 @@ def executable_on_numbers(
     if not differ <= set(places):
         places = sorted(differ | set(places))
         fresh = {constants[i]: build.input_((), constants[i].dtype) for i in places}
-        executable = executable_for((*inputs, *fresh.values()), tuple(replace(outputs, fresh)),
-                                    (), device)  # fmt: skip
+        executable = executable_for(
+            (*inputs, *fresh.values()), tuple(replace(outputs, fresh)), (), device
+        )
         family.lifted = places, executable
     given = [constants[i] for i in places]
     return executable, [Buffer.wrap(np.array(c.attrs["value"], c.dtype.numpy)) for c in given]

@@ -70,8 +70,9 @@ class _Sharing:
 
 def _attrs(node: Node) -> tuple[Any, ...]:
     """What a Node says besides its inputs; the derivatives of a custom function are done."""
-    return tuple([exact(v) for n, v in node.attrs.items() if not (n == "rules" and
-                  node.op is ops.custom)])  # fmt: skip
+    return tuple(
+        [exact(v) for n, v in node.attrs.items() if not (n == "rules" and node.op is ops.custom)]
+    )
 
 
 def block_key(block: Block) -> tuple[Any, ...]:

@@ -133,8 +133,9 @@ def _changed(changes: Mapping[str, Any]) -> Config:
         ) from None
     for name, known in CHOICES.items():
         if getattr(new, name) not in known:
-            raise UserError(f"bad setting: {name}", expected=", ".join(known),
-                            got=repr(getattr(new, name)))  # fmt: skip
+            raise UserError(
+                f"bad setting: {name}", expected=", ".join(known), got=repr(getattr(new, name))
+            )
     return new
 
 

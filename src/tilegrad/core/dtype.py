@@ -88,15 +88,41 @@ float32 = DType("float32", "float", 32, np.float32, 14)
 float64 = DType("float64", "float", 64, np.float64, 15)
 
 ALL: tuple[DType, ...] = (
-    bool_, int4, uint8, int8, uint16, int16, uint32, int32, uint64, int64,
-    float8_e5m2, float8_e4m3, float16, bfloat16, float32, float64,
-)  # fmt: skip
+    bool_,
+    int4,
+    uint8,
+    int8,
+    uint16,
+    int16,
+    uint32,
+    int32,
+    uint64,
+    int64,
+    float8_e5m2,
+    float8_e4m3,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+)
 BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
 ALIASES = {
-    "f32": float32, "f64": float64, "f16": float16, "bf16": bfloat16, "half": float16,
-    "float": float32, "double": float64, "long": int64, "int": int32, "i32": int32,
-    "i64": int64, "i8": int8, "u8": uint8, "short": int16, "float8_e4m3fn": float8_e4m3,
-}  # fmt: skip
+    "f32": float32,
+    "f64": float64,
+    "f16": float16,
+    "bf16": bfloat16,
+    "half": float16,
+    "float": float32,
+    "double": float64,
+    "long": int64,
+    "int": int32,
+    "i32": int32,
+    "i64": int64,
+    "i8": int8,
+    "u8": uint8,
+    "short": int16,
+    "float8_e4m3fn": float8_e4m3,
+}
 BY_NUMPY: dict[np.dtype[Any], DType] = {d.numpy: d for d in ALL}
 
 

@@ -56,11 +56,18 @@ class NumpyOperations:
     """The Operations over NumPy arrays."""
 
     NAMES: dict[str, Callable[..., Any]] = {
-        "add": np.add, "subtract": np.subtract, "multiply": np.multiply,
-        "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "shift_left": np.left_shift,
-        "shift_right": np.right_shift, "less": np.less, "equal": np.equal, "where": np.where,
+        "add": np.add,
+        "subtract": np.subtract,
+        "multiply": np.multiply,
+        "bit_and": np.bitwise_and,
+        "bit_or": np.bitwise_or,
+        "shift_left": np.left_shift,
+        "shift_right": np.right_shift,
+        "less": np.less,
+        "equal": np.equal,
+        "where": np.where,
         "negative": np.negative,
-    }  # fmt: skip
+    }
 
     def shape(self, x: Array) -> tuple[int, ...]:
         """The sizes of an array."""
@@ -142,8 +149,12 @@ class Format:
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements, which must be whole blocks."""
         if size < 0 or size % self.block:
-            raise ShapeError("a row is not a whole number of blocks", op=self.name,
-                             expected=f"a multiple of {self.block}", got=size)  # fmt: skip
+            raise ShapeError(
+                "a row is not a whole number of blocks",
+                op=self.name,
+                expected=f"a multiple of {self.block}",
+                got=size,
+            )
         return size // self.block * self.block_bytes
 
     def storage_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -162,9 +173,12 @@ class Format:
     def split(self, raw: Array) -> dict[str, Array]:
         """The Fields (..., blocks, count) of bytes (..., row bytes), as views where possible."""
         if raw.dtype != np.uint8 or not raw.ndim or raw.shape[-1] % self.block_bytes:
-            raise ShapeError("bytes are not a whole number of blocks", op=self.name,
-                             expected=f"uint8, last axis a multiple of {self.block_bytes}",
-                             got=f"{raw.dtype}{list(raw.shape)}")  # fmt: skip
+            raise ShapeError(
+                "bytes are not a whole number of blocks",
+                op=self.name,
+                expected=f"uint8, last axis a multiple of {self.block_bytes}",
+                got=f"{raw.dtype}{list(raw.shape)}",
+            )
         if raw.strides[-1] != 1:
             raw = np.ascontiguousarray(raw)
         lead, blocks = raw.shape[:-1], raw.shape[-1] // self.block_bytes
@@ -186,8 +200,10 @@ class Format:
         lead = operations.shape(codes)[:-1]
         groups = self.block // self.group
         values = operations.apply(
-            "multiply", operations.reshape(scale, (*lead, groups, 1)),
-            operations.reshape(codes, (*lead, groups, self.group)))  # fmt: skip
+            "multiply",
+            operations.reshape(scale, (*lead, groups, 1)),
+            operations.reshape(codes, (*lead, groups, self.group)),
+        )
         if offset is not None:
             offset = operations.reshape(offset, (*lead, groups, 1))
             values = operations.apply("add", values, offset)
@@ -206,8 +222,7 @@ class Format:
             return plain.view(np.uint8).reshape(self.storage_shape(values.shape))
         if self.packer is None:
             able = ", ".join(f.name for f in ALL if f.packer or f.dtype)
-            raise DTypeError("this format is only read", op=self.name, expected=able,
-                             got=self.name)  # fmt: skip
+            raise DTypeError("this format is only read", op=self.name, expected=able, got=self.name)
         shape = self.storage_shape(values.shape)
         blocks = np.ascontiguousarray(values, np.float32).reshape(-1, self.block)
         if not np.isfinite(blocks).all():
@@ -218,8 +233,11 @@ class Format:
         raw = np.zeros((len(blocks), self.block_bytes), np.uint8)
         for part, data in zip(self.fields, found):
             if part.dtype.is_float and not np.isfinite(data.astype(np.float32)).all():
-                raise UserError("values to pack are too large", op=self.name,
-                                expected=f"scales within {part.dtype}")  # fmt: skip
+                raise UserError(
+                    "values to pack are too large",
+                    op=self.name,
+                    expected=f"scales within {part.dtype}",
+                )
             raw[:, part.offset : part.offset + part.count * part.dtype.size] = data.view(np.uint8)
         return raw.reshape(shape)
 
@@ -239,8 +257,9 @@ def _spread(operations: Operations, x: Any, bits: int, count: int, run: int) -> 
     """Codes of `bits` bits, `count` in a byte: those of a run of bytes, then the next above."""
     lead, size = operations.shape(x)[:-1], operations.shape(x)[-1]
     x = operations.reshape(x, (*lead, size // run, 1, run))
-    steps = operations.apply("multiply", operations.iota(count, uint8),
-                             operations.constant(bits, uint8))  # fmt: skip
+    steps = operations.apply(
+        "multiply", operations.iota(count, uint8), operations.constant(bits, uint8)
+    )
     x = operations.apply("shift_right", x, operations.reshape(steps, (count, 1)))
     return operations.reshape(_and(operations, x, (1 << bits) - 1), (*lead, size * count))
 
@@ -255,15 +274,18 @@ def _beside(operations: Operations, first: Any, second: Any) -> Any:
     lead, size = operations.shape(first)[:-1], operations.shape(first)[-1]
     index = operations.reshape(operations.iota(2, uint8), (2, 1))
     chosen = operations.apply(
-        "where", operations.apply("equal", index, operations.constant(0, uint8)),
+        "where",
+        operations.apply("equal", index, operations.constant(0, uint8)),
         operations.reshape(first, (*lead, 1, size)),
-        operations.reshape(second, (*lead, 1, size)))  # fmt: skip
+        operations.reshape(second, (*lead, 1, size)),
+    )
     return operations.reshape(chosen, (*lead, 2 * size))
 
 
 def _centred(operations: Operations, codes: Any, middle: int) -> Any:
-    return operations.apply("subtract", operations.cast(codes, int8),
-                            operations.constant(middle, int8))  # fmt: skip
+    return operations.apply(
+        "subtract", operations.cast(codes, int8), operations.constant(middle, int8)
+    )
 
 
 def _float(operations: Operations, x: Any) -> Any:
@@ -341,8 +363,10 @@ def _e8m0(operations: Operations, fields: Fields) -> tuple[Any, Any]:
     e_low = operations.apply("where", low, e, two)
     subnormal = operations.apply("shift_left", operations.constant(0x00200000, uint32), e_low)
     bits = operations.apply(
-        "shift_left", operations.apply("subtract", e, operations.constant(1, uint32)),
-        operations.constant(23, uint32))  # fmt: skip
+        "shift_left",
+        operations.apply("subtract", e, operations.constant(1, uint32)),
+        operations.constant(23, uint32),
+    )
     return operations.bitcast(operations.apply("where", low, subnormal, bits), float32), None
 
 
@@ -445,8 +469,15 @@ def _pack_q8_0(blocks: Array) -> dict[str, Array]:
 # ---- the table ------------------------------------------------------------------------------
 
 
-def _blocks(name: str, block: int, group: int, fields: Sequence[tuple[str, DType, int]],
-            codes: Codes, scales: Scales, packer: Packer | None = None) -> Format:  # fmt: skip
+def _blocks(
+    name: str,
+    block: int,
+    group: int,
+    fields: Sequence[tuple[str, DType, int]],
+    codes: Codes,
+    scales: Scales,
+    packer: Packer | None = None,
+) -> Format:
     offset, found = 0, []
     for part, dtype, count in fields:
         found.append(Field(part, dtype, count, offset))
@@ -461,12 +492,23 @@ def _plain(name: str, dtype: DType) -> Format:
 PLAIN: dict[DType, Format] = {
     dtype: _plain(name, dtype)
     for name, dtype in (
-        ("F32", float32), ("F16", float16), ("BF16", dtypes.bfloat16), ("F64", dtypes.float64),
-        ("F8_E4M3", dtypes.float8_e4m3), ("F8_E5M2", dtypes.float8_e5m2), ("BOOL", dtypes.bool_),
-        ("I8", int8), ("I16", dtypes.int16), ("I32", int32), ("I64", dtypes.int64),
-        ("U8", uint8), ("U16", dtypes.uint16), ("U32", uint32), ("U64", dtypes.uint64),
+        ("F32", float32),
+        ("F16", float16),
+        ("BF16", dtypes.bfloat16),
+        ("F64", dtypes.float64),
+        ("F8_E4M3", dtypes.float8_e4m3),
+        ("F8_E5M2", dtypes.float8_e5m2),
+        ("BOOL", dtypes.bool_),
+        ("I8", int8),
+        ("I16", dtypes.int16),
+        ("I32", int32),
+        ("I64", dtypes.int64),
+        ("U8", uint8),
+        ("U16", dtypes.uint16),
+        ("U32", uint32),
+        ("U64", dtypes.uint64),
     )
-}  # fmt: skip
+}
 F32, F16, BF16 = PLAIN[float32], PLAIN[float16], PLAIN[dtypes.bfloat16]
 
 _SCALE, _MINIMUM, _NIBBLES = ("scale", float16, 1), ("minimum", float16, 1), ("nibbles", uint8, 16)
@@ -475,27 +517,66 @@ _SIX_BITS = (("scales", uint8, 4), ("minima", uint8, 4), ("both", uint8, 4))
 Q4_0 = _blocks("Q4_0", 32, 32, (_SCALE, _NIBBLES), _q4_0, _scale, _pack_q4_0)
 Q4_1 = _blocks("Q4_1", 32, 32, (_SCALE, _MINIMUM, _NIBBLES), _q4_1, _scale_minimum, _pack_q4_1)
 Q5_0 = _blocks("Q5_0", 32, 32, (_SCALE, ("fifth", uint8, 4), _NIBBLES), _q5_0, _scale)
-Q5_1 = _blocks("Q5_1", 32, 32, (_SCALE, _MINIMUM, ("fifth", uint8, 4), _NIBBLES), _q5_1,
-               _scale_minimum)  # fmt: skip
+Q5_1 = _blocks(
+    "Q5_1", 32, 32, (_SCALE, _MINIMUM, ("fifth", uint8, 4), _NIBBLES), _q5_1, _scale_minimum
+)
 Q8_0 = _blocks("Q8_0", 32, 32, (_SCALE, ("codes", int8, 32)), _q8_0, _scale, _pack_q8_0)
-Q2_K = _blocks("Q2_K", 256, 16, (("scales", uint8, 16), ("pairs", uint8, 64), _SCALE, _MINIMUM),
-               _q2_k, _q2_k_scales)  # fmt: skip
-Q3_K = _blocks("Q3_K", 256, 16,
-               (("third", uint8, 32), ("pairs", uint8, 64), ("scales", uint8, 8),
-                ("high_scales", uint8, 4), _SCALE), _q3_k, _q3_k_scales)  # fmt: skip
-Q4_K = _blocks("Q4_K", 256, 32, (_SCALE, _MINIMUM, *_SIX_BITS, ("nibbles", uint8, 128)),
-               _q4_k, _q4_k_scales)  # fmt: skip
-Q5_K = _blocks("Q5_K", 256, 32,
-               (_SCALE, _MINIMUM, *_SIX_BITS, ("fifth", uint8, 32), ("nibbles", uint8, 128)),
-               _q5_k, _q4_k_scales)  # fmt: skip
-Q6_K = _blocks("Q6_K", 256, 16,
-               (("nibbles", uint8, 128), ("pairs", uint8, 64), ("scales", int8, 16), _SCALE),
-               _q6_k, _q6_k_scales)  # fmt: skip
+Q2_K = _blocks(
+    "Q2_K",
+    256,
+    16,
+    (("scales", uint8, 16), ("pairs", uint8, 64), _SCALE, _MINIMUM),
+    _q2_k,
+    _q2_k_scales,
+)
+Q3_K = _blocks(
+    "Q3_K",
+    256,
+    16,
+    (
+        ("third", uint8, 32),
+        ("pairs", uint8, 64),
+        ("scales", uint8, 8),
+        ("high_scales", uint8, 4),
+        _SCALE,
+    ),
+    _q3_k,
+    _q3_k_scales,
+)
+Q4_K = _blocks(
+    "Q4_K", 256, 32, (_SCALE, _MINIMUM, *_SIX_BITS, ("nibbles", uint8, 128)), _q4_k, _q4_k_scales
+)
+Q5_K = _blocks(
+    "Q5_K",
+    256,
+    32,
+    (_SCALE, _MINIMUM, *_SIX_BITS, ("fifth", uint8, 32), ("nibbles", uint8, 128)),
+    _q5_k,
+    _q4_k_scales,
+)
+Q6_K = _blocks(
+    "Q6_K",
+    256,
+    16,
+    (("nibbles", uint8, 128), ("pairs", uint8, 64), ("scales", int8, 16), _SCALE),
+    _q6_k,
+    _q6_k_scales,
+)
 MXFP4 = _blocks("MXFP4", 32, 32, (("power", uint8, 1), _NIBBLES), _e2m1, _e8m0)
 
 QUANTISED: tuple[Format, ...] = (
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4,
-)  # fmt: skip
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    MXFP4,
+)
 ALL: tuple[Format, ...] = (*PLAIN.values(), *QUANTISED)
 BY_NAME: dict[str, Format] = {f.name: f for f in ALL}
 
@@ -506,6 +587,5 @@ def format_of(value: Format | DType | str) -> Format:
         return value
     found = PLAIN.get(value) if isinstance(value, DType) else BY_NAME.get(str(value).upper())
     if found is None:
-        raise DTypeError("unknown format", expected="one of " + ", ".join(BY_NAME),
-                         got=repr(value))  # fmt: skip
+        raise DTypeError("unknown format", expected="one of " + ", ".join(BY_NAME), got=repr(value))
     return found

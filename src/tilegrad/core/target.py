@@ -204,18 +204,33 @@ def cpu_target(
     if matrix:
         memories["amx"] = MemorySpace(8 * KIB, 64, ("tileload", "tilestore"), hertz * 64)
     return Target(
-        name, "cpu", triple, cpu, features, vector_bytes, vector_registers, cores, memories,
-        matrix, {"tiles": 8, "tile_bytes": KIB} if matrix else {},
+        name,
+        "cpu",
+        triple,
+        cpu,
+        features,
+        vector_bytes,
+        vector_registers,
+        cores,
+        memories,
+        matrix,
+        {"tiles": 8, "tile_bytes": KIB} if matrix else {},
         cpu_flops(have, vector_bytes, hertz),
-    )  # fmt: skip
+    )
 
 
 def cpu_flops(features: set[str], vector_bytes: int, hertz: float) -> dict[str, float]:
     """Estimated FLOP/s of one core by dtype name: two vector units, fused where it can."""
     fused = 2 if features & {"fma", "neon", "avx512f"} else 1
     single = hertz * (vector_bytes // 4) * 2 * fused
-    flops = {"float32": single, "float64": single / 2, "bfloat16": single, "float16": single,
-             "int32": single / 2, "int8": single}  # fmt: skip
+    flops = {
+        "float32": single,
+        "float64": single / 2,
+        "bfloat16": single,
+        "float16": single,
+        "int32": single / 2,
+        "int8": single,
+    }
     if "avx512fp16" in features:
         flops["float16"] = single * 2
     if "avx512bf16" in features:
@@ -237,17 +252,37 @@ _AMX = (
     ",+amx-tile,+amx-bf16,+amx-int8"
 )
 
-SSE2 = cpu_target("x86-64", triple=X86_LINUX, cpu="x86-64", features="+sse2",
-                  vector_bytes=16, vector_registers=16)  # fmt: skip
-AVX2 = cpu_target("avx2", triple=X86_LINUX, cpu="x86-64-v3", features=_AVX2,
-                  vector_bytes=32, vector_registers=16)  # fmt: skip
-AVX512 = cpu_target("avx512", triple=X86_LINUX, cpu="x86-64-v4", features=_AVX512,
-                    vector_bytes=64, vector_registers=32)  # fmt: skip
-AVX512_AMX = cpu_target("avx512-amx", triple=X86_LINUX, cpu="sapphirerapids", features=_AMX,
-                        vector_bytes=64, vector_registers=32,
-                        caches={"l1": 48 * KIB, "l2": 2 * MIB})  # fmt: skip
-NEON = cpu_target("neon", triple="aarch64-unknown-linux-gnu", cpu="generic", features="+neon",
-                  vector_bytes=16, vector_registers=32)  # fmt: skip
+SSE2 = cpu_target(
+    "x86-64", triple=X86_LINUX, cpu="x86-64", features="+sse2", vector_bytes=16, vector_registers=16
+)
+AVX2 = cpu_target(
+    "avx2", triple=X86_LINUX, cpu="x86-64-v3", features=_AVX2, vector_bytes=32, vector_registers=16
+)
+AVX512 = cpu_target(
+    "avx512",
+    triple=X86_LINUX,
+    cpu="x86-64-v4",
+    features=_AVX512,
+    vector_bytes=64,
+    vector_registers=32,
+)
+AVX512_AMX = cpu_target(
+    "avx512-amx",
+    triple=X86_LINUX,
+    cpu="sapphirerapids",
+    features=_AMX,
+    vector_bytes=64,
+    vector_registers=32,
+    caches={"l1": 48 * KIB, "l2": 2 * MIB},
+)
+NEON = cpu_target(
+    "neon",
+    triple="aarch64-unknown-linux-gnu",
+    cpu="generic",
+    features="+neon",
+    vector_bytes=16,
+    vector_registers=32,
+)
 
 # --- static GPU Targets -------------------------------------------------------------------------
 # A core is a streaming multiprocessor, a vector what one thread moves in one access. The FLOP/s
@@ -288,12 +323,22 @@ def _units(instruction: str, table: Mapping[str, tuple[Any, ...]]) -> tuple[Matr
 
 MMA, WGMMA = _units("mma", _WARP), _units("wgmma", _WARPGROUP)
 _GPU_LIMITS = {
-    "threads_per_warp": 32, "threads_per_block": 1024, "threads_per_core": 2048,
-    "warps_per_block": 32, "warps_per_core": 64, "blocks_per_core": 32,
-    "registers_per_thread": 255, "registers_per_block": 65536, "registers_per_core": 65536,
-    "named_barriers": 16, "parameter_bytes": 32764, "parameter_bytes_before_ptx_8_1": 4096,
-    "grid_x": 2**31 - 1, "grid_y": 65535, "grid_z": 65535,
-}  # fmt: skip
+    "threads_per_warp": 32,
+    "threads_per_block": 1024,
+    "threads_per_core": 2048,
+    "warps_per_block": 32,
+    "warps_per_core": 64,
+    "blocks_per_core": 32,
+    "registers_per_thread": 255,
+    "registers_per_block": 65536,
+    "registers_per_core": 65536,
+    "named_barriers": 16,
+    "parameter_bytes": 32764,
+    "parameter_bytes_before_ptx_8_1": 4096,
+    "grid_x": 2**31 - 1,
+    "grid_y": 65535,
+    "grid_z": 65535,
+}
 
 
 def gpu_target(
@@ -320,41 +365,96 @@ def gpu_target(
     }
     if cluster > 1:  # the shared memories of all blocks of a cluster; about 25 GB/s for each core
         memories["cluster"] = MemorySpace(cluster * shared_bytes, 128, ("load", "store"), 25e9)
-    limits = {**_GPU_LIMITS, "shared_bytes_per_block": shared_bytes,
-              "shared_bytes_per_core": shared_bytes + KIB, "cluster": cluster}  # fmt: skip
+    limits = {
+        **_GPU_LIMITS,
+        "shared_bytes_per_block": shared_bytes,
+        "shared_bytes_per_core": shared_bytes + KIB,
+        "cluster": cluster,
+    }
     return Target(
-        name, "gpu", "nvptx64-nvidia-cuda", cpu, vector_bytes=16, vector_registers=63,
-        cores=cores, memories=memories, matrix=(*(WGMMA if cpu == "sm_90a" else ()), *MMA),
-        limits=limits, flops={kind: rate / cores for kind, rate in flops.items()},
-    )  # fmt: skip
+        name,
+        "gpu",
+        "nvptx64-nvidia-cuda",
+        cpu,
+        vector_bytes=16,
+        vector_registers=63,
+        cores=cores,
+        memories=memories,
+        matrix=(*(WGMMA if cpu == "sm_90a" else ()), *MMA),
+        limits=limits,
+        flops={kind: rate / cores for kind, rate in flops.items()},
+    )
 
 
 # cuBLAS sustains 670 to 710e12 in bfloat16 and 1200 to 1500e12 in float8 on random data.
 _HOPPER_FLOPS = {
-    "bfloat16": 989e12, "float16": 989e12, "float8_e4m3": 1979e12, "float8_e5m2": 1979e12,
-    "int8": 1979e12, "uint8": 1979e12, "tf32": 494e12, "float32": 67e12, "float64": 67e12,
+    "bfloat16": 989e12,
+    "float16": 989e12,
+    "float8_e4m3": 1979e12,
+    "float8_e5m2": 1979e12,
+    "int8": 1979e12,
+    "uint8": 1979e12,
+    "tf32": 494e12,
+    "float32": 67e12,
+    "float64": 67e12,
     "int32": 33.5e12,
-}  # fmt: skip
+}
 _HOPPER_SHARED = 227 * KIB
 
-H100 = gpu_target("h100", cpu="sm_90a", cores=132, hertz=1.83e9, memory_bytes=79 * GIB,
-                  memory_rate=3.0e12, l2_bytes=50 * MIB, l2_rate=5.5e12, cluster=8,
-                  shared_bytes=_HOPPER_SHARED, flops=_HOPPER_FLOPS)  # fmt: skip
+H100 = gpu_target(
+    "h100",
+    cpu="sm_90a",
+    cores=132,
+    hertz=1.83e9,
+    memory_bytes=79 * GIB,
+    memory_rate=3.0e12,
+    l2_bytes=50 * MIB,
+    l2_rate=5.5e12,
+    cluster=8,
+    shared_bytes=_HOPPER_SHARED,
+    flops=_HOPPER_FLOPS,
+)
 # A copy moves 4.26e12 bytes a second, a pure read 4.47e12.
-H200 = gpu_target("h200", cpu="sm_90a", cores=132, hertz=1.83e9, memory_bytes=139 * GIB,
-                  memory_rate=4.26e12, l2_bytes=60 * MIB, l2_rate=5.5e12, cluster=8,
-                  shared_bytes=_HOPPER_SHARED, flops=_HOPPER_FLOPS)  # fmt: skip
+H200 = gpu_target(
+    "h200",
+    cpu="sm_90a",
+    cores=132,
+    hertz=1.83e9,
+    memory_bytes=139 * GIB,
+    memory_rate=4.26e12,
+    l2_bytes=60 * MIB,
+    l2_rate=5.5e12,
+    cluster=8,
+    shared_bytes=_HOPPER_SHARED,
+    flops=_HOPPER_FLOPS,
+)
 # cuBLAS sustains about 250e12 in bfloat16.
-A100 = gpu_target("a100", cpu="sm_80", cores=108, hertz=1.41e9, memory_bytes=79 * GIB,
-                  memory_rate=1.6e12, l2_bytes=40 * MIB, l2_rate=4.0e12, cluster=1,
-                  shared_bytes=163 * KIB,
-                  flops={"bfloat16": 312e12, "float16": 312e12, "int8": 624e12,
-                         "uint8": 624e12, "tf32": 156e12, "float32": 19.5e12,
-                         "float64": 19.5e12, "int32": 9.7e12})  # fmt: skip
+A100 = gpu_target(
+    "a100",
+    cpu="sm_80",
+    cores=108,
+    hertz=1.41e9,
+    memory_bytes=79 * GIB,
+    memory_rate=1.6e12,
+    l2_bytes=40 * MIB,
+    l2_rate=4.0e12,
+    cluster=1,
+    shared_bytes=163 * KIB,
+    flops={
+        "bfloat16": 312e12,
+        "float16": 312e12,
+        "int8": 624e12,
+        "uint8": 624e12,
+        "tf32": 156e12,
+        "float32": 19.5e12,
+        "float64": 19.5e12,
+        "int32": 9.7e12,
+    },
+)
 
-STATIC: Mapping[str, Target] = MappingProxyType({
-    target.name: target for target in (SSE2, AVX2, AVX512, AVX512_AMX, NEON, H100, H200, A100)
-})  # fmt: skip
+STATIC: Mapping[str, Target] = MappingProxyType(
+    {target.name: target for target in (SSE2, AVX2, AVX512, AVX512_AMX, NEON, H100, H200, A100)}
+)
 
 
 def target_named(name: str) -> Target:

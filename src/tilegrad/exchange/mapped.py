@@ -90,9 +90,13 @@ class Stored:
     def array(self) -> Array:
         """The elements of a plain Format, as a view where alignment lets it be one."""
         if self.format.dtype is None:
-            raise UserError("a quantised tensor has no plain elements", op=self.name,
-                            expected="a plain format", got=self.format,
-                            hint=".values() gives float32")  # fmt: skip
+            raise UserError(
+                "a quantised tensor has no plain elements",
+                op=self.name,
+                expected="a plain format",
+                got=self.format,
+                hint=".values() gives float32",
+            )
         raw = self.raw
         if raw.size and raw.ctypes.data % self.format.dtype.size:
             raw = raw.copy()

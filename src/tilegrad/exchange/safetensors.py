@@ -29,12 +29,20 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
         _fail(file.path, "header", "the file is cut off", "8 bytes", file.size)
     length = int.from_bytes(file.data[:8].tobytes(), "little")
     if length > min(HEADER_BYTES, file.size - 8):
-        _fail(file.path, "header", "its length does not fit the file",
-              f"at most {min(HEADER_BYTES, file.size - 8)}", length)  # fmt: skip
+        _fail(
+            file.path,
+            "header",
+            "its length does not fit the file",
+            f"at most {min(HEADER_BYTES, file.size - 8)}",
+            length,
+        )
     _check_by_library(file.path)
     header = parse_json(file.data[8 : 8 + length].tobytes(), f"{file.path}: header")
-    return {name: _tensor(file, name, facts, 8 + length)
-            for name, facts in header.items() if name != "__metadata__"}  # fmt: skip
+    return {
+        name: _tensor(file, name, facts, 8 + length)
+        for name, facts in header.items()
+        if name != "__metadata__"
+    }
 
 
 def _fail(path: str, what: str, why: str, expected: object = None, got: object = None) -> NoReturn:
@@ -70,8 +78,13 @@ def _tensor(file: MappedFile, name: str, facts: Any, start: int) -> Stored:
     begin, end = span
     size = form.storage_bytes(shape)
     if end > file.size - start or begin > end or end - begin != size:
-        _fail(file.path, what, "it does not fit the file",
-              f"{size} bytes within {file.size - start}", span)  # fmt: skip
+        _fail(
+            file.path,
+            what,
+            "it does not fit the file",
+            f"{size} bytes within {file.size - start}",
+            span,
+        )
     return view(file, name, shape, form, start + begin)
 
 
@@ -98,6 +111,7 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise UserError(f"{what}: not JSON: {why}", op="json") from None
     if not isinstance(found, dict):
-        raise UserError(f"{what}: not a table", op="json", expected="{...}",
-                        got=type(found).__name__)  # fmt: skip
+        raise UserError(
+            f"{what}: not a table", op="json", expected="{...}", got=type(found).__name__
+        )
     return found

@@ -20,19 +20,34 @@ from .attention_types import EXTRAS, PLAIN, Band, dropout_threshold, sizes, sum_
 
 
 def attention(
-    q: Node, k: Node, v: Node, more: Mapping[str, Node] | None = None, *, scale: float,
-    band: Band = (None, None), softcap: float = 0.0, dropout: float = 0.0,
+    q: Node,
+    k: Node,
+    v: Node,
+    more: Mapping[str, Node] | None = None,
+    *,
+    scale: float,
+    band: Band = (None, None),
+    softcap: float = 0.0,
+    dropout: float = 0.0,
     orders: Sequence[str] = PLAIN,
-) -> tuple[Node, Node]:  # fmt: skip
+) -> tuple[Node, Node]:
     """The items (out, lse) of an attention Node; `more` gives the extras by name."""
     given = {} if more is None else more
     extras = tuple(name for name in EXTRAS if name in given)
     if len(extras) != len(given):
         raise InternalError("graph.attention", f"unknown extras in {tuple(given)}")
     node = ops.attention(
-        q, k, v, *(given[name] for name in extras), scale=float(scale), band=tuple(band),
-        softcap=float(softcap), dropout=float(dropout), extras=extras, orders=tuple(orders),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        *(given[name] for name in extras),
+        scale=float(scale),
+        band=tuple(band),
+        softcap=float(softcap),
+        dropout=float(dropout),
+        extras=extras,
+        orders=tuple(orders),
+    )
     return ops.get(node, index=0), ops.get(node, index=1)
 
 

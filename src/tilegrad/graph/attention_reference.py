@@ -41,9 +41,14 @@ class Attention:
     """One attention on arrays: scores, probabilities, what was kept."""
 
     def __init__(
-        self, q: Ndarray, k: Ndarray, v: Ndarray, more: list[Ndarray], attrs: dict[str, Any],
+        self,
+        q: Ndarray,
+        k: Ndarray,
+        v: Ndarray,
+        more: list[Ndarray],
+        attrs: dict[str, Any],
         bits: Bits,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.attrs, self.more = attrs, dict(zip(attrs["extras"], more))
         self.q, k, v = (_plain(x, o) for x, o in zip((q, k, v), attrs["orders"]))
         self.key_heads = k.shape[1]
@@ -120,9 +125,7 @@ def attention(inputs: list[Any], attrs: dict[str, Any], bits: Bits) -> tuple[Nda
     return _as(out, attrs["orders"][3]).astype(q.dtype), lse.astype(wide)
 
 
-def attention_backward(
-    inputs: list[Any], attrs: dict[str, Any], bits: Bits
-) -> tuple[Ndarray, ...]:
+def attention_backward(inputs: list[Any], attrs: dict[str, Any], bits: Bits) -> tuple[Ndarray, ...]:
     """(dq, dk, dv, gradients of the wanted extras)."""
     q, k, v, dout, lse, delta, *more = inputs
     x = Attention(q, k, v, more, attrs, bits)

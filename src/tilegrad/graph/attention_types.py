@@ -17,8 +17,17 @@ from ..ir.symbol import Expr, Size
 from ..ir.types import Array, Tuple, Type
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")  # orders of q, k, v and the result
-EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts",
-          "key", "offset")  # fmt: skip
+EXTRAS = (
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "key_lengths",
+    "query_starts",
+    "key_starts",
+    "key",
+    "offset",
+)
 WANTED = ("bias", "slopes", "sinks")  # extras that may have a gradient, in this order
 ATTRS = ("scale", "band", "softcap", "dropout", "extras", "orders")
 
@@ -79,9 +88,7 @@ def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
     """The sizes that q, k and v have; an error where they do not fit."""
     if len(orders) != 4:
         raise _fail(f"orders are of q, k, v and the result, got {orders}")
-    of_q, of_k, of_v = (
-        _named(x, order, name) for x, order, name in zip((q, k, v), orders, "qkv")
-    )
+    of_q, of_k, of_v = (_named(x, order, name) for x, order, name in zip((q, k, v), orders, "qkv"))
     _named_result(orders[3])
     if not q.dtype is k.dtype is v.dtype:
         raise _fail(f"dtypes differ: {q.dtype}, {k.dtype}, {v.dtype}")

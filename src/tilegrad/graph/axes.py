@@ -107,10 +107,12 @@ def down(node: Node, places: Places) -> tuple[Node, Places] | None:
     """What any movement moves: slices, and concatenations where one part is met, too."""
     if node.op is ops.slice_:
         a = node.attrs
-        return node.inputs[0], tuple([
-            Place(p.atoms, combine(start, multiply(p.start, step), 1), p.step * step)
-            for p, start, step in zip(places, a["start"], a["step"])
-        ])  # fmt: skip
+        return node.inputs[0], tuple(
+            [
+                Place(p.atoms, combine(start, multiply(p.start, step), 1), p.step * step)
+                for p, start, step in zip(places, a["start"], a["step"])
+            ]
+        )
     if node.op is ops.concatenate:
         return _through_concatenate(node, places)
     return moved(node, places)
@@ -240,8 +242,9 @@ def on_atoms(node: Node, places: Places, axes: Atoms) -> Node:
             full(node, places) and depends(node, places) == set(atoms_of(places))
         ):
             inputs = [visit(i, places) for i in node.inputs]
-            shape = tuple([next((s for s in sizes if s != 1), 1)
-                           for sizes in zip(*[i.shape for i in inputs])])  # fmt: skip
+            shape = tuple(
+                [next((s for s in sizes if s != 1), 1) for sizes in zip(*[i.shape for i in inputs])]
+            )
             return node.op.make(tuple([build.expand(i, shape) for i in inputs]), node.attrs)
         return on_leaf(node, places, axes)
 

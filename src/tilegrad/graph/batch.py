@@ -248,8 +248,10 @@ def _scan(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pair]:
         inputs.append(x)
     block = pure_block(node.blocks[0].name, tuple(arguments), tuple(new))
     items = build.items(node.with_inputs(tuple(inputs), (block,)))
-    stacked = [(build.move_axis(x, 1, 0) if on else x, on)
-               for x, (_, on) in zip(items[count:], results[count:])]  # fmt: skip
+    stacked = [
+        (build.move_axis(x, 1, 0) if on else x, on)
+        for x, (_, on) in zip(items[count:], results[count:])
+    ]
     return [*zip(items[:count], settled), *stacked]
 
 
@@ -293,9 +295,7 @@ def _while_loop(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pa
         goes_on = build.max_(condition[0], 0)
         given = dict(zip(test.arguments, zip(arguments, settled)))
         ((mask, _),) = _walk(test.results, given, size)
-        new = [
-            _select(mask, (x, True), (old, True), size) for x, old in zip(new, arguments)
-        ]
+        new = [_select(mask, (x, True), (old, True), size) for x, old in zip(new, arguments)]
     blocks = (
         pure_block(test.name, tuple(tested), (goes_on,)),
         pure_block(body.name, tuple(arguments), tuple(new)),
@@ -380,8 +380,11 @@ def _get(node: Node, xs: list[Node], flags: Flags, size: Size) -> Pair:
 
 
 BATCH: dict[Op, Rule] = {
-    **{op: _elementwise for op in ops.graph.ops.values()
-       if op.group in ("unary", "binary", "compare", "ternary")},
+    **{
+        op: _elementwise
+        for op in ops.graph.ops.values()
+        if op.group in ("unary", "binary", "compare", "ternary")
+    },
     ops.input_: _leaf,
     ops.constant: _leaf,
     ops.size: _leaf,
@@ -414,7 +417,7 @@ BATCH: dict[Op, Rule] = {
     ops.while_loop: _while_loop,
     ops.call: _call,
     ops.custom: _custom,
-}  # fmt: skip
+}
 
 # ---- the walk -------------------------------------------------------------------------------
 
@@ -438,9 +441,10 @@ def _walk(
             source = done[node.inputs[0]]
             index = node.attrs["index"]
             done[node] = (
-                source[index] if isinstance(source, list)
+                source[index]
+                if isinstance(source, list)
                 else (ops.get(source[0], index=index), False)
-            )  # fmt: skip
+            )
             continue
         pairs = [done[i] for i in node.inputs]
         xs, flags = [p[0] for p in pairs], [p[1] for p in pairs]
@@ -459,4 +463,3 @@ def batched(
 ) -> list[tuple[Node, bool]]:
     """The outputs with batched inputs in place of old ones, and whether each has a batch axis."""
     return _walk(outputs, {old: (new, True) for old, new in inputs.items()}, size, copy=False)
-

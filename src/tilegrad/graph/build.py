@@ -93,8 +93,10 @@ def axis_of(x: Node, axis: int, op: str, extra: int = 0) -> int:
     if not -rank <= axis < rank:
         raise AxisError(
             f"axis {axis} is out of range for shape {show(x.shape)}",
-            op=op, expected=f"-{rank} <= axis < {rank}", got=axis,
-        )  # fmt: skip
+            op=op,
+            expected=f"-{rank} <= axis < {rank}",
+            got=axis,
+        )
     return int(axis) % rank
 
 
@@ -128,11 +130,12 @@ def broadcast_shapes(op: str, *shapes: Shape) -> Shape:
                 continue
             if size != 1:
                 raise ShapeError(
-                    "shapes do not broadcast", op=op,
+                    "shapes do not broadcast",
+                    op=op,
                     expected="equal sizes or 1 on every axis, counted from the right",
                     got=" and ".join(show(s) for s in shapes),
                     hint=f"axis {i - rank} has sizes {size} and {s}",
-                )  # fmt: skip
+                )
             size = s
         result.append(size)
     return tuple(result)
@@ -178,9 +181,11 @@ def promoted(op: str, *values: Value) -> list[Node]:
         if not isinstance(v, Node):
             if not isinstance(v, (bool, int, float, np.bool_, np.integer, np.floating)):
                 raise DTypeError(
-                    "operand is not a Tensor or a number", op=op,
-                    expected="Tensor, bool, int or float", got=type(v).__name__,
-                )  # fmt: skip
+                    "operand is not a Tensor or a number",
+                    op=op,
+                    expected="Tensor, bool, int or float",
+                    got=type(v).__name__,
+                )
             dtype = promote_scalar(dtype, v)  # type: ignore[arg-type]
     shape = broadcast_shapes(op, *(n.shape for n in nodes))
     result = []
@@ -333,9 +338,19 @@ def reshape(x: Node, shape: Sequence[Size], op: str = "reshape") -> Node:
         shape = shape[: where_[0]] + (whole,) + shape[where_[0] + 1 :]
     before, after = product(x.shape), product(shape)
     if after != before:
-        require(combine(after, before, -1), ShapeError, "the number of elements changes", op=op,
-                expected="{before} elements as in {source}", got="{after} elements in {shape}",
-                exact=True, before=before, source=x.shape, after=after, shape=shape)  # fmt: skip
+        require(
+            combine(after, before, -1),
+            ShapeError,
+            "the number of elements changes",
+            op=op,
+            expected="{before} elements as in {source}",
+            got="{after} elements in {shape}",
+            exact=True,
+            before=before,
+            source=x.shape,
+            after=after,
+            shape=shape,
+        )
     return x if shape == x.shape else ops.reshape(x, shape=shape)
 
 
@@ -344,9 +359,11 @@ def permute(x: Node, order: Sequence[int]) -> Node:
     order = tuple(axis_of(x, a, "permute") for a in order)
     if sorted(order) != list(range(len(x.shape))):
         raise AxisError(
-            "not an order of the axes", op="permute",
-            expected=f"each of 0..{len(x.shape) - 1} once", got=order,
-        )  # fmt: skip
+            "not an order of the axes",
+            op="permute",
+            expected=f"each of 0..{len(x.shape) - 1} once",
+            got=order,
+        )
     return x if order == tuple(range(len(order))) else ops.permute(x, order=order)
 
 
@@ -434,9 +451,11 @@ def concatenate(xs: Sequence[Node], axis: int) -> Node:
             a != b for i, (a, b) in enumerate(zip(x.shape, xs[0].shape)) if i != axis
         ):
             raise ShapeError(
-                "sizes differ off the axis", op="concatenate",
-                expected=f"{show(xs[0].shape)} except on axis {axis}", got=show(x.shape),
-            )  # fmt: skip
+                "sizes differ off the axis",
+                op="concatenate",
+                expected=f"{show(xs[0].shape)} except on axis {axis}",
+                got=show(x.shape),
+            )
     cast_ = [cast(x, dtype) for x in xs]
     return cast_[0] if len(cast_) == 1 else ops.concatenate(*cast_, axis=axis)
 
@@ -474,24 +493,31 @@ def sum_to(x: Node, shape: Shape) -> Node:
 
 
 def dot(
-    a: Node, b: Node,
-    batch: tuple[Sequence[int], Sequence[int]], contract: tuple[Sequence[int], Sequence[int]],
+    a: Node,
+    b: Node,
+    batch: tuple[Sequence[int], Sequence[int]],
+    contract: tuple[Sequence[int], Sequence[int]],
     dtype: DType | None = None,
-) -> Node:  # fmt: skip
+) -> Node:
     """General contraction; result axes: batch, a's rest, b's rest."""
     common = promote(a.dtype, b.dtype)
     return ops.dot(
-        cast(a, common), cast(b, common),
-        batch=(tuple(batch[0]), tuple(batch[1])), contract=(tuple(contract[0]), tuple(contract[1])),
+        cast(a, common),
+        cast(b, common),
+        batch=(tuple(batch[0]), tuple(batch[1])),
+        contract=(tuple(contract[0]), tuple(contract[1])),
         dtype=common if dtype is None else dtype,
-    )  # fmt: skip
+    )
 
 
 def matmul(a: Node, b: Node) -> Node:
     """NumPy's matmul: the last two axes multiply, the rest broadcast."""
     if not a.shape or not b.shape:
-        raise ShapeError("needs at least one axis on both sides", op="matmul",
-                         got=f"{show(a.shape)} and {show(b.shape)}")  # fmt: skip
+        raise ShapeError(
+            "needs at least one axis on both sides",
+            op="matmul",
+            got=f"{show(a.shape)} and {show(b.shape)}",
+        )
     if len(a.shape) == 1:
         result = matmul(unsqueeze(a, 0), b)
         return squeeze(result, (max(len(b.shape) - 2, 0),))
@@ -500,10 +526,11 @@ def matmul(a: Node, b: Node) -> Node:
         return squeeze(result, (len(result.shape) - 1,))
     if a.shape[-1] != b.shape[-2]:
         raise ShapeError(
-            "inner sizes differ", op="matmul",
+            "inner sizes differ",
+            op="matmul",
             expected=f"a's last size {a.shape[-1]} to equal b's second-to-last {b.shape[-2]}",
             got=f"{show(a.shape)} @ {show(b.shape)}",
-        )  # fmt: skip
+        )
     if len(b.shape) == 2:
         return dot(a, b, ((), ()), ((len(a.shape) - 1,), (0,)))
     lead = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
@@ -519,10 +546,16 @@ def gather(x: Node, indices: Sequence[Node], axes: Sequence[int]) -> Node:
     """x at integer indices, one per axis, broadcast together; their axes come first."""
     shape = broadcast_shapes("gather", *(i.shape for i in indices))
     for axis in axes:
-        require(size_minimum(x.shape[axis], 1) - size_minimum(product(shape), 1), AxisError,
-                "an axis of no elements has no index", op="gather", axis=axis,
-                got="axis {axis} of {shape}", expected="a size > 0 where there are indices",
-                shape=x.shape)  # fmt: skip
+        require(
+            size_minimum(x.shape[axis], 1) - size_minimum(product(shape), 1),
+            AxisError,
+            "an axis of no elements has no index",
+            op="gather",
+            axis=axis,
+            got="axis {axis} of {shape}",
+            expected="a size > 0 where there are indices",
+            shape=x.shape,
+        )
     return ops.gather(x, *(broadcast_to(i, shape) for i in indices), axes=tuple(axes))
 
 
@@ -584,15 +617,20 @@ def _close(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], list[Node]]:
 def _check_carries(op: str, old: Sequence[Node], new: Sequence[Node]) -> None:
     if [n.type for n in old] != [n.type for n in new]:
         raise ShapeError(
-            "the carries change type", op=op,
-            expected=[n.type for n in old], got=[n.type for n in new],
-        )  # fmt: skip
+            "the carries change type",
+            op=op,
+            expected=[n.type for n in old],
+            got=[n.type for n in new],
+        )
 
 
 def scan(
     body: Callable[[list[Node], list[Node]], tuple[Sequence[Node], Sequence[Node]]],
-    carries: Sequence[Node], slices: Sequence[Node], length: Size, reverse: bool = False,
-) -> tuple[list[Node], list[Node]]:  # fmt: skip
+    carries: Sequence[Node],
+    slices: Sequence[Node],
+    length: Size,
+    reverse: bool = False,
+) -> tuple[list[Node], list[Node]]:
     """Run body(carries, slices) -> (carries, outputs) `length` times."""
     carried = [argument(f"carry{i}", c.type) for i, c in enumerate(carries)]
     sliced = [argument(f"slice{i}", Array(s.shape[1:], s.dtype)) for i, s in enumerate(slices)]
@@ -603,8 +641,15 @@ def scan(
         return [*new_carries, *outputs]
 
     closed, captured = _close([_trace("body", carried + sliced, run)])
-    node = ops.scan(*carries, *slices, *captured, blocks=closed, carries=len(carries),
-                    length=length, reverse=reverse)  # fmt: skip
+    node = ops.scan(
+        *carries,
+        *slices,
+        *captured,
+        blocks=closed,
+        carries=len(carries),
+        length=length,
+        reverse=reverse,
+    )
     found = items(node)
     return found[: len(carries)], found[len(carries) :]
 
@@ -622,9 +667,10 @@ def cond(
 
 
 def while_loop(
-    condition: Callable[[list[Node]], Node], body: Callable[[list[Node]], Sequence[Node]],
+    condition: Callable[[list[Node]], Node],
+    body: Callable[[list[Node]], Sequence[Node]],
     carries: Sequence[Node],
-) -> list[Node]:  # fmt: skip
+) -> list[Node]:
     """Run body(carries) -> carries while condition(carries) holds."""
     tested = [argument(f"carry{i}", c.type) for i, c in enumerate(carries)]
     worked = [argument(f"carry{i}", c.type) for i, c in enumerate(carries)]

@@ -113,4 +113,4 @@ DECOMPOSE = RuleSet(
         Rule("atan2", of(ops.atan2, a, b), _atan2),
         Rule("custom", of(ops.get, any_("x", ops=ops.custom)), _inline),
     ],
-)  # fmt: skip
+)

@@ -182,9 +182,12 @@ def _scan(node: Node, tangents: list[Any]) -> Tangent:
 
     new = pure_block(block.name, tuple(joined(block.arguments, moved)), tuple(results))
     scan = ops.scan(
-        *joined(node.inputs, starts), blocks=(new,), carries=count + len(carried),
-        length=node.attrs["length"], reverse=node.attrs["reverse"],
-    )  # fmt: skip
+        *joined(node.inputs, starts),
+        blocks=(new,),
+        carries=count + len(carried),
+        length=node.attrs["length"],
+        reverse=node.attrs["reverse"],
+    )
     items = build.items(scan)
     carry = iter(items[count : count + len(carried)])
     output = iter(items[len(results) - len(outputs) :])
@@ -243,9 +246,11 @@ def _call(node: Node, tangents: list[Any]) -> Tangent:
     callee = node.attrs["callee"]
     if getattr(callee, "jvp", None) is None:
         raise UserError(
-            f"the kernel {callee.name} has no forward derivative", op="call",
-            hint="give it a jvp, or wrap the call in custom_jvp", location=node.location,
-        )  # fmt: skip
+            f"the kernel {callee.name} has no forward derivative",
+            op="call",
+            hint="give it a jvp, or wrap the call in custom_jvp",
+            location=node.location,
+        )
     found = callee.jvp(list(node.inputs), outputs_of(node), _filled(node, tangents))
     return found if len(outputs_of(node)) > 1 else found[0]
 
@@ -265,9 +270,11 @@ def _custom(node: Node, moved: list[Any]) -> Tangent:
         return [t if carries_derivative(o.type) else None for t, o in zip(found, outputs)]
     if getattr(rules, "vjp", None) is not None:
         raise UserError(
-            "a function with only a custom reverse derivative has no forward one", op="custom",
-            hint="use custom_jvp, which serves both directions", location=node.location,
-        )  # fmt: skip
+            "a function with only a custom reverse derivative has no forward one",
+            op="custom",
+            hint="use custom_jvp, which serves both directions",
+            location=node.location,
+        )
     wrt = [(x, t) for x, t in zip(node.inputs, moved) if t is not None]
     results = build.inline(node.blocks[0], node.inputs)
     return tangents(results, [x for x, _ in wrt], [t for _, t in wrt])
@@ -324,8 +331,9 @@ def tangents(
     known: dict[Node, Tangent] = {}
     for x, t in zip(wrt, moved):
         if t is not None and t.type != x.type:
-            raise ShapeError("a tangent does not fit its input", op="jvp",
-                             expected=x.type, got=t.type)  # fmt: skip
+            raise ShapeError(
+                "a tangent does not fit its input", op="jvp", expected=x.type, got=t.type
+            )
         known[x] = t
     for node in topological(outputs):
         if node in known:

@@ -88,9 +88,14 @@ class _ReverseBody:
     """Collects what one backward step takes and gives, then makes the reverse scan."""
 
     def __init__(
-        self, node: Node, g: list[Node | None], count: int, sliced: int, block: Block,
+        self,
+        node: Node,
+        g: list[Node | None],
+        count: int,
+        sliced: int,
+        block: Block,
         arriving: list[Node | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.node, self.g, self.count, self.block = node, g, count, block
         self.arriving, self.last_slice = arriving, count + sliced
         self.carries: list[tuple[int, Node, Node, Node]] = []  # input, argument, first, result
@@ -132,10 +137,14 @@ class _ReverseBody:
         shared = {arguments[i]: node.inputs[i] for i in needed if i >= self.last_slice}
         block = pure_block("backward", (*(c[1] for c in self.carries), *slices, *shared), results)
         reverse = ops.scan(
-            *(c[2] for c in self.carries), *slices.values(), *shared.values(), blocks=(block,),
-            carries=len(self.carries), length=node.attrs["length"],
+            *(c[2] for c in self.carries),
+            *slices.values(),
+            *shared.values(),
+            blocks=(block,),
+            carries=len(self.carries),
+            length=node.attrs["length"],
             reverse=not node.attrs["reverse"],
-        )  # fmt: skip
+        )
         order = [c[0] for c in self.carries] + [o[0] for o in self.outputs]
         items = dict(zip(order, build.items(reverse)))
         return [items.get(i) if i in self.given else None for i in range(len(node.inputs))]
@@ -181,18 +190,22 @@ def _cond(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Sequenc
 
 def _while_loop(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
     raise UserError(
-        "a loop of unknown length has no reverse derivative", op="while_loop",
-        hint="use scan with a fixed length, or forward mode (jvp)", location=node.location,
-    )  # fmt: skip
+        "a loop of unknown length has no reverse derivative",
+        op="while_loop",
+        hint="use scan with a fixed length, or forward mode (jvp)",
+        location=node.location,
+    )
 
 
 def _call(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
     callee = node.attrs["callee"]
     if getattr(callee, "vjp", None) is None:
         raise UserError(
-            f"the kernel {callee.name} has no reverse derivative", op="call",
-            hint="give it a vjp, or wrap the call in custom_vjp", location=node.location,
-        )  # fmt: skip
+            f"the kernel {callee.name} has no reverse derivative",
+            op="call",
+            hint="give it a vjp, or wrap the call in custom_vjp",
+            location=node.location,
+        )
     outputs = outputs_of(node)
     return _padded(node, callee.vjp(list(node.inputs), outputs, filled(outputs, g)))
 
@@ -216,9 +229,11 @@ def _custom(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cota
 
 
 def _through(
-    node: Node, g: Cotangent, wanted: tuple[bool, ...],
+    node: Node,
+    g: Cotangent,
+    wanted: tuple[bool, ...],
     results: Callable[[list[Node]], Sequence[Node]],
-) -> list[Node | None]:  # fmt: skip
+) -> list[Node | None]:
     """The cotangents of inputs through what the Node is made of: results(inputs)."""
     copies = [argument(f"input{i}", x.type) for i, x in enumerate(node.inputs)]
     parts = gradients(results(copies), g, [a for a, on in zip(copies, wanted) if on])
@@ -370,8 +385,12 @@ def gradients(
         if cotangent is None:
             continue
         if cotangent.type != output.type:
-            raise ShapeError("a cotangent does not fit its output", op="grad",
-                             expected=output.type, got=cotangent.type)  # fmt: skip
+            raise ShapeError(
+                "a cotangent does not fit its output",
+                op="grad",
+                expected=output.type,
+                got=cotangent.type,
+            )
         if output in active:
             _accumulate(pending, output, cotangent)
     for node in reversed(active):
@@ -400,10 +419,13 @@ def _covers(small: Node, large: Node) -> list[int] | None:
     places = []
     for i, (source, mine) in enumerate(zip(small.inputs, small.blocks[0].arguments)):
         found = [
-            j for j, (value, theirs) in enumerate(zip(large.inputs, large.blocks[0].arguments))
-            if value is source and theirs.type == mine.type and (i < count) == (j < other)
+            j
+            for j, (value, theirs) in enumerate(zip(large.inputs, large.blocks[0].arguments))
+            if value is source
+            and theirs.type == mine.type
+            and (i < count) == (j < other)
             and j not in places
-        ]  # fmt: skip
+        ]
         if not found:
             return None
         places.append(found[0])
@@ -435,9 +457,7 @@ def share_scans(roots: Sequence[Node]) -> list[Node]:
     return _read_from(roots, chosen) if chosen else list(roots)
 
 
-def _read_from(
-    roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]
-) -> list[Node]:
+def _read_from(roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]) -> list[Node]:
     """The roots with items of each chosen scan read from the scan that covers it."""
     done: dict[Node, Node] = {}
     opened: set[Node] = set()

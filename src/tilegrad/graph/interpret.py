@@ -233,8 +233,11 @@ def _argmax(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
 
 
 _RUNNING: dict[str, Any] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-}  # fmt: skip
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
 def _cumulative(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
@@ -299,8 +302,11 @@ def _gather(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
 
 
 _AT: dict[str, Any] = {
-    "add": np.add, "multiply": np.multiply, "max": np.maximum, "min": np.minimum,
-}  # fmt: skip
+    "add": np.add,
+    "multiply": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
 def _update(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
@@ -459,10 +465,10 @@ REFERENCE: dict[Op, Reference] = {
     ops.cumulative: _cumulative,
     ops.sort: _sort,
     ops.dot: _dot,
-    ops.attention: lambda inputs, attrs: attention_reference.attention(
-        inputs, attrs, _random_bits),
+    ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),
     ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
-        inputs, attrs, _random_bits),
+        inputs, attrs, _random_bits
+    ),
     ops.gather: _gather,
     ops.update: _update,
     ops.get: lambda inputs, attrs: inputs[0][attrs["index"]],
@@ -471,7 +477,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.while_loop: _while_loop,
     ops.call: _call,
     ops.custom: lambda inputs, attrs: tuple(attrs["blocks"][0](inputs)),
-}  # fmt: skip
+}
 
 
 # ---- the walk -------------------------------------------------------------------------------

@@ -146,24 +146,33 @@ MERGE = [
     Rule("move_constant", of(MOVES_CONSTANT, c), _repeat_constant),
     Rule("gather_constant", of(ops.gather, c, x), _repeat_constant),
     Rule("reshape_same", of(ops.reshape, x, test=_same_shape), lambda m: m.x),
-    Rule("reshape_reshape", of(ops.reshape, of(ops.reshape, x)),
-         lambda m: build.reshape(m.x, m.root.shape)),
+    Rule(
+        "reshape_reshape",
+        of(ops.reshape, of(ops.reshape, x)),
+        lambda m: build.reshape(m.x, m.root.shape),
+    ),
     Rule("reshape_expand", of(ops.reshape, of(ops.expand, x, name="y")), _reshape_expand),
     Rule("permute_permute", of(ops.permute, of(ops.permute, x, name="y")), _permute_permute),
-    Rule("permute_units", of(ops.permute, x, test=_keeps_order),
-         lambda m: build.reshape(m.x, m.root.shape)),
+    Rule(
+        "permute_units",
+        of(ops.permute, x, test=_keeps_order),
+        lambda m: build.reshape(m.x, m.root.shape),
+    ),
     Rule("permute_reshape", of(ops.permute, of(ops.reshape, x, name="y")), _permute_reshape),
     Rule("permute_expand", of(ops.permute, of(ops.expand, x)), _permute_expand),
     Rule("expand_same", of(ops.expand, x, test=_same_shape), lambda m: m.x),
-    Rule("expand_expand", of(ops.expand, of(ops.expand, x)),
-         lambda m: build.expand(m.x, m.root.shape)),
+    Rule(
+        "expand_expand",
+        of(ops.expand, of(ops.expand, x)),
+        lambda m: build.expand(m.x, m.root.shape),
+    ),
     Rule("pad_nothing", of(ops.pad, x, test=_same_shape), lambda m: m.x),
     Rule("pad_pad", of(ops.pad, of(ops.pad, x, name="y")), _pad_pad),
     Rule("pad_zeros", of(ops.pad, 0), lambda m: build.like(m.root, 0)),
     Rule("flip_units", of(ops.flip, x), _flip_units),
     Rule("flip_flip", of(ops.flip, of(ops.flip, x, name="y")), _flip_flip),
     Rule("flip_expand", of(ops.flip, of(ops.expand, x)), _flip_expand),
-]  # fmt: skip
+]
 
 # ---- slices, windows and concatenations -----------------------------------------------------
 
@@ -242,9 +251,7 @@ def _windows_one(m: Match) -> Node:
     """Windows of one element are every step-th element."""
     axis, step = m.root.attrs["axis"], m.root.attrs["step"]
     last = multiply(combine(m.root.shape[axis], 1, -1), step)
-    return build.reshape(
-        build.slice_axis(m.x, axis, 0, combine(last, 1, 1), step), m.root.shape
-    )
+    return build.reshape(build.slice_axis(m.x, axis, 0, combine(last, 1, 1), step), m.root.shape)
 
 
 def _concatenate_parts(m: Match) -> Node:
@@ -301,7 +308,7 @@ CUT = [
     Rule("concatenate_parts", ops.concatenate, _concatenate_parts),
     Rule("concatenate_slices", ops.concatenate, _concatenate_slices),
     Rule("concatenate_constants", ops.concatenate, _concatenate_constants),
-]  # fmt: skip
+]
 
 # ---- computing on the small side ------------------------------------------------------------
 
@@ -310,10 +317,12 @@ def _elementwise_expand(m: Match) -> Node | None:
     """f(expand a, expand b) = expand(f(a, b)), repeating first only what one of them has."""
     root = m.root
     small = [i.inputs[0] for i in root.inputs]
-    shape = tuple([
-        1 if all(s.shape[axis] == 1 for s in small) else size
-        for axis, size in enumerate(root.shape)
-    ])  # fmt: skip
+    shape = tuple(
+        [
+            1 if all(s.shape[axis] == 1 for s in small) else size
+            for axis, size in enumerate(root.shape)
+        ]
+    )
     if shape == root.shape:
         return None
     inputs = tuple([build.expand(s, shape) for s in small])
@@ -323,10 +332,12 @@ def _elementwise_expand(m: Match) -> Node | None:
 SMALL = [
     Rule("unary_expand", of(UNARY, of(ops.expand, x)), _elementwise_expand),
     Rule("binary_expand", of(BINARY, of(ops.expand, x), of(ops.expand, y)), _elementwise_expand),
-    Rule("ternary_expand",
-         of(TERNARY, of(ops.expand, x), of(ops.expand, y), of(ops.expand, z)),
-         _elementwise_expand),
-]  # fmt: skip
+    Rule(
+        "ternary_expand",
+        of(TERNARY, of(ops.expand, x), of(ops.expand, y), of(ops.expand, z)),
+        _elementwise_expand,
+    ),
+]
 
 # ---- reductions -----------------------------------------------------------------------------
 

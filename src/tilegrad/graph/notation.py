@@ -29,11 +29,22 @@ TERNARY = group("ternary")
 REDUCE = (ops.sum_, ops.prod, ops.max_, ops.min_)
 REPEATS = (ops.constant, ops.expand, ops.reshape, ops.permute)  # what a constant may look like
 
-OPERATORS.update({
-    "+": ops.add, "-": ops.subtract, "*": ops.multiply, "/": ops.divide, "**": ops.power,
-    "//": ops.floor_divide_, "%": ops.remainder, "neg": ops.negative, "~": ops.bit_not,
-    "&": ops.bit_and, "|": ops.bit_or, "^": ops.bit_xor,
-})  # fmt: skip
+OPERATORS.update(
+    {
+        "+": ops.add,
+        "-": ops.subtract,
+        "*": ops.multiply,
+        "/": ops.divide,
+        "**": ops.power,
+        "//": ops.floor_divide_,
+        "%": ops.remainder,
+        "neg": ops.negative,
+        "~": ops.bit_not,
+        "&": ops.bit_and,
+        "|": ops.bit_or,
+        "^": ops.bit_xor,
+    }
+)
 
 
 def number(value: float) -> Pattern:

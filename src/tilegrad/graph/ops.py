@@ -44,14 +44,38 @@ def _given(*, shape: tuple[Size, ...], dtype: DType, **_: Any) -> Type:
     return Array(shape, dtype)
 
 
-input_ = Op(graph, "input", _given, attrs=("key", "shape", "dtype"), group="leaf",
-            meaning="a value from outside, told apart by key")  # fmt: skip
-constant = Op(graph, "constant", lambda *, value, dtype: Array((), dtype),
-              attrs=("value", "dtype"), group="leaf", meaning="a scalar known now")  # fmt: skip
-size = Op(graph, "size", lambda *, value: Array((), int64), attrs=("value",), group="leaf",
-          meaning="the run-time value of a symbolic size, as a scalar int64")  # fmt: skip
-iota = Op(graph, "iota", lambda *, size, dtype: Array((size,), dtype), attrs=("size", "dtype"),
-          group="leaf", meaning="0, 1, 2, ... size-1")  # fmt: skip
+input_ = Op(
+    graph,
+    "input",
+    _given,
+    attrs=("key", "shape", "dtype"),
+    group="leaf",
+    meaning="a value from outside, told apart by key",
+)
+constant = Op(
+    graph,
+    "constant",
+    lambda *, value, dtype: Array((), dtype),
+    attrs=("value", "dtype"),
+    group="leaf",
+    meaning="a scalar known now",
+)
+size = Op(
+    graph,
+    "size",
+    lambda *, value: Array((), int64),
+    attrs=("value",),
+    group="leaf",
+    meaning="the run-time value of a symbolic size, as a scalar int64",
+)
+iota = Op(
+    graph,
+    "iota",
+    lambda *, size, dtype: Array((size,), dtype),
+    attrs=("size", "dtype"),
+    group="leaf",
+    meaning="0, 1, 2, ... size-1",
+)
 
 
 def _random_bits(key: Node, offset: Node, *, shape: tuple[Size, ...]) -> Type:
@@ -60,9 +84,15 @@ def _random_bits(key: Node, offset: Node, *, shape: tuple[Size, ...]) -> Type:
     return Array(shape, uint32)
 
 
-random_bits = Op(graph, "random_bits", _random_bits, attrs=("shape",), group="leaf",
-                 meaning="32 random bits an element: Philox-2x32-10 of (key, offset, linear "
-                 "index), exactly as `interpret` says")  # fmt: skip
+random_bits = Op(
+    graph,
+    "random_bits",
+    _random_bits,
+    attrs=("shape",),
+    group="leaf",
+    meaning="32 random bits an element: Philox-2x32-10 of (key, offset, linear "
+    "index), exactly as `interpret` says",
+)
 
 # ---- elementwise ----------------------------------------------------------------------------
 
@@ -162,9 +192,14 @@ def _where(condition: Node, a: Node, b: Node) -> Type:
 
 
 where = Op(graph, "where", _where, group="ternary", meaning="a where condition, else b")
-cast = Op(graph, "cast", lambda x, *, dtype: Array(_array(x).shape, dtype), attrs=("dtype",),
-          group="unary",
-          meaning="convert values; float to int truncates, to bool is != 0")  # fmt: skip
+cast = Op(
+    graph,
+    "cast",
+    lambda x, *, dtype: Array(_array(x).shape, dtype),
+    attrs=("dtype",),
+    group="unary",
+    meaning="convert values; float to int truncates, to bool is != 0",
+)
 
 
 def _bitcast(x: Node, *, dtype: DType) -> Type:
@@ -173,26 +208,37 @@ def _bitcast(x: Node, *, dtype: DType) -> Type:
     return Array(_array(x).shape, dtype)
 
 
-bitcast = Op(graph, "bitcast", _bitcast, attrs=("dtype",), group="unary",
-             meaning="the same bits read as another dtype")  # fmt: skip
+bitcast = Op(
+    graph,
+    "bitcast",
+    _bitcast,
+    attrs=("dtype",),
+    group="unary",
+    meaning="the same bits read as another dtype",
+)
 
 
 def _stop_gradient(x: Node) -> Type:
     return _array(x)
 
 
-stop_gradient = Op(graph, "stop_gradient", _stop_gradient, group="unary",
-                   meaning="x, with no derivative")  # fmt: skip
+stop_gradient = Op(
+    graph, "stop_gradient", _stop_gradient, group="unary", meaning="x, with no derivative"
+)
 
 
 def _barrier(x: Node, *tokens: Node) -> Type:
     return _array(x)
 
 
-barrier = Op(graph, "barrier", _barrier, group="order",
-             meaning="x, not read before the tokens are computed: what follows from it is not "
-             "the same as what follows from x, so it can be computed again later")  # fmt: skip
-
+barrier = Op(
+    graph,
+    "barrier",
+    _barrier,
+    group="order",
+    meaning="x, not read before the tokens are computed: what follows from it is not "
+    "the same as what follows from x, so it can be computed again later",
+)
 
 
 def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
@@ -201,9 +247,15 @@ def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
     return _array(index)
 
 
-in_range = Op(graph, "in_range", _in_range, attrs=("size", "message", "place"), group="unary",
-              meaning="the index itself; where one is not in 0..size-1 the run ends in an index "
-              "error with this message at the line 'file:line'")  # fmt: skip
+in_range = Op(
+    graph,
+    "in_range",
+    _in_range,
+    attrs=("size", "message", "place"),
+    group="unary",
+    meaning="the index itself; where one is not in 0..size-1 the run ends in an index "
+    "error with this message at the line 'file:line'",
+)
 
 # ---- movement -------------------------------------------------------------------------------
 
@@ -215,8 +267,14 @@ def _reshape(x: Node, *, shape: tuple[Size, ...]) -> Type:
     return Array(shape, x.dtype)
 
 
-reshape = Op(graph, "reshape", _reshape, attrs=("shape",), group="movement",
-             meaning="the same elements in row-major order under another shape")  # fmt: skip
+reshape = Op(
+    graph,
+    "reshape",
+    _reshape,
+    attrs=("shape",),
+    group="movement",
+    meaning="the same elements in row-major order under another shape",
+)
 
 
 def _permute(x: Node, *, order: tuple[int, ...]) -> Type:
@@ -225,20 +283,30 @@ def _permute(x: Node, *, order: tuple[int, ...]) -> Type:
     return Array(tuple(x.shape[a] for a in order), x.dtype)
 
 
-permute = Op(graph, "permute", _permute, attrs=("order",), group="movement",
-             meaning="result axis i is input axis order[i]")  # fmt: skip
+permute = Op(
+    graph,
+    "permute",
+    _permute,
+    attrs=("order",),
+    group="movement",
+    meaning="result axis i is input axis order[i]",
+)
 
 
 def _expand(x: Node, *, shape: tuple[Size, ...]) -> Type:
-    if len(shape) != len(x.shape) or any(
-        a != b and a != 1 for a, b in zip(x.shape, shape)
-    ):
+    if len(shape) != len(x.shape) or any(a != b and a != 1 for a, b in zip(x.shape, shape)):
         raise _fail("expand", f"{x.shape} does not expand to {shape}")
     return Array(shape, x.dtype)
 
 
-expand = Op(graph, "expand", _expand, attrs=("shape",), group="movement",
-            meaning="axes of size 1 repeated to the shape; the rank stays")  # fmt: skip
+expand = Op(
+    graph,
+    "expand",
+    _expand,
+    attrs=("shape",),
+    group="movement",
+    meaning="axes of size 1 repeated to the shape; the rank stays",
+)
 
 
 def _pad(x: Node, *, low: tuple[Size, ...], high: tuple[Size, ...]) -> Type:
@@ -246,8 +314,14 @@ def _pad(x: Node, *, low: tuple[Size, ...], high: tuple[Size, ...]) -> Type:
     return Array(shape, x.dtype)
 
 
-pad = Op(graph, "pad", _pad, attrs=("low", "high"), group="movement",
-         meaning="zeros added before and after each axis (amounts >= 0)")  # fmt: skip
+pad = Op(
+    graph,
+    "pad",
+    _pad,
+    attrs=("low", "high"),
+    group="movement",
+    meaning="zeros added before and after each axis (amounts >= 0)",
+)
 
 
 def slice_size(start: Size, stop: Size, step: int) -> Size:
@@ -261,10 +335,22 @@ def _slice(
     return Array(tuple(slice_size(a, b, s) for a, b, s in zip(start, stop, step)), x.dtype)
 
 
-slice_ = Op(graph, "slice", _slice, attrs=("start", "stop", "step"), group="movement",
-            meaning="x[start:stop:step] on every axis, steps positive, in range")  # fmt: skip
-flip = Op(graph, "flip", lambda x, *, axes: _array(x), attrs=("axes",), group="movement",
-          meaning="the axes reversed")  # fmt: skip
+slice_ = Op(
+    graph,
+    "slice",
+    _slice,
+    attrs=("start", "stop", "step"),
+    group="movement",
+    meaning="x[start:stop:step] on every axis, steps positive, in range",
+)
+flip = Op(
+    graph,
+    "flip",
+    lambda x, *, axes: _array(x),
+    attrs=("axes",),
+    group="movement",
+    meaning="the axes reversed",
+)
 
 
 def window_count(size_: Size, width: int, step: int, dilation: int) -> Size:
@@ -278,10 +364,15 @@ def _windows(x: Node, *, axis: int, width: int, step: int, dilation: int) -> Typ
     return Array(shape, x.dtype)
 
 
-windows = Op(graph, "windows", _windows, attrs=("axis", "width", "step", "dilation"),
-             group="movement",
-             meaning="sliding windows: axis becomes the window number, a last axis of `width` "
-             "is added; result[..i.., k] = x[..i*step + k*dilation..]")  # fmt: skip
+windows = Op(
+    graph,
+    "windows",
+    _windows,
+    attrs=("axis", "width", "step", "dilation"),
+    group="movement",
+    meaning="sliding windows: axis becomes the window number, a last axis of `width` "
+    "is added; result[..i.., k] = x[..i*step + k*dilation..]",
+)
 
 
 def _concatenate(*xs: Node, axis: int) -> Type:
@@ -291,8 +382,14 @@ def _concatenate(*xs: Node, axis: int) -> Type:
     return Array(xs[0].shape[:axis] + (total,) + xs[0].shape[axis + 1 :], xs[0].dtype)
 
 
-concatenate = Op(graph, "concatenate", _concatenate, attrs=("axis",), group="movement",
-                 meaning="inputs one after the other along the axis")  # fmt: skip
+concatenate = Op(
+    graph,
+    "concatenate",
+    _concatenate,
+    attrs=("axis",),
+    group="movement",
+    meaning="inputs one after the other along the axis",
+)
 
 # ---- reductions -----------------------------------------------------------------------------
 
@@ -315,25 +412,46 @@ def _arg_reduce(x: Node, *, axis: int) -> Type:
     return Array(tuple(s for i, s in enumerate(x.shape) if i != axis), int64)
 
 
-argmax = Op(graph, "argmax", _arg_reduce, attrs=("axis",), group="reduce",
-            meaning="index of the first largest along the axis; the first nan wins")  # fmt: skip
-cumulative = Op(graph, "cumulative", lambda x, *, axis, kind: _array(x), attrs=("axis", "kind"),
-                group="scan",
-                meaning="running sum, prod, max or min along the axis (kind)")  # fmt: skip
+argmax = Op(
+    graph,
+    "argmax",
+    _arg_reduce,
+    attrs=("axis",),
+    group="reduce",
+    meaning="index of the first largest along the axis; the first nan wins",
+)
+cumulative = Op(
+    graph,
+    "cumulative",
+    lambda x, *, axis, kind: _array(x),
+    attrs=("axis", "kind"),
+    group="scan",
+    meaning="running sum, prod, max or min along the axis (kind)",
+)
 
 
 def _sort(x: Node, *, axis: int, descending: bool) -> Type:
     return Tuple((_array(x), Array(x.shape, int64)))
 
 
-sort = Op(graph, "sort", _sort, attrs=("axis", "descending"), group="scan",
-          meaning="stable sort along the axis: (values, indices); nan is largest")  # fmt: skip
+sort = Op(
+    graph,
+    "sort",
+    _sort,
+    attrs=("axis", "descending"),
+    group="scan",
+    meaning="stable sort along the axis: (values, indices); nan is largest",
+)
 
 
 def _dot(
-    a: Node, b: Node, *, batch: tuple[tuple[int, ...], tuple[int, ...]],
-    contract: tuple[tuple[int, ...], tuple[int, ...]], dtype: DType,
-) -> Type:  # fmt: skip
+    a: Node,
+    b: Node,
+    *,
+    batch: tuple[tuple[int, ...], tuple[int, ...]],
+    contract: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: DType,
+) -> Type:
     for side_a, side_b in (batch, contract):
         for i, j in zip(side_a, side_b):
             if a.shape[i] != b.shape[j]:
@@ -343,23 +461,39 @@ def _dot(
     return Array(tuple([a.shape[i] for i in batch[0]] + rest_a + rest_b), dtype)
 
 
-dot = Op(graph, "dot", _dot, attrs=("batch", "contract", "dtype"), group="dot",
-         meaning="sum over contracted axes of the product; result axes: batch, a's, b's; "
-         "accumulates in >= float32, gives dtype")  # fmt: skip
+dot = Op(
+    graph,
+    "dot",
+    _dot,
+    attrs=("batch", "contract", "dtype"),
+    group="dot",
+    meaning="sum over contracted axes of the product; result axes: batch, a's, b's; "
+    "accumulates in >= float32, gives dtype",
+)
 
 # ---- attention ------------------------------------------------------------------------------
 
-attention = Op(graph, "attention", attention_types.attention_type, attrs=attention_types.ATTRS,
-               group="attention",
-               meaning="(q, k, v, extras) -> (out, lse): out = softmax(scores) v over keys, lse "
-               "the log of the sum of exp(scores). A score is scale <q, k>, capped by softcap "
-               "tanh(s / softcap), + bias, + slopes (j - i), seen where j - i lies in the band "
-               "and the extras say so. A row that sees nothing: out 0, lse -inf")  # fmt: skip
-attention_backward = Op(graph, "attention_backward", attention_types.attention_backward_type,
-                        attrs=(*attention_types.ATTRS, "wanted"), group="attention",
-                        meaning="(q, k, v, dout, lse, delta, extras) -> (dq, dk, dv, gradients "
-                        "of wanted extras); delta = sum of dout out over the width - "
-                        "dlse")  # fmt: skip
+attention = Op(
+    graph,
+    "attention",
+    attention_types.attention_type,
+    attrs=attention_types.ATTRS,
+    group="attention",
+    meaning="(q, k, v, extras) -> (out, lse): out = softmax(scores) v over keys, lse "
+    "the log of the sum of exp(scores). A score is scale <q, k>, capped by softcap "
+    "tanh(s / softcap), + bias, + slopes (j - i), seen where j - i lies in the band "
+    "and the extras say so. A row that sees nothing: out 0, lse -inf",
+)
+attention_backward = Op(
+    graph,
+    "attention_backward",
+    attention_types.attention_backward_type,
+    attrs=(*attention_types.ATTRS, "wanted"),
+    group="attention",
+    meaning="(q, k, v, dout, lse, delta, extras) -> (dq, dk, dv, gradients "
+    "of wanted extras); delta = sum of dout out over the width - "
+    "dlse",
+)
 
 # ---- indexing and state ---------------------------------------------------------------------
 
@@ -372,9 +506,15 @@ def _gather(x: Node, *indices: Node, axes: tuple[int, ...]) -> Type:
     return Array(indices[0].shape + rest, x.dtype)
 
 
-gather = Op(graph, "gather", _gather, attrs=("axes",), group="index",
-            meaning="x at indices (one integer array per indexed axis, all of one shape, in "
-            "range 0..size-1); result axes: the indices' shape, then x's other axes")  # fmt: skip
+gather = Op(
+    graph,
+    "gather",
+    _gather,
+    attrs=("axes",),
+    group="index",
+    meaning="x at indices (one integer array per indexed axis, all of one shape, in "
+    "range 0..size-1); result axes: the indices' shape, then x's other axes",
+)
 
 
 def _update(state: Node, value: Node, *indices: Node, axes: tuple[int, ...], mode: str) -> Type:
@@ -384,10 +524,16 @@ def _update(state: Node, value: Node, *indices: Node, axes: tuple[int, ...], mod
     return _array(state)
 
 
-update = Op(graph, "update", _update, attrs=("axes", "mode"), group="index",
-            meaning="state with value written at indices (as gather reads them): mode 'set' "
-            "(last in order wins), 'add', 'multiply', 'max', 'min'; out-of-range indices are "
-            "dropped; aliases the state where it is donated")  # fmt: skip
+update = Op(
+    graph,
+    "update",
+    _update,
+    attrs=("axes", "mode"),
+    group="index",
+    meaning="state with value written at indices (as gather reads them): mode 'set' "
+    "(last in order wins), 'add', 'multiply', 'max', 'min'; out-of-range indices are "
+    "dropped; aliases the state where it is donated",
+)
 
 # ---- tuples, control, calls -----------------------------------------------------------------
 
@@ -417,16 +563,33 @@ def _while_loop(*inputs: Node, carries: int, blocks: tuple[Block, ...]) -> Type:
     return Tuple(tuple(r.type for r in blocks[1].results))
 
 
-scan = Op(graph, "scan", _scan, attrs=("carries", "length", "reverse"), group="control",
-          meaning="inputs: carries, then per-step arrays (leading axis = length), then shared "
-          "values; Block(carries, slices, shared) -> (carries, outputs); gives the last "
-          "carries and the outputs stacked")  # fmt: skip
-cond = Op(graph, "cond", _cond, attrs=(), group="control",
-          meaning="inputs: a bool scalar, then shared values; "
-          "two Blocks(shared) -> results")  # fmt: skip
-while_loop = Op(graph, "while_loop", _while_loop, attrs=("carries",), group="control",
-                meaning="inputs: carries, then shared values; Blocks condition(carries, shared) "
-                "-> bool scalar and body(carries, shared) -> carries")  # fmt: skip
+scan = Op(
+    graph,
+    "scan",
+    _scan,
+    attrs=("carries", "length", "reverse"),
+    group="control",
+    meaning="inputs: carries, then per-step arrays (leading axis = length), then shared "
+    "values; Block(carries, slices, shared) -> (carries, outputs); gives the last "
+    "carries and the outputs stacked",
+)
+cond = Op(
+    graph,
+    "cond",
+    _cond,
+    attrs=(),
+    group="control",
+    meaning="inputs: a bool scalar, then shared values; two Blocks(shared) -> results",
+)
+while_loop = Op(
+    graph,
+    "while_loop",
+    _while_loop,
+    attrs=("carries",),
+    group="control",
+    meaning="inputs: carries, then shared values; Blocks condition(carries, shared) "
+    "-> bool scalar and body(carries, shared) -> carries",
+)
 
 
 def _call(*inputs: Node, callee: Any) -> Type:
@@ -434,18 +597,25 @@ def _call(*inputs: Node, callee: Any) -> Type:
     return types[0] if len(types) == 1 else Tuple(tuple(types))
 
 
-call = Op(graph, "call", _call, attrs=("callee",), group="call",
-          meaning="a kernel known by its Callee")  # fmt: skip
+call = Op(
+    graph, "call", _call, attrs=("callee",), group="call", meaning="a kernel known by its Callee"
+)
 
 
 def _custom(*inputs: Node, rules: Any, blocks: tuple[Block, ...]) -> Type:
     return Tuple(tuple(r.type for r in blocks[0].results))
 
 
-custom = Op(graph, "custom", _custom, attrs=("rules",), group="control",
-            meaning="one closed Block(inputs) -> results, inlined by the compiler; derivatives "
-            "come from rules.vjp(inputs, outputs, cotangents) and rules.jvp(inputs, outputs, "
-            "tangents), not from the Block")  # fmt: skip
+custom = Op(
+    graph,
+    "custom",
+    _custom,
+    attrs=("rules",),
+    group="control",
+    meaning="one closed Block(inputs) -> results, inlined by the compiler; derivatives "
+    "come from rules.vjp(inputs, outputs, cotangents) and rules.jvp(inputs, outputs, "
+    "tangents), not from the Block",
+)
 
 
 def scan_slices(node: Node) -> int:

@@ -225,9 +225,7 @@ def put_along(state: Node, value: Node, index: Node, axis: int) -> Node:
 
 def exclusive_product(x: Node, axis: int) -> Node:
     """The product of what comes before each element along the axis."""
-    first = build.full(
-        tuple(1 if i == axis else s for i, s in enumerate(x.shape)), 1, x.dtype
-    )
+    first = build.full(tuple(1 if i == axis else s for i, s in enumerate(x.shape)), 1, x.dtype)
     rest = build.slice_axis(x, axis, 0, build.offset_size(x.shape[axis], -1))
     return ops.cumulative(build.concatenate([first, rest], axis), axis=axis, kind="prod")
 

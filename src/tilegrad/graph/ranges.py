@@ -158,7 +158,18 @@ RANGES: dict[Op, Callable[[Node, int], Range | None]] = {
     ops.maximum: _clamped,
     ops.concatenate: _joined,
     ops.pad: _padded,
-    **{op: _same for op in (ops.reshape, ops.permute, ops.expand, ops.slice_, ops.flip,
-                            ops.windows, ops.gather, ops.stop_gradient,
-                            ops.barrier)},
-}  # fmt: skip
+    **{
+        op: _same
+        for op in (
+            ops.reshape,
+            ops.permute,
+            ops.expand,
+            ops.slice_,
+            ops.flip,
+            ops.windows,
+            ops.gather,
+            ops.stop_gradient,
+            ops.barrier,
+        )
+    },
+}

@@ -88,8 +88,9 @@ def _through_reshape(
     return tuple(found)
 
 
-def contract(a: Factor, b: Factor, summed: set[int], shape: tuple[Size, ...], rest: Labels,
-             dtype: DType) -> Node:  # fmt: skip
+def contract(
+    a: Factor, b: Factor, summed: set[int], shape: tuple[Size, ...], rest: Labels, dtype: DType
+) -> Node:
     """The dot of two labelled factors over the summed labels.
 
     `rest` labels the axes of the result and `shape` is its shape; axes that neither factor has
@@ -184,11 +185,17 @@ def _dot_moved(m: Match) -> Node | None:
 
 # (operand, cast to): every value is kept, and sums are accumulated as they were
 READ_AS_THEY_ARE = {
-    ("float16", "float32"), ("bfloat16", "float32"), ("float8_e4m3", "float32"),
-    ("float8_e5m2", "float32"), ("float8_e4m3", "float16"), ("float8_e5m2", "float16"),
-    ("float8_e4m3", "bfloat16"), ("float8_e5m2", "bfloat16"), ("int8", "int32"),
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    ("float8_e4m3", "float32"),
+    ("float8_e5m2", "float32"),
+    ("float8_e4m3", "float16"),
+    ("float8_e5m2", "float16"),
+    ("float8_e4m3", "bfloat16"),
+    ("float8_e5m2", "bfloat16"),
+    ("int8", "int32"),
     ("uint8", "uint32"),
-}  # fmt: skip
+}
 
 
 def _dot_cast(m: Match) -> Node | None:

@@ -52,9 +52,7 @@ def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
 # ---- the walk -------------------------------------------------------------------------------
 
 
-def _walk(
-    roots: list[Node], outside: frozenset[Node], log: Log, derived: bool
-) -> list[Node]:  # fmt: skip
+def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) -> list[Node]:
     order = topological(roots, stop=outside.__contains__)
     likely = [n for n in order if n.op is ops.dot and n not in outside and looks_like(n)]
     inner = [n for n in order if n.blocks and n not in outside and _has_dots(n)]
@@ -75,9 +73,13 @@ def _walk(
 
 
 def _replaced(
-    roots: list[Node], order: list[Node], chosen: dict[Node, Surroundings],
-    outside: frozenset[Node], log: Log, derived: bool,
-) -> list[Node]:  # fmt: skip
+    roots: list[Node],
+    order: list[Node],
+    chosen: dict[Node, Surroundings],
+    outside: frozenset[Node],
+    log: Log,
+    derived: bool,
+) -> list[Node]:
     done: dict[Node, Node] = {}
     for node in order:
         if node in outside:
@@ -182,9 +184,7 @@ def _between(dot: Node, root: Node) -> set[Node]:
     return inside
 
 
-def _surroundings(
-    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]
-) -> Surroundings:
+def _surroundings(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Surroundings:
     """The movement and the cast that follow the dot at once, each the only use."""
     above: list[Node] = []
     dtype: DType = root.dtype

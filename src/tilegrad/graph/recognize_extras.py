@@ -71,9 +71,14 @@ class Axes:
     def parts(self) -> Axes:
         """The same axes after some were split."""
         return Axes(
-            flat(self.batch), flat(self.key_heads), flat(self.group), flat(self.queries),
-            flat(self.keys), flat(self.width), flat(self.value_width),
-        )  # fmt: skip
+            flat(self.batch),
+            flat(self.key_heads),
+            flat(self.group),
+            flat(self.queries),
+            flat(self.keys),
+            flat(self.width),
+            flat(self.value_width),
+        )
 
     def on_scores(self, value: Node) -> Node:
         """A value on the axes of the scores as (b, h, i, j), sizes 1 where it has none."""
@@ -215,11 +220,15 @@ def _seen(
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
     if finite and (other or masks or bias or not shown):
         if scores.finite:
-            raise _FiniteMask("beside what else is added or masked, a mask of a finite number "
-                              "gives rows that see nothing other values; -inf does not")
+            raise _FiniteMask(
+                "beside what else is added or masked, a mask of a finite number "
+                "gives rows that see nothing other values; -inf does not"
+            )
         if derived:
-            raise NoMatch("a finite number that hides keys is added to the scores, and may hide "
-                          "all; use where, or -inf")  # fmt: skip
+            raise NoMatch(
+                "a finite number that hides keys is added to the scores, and may hide "
+                "all; use where, or -inf"
+            )
         band = meet(bands)
         added = [*scores.added, *[term for _, term in scores.choices]]
         slopes, bias = _slopes(added, axes, band, sinks)
@@ -312,9 +321,7 @@ def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
         return None
 
 
-def _line(
-    term: Term, axes: Axes, band: Band
-) -> tuple[list[tuple[Node, Places]], Affine | None]:
+def _line(term: Term, axes: Axes, band: Band) -> tuple[list[tuple[Node, Places]], Affine | None]:
     """The factors of a term without the one that is affine in the keys, and that one."""
     rest: list[tuple[Node, Places]] = []
     line: Affine | None = None

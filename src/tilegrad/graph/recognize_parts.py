@@ -156,9 +156,15 @@ def _layouts(result: Places, above: Sequence[Node]) -> list[Atoms]:
 
 
 def _axes(
-    q: Operand, k: Operand, v: Operand, keys: Atoms, widths: Places, values: Atoms,
-    softmax: Softmax, scores: Scores,
-) -> Axes:  # fmt: skip
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    keys: Atoms,
+    widths: Places,
+    values: Atoms,
+    softmax: Softmax,
+    scores: Scores,
+) -> Axes:
     keys, values = flat(keys), flat(values)
     on_q, on_k, on_v = (set(atoms_of(x.places)) for x in (q, k, v))
     inner = set(atoms_of(widths))
@@ -230,9 +236,14 @@ def _key_heads(
 
 
 def _built(
-    root: Node, around: Surroundings, axes: Axes, sides: tuple[Operand, Operand, Operand],
-    softmax: Softmax, scores: Scores, result: tuple[Places, list[Atoms]],
-) -> Node:  # fmt: skip
+    root: Node,
+    around: Surroundings,
+    axes: Axes,
+    sides: tuple[Operand, Operand, Operand],
+    softmax: Softmax,
+    scores: Scores,
+    result: tuple[Places, list[Atoms]],
+) -> Node:
     dtype = _dtype(root, around.dtype, sides)
     q, k, v = sides
     of_q, of_k, of_v = _groups(axes)
@@ -250,9 +261,16 @@ def _built(
     if scale < 0:
         wide_q, scale = build.negative(wide_q), -scale
     out, lse = attention.attention(
-        wide_q, wide_k, wide_v, extras.more, scale=scale, band=extras.band,
-        softcap=softcap, dropout=rate, orders=(order_q, order_k, order_v, order),
-    )  # fmt: skip
+        wide_q,
+        wide_k,
+        wide_v,
+        extras.more,
+        scale=scale,
+        band=extras.band,
+        softcap=softcap,
+        dropout=rate,
+        orders=(order_q, order_k, order_v, order),
+    )
     if extras.seen is not None:
         mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
         chosen = [attention.as_order(x, order) for x in (extras.seen, mean)]

@@ -171,4 +171,3 @@ def cap_and_scale(scores: Scores) -> tuple[float, float]:
     if scores.cap is None:
         return 0.0, scores.dot.factor
     return scores.cap, scores.cap * scores.dot.factor
-

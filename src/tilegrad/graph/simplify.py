@@ -149,8 +149,12 @@ POWER = [
     Rule("power_minus_one", x**-1, lambda m: ops.reciprocal(m.x), is_float),
     Rule("power_half", x**0.5, lambda m: ops.square_root(m.x), is_float),
     Rule("absolute_absolute", of(ops.absolute, of(ops.absolute, x, name="y")), lambda m: m.y),
-    Rule("absolute_negative", of(ops.absolute, -x), lambda m: ops.absolute(m.x),
-         lambda m: m.x.dtype.kind != "uint"),
+    Rule(
+        "absolute_negative",
+        of(ops.absolute, -x),
+        lambda m: ops.absolute(m.x),
+        lambda m: m.x.dtype.kind != "uint",
+    ),
 ]
 
 # ---- comparisons, extremes, bits, where -----------------------------------------------------
@@ -177,11 +181,11 @@ COMPARE = [
     Rule("minimum_self", of(ops.minimum, x, x), _x),
     Rule("maximum_absorb", of(ops.maximum, x, of(ops.maximum, x, y, name="z")), lambda m: m.z),
     Rule("minimum_absorb", of(ops.minimum, x, of(ops.minimum, x, y, name="z")), lambda m: m.z),
-    Rule("maximum_lowest", of(ops.maximum, x, c), _x,
-         lambda m: value_of(m.c) == m.x.dtype.lowest),
-    Rule("minimum_highest", of(ops.minimum, x, c), _x,
-         lambda m: value_of(m.c) == m.x.dtype.highest),
-]  # fmt: skip
+    Rule("maximum_lowest", of(ops.maximum, x, c), _x, lambda m: value_of(m.c) == m.x.dtype.lowest),
+    Rule(
+        "minimum_highest", of(ops.minimum, x, c), _x, lambda m: value_of(m.c) == m.x.dtype.highest
+    ),
+]
 
 BITS = [
     Rule("and_self", x & x, _x),
@@ -205,23 +209,38 @@ WHERE = [
     Rule("where_constant", of(ops.where, c, x, y), lambda m: m.x if value_of(m.c) else m.y),
     Rule("where_equal", of(ops.where, z, x, x), _x),
     Rule("where_not", of(ops.where, ~z, x, y), lambda m: ops.where(m.z, m.y, m.x)),
-    Rule("where_true_false", of(ops.where, z, 1, 0), lambda m: m.z,
-         lambda m: m.root.dtype is bool_),
-    Rule("where_false_true", of(ops.where, z, 0, 1), lambda m: ops.bit_not(m.z),
-         lambda m: m.root.dtype is bool_),
-    Rule("where_inner_then", of(ops.where, z, of(ops.where, z, x, any_("_")), y),
-         lambda m: ops.where(m.z, m.x, m.y)),
-    Rule("where_inner_else", of(ops.where, z, x, of(ops.where, z, any_("_"), y)),
-         lambda m: ops.where(m.z, m.x, m.y)),
-]  # fmt: skip
+    Rule(
+        "where_true_false", of(ops.where, z, 1, 0), lambda m: m.z, lambda m: m.root.dtype is bool_
+    ),
+    Rule(
+        "where_false_true",
+        of(ops.where, z, 0, 1),
+        lambda m: ops.bit_not(m.z),
+        lambda m: m.root.dtype is bool_,
+    ),
+    Rule(
+        "where_inner_then",
+        of(ops.where, z, of(ops.where, z, x, any_("_")), y),
+        lambda m: ops.where(m.z, m.x, m.y),
+    ),
+    Rule(
+        "where_inner_else",
+        of(ops.where, z, x, of(ops.where, z, any_("_"), y)),
+        lambda m: ops.where(m.z, m.x, m.y),
+    ),
+]
 
 # ---- casts ----------------------------------------------------------------------------------
 
 # (bits of significand, largest exponent, smallest exponent of a subnormal)
 FLOATS = {
-    "float8_e5m2": (3, 15, -16), "float8_e4m3": (4, 8, -9), "float16": (11, 15, -24),
-    "bfloat16": (8, 127, -133), "float32": (24, 127, -149), "float64": (53, 1023, -1074),
-}  # fmt: skip
+    "float8_e5m2": (3, 15, -16),
+    "float8_e4m3": (4, 8, -9),
+    "float16": (11, 15, -24),
+    "bfloat16": (8, 127, -133),
+    "float32": (24, 127, -149),
+    "float64": (53, 1023, -1074),
+}
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -260,11 +279,14 @@ def _cast_once(m: Match) -> Node | None:
 CAST = [
     Rule("cast_same", of(ops.cast, x), lambda m: m.x if m.x.dtype is m.root.dtype else None),
     Rule("cast_cast", of(ops.cast, of(ops.cast, x, name="y")), _cast_once),
-    Rule("bitcast_same", of(ops.bitcast, x),
-         lambda m: m.x if m.x.dtype is m.root.dtype else None),
-    Rule("bitcast_bitcast", of(ops.bitcast, of(ops.bitcast, x)),
-         lambda m: ops.bitcast(m.x, dtype=m.root.dtype), lambda m: bool_ not in _dtypes(m.root)),
-]  # fmt: skip
+    Rule("bitcast_same", of(ops.bitcast, x), lambda m: m.x if m.x.dtype is m.root.dtype else None),
+    Rule(
+        "bitcast_bitcast",
+        of(ops.bitcast, of(ops.bitcast, x)),
+        lambda m: ops.bitcast(m.x, dtype=m.root.dtype),
+        lambda m: bool_ not in _dtypes(m.root),
+    ),
+]
 
 
 def _dtypes(node: Node) -> list[DType]:

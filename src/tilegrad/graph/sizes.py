@@ -35,8 +35,10 @@ def size_requirements(
                 continue
             texts = (node.op.name, message, expected, "{got}", "")
             place = None if node.location is None else (node.location.file, node.location.line)
-            found.setdefault((value, exact), Requirement(
-                value, exact, error.__name__, texts, tuple(sizes.items()), place))  # fmt: skip
+            found.setdefault(
+                (value, exact),
+                Requirement(value, exact, error.__name__, texts, tuple(sizes.items()), place),
+            )
     return list(found.values())
 
 
@@ -55,8 +57,14 @@ def _needs(node: Node) -> Iterator[Need]:
             continue
         for size in type_.shape:
             if isinstance(size, Expr) and size.low < 0:
-                yield (size, False, ShapeError, "a size is negative", "sizes >= 0",
-                       {"got": type_.shape})  # fmt: skip
+                yield (
+                    size,
+                    False,
+                    ShapeError,
+                    "a size is negative",
+                    "sizes >= 0",
+                    {"got": type_.shape},
+                )
     row = NEEDS.get(node.op)
     if row is not None:
         yield from row(node)
@@ -73,30 +81,52 @@ def _slice(node: Node) -> Iterator[Need]:
         told = {"axis": axis, "size": size, "got": (start, count)}
         for room in (start, after):
             if low(room) < 0:
-                yield (multiply(some, room), False, AxisError, "reaches past the axis",
-                       "(start, count) within 0..{size} on axis {axis}", told)  # fmt: skip
+                yield (
+                    multiply(some, room),
+                    False,
+                    AxisError,
+                    "reaches past the axis",
+                    "(start, count) within 0..{size} on axis {axis}",
+                    told,
+                )
 
 
 def _pad(node: Node) -> Iterator[Need]:
     for amount in (*node.attrs["low"], *node.attrs["high"]):
-        yield (amount, False, ShapeError, "an amount is negative", "amounts >= 0",
-               {"got": (node.attrs["low"], node.attrs["high"])})  # fmt: skip
+        yield (
+            amount,
+            False,
+            ShapeError,
+            "an amount is negative",
+            "amounts >= 0",
+            {"got": (node.attrs["low"], node.attrs["high"])},
+        )
 
 
 def _reshape(node: Node) -> Iterator[Need]:
     before, after = node.inputs[0].shape, node.shape
-    yield (combine(product(after), product(before), -1), True, ShapeError,
-           "the number of elements changes", "{count} elements as in {before}",
-           {"count": product(before), "before": before, "got": after})  # fmt: skip
+    yield (
+        combine(product(after), product(before), -1),
+        True,
+        ShapeError,
+        "the number of elements changes",
+        "{count} elements as in {before}",
+        {"count": product(before), "before": before, "got": after},
+    )
 
 
 def _gather(node: Node) -> Iterator[Need]:
     x, index = node.inputs[:2]
     for axis in node.attrs["axes"]:
         size = x.shape[axis]
-        yield (combine(minimum(size, 1), minimum(product(index.shape), 1), -1), False, AxisError,
-               "there is nothing to choose from", "at least one element on axis {axis}",
-               {"axis": axis, "got": x.shape})  # fmt: skip
+        yield (
+            combine(minimum(size, 1), minimum(product(index.shape), 1), -1),
+            False,
+            AxisError,
+            "there is nothing to choose from",
+            "at least one element on axis {axis}",
+            {"axis": axis, "got": x.shape},
+        )
 
 
 NEEDS: dict[Op, Callable[[Node], Iterator[Need]]] = {

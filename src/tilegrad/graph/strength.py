@@ -59,8 +59,10 @@ def _select(m: Match) -> Node | None:
     if sorted(owned) != live:
         return None
     order = [rows[a] for a in sorted(axes) if rows[a] is not None]
-    lined = [(n if n.shape == shape else build.broadcast_to(n, shape))
-             for n in (indices[axes.index(free[0])], value)]  # fmt: skip
+    lined = [
+        (n if n.shape == shape else build.broadcast_to(n, shape))
+        for n in (indices[axes.index(free[0])], value)
+    ]
     sizes = tuple(state.shape[a] if rows[a] is not None else 1 for a in range(len(state.shape)))
     moved = []
     for n in lined:

@@ -30,9 +30,12 @@ ATTRIBUTE_PARSERS["place"] = Place
 
 
 def structure(
-    arguments: Sequence[Node], results: Sequence[Node], places: dict[Place, int] | None = None,
-    is_apart: Callable[[Node], bool] | None = None, apart: list[Node] | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    arguments: Sequence[Node],
+    results: Sequence[Node],
+    places: dict[Place, int] | None = None,
+    is_apart: Callable[[Node], bool] | None = None,
+    apart: list[Node] | None = None,
+) -> tuple[Any, ...]:
     """A hashable description of the function from arguments to results. Nodes for which
     `is_apart` holds (outside of Blocks) are told by their type alone and put into `apart`; with
     `places` numbers stand for the user's lines, which are added there in order."""
@@ -48,8 +51,9 @@ def structure(
             continue
         attrs = tuple([repr(v) if v.__class__ is float else v for v in node.attrs.values()])
         if places is not None:
-            attrs = tuple([places.setdefault(v, len(places)) if v.__class__ is Place else v
-                           for v in attrs])  # fmt: skip
+            attrs = tuple(
+                [places.setdefault(v, len(places)) if v.__class__ is Place else v for v in attrs]
+            )
         row: tuple[Any, ...] = (node.op, tuple([number[i] for i in node.inputs]), attrs)
         if node.blocks:
             row += tuple([_block(b, number, places) for b in node.blocks])

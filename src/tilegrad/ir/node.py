@@ -181,9 +181,7 @@ def _op_named(dialect: str, name: str) -> Op:
     return DIALECTS[dialect].ops[name]
 
 
-def topological(
-    roots: Iterable[Node], stop: Callable[[Node], bool] | None = None
-) -> list[Node]:
+def topological(roots: Iterable[Node], stop: Callable[[Node], bool] | None = None) -> list[Node]:
     """Every Node the roots need, inputs before users; Blocks of Nodes are not entered, but
     values from outside that their Nodes use come first. Below a Node that stops, nothing."""
     order: list[Node] = []

@@ -118,9 +118,13 @@ class Apply(Pattern):
     """One of some Ops applied to patterns; `attrs` must be equal where given."""
 
     def __init__(
-        self, op: Ops, *inputs: Pattern, name: str | None = None, test: Test | None = None,
+        self,
+        op: Ops,
+        *inputs: Pattern,
+        name: str | None = None,
+        test: Test | None = None,
         attrs: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name, test, op)
         self.inputs, self.attrs = inputs, attrs or {}
         self.roots = _ops(op)
@@ -195,9 +199,12 @@ class Rule:
     """
 
     def __init__(
-        self, name: str, pattern: Apply | Ops, build: Callable[[Match], Node | None],
+        self,
+        name: str,
+        pattern: Apply | Ops,
+        build: Callable[[Match], Node | None],
         when: Callable[[Match], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.build, self.when = name, build, when
         self.pattern = pattern if isinstance(pattern, Pattern) else Pattern(ops=_ops(pattern))
         self.roots = pattern.roots if isinstance(pattern, Apply) else _ops(pattern)

@@ -89,9 +89,17 @@ def gathering(found: dict[Any, Requirement]) -> Iterator[None]:
 
 
 def require(
-    value: Size, error: type[UserError], message: str, *, op: str, expected: str = "",
-    got: str = "", hint: str = "", exact: bool = False, **sizes: Value,
-) -> None:  # fmt: skip
+    value: Size,
+    error: type[UserError],
+    message: str,
+    *,
+    op: str,
+    expected: str = "",
+    got: str = "",
+    hint: str = "",
+    exact: bool = False,
+    **sizes: Value,
+) -> None:
     """value >= 0 (== 0 where exact) or an error, now or when the Symbols are known.
 
     The texts name `sizes` in braces. Outside of a trace nobody could check later: then an equality
@@ -103,9 +111,13 @@ def require(
     found = _gathering.found
     place = user_location()
     needed = Requirement(
-        value, exact, error.__name__, (op, message, expected, got, hint),  # type: ignore[arg-type]
-        tuple(sizes.items()), None if place is None else (place.file, place.line),
-    )  # fmt: skip
+        value,  # type: ignore[arg-type]
+        exact,
+        error.__name__,
+        (op, message, expected, got, hint),
+        tuple(sizes.items()),
+        None if place is None else (place.file, place.line),
+    )
     if highest < 0 or (exact and (lowest > 0 or found is None)):
         raise needed.failure()
     if found is not None:

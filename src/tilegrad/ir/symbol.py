@@ -27,8 +27,16 @@ class Expr:
     """A canonical integer expression; arithmetic on it gives an int or another Expr."""
 
     __slots__ = (
-        "__weakref__", "args", "constant", "high", "kind", "low", "name", "serial", "terms",
-    )  # fmt: skip
+        "__weakref__",
+        "args",
+        "constant",
+        "high",
+        "kind",
+        "low",
+        "name",
+        "serial",
+        "terms",
+    )
 
     kind: str  # 'symbol', 'loop', 'sum', 'div', 'mod', 'min', 'max'
     name: str

@@ -46,9 +46,11 @@ def check_addressable(type_: Array, op: str) -> None:
         bits *= (size if size.__class__ is int else high(size)) or 1  # type: ignore[operator]
     if bits > LARGEST << 3:
         raise ShapeError(
-            "an array of this size cannot be addressed", op=op,
-            expected=f"at most {LARGEST} bytes (2**63 - 1)", got=repr(type_),
-        )  # fmt: skip
+            "an array of this size cannot be addressed",
+            op=op,
+            expected=f"at most {LARGEST} bytes (2**63 - 1)",
+            got=repr(type_),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,10 +78,16 @@ class Entry:
 
 def entry_of(record: Record) -> Entry:
     """The Entry that `to_record` wrote."""
-    trials = tuple(Trial(_plain(t["plan"]), _seconds(t["seconds"]), str(t.get("note", "")))
-                   for t in record.get("trials", ()))  # fmt: skip
-    return Entry(_plain(record["plan"]), _seconds(record.get("seconds")),
-                 dict(record.get("origin", {})), trials)  # fmt: skip
+    trials = tuple(
+        Trial(_plain(t["plan"]), _seconds(t["seconds"]), str(t.get("note", "")))
+        for t in record.get("trials", ())
+    )
+    return Entry(
+        _plain(record["plan"]),
+        _seconds(record.get("seconds")),
+        dict(record.get("origin", {})),
+        trials,
+    )
 
 
 class PlanTable:
@@ -166,8 +172,10 @@ def entries_in(text: str) -> dict[str, Entry]:
 
 def text_of(entries: Mapping[str, Entry], about: Mapping[str, Any] | None = None) -> str:
     """A table as text, a problem a line, in the order of keys."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(entries[key].to_record())}"
-             for key in sorted(entries, key=natural)]  # fmt: skip
+    lines = [
+        f"  {json.dumps(key)}: {json.dumps(entries[key].to_record())}"
+        for key in sorted(entries, key=natural)
+    ]
     body = ",\n".join(lines)
     head = f'"format": {FORMAT},\n "about": {json.dumps(dict(about or {}))},\n "plans": '
     return "{" + head + ("{\n" + body + "\n }" if lines else "{}") + "\n}\n"
@@ -186,8 +194,12 @@ def read_table(path: str | Path) -> PlanTable:
     try:
         table.known = entries_in(Path(path).expanduser().read_text())
     except FAULTS as error:
-        raise UserError("not a PlanTable", op="plans", expected="a file that `tilegrad tune` wrote",
-                        got=f"{path}: {error}") from error  # fmt: skip
+        raise UserError(
+            "not a PlanTable",
+            op="plans",
+            expected="a file that `tilegrad tune` wrote",
+            got=f"{path}: {error}",
+        ) from error
     return table
 
 

@@ -57,9 +57,12 @@ class Attention(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         if config.n_embd % config.n_head:
-            raise UserError("features do not divide into heads", op="GPT2",
-                            expected=f"n_embd a multiple of {config.n_head}",
-                            got=config.n_embd)  # fmt: skip
+            raise UserError(
+                "features do not divide into heads",
+                op="GPT2",
+                expected=f"n_embd a multiple of {config.n_head}",
+                got=config.n_embd,
+            )
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)  # query, key, value in one
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
@@ -115,13 +118,15 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config.vocab_size, config.n_embd),  # tokens
-            "wpe": nn.Embedding(config.n_positions, config.n_embd),  # positions
-            "drop": nn.Dropout(config.dropout),
-            "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-            "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon),
-        })  # fmt: skip
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),  # tokens
+                "wpe": nn.Embedding(config.n_positions, config.n_embd),  # positions
+                "drop": nn.Dropout(config.dropout),
+                "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+                "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon),
+            }
+        )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer["wte"].weight  # tied
         self._initialize()
@@ -147,9 +152,16 @@ class GPT2(nn.Module):
         """(B, T) -> (B, T, V)."""
         index = lift(tokens)
         count = index.shape[-1]
-        require(self.config.n_positions - count, ShapeError, "too many tokens", op="GPT2",
-                got="{count}", expected="at most {most}", count=count,
-                most=self.config.n_positions)  # fmt: skip
+        require(
+            self.config.n_positions - count,
+            ShapeError,
+            "too many tokens",
+            op="GPT2",
+            got="{count}",
+            expected="at most {most}",
+            count=count,
+            most=self.config.n_positions,
+        )
         parts = self.transformer
         x = parts["wte"](index) + parts["wpe"](arange(count))  # (B, T, C)
         x = parts["drop"](x)
@@ -165,9 +177,13 @@ class GPT2(nn.Module):
     # ---- generation -----------------------------------------------------------------------
 
     def generate(
-        self, tokens: Any, count: int, temperature: float = 1.0, top_k: int | None = None,
+        self,
+        tokens: Any,
+        count: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
         generator: Generator | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(B, T) continued by `count` tokens; temperature 0 takes the likeliest.
 
         One step is compiled once: it reads a window of all positions and is told where in it
@@ -176,8 +192,12 @@ class GPT2(nn.Module):
         _check_sampling(temperature, top_k, self.config.vocab_size)
         given = lift(tokens).long().numpy()  # (B, T); sizes that grow stay out of the Graph
         if given.ndim != 2 or not given.shape[1]:
-            raise ShapeError("needs at least one token in each row", op="generate",
-                             expected="(batch, tokens)", got=given.shape)  # fmt: skip
+            raise ShapeError(
+                "needs at least one token in each row",
+                op="generate",
+                expected="(batch, tokens)",
+                got=given.shape,
+            )
         width, first = self.config.n_positions, given.shape[1]
         known = np.concatenate([given, np.zeros((len(given), count), np.int64)], 1)
         step = _sampler(temperature, top_k, generator)
@@ -195,8 +215,9 @@ class GPT2(nn.Module):
         """Also takes Hugging Face's names and its (in, out) weights."""
         state = {n: v for n, v in state_dict.items() if not n.endswith(DROPPED)}
         if not any(n.startswith("transformer.") for n in state):
-            state = {n if n == "lm_head.weight" else f"transformer.{n}": v
-                     for n, v in state.items()}  # fmt: skip
+            state = {
+                n if n == "lm_head.weight" else f"transformer.{n}": v for n, v in state.items()
+            }
         state.setdefault("lm_head.weight", state.get("transformer.wte.weight"))
         return super().load_state_dict(self._turned(state), strict)
 
@@ -204,7 +225,9 @@ class GPT2(nn.Module):
         """The weights of Conv1D as (out, in)."""
         joint = state.get("transformer.h.0.attn.c_attn.weight")
         turn = joint is not None and tuple(joint.shape) == (
-            self.config.n_embd, 3 * self.config.n_embd)  # fmt: skip
+            self.config.n_embd,
+            3 * self.config.n_embd,
+        )
         if not turn:
             return dict(state)
         return {n: lift(v).t() if n.endswith(TURNED) else v for n, v in state.items()}
@@ -212,8 +235,9 @@ class GPT2(nn.Module):
 
 def _check_sampling(temperature: float, top_k: int | None, vocabulary: int) -> None:
     if not temperature >= 0.0:
-        raise UserError("bad temperature", op="generate", expected="temperature >= 0",
-                        got=temperature)  # fmt: skip
+        raise UserError(
+            "bad temperature", op="generate", expected="temperature >= 0", got=temperature
+        )
     if top_k is not None and not 1 <= top_k <= vocabulary:
         raise UserError("bad top_k", op="generate", expected=f"1..{vocabulary}", got=top_k)
 

@@ -232,4 +232,4 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
-]  # fmt: skip
+]

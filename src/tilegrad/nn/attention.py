@@ -21,14 +21,26 @@ class MultiheadAttention(Module):
     """Several attentions side by side, each on its slice of the features."""
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
-        add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
-        vdim: int | None = None, batch_first: bool = False, dtype: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         if embed_dim % num_heads:
-            raise UserError("features do not divide into heads", op="MultiheadAttention",
-                            expected=f"a multiple of {num_heads}", got=embed_dim)  # fmt: skip
+            raise UserError(
+                "features do not divide into heads",
+                op="MultiheadAttention",
+                expected=f"a multiple of {num_heads}",
+                got=embed_dim,
+            )
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.batch_first, self.head_dim = batch_first, embed_dim // num_heads
@@ -55,21 +67,40 @@ class MultiheadAttention(Module):
             init.zeros_(self.out_proj.bias)
 
     def forward(
-        self, query: Any, key: Any, value: Any, key_padding_mask: Any = None,
-        need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         """(output, weights): of (tokens, batch, features), or batch first where set so."""
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         return heads(
-            query, key, value, self.num_heads, weights, self.in_proj_bias, self.out_proj,
-            self.bias_k, self.bias_v, self.add_zero_attn, self.dropout if self.training else 0.0,
-            key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+            query,
+            key,
+            value,
+            self.num_heads,
+            weights,
+            self.in_proj_bias,
+            self.out_proj,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout if self.training else 0.0,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
             self.batch_first,
-        )  # fmt: skip
+        )
 
 
 __all__ = ["MultiheadAttention"]

@@ -21,8 +21,9 @@ def _checked(op: str, module: Any) -> Module:
 
 def _place(op: str, index: Any, count: int) -> int:
     if not isinstance(index, int) or not -count <= index < count:
-        raise AxisError("no such position", op=op, expected=f"-{count} <= index < {count}",
-                        got=index)  # fmt: skip
+        raise AxisError(
+            "no such position", op=op, expected=f"-{count} <= index < {count}", got=index
+        )
     return index % count
 
 
@@ -38,8 +39,11 @@ class _Row(Module):
     def __getitem__(self, index: Any) -> Any:
         found = list(self._modules.values())
         if isinstance(index, slice):
-            return type(self)(*found[index]) if isinstance(self, Sequential) else (
-                type(self)(found[index]))  # type: ignore[call-arg] # fmt: skip
+            return (
+                type(self)(*found[index])
+                if isinstance(self, Sequential)
+                else (type(self)(found[index]))
+            )  # type: ignore[call-arg]
         return found[_place(type(self).__name__, index, len(found))]
 
     def __setitem__(self, index: int, module: Module) -> None:
@@ -117,8 +121,9 @@ class ModuleDict(Module):
 
     def __getitem__(self, key: str) -> Module:
         if key not in self._modules:
-            raise UserError("no such key", op="ModuleDict", got=key,
-                            expected=f"one of {list(self._modules)}")  # fmt: skip
+            raise UserError(
+                "no such key", op="ModuleDict", got=key, expected=f"one of {list(self._modules)}"
+            )
         return self._modules[key]  # type: ignore[no-any-return]
 
     def __setitem__(self, key: str, module: Module) -> None:
@@ -206,8 +211,12 @@ class ParameterDict(Module):
 
     def __getitem__(self, key: str) -> Parameter:
         if key not in self._parameters:
-            raise UserError("no such key", op="ParameterDict", got=key,
-                            expected=f"one of {list(self._parameters)}")  # fmt: skip
+            raise UserError(
+                "no such key",
+                op="ParameterDict",
+                got=key,
+                expected=f"one of {list(self._parameters)}",
+            )
         return self._parameters[key]  # type: ignore[no-any-return]
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -243,8 +252,10 @@ class ParameterDict(Module):
 
 
 def _listed(parameters: Mapping[str, Tensor]) -> str:
-    lines = [f"\n    ({n}): Parameter containing: [{p.dtype} of size {tuple(p.shape)}]"
-             for n, p in parameters.items()]  # fmt: skip
+    lines = [
+        f"\n    ({n}): Parameter containing: [{p.dtype} of size {tuple(p.shape)}]"
+        for n, p in parameters.items()
+    ]
     return "".join(lines) + ("\n" if lines else "")
 
 

@@ -19,8 +19,12 @@ from . import init
 from .linear import new_parameter
 from .module import Module
 
-BORDERS = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate",
-           "circular": "circular"}  # fmt: skip
+BORDERS = {
+    "zeros": "constant",
+    "reflect": "reflect",
+    "replicate": "replicate",
+    "circular": "circular",
+}
 
 
 class _Convolution(Module):
@@ -30,28 +34,45 @@ class _Convolution(Module):
     transposed = False
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1,
-        padding: Any = 0, dilation: Sizes = 1, groups: int = 1, bias: bool = True,
-        padding_mode: str = "zeros", dtype: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Any = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         name, rank = type(self).__name__, self.rank
         if in_channels % groups or out_channels % groups:
-            raise UserError("channels do not divide into groups", op=name,
-                            expected=f"multiples of {groups}",
-                            got=f"in {in_channels}, out {out_channels}")  # fmt: skip
+            raise UserError(
+                "channels do not divide into groups",
+                op=name,
+                expected=f"multiples of {groups}",
+                got=f"in {in_channels}, out {out_channels}",
+            )
         if padding_mode not in BORDERS:
-            raise UserError("unknown padding_mode", op=name, expected=" or ".join(BORDERS),
-                            got=repr(padding_mode))  # fmt: skip
+            raise UserError(
+                "unknown padding_mode",
+                op=name,
+                expected=" or ".join(BORDERS),
+                got=repr(padding_mode),
+            )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = per_axis(name, "kernel_size", kernel_size, rank, 1)
         self.stride = per_axis(name, "stride", stride, rank, 1)
         self.dilation = per_axis(name, "dilation", dilation, rank, 1)
-        self.padding = padding if isinstance(padding, str) else (
-            per_axis(name, "padding", padding, rank, 0))  # fmt: skip
+        self.padding = (
+            padding if isinstance(padding, str) else (per_axis(name, "padding", padding, rank, 0))
+        )
         self.padding_mode = padding_mode
-        first, second = (in_channels, out_channels) if self.transposed else (
-            out_channels, in_channels)  # fmt: skip
+        first, second = (
+            (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        )
         self.weight = new_parameter(first, second // groups, *self.kernel_size, dtype=dtype)
         self.register_parameter("bias", new_parameter(out_channels, dtype=dtype) if bias else None)
         self.reset_parameters()
@@ -65,8 +86,10 @@ class _Convolution(Module):
 
     def extra_repr(self) -> str:
         """What differs from the defaults."""
-        text = (f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-                f"stride={self.stride}")  # fmt: skip
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}"
+        )
         if self.padding not in ("valid", (0,) * self.rank):
             text += f", padding={self.padding}"
         if self.dilation != (1,) * self.rank:
@@ -86,8 +109,15 @@ class _Straight(_Convolution):
             x = pad(x, self._amounts(), BORDERS[self.padding_mode])
             padding = 0
         run = getattr(convolution, f"conv{self.rank}d")
-        return run(x, self.weight, self.bias, self.stride, padding, self.dilation,  # type: ignore[no-any-return]
-                   self.groups)  # fmt: skip
+        return run(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,  # type: ignore[no-any-return]
+            self.groups,
+        )
 
     def _amounts(self) -> list[int]:
         if self.padding == "same":
@@ -120,15 +150,38 @@ class _Transposed(_Convolution):
     transposed = True
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1,
-        padding: Sizes = 0, output_padding: Sizes = 0, groups: int = 1, bias: bool = True,
-        dilation: Sizes = 1, padding_mode: str = "zeros", dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
-                         bias, padding_mode, dtype)  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Sizes = 1,
+        padding_mode: str = "zeros",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            dtype,
+        )
         if padding_mode != "zeros":
-            raise UserError("only zeros are padded here", op=type(self).__name__,
-                            expected="padding_mode='zeros'", got=repr(padding_mode))  # fmt: skip
+            raise UserError(
+                "only zeros are padded here",
+                op=type(self).__name__,
+                expected="padding_mode='zeros'",
+                got=repr(padding_mode),
+            )
         self.output_padding = per_axis(
             type(self).__name__, "output_padding", output_padding, self.rank, 0
         )
@@ -137,20 +190,36 @@ class _Transposed(_Convolution):
         """(batch, in_channels, *space) -> (batch, out_channels, *larger space)."""
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         run = getattr(convolution, f"conv_transpose{self.rank}d")
-        return run(x, self.weight, self.bias, self.stride, self.padding, extra,  # type: ignore[no-any-return]
-                   self.groups, self.dilation)  # fmt: skip
+        return run(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            extra,  # type: ignore[no-any-return]
+            self.groups,
+            self.dilation,
+        )
 
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
         """The output padding that gives a size."""
         wanted = tuple(output_size)[-self.rank :]
         found = []
         for i, size in enumerate(wanted):
-            least = ((x.shape[x.ndim - self.rank + i] - 1) * self.stride[i] - 2 * self.padding[i]
-                     + self.dilation[i] * (self.kernel_size[i] - 1) + 1)  # fmt: skip
+            least = (
+                (x.shape[x.ndim - self.rank + i] - 1) * self.stride[i]
+                - 2 * self.padding[i]
+                + self.dilation[i] * (self.kernel_size[i] - 1)
+                + 1
+            )
             found.append(size - least)
             if not 0 <= size - least < max(self.stride[i], self.dilation[i]):
-                raise UserError("output_size cannot be reached", op=type(self).__name__, got=size,
-                                expected=f"{least}..{least + self.stride[i] - 1}")  # fmt: skip
+                raise UserError(
+                    "output_size cannot be reached",
+                    op=type(self).__name__,
+                    got=size,
+                    expected=f"{least}..{least + self.stride[i] - 1}",
+                )
         return tuple(found)
 
 
@@ -172,5 +241,4 @@ class ConvTranspose3d(_Transposed):
     rank = 3
 
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
-           "ConvTranspose3d"]  # fmt: skip
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]

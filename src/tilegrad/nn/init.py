@@ -22,8 +22,16 @@ from ..tensor.random import Generator, normal, truncated_normal, uniform
 from ..tensor.tensor import Tensor, from_array, no_grad, own_node, wrap
 
 GAINS = {"tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75}
-PLAIN = ("linear", "sigmoid", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-         "conv_transpose2d", "conv_transpose3d")  # fmt: skip
+PLAIN = (
+    "linear",
+    "sigmoid",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+)
 
 
 _skips: ContextVar[bool] = ContextVar("skips", default=False)
@@ -52,16 +60,24 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in GAINS:
-        raise UserError("unknown nonlinearity", op="calculate_gain", got=repr(nonlinearity),
-                        expected=", ".join((*PLAIN, *GAINS, "leaky_relu")))  # fmt: skip
+        raise UserError(
+            "unknown nonlinearity",
+            op="calculate_gain",
+            got=repr(nonlinearity),
+            expected=", ".join((*PLAIN, *GAINS, "leaky_relu")),
+        )
     return GAINS[nonlinearity]
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
     """How many inputs and outputs one element of a weight connects."""
     if tensor.ndim < 2:
-        raise ShapeError("needs at least 2 axes", op="init", expected="(out, in, ...)",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs at least 2 axes",
+            op="init",
+            expected="(out, in, ...)",
+            got=build.show(tensor.shape),
+        )
     window = math.prod(tensor.shape[2:])  # type: ignore[arg-type]
     return tensor.shape[1] * window, tensor.shape[0] * window  # type: ignore[return-value]
 
@@ -72,24 +88,32 @@ def _fan(tensor: Tensor, mode: str) -> int:
     return fans(tensor)[0 if mode == "fan_in" else 1]
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0,
-             generator: Generator | None = None) -> Tensor:  # fmt: skip
+def uniform_(
+    tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Uniform in [a, b)."""
     if _skips.get():
         return tensor
     return _set(tensor, uniform(a, b, tensor.shape, tensor.dtype, generator))
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0,
-            generator: Generator | None = None) -> Tensor:  # fmt: skip
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Normal."""
     if _skips.get():
         return tensor
     return _set(tensor, normal(mean, std, tensor.shape, tensor.dtype, generator))
 
 
-def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0,
-                  b: float = 2.0, generator: Generator | None = None) -> Tensor:  # fmt: skip
+def trunc_normal_(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: Generator | None = None,
+) -> Tensor:
     """Normal, cut to [a, b]."""
     if _skips.get():
         return tensor
@@ -115,27 +139,32 @@ def zeros_(tensor: Tensor) -> Tensor:
 def eye_(tensor: Tensor) -> Tensor:
     """Ones on the diagonal of a matrix."""
     if tensor.ndim != 2:
-        raise ShapeError("needs a matrix", op="eye_", expected="2 axes",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs a matrix", op="eye_", expected="2 axes", got=build.show(tensor.shape)
+        )
     return _set(tensor, eye(*tensor.shape, dtype=tensor.dtype))
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0,
-                    generator: Generator | None = None) -> Tensor:  # fmt: skip
+def xavier_uniform_(
+    tensor: Tensor, gain: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Uniform with variance 2 / (fan_in + fan_out)."""
     bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0,
-                   generator: Generator | None = None) -> Tensor:  # fmt: skip
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Normal with variance 2 / (fan_in + fan_out)."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))), generator)
 
 
-def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in",
-                     nonlinearity: str = "leaky_relu",
-                     generator: Generator | None = None) -> Tensor:  # fmt: skip
+def kaiming_uniform_(
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:
     """Uniform with variance gain ** 2 / fan."""
     if 0 in tensor.shape:
         return tensor
@@ -143,9 +172,13 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in",
     return uniform_(tensor, -bound, bound, generator)
 
 
-def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in",
-                    nonlinearity: str = "leaky_relu",
-                    generator: Generator | None = None) -> Tensor:  # fmt: skip
+def kaiming_normal_(
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:
     """Normal with variance gain ** 2 / fan."""
     if 0 in tensor.shape:
         return tensor
@@ -156,8 +189,12 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in",
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Orthonormal rows or columns, whichever are fewer (computed now, by NumPy)."""
     if tensor.ndim < 2:
-        raise ShapeError("needs at least 2 axes", op="orthogonal_", expected="(rows, ...)",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs at least 2 axes",
+            op="orthogonal_",
+            expected="(rows, ...)",
+            got=build.show(tensor.shape),
+        )
     rows = int(tensor.shape[0])  # type: ignore[arg-type]
     drawn = normal(0.0, 1.0, (rows, tensor.numel() // rows), "float32", generator).numpy()
     wide = drawn.shape[0] < drawn.shape[1]
@@ -168,6 +205,19 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None =
         return tensor.assign(wrap(from_array(value.astype(np.float32))))
 
 
-__all__ = ["calculate_gain", "constant_", "eye_", "fans", "kaiming_normal_", "kaiming_uniform_",
-           "normal_", "ones_", "orthogonal_", "trunc_normal_", "uniform_", "xavier_normal_",
-           "xavier_uniform_", "zeros_"]  # fmt: skip
+__all__ = [
+    "calculate_gain",
+    "constant_",
+    "eye_",
+    "fans",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "ones_",
+    "orthogonal_",
+    "trunc_normal_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]

@@ -38,8 +38,9 @@ class Identity(Module):
 class Linear(Module):
     """x @ weight.T + bias; weight is (out_features, in_features)."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = new_parameter(out_features, in_features, dtype=dtype)
@@ -59,15 +60,23 @@ class Linear(Module):
 
     def extra_repr(self) -> str:
         """Sizes."""
-        return (f"in_features={self.in_features}, out_features={self.out_features}, "
-                f"bias={self.bias is not None}")  # fmt: skip
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )
 
 
 class Bilinear(Module):
     """a @ weight[k] @ b for each output k; weight is (out, in1, in2)."""
 
-    def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         self.in1_features, self.in2_features = in1_features, in2_features
         self.out_features = out_features
@@ -83,19 +92,30 @@ class Bilinear(Module):
 
     def extra_repr(self) -> str:
         """Sizes."""
-        return (f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
-                f"out_features={self.out_features}, bias={self.bias is not None}")  # fmt: skip
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )
 
 
 class Embedding(Module):
     """Rows of a table by index."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise UserError("padding_idx is not a row", op="Embedding", got=padding_idx,
-                            expected=f"within {num_embeddings} rows")  # fmt: skip
+            raise UserError(
+                "padding_idx is not a row",
+                op="Embedding",
+                got=padding_idx,
+                expected=f"within {num_embeddings} rows",
+            )
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = new_parameter(num_embeddings, embedding_dim, dtype=dtype)
@@ -111,13 +131,18 @@ class Embedding(Module):
                 self.weight.assign(value)
 
     @classmethod
-    def from_pretrained(cls, embeddings: Any, freeze: bool = True,
-                        padding_idx: int | None = None) -> Embedding:  # fmt: skip
+    def from_pretrained(
+        cls, embeddings: Any, freeze: bool = True, padding_idx: int | None = None
+    ) -> Embedding:
         """A table with values given."""
         table = lift(embeddings)
         if table.ndim != 2:
-            raise ShapeError("not a table", op="Embedding.from_pretrained",
-                             expected="(rows, features)", got=build.show(table.shape))  # fmt: skip
+            raise ShapeError(
+                "not a table",
+                op="Embedding.from_pretrained",
+                expected="(rows, features)",
+                got=build.show(table.shape),
+            )
         made = cls(*table.shape, padding_idx=padding_idx, dtype=table.dtype)  # type: ignore[misc]
         made.weight = Parameter(table, requires_grad=not freeze)
         return made
@@ -135,9 +160,15 @@ class Embedding(Module):
 class EmbeddingBag(Module):
     """The sum, mean or max of rows of a table in each bag of indices."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, mode: str = "mean",
-                 include_last_offset: bool = False, padding_idx: int | None = None,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.include_last_offset, self.padding_idx = include_last_offset, padding_idx
@@ -146,8 +177,15 @@ class EmbeddingBag(Module):
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
         """Rows of indices, or a line of them with offsets -> (bags, embedding_dim)."""
-        return embedding_bag(input, self.weight, offsets, self.mode, per_sample_weights,
-                             self.include_last_offset, self.padding_idx)  # fmt: skip
+        return embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.mode,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
 
     def extra_repr(self) -> str:
         """Sizes."""
@@ -160,8 +198,9 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
-            raise UserError("not a probability", op=type(self).__name__, expected="0 <= p <= 1",
-                            got=p)  # fmt: skip
+            raise UserError(
+                "not a probability", op=type(self).__name__, expected="0 <= p <= 1", got=p
+            )
         self.p, self.inplace = p, inplace
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,5 +267,16 @@ class Unflatten(Module):
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
-__all__ = ["Bilinear", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "Flatten",
-           "Identity", "Linear", "Unflatten", "new_parameter"]  # fmt: skip
+__all__ = [
+    "Bilinear",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Embedding",
+    "Flatten",
+    "Identity",
+    "Linear",
+    "Unflatten",
+    "new_parameter",
+]

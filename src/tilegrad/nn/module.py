@@ -78,18 +78,25 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         holders = self.__dict__
         if "_modules" not in holders:
-            raise UserError("set before Module.__init__", op=type(self).__name__,
-                            expected="super().__init__() first",
-                            got=f"self.{name} = ...")  # fmt: skip
+            raise UserError(
+                "set before Module.__init__",
+                op=type(self).__name__,
+                expected="super().__init__() first",
+                got=f"self.{name} = ...",
+            )
         if isinstance(value, Parameter):
             self._place("_parameters", name, value)
         elif isinstance(value, Module):
             self._place("_modules", name, value)
         elif name in holders["_parameters"]:
             if value is not None:
-                raise DTypeError("a parameter is replaced by something else", op="setattr",
-                                 expected="a Parameter or None", got=type(value).__name__,
-                                 hint=f"use self.{name}.assign(value) for a new value")  # fmt: skip
+                raise DTypeError(
+                    "a parameter is replaced by something else",
+                    op="setattr",
+                    expected="a Parameter or None",
+                    got=type(value).__name__,
+                    hint=f"use self.{name}.assign(value) for a new value",
+                )
             holders["_parameters"][name] = None
         elif name in holders["_buffers"] and (value is None or isinstance(value, Tensor)):
             holders["_buffers"][name] = value
@@ -136,8 +143,12 @@ class Module:
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Hold a Tensor that is state but not trained; `persistent` puts it in checkpoints."""
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise DTypeError("a buffer is a Tensor", op="register_buffer",
-                             expected="Tensor or None", got=type(tensor).__name__)  # fmt: skip
+            raise DTypeError(
+                "a buffer is a Tensor",
+                op="register_buffer",
+                expected="Tensor or None",
+                got=type(tensor).__name__,
+            )
         self._place("_buffers", name, tensor)
         (self._temporary.discard if persistent else self._temporary.add)(name)
 
@@ -174,8 +185,9 @@ class Module:
         """This Module and all below it, each once."""
         return (m for _, m in self.named_modules())
 
-    def named_modules(self, memo: set[int] | None = None, prefix: str = "",
-                      remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:  # fmt: skip
+    def named_modules(
+        self, memo: set[int] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
         """This Module and all below it, by dotted name."""
         memo = set() if memo is None else memo
         if id(self) in memo:
@@ -215,8 +227,9 @@ class Module:
         """All buffers, each once."""
         return (b for _, b in self.named_buffers("", recurse))
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True,
-                      remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """All buffers by dotted name."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
@@ -226,8 +239,12 @@ class Module:
         for name in target.split(".") if target else ():
             found = module._modules.get(name)
             if found is None:
-                raise UserError("no such Module", op="get_submodule", got=target,
-                                expected=f"one of {', '.join(module._modules)}")  # fmt: skip
+                raise UserError(
+                    "no such Module",
+                    op="get_submodule",
+                    got=target,
+                    expected=f"one of {', '.join(module._modules)}",
+                )
             module = found
         return module
 
@@ -267,18 +284,25 @@ class Module:
         unexpected = [n for n in state_dict if n not in ours]
         if strict and (missing or unexpected):
             raise UserError(
-                "the names do not fit", op=f"{type(self).__name__}.load_state_dict",
+                "the names do not fit",
+                op=f"{type(self).__name__}.load_state_dict",
                 expected=f"all of ours; missing: {', '.join(missing) or 'none'}",
                 got=f"unexpected: {', '.join(unexpected) or 'none'}",
                 hint="strict=False takes what fits",
-            )  # fmt: skip
+            )
         found = {n: lift(state_dict[n]) for n in ours if n in state_dict}
-        wrong = [f"{n}: {build.show(ours[n].shape)} here, {build.show(t.shape)} given"
-                 for n, t in found.items() if t.shape != ours[n].shape]  # fmt: skip
+        wrong = [
+            f"{n}: {build.show(ours[n].shape)} here, {build.show(t.shape)} given"
+            for n, t in found.items()
+            if t.shape != ours[n].shape
+        ]
         if wrong:
-            raise ShapeError("shapes do not fit", op=f"{type(self).__name__}.load_state_dict",
-                             expected="the shapes of this Module",
-                             got="; ".join(wrong))  # fmt: skip
+            raise ShapeError(
+                "shapes do not fit",
+                op=f"{type(self).__name__}.load_state_dict",
+                expected="the shapes of this Module",
+                got="; ".join(wrong),
+            )
         with no_grad():
             for name, tensor in found.items():
                 ours[name].assign(tensor)
@@ -326,8 +350,12 @@ class Module:
         if dtype is not None:
             wanted = dtype_of(dtype)
             if not wanted.is_float:
-                raise DTypeError("a Module is cast to floats only", op=f"{type(self).__name__}.to",
-                                 expected="a float dtype", got=wanted)  # fmt: skip
+                raise DTypeError(
+                    "a Module is cast to floats only",
+                    op=f"{type(self).__name__}.to",
+                    expected="a float dtype",
+                    got=wanted,
+                )
             fixed = {id(b) for m in self.modules() if not m.casts for b in m.buffers(False)}
             for tensor in self.tensors().values():
                 if tensor.dtype.is_float and id(tensor) not in fixed:
@@ -377,8 +405,12 @@ class Module:
         return f"{type(self).__name__}(\n  {body}\n)"
 
 
-def functional_call(module: Module, parameters: Mapping[str, Any], args: Any = (),
-                    kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+def functional_call(
+    module: Module,
+    parameters: Mapping[str, Any],
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Call a Module with Tensors in the place of its parameters and buffers of those names; it is
     as before afterwards."""
     given = args if isinstance(args, tuple) else (args,)
@@ -389,8 +421,12 @@ def functional_call(module: Module, parameters: Mapping[str, Any], args: Any = (
             owner = module.get_submodule(path)
             table = next((t for t in (owner._parameters, owner._buffers) if last in t), None)
             if table is None:
-                raise UserError("no such parameter", op="functional_call", got=repr(name),
-                                expected=f"a name of {type(module).__name__}")  # fmt: skip
+                raise UserError(
+                    "no such parameter",
+                    op="functional_call",
+                    got=repr(name),
+                    expected=f"a name of {type(module).__name__}",
+                )
             places.append((table, last, table[last]))
             table[last] = lift(value)
         return module(*given, **(kwargs or {}))
@@ -408,8 +444,12 @@ def _retype(tensor: Tensor, dtype: DType) -> None:
     if tensor.dtype is dtype:
         return
     if mode.trace is not None:
-        raise UserError("a Module is cast inside a jitted function", op="Module.to",
-                        expected="the cast before the call", got=str(dtype))  # fmt: skip
+        raise UserError(
+            "a Module is cast inside a jitted function",
+            op="Module.to",
+            expected="the cast before the call",
+            got=str(dtype),
+        )
     tensor.node = own_node(build.cast(tensor.node, dtype))
     if tensor.requires_grad:
         leaves[tensor.node] = tensor

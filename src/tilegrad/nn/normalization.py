@@ -31,9 +31,14 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 class LayerNorm(Module):
     """Mean 0 and variance 1 over the last axes, then weight and bias."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5,
-                 elementwise_affine: bool = True, bias: bool = True,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine = elementwise_affine
@@ -49,15 +54,21 @@ class LayerNorm(Module):
 
     def extra_repr(self) -> str:
         """Settings."""
-        return (f"{self.normalized_shape}, eps={self.eps}, "
-                f"elementwise_affine={self.elementwise_affine}")  # fmt: skip
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        )
 
 
 class RMSNorm(Module):
     """x over the root of its mean square over the last axes, times weight."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None,
-                 elementwise_affine: bool = True, dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine = elementwise_affine
@@ -70,19 +81,30 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         """Settings."""
-        return (f"{self.normalized_shape}, eps={self.eps}, "
-                f"elementwise_affine={self.elementwise_affine}")  # fmt: skip
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        )
 
 
 class GroupNorm(Module):
     """Mean 0 and variance 1 over groups of channels."""
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         if num_channels % num_groups:
-            raise UserError("channels do not divide into groups", op="GroupNorm",
-                            expected=f"a multiple of {num_groups}", got=num_channels)  # fmt: skip
+            raise UserError(
+                "channels do not divide into groups",
+                op="GroupNorm",
+                expected=f"a multiple of {num_groups}",
+                got=num_channels,
+            )
         self.num_groups, self.num_channels = num_groups, num_channels
         self.eps, self.affine = eps, affine
         weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
@@ -104,9 +126,15 @@ class _Tracking(Module):
 
     ranks: tuple[int, ...] = ()
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1,
-                 affine: bool = True, track_running_stats: bool = True,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
@@ -129,9 +157,11 @@ class _Tracking(Module):
     def _check(self, x: Tensor) -> None:
         if x.ndim not in self.ranks or x.shape[1] != self.num_features:
             raise ShapeError(
-                "the input does not fit", op=type(self).__name__, got=build.show(x.shape),
+                "the input does not fit",
+                op=type(self).__name__,
+                got=build.show(x.shape),
                 expected=f"{' or '.join(map(str, self.ranks))} axes, {self.num_features} channels",
-            )  # fmt: skip
+            )
 
     def extra_repr(self) -> str:
         """Settings."""
@@ -152,9 +182,16 @@ class _BatchNorm(_Tracking):
                 momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype)
         from_batch = self.training or self.running_mean is None
         keep = self.track_running_stats
-        return batch_norm(x, self.running_mean if keep else None,
-                          self.running_var if keep else None, self.weight, self.bias, from_batch,
-                          0.0 if momentum is None else momentum, self.eps)  # fmt: skip
+        return batch_norm(
+            x,
+            self.running_mean if keep else None,
+            self.running_var if keep else None,
+            self.weight,
+            self.bias,
+            from_batch,
+            0.0 if momentum is None else momentum,
+            self.eps,
+        )
 
     def _count(self) -> None:
         with no_grad():
@@ -182,9 +219,15 @@ class BatchNorm3d(_BatchNorm):
 
 
 class _InstanceNorm(_Tracking):
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1,
-                 affine: bool = False, track_running_stats: bool = False,
-                 dtype: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        dtype: Any = None,
+    ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -195,9 +238,16 @@ class _InstanceNorm(_Tracking):
         if self.training and self.track_running_stats:
             with no_grad():
                 self.num_batches_tracked.assign(self.num_batches_tracked + 1)
-        result = instance_norm(batch, self.running_mean, self.running_var, self.weight, self.bias,
-                               self.training or not self.track_running_stats, self.momentum,
-                               self.eps)  # fmt: skip
+        result = instance_norm(
+            batch,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum,
+            self.eps,
+        )
         return result.squeeze(0) if single else result
 
 
@@ -235,6 +285,15 @@ class LocalResponseNorm(Module):
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d",
-           "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "LocalResponseNorm",
-           "RMSNorm"]  # fmt: skip
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "LocalResponseNorm",
+    "RMSNorm",
+]

@@ -41,13 +41,15 @@ class PackedModule(Module):
 class PackedLinear(PackedModule):
     """x times the transpose of packed weights, plus a bias; or of some of their rows."""
 
-    def __init__(self, packed: Packed, bias: Any = None,
-                 rows: tuple[int, int] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, packed: Packed, bias: Any = None, rows: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(packed)
         first, stop = self.rows = (0, packed.shape[0]) if rows is None else rows
         if not 0 <= first < stop <= packed.shape[0]:
-            raise ShapeError("no such rows", op="PackedLinear", got=rows,
-                             expected=f"within {packed.shape[0]}")  # fmt: skip
+            raise ShapeError(
+                "no such rows", op="PackedLinear", got=rows, expected=f"within {packed.shape[0]}"
+            )
         self.in_features, self.out_features = packed.shape[1], stop - first
         given = bias if bias is None or isinstance(bias, Parameter) else Parameter(bias, False)
         self.register_parameter("bias", given)
@@ -88,18 +90,25 @@ def joint(x: Any, *layers: Module, norm: Module | None = None) -> tuple[Tensor, 
     ends = [0, *(stop for _, stop in rows)]
     if len(layers) > 1 and ends[-1] == packed.shape[0] and [a for a, _ in rows] == ends[:-1]:
         parts = split_matmul(x, packed, [stop - start for start, stop in rows], found)
-        return tuple(y if layer.bias is None else y + layer.bias
-                     for layer, y in zip(layers, parts))  # fmt: skip
+        return tuple(y if layer.bias is None else y + layer.bias for layer, y in zip(layers, parts))
     product = surrounded_matmul(x, packed, norm=found)
     return tuple(layer.part(product) for layer in layers)  # type: ignore[attr-defined]
 
 
-def gated(x: Any, gate: Module, up: Module, activation: str, act: Callable[[Tensor], Tensor],
-          norm: Module | None = None) -> Tensor:  # fmt: skip
+def gated(
+    x: Any,
+    gate: Module,
+    up: Module,
+    activation: str,
+    act: Callable[[Tensor], Tensor],
+    norm: Module | None = None,
+) -> Tensor:
     """act(gate(x)) * up(x), of x's norm if given: one product where both share a Packed."""
     packed = _shared((gate, up))
     whole = packed is not None and (gate.rows, up.rows) == (
-        (0, gate.out_features), (gate.out_features, packed.shape[0]))  # fmt: skip
+        (0, gate.out_features),
+        (gate.out_features, packed.shape[0]),
+    )
     if packed is None or not whole or gate.bias is not None or activation != "silu":
         first, second = joint(x, gate, up, norm=norm)
         return act(first) * second
@@ -119,8 +128,9 @@ def _shared(layers: Sequence[Module]) -> Packed | None:
     """The Packed that all layers have rows of."""
     first = layers[0]
     if not isinstance(first, PackedLinear) or not all(
-        isinstance(layer, PackedLinear) and layer.packed is first.packed for layer in layers):
-        return None  # fmt: skip
+        isinstance(layer, PackedLinear) and layer.packed is first.packed for layer in layers
+    ):
+        return None
     return first.packed
 
 

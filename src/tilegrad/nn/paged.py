@@ -45,19 +45,40 @@ class PagedCache:
     never_copied = ("keys.", "values.")  # jit writes these in place, or it is an error
 
     def __init__(
-        self, layers: int, pages: int, page: int, key_heads: int, width: int, *, requests: int,
-        most_pages: int, value_width: int | None = None, dtype: DType = bfloat16,
-        scales: tuple[float, float] = (1.0, 1.0), device: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        layers: int,
+        pages: int,
+        page: int,
+        key_heads: int,
+        width: int,
+        *,
+        requests: int,
+        most_pages: int,
+        value_width: int | None = None,
+        dtype: DType = bfloat16,
+        scales: tuple[float, float] = (1.0, 1.0),
+        device: Any = None,
+    ) -> None:
         values = width if value_width is None else value_width
-        shape = PagedShape(key_heads, key_heads, width, values, page, 1, requests, pages,
-                           most_pages, 1.0, cache=dtype)  # fmt: skip
+        shape = PagedShape(
+            key_heads,
+            key_heads,
+            width,
+            values,
+            page,
+            1,
+            requests,
+            pages,
+            most_pages,
+            1.0,
+            cache=dtype,
+        )
         kinds = [memory for _, memory in cache_parameters(shape)]
         device = default_device() if device is None else use(device, "PagedCache")
         self.page, self.most_pages, self.requests = page, most_pages, requests
         self.keys, self.values = (
             [_new(kind.shape, dtype, device) for _ in range(layers)] for kind in kinds
-        )  # fmt: skip
+        )
         self.table = _new((requests, most_pages), int32, device)
         self.lengths = _new((requests,), int32, device)
         self.scales: Tensor | None = None  # of keys and of values kept in 8 bits
@@ -87,43 +108,97 @@ class PagedCache:
         return found if self.scales is None else {**found, "scales": self.scales}
 
     def append(
-        self, layer: int, q: Any, k: Any, v: Any, table: Any, lengths: Any, query_starts: Any, *,
-        frequencies: Any = None, interleaved: bool = False, factor: float = 1.0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        table: Any,
+        lengths: Any,
+        query_starts: Any,
+        *,
+        frequencies: Any = None,
+        interleaved: bool = False,
+        factor: float = 1.0,
+    ) -> Tensor:
         """Put a layer's new keys and values, turned, into their pages; gives q turned."""
         _in_step("append")
         turned, keys, values = paged_append(
-            q, k, v, self.keys[layer], self.values[layer], table, lengths, query_starts,
-            frequencies=frequencies, interleaved=interleaved, factor=factor, scales=self.scales,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.keys[layer],
+            self.values[layer],
+            table,
+            lengths,
+            query_starts,
+            frequencies=frequencies,
+            interleaved=interleaved,
+            factor=factor,
+            scales=self.scales,
+        )
         self.keys[layer].assign(keys)
         self.values[layer].assign(values)
         return turned
 
     def step(
-        self, layer: int, q: Any, k: Any, v: Any, table: Any, lengths: Any, query_starts: Any,
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        table: Any,
+        lengths: Any,
+        query_starts: Any,
         **how: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
         _in_step("step")
         out, keys, values = paged_step(
-            q, k, v, self.keys[layer], self.values[layer], table, lengths, query_starts,
-            scales=self.scales, **how,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.keys[layer],
+            self.values[layer],
+            table,
+            lengths,
+            query_starts,
+            scales=self.scales,
+            **how,
+        )
         self.keys[layer].assign(keys)
         self.values[layer].assign(values)
         return out
 
     def attend(
-        self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, *,
-        scale: float | None = None, window: int = 0, softcap: float = 0.0,
-        queries: int | None = None, work: PagedWork | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        layer: int,
+        q: Any,
+        table: Any,
+        lengths: Any,
+        query_starts: Any,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
+        queries: int | None = None,
+        work: PagedWork | None = None,
+    ) -> Tensor:
         """Attention of q (tokens, heads, width) over a layer's pages; see `paged_attention`."""
         return paged_attention(
-            q, self.keys[layer], self.values[layer], table, lengths, query_starts, scale=scale,
-            window=window, softcap=softcap, scales=self.scales, queries=queries, work=work,
-        )  # fmt: skip
+            q,
+            self.keys[layer],
+            self.values[layer],
+            table,
+            lengths,
+            query_starts,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            scales=self.scales,
+            queries=queries,
+            work=work,
+        )
 
     def few_keys(self, requests: int, heads: int, dtype: DType) -> int:
         """With how many keys of a request at most a step of a token each is one launch of a layer
@@ -132,20 +207,37 @@ class PagedCache:
         return found if found < self.most_pages * self.page else 0
 
     def work(
-        self, q: Any, table: Any, lengths: Any, query_starts: Any, *, window: int = 0,
+        self,
+        q: Any,
+        table: Any,
+        lengths: Any,
+        query_starts: Any,
+        *,
+        window: int = 0,
         queries: int | None = None,
-    ) -> PagedWork | None:  # fmt: skip
+    ) -> PagedWork | None:
         """The work list of a step; `attend` makes it itself, once for all layers that agree."""
-        return paged_work(q, self.keys[0], self.values[0], table, lengths, query_starts,
-                          window=window, queries=queries)  # fmt: skip
+        return paged_work(
+            q,
+            self.keys[0],
+            self.values[0],
+            table,
+            lengths,
+            query_starts,
+            window=window,
+            queries=queries,
+        )
 
 
 def _in_step(op: str) -> None:
     """Refuse to write a cache where it would be copied."""
     if mode.trace is None:
-        raise StateError("a cache is appended to within a jitted function only", op=op,
-                         expected="a step that is jitted and takes the cache as an argument",
-                         hint="outside of one the whole cache would be copied")  # fmt: skip
+        raise StateError(
+            "a cache is appended to within a jitted function only",
+            op=op,
+            expected="a step that is jitted and takes the cache as an argument",
+            hint="outside of one the whole cache would be copied",
+        )
 
 
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
@@ -169,8 +261,12 @@ def _untouched(size: int) -> Buffer:
     try:
         mapping = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        raise MemoryLimitError("the system has no memory for a layer's keys", op="PagedCache",
-                               got=f"{size} bytes", hint="a shorter context") from None  # fmt: skip
+        raise MemoryLimitError(
+            "the system has no memory for a layer's keys",
+            op="PagedCache",
+            got=f"{size} bytes",
+            hint="a shorter context",
+        ) from None
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # advice that a system may not know
             mapping.madvise(mmap.MADV_NOHUGEPAGE)

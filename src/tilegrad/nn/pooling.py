@@ -11,10 +11,14 @@ from typing import Any
 from ..tensor import convolution, pooling, resize
 from .setting import Setting
 
-MAXIMUM: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "return_indices": False,
-                           "ceil_mode": False}  # fmt: skip
-MEAN: dict[str, Any] = {"stride": None, "padding": 0, "ceil_mode": False,
-                        "count_include_pad": True}  # fmt: skip
+MAXIMUM: dict[str, Any] = {
+    "stride": None,
+    "padding": 0,
+    "dilation": 1,
+    "return_indices": False,
+    "ceil_mode": False,
+}
+MEAN: dict[str, Any] = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
 
 
 class MaxPool1d(Setting):
@@ -131,9 +135,12 @@ class Upsample(Setting):
 
     function = staticmethod(resize.interpolate)
     defaults = {
-        "size": None, "scale_factor": None, "mode": "nearest", "align_corners": None,
+        "size": None,
+        "scale_factor": None,
+        "mode": "nearest",
+        "align_corners": None,
         "recompute_scale_factor": None,
-    }  # fmt: skip
+    }
 
 
 class UpsamplingNearest2d(Setting):
@@ -180,8 +187,26 @@ class Fold(Setting):
     defaults = {"dilation": 1, "padding": 0, "stride": 1}
 
 
-__all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
-           "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
-           "Fold", "LPPool1d", "LPPool2d", "MaxPool1d", "MaxPool2d", "MaxPool3d", "PixelShuffle",
-           "PixelUnshuffle", "Unfold", "Upsample", "UpsamplingBilinear2d",
-           "UpsamplingNearest2d"]  # fmt: skip
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "Fold",
+    "LPPool1d",
+    "LPPool2d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "Unfold",
+    "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
+]

@@ -33,10 +33,16 @@ class _Recurrent(Module):
     states = 1  # Tensors carried from step to step
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         dtype: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
@@ -56,7 +62,9 @@ class _Recurrent(Module):
     def _shapes(self, below: int) -> list[tuple[str, tuple[int, ...]]]:
         rows = self.gates * self.hidden_size
         found: list[tuple[str, tuple[int, ...]]] = [
-            ("weight_ih", (rows, below)), ("weight_hh", (rows, self.hidden_size))]  # fmt: skip
+            ("weight_ih", (rows, below)),
+            ("weight_hh", (rows, self.hidden_size)),
+        ]
         return found + ([("bias_ih", (rows,)), ("bias_hh", (rows,))] if self.bias else [])
 
     def cell(self, given: Tensor, back: Tensor, state: State) -> State:
@@ -68,9 +76,12 @@ class _Recurrent(Module):
         x = lift(input)
         single = x.ndim == 2
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            raise ShapeError("the input does not fit", op=type(self).__name__,
-                             expected=f"(time, batch, {self.input_size})",
-                             got=build.show(x.shape))  # fmt: skip
+            raise ShapeError(
+                "the input does not fit",
+                op=type(self).__name__,
+                expected=f"(time, batch, {self.input_size})",
+                got=build.show(x.shape),
+            )
         x = x.unsqueeze(1) if single else x.transpose(0, 1) if self.batch_first else x
         state = self._first_state(x, hx, single)
         last: list[State] = []
@@ -101,8 +112,11 @@ class _Recurrent(Module):
 
     def _run(self, x: Tensor, state: State, suffix: str, reverse: bool) -> tuple[State, Tensor]:
         """One layer in one direction; the input's part of all gates is one product."""
-        given = linear(x, getattr(self, "weight_ih" + suffix),
-                       getattr(self, "bias_ih" + suffix) if self.bias else None)  # fmt: skip
+        given = linear(
+            x,
+            getattr(self, "weight_ih" + suffix),
+            getattr(self, "bias_ih" + suffix) if self.bias else None,
+        )
         weight = getattr(self, "weight_hh" + suffix)
         bias = getattr(self, "bias_hh" + suffix) if self.bias else None
 
@@ -116,8 +130,13 @@ class _Recurrent(Module):
     def extra_repr(self) -> str:
         """Sizes and what differs from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}"
-        for name, default in (("num_layers", 1), ("bias", True), ("batch_first", False),
-                              ("dropout", 0.0), ("bidirectional", False)):  # fmt: skip
+        for name, default in (
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+        ):
             if getattr(self, name) != default:
                 text += f", {name}={getattr(self, name)}"
         return text
@@ -128,8 +147,12 @@ class RNN(_Recurrent):
 
     def __init__(self, *args: Any, nonlinearity: str = "tanh", **kwargs: Any) -> None:
         if nonlinearity not in ("tanh", "relu"):
-            raise UserError("unknown nonlinearity", op="RNN", expected="'tanh' or 'relu'",
-                            got=repr(nonlinearity))  # fmt: skip
+            raise UserError(
+                "unknown nonlinearity",
+                op="RNN",
+                expected="'tanh' or 'relu'",
+                got=repr(nonlinearity),
+            )
         super().__init__(*args, **kwargs)
         self.nonlinearity = nonlinearity
 
@@ -158,7 +181,9 @@ class GRU(_Recurrent):
     def cell(self, given: Tensor, back: Tensor, state: State) -> State:
         """One step."""
         (reset, update, fresh), (back_reset, back_update, back_fresh) = (
-            given.chunk(3, -1), back.chunk(3, -1))  # fmt: skip
+            given.chunk(3, -1),
+            back.chunk(3, -1),
+        )
         keep = sigmoid(update + back_update)
         new = tanh(fresh + sigmoid(reset + back_reset) * back_fresh)
         return ((1.0 - keep) * new + keep * state[0],)
@@ -171,8 +196,14 @@ class _Cell(Module):
     weight_ih: Tensor
     weight_hh: Tensor
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True,
-                 dtype: Any = None, **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         inner = self.layer(input_size, hidden_size, bias=bias, dtype=dtype, **options)
@@ -187,9 +218,12 @@ class _Cell(Module):
         """The next state, (batch, hidden) or (hidden,); an LSTM's is (h, c)."""
         x = lift(input)
         if x.ndim not in (1, 2) or x.shape[-1] != self.input_size:
-            raise ShapeError("the input does not fit", op=type(self).__name__,
-                             expected=f"(batch, {self.input_size}) or ({self.input_size},)",
-                             got=build.show(x.shape))  # fmt: skip
+            raise ShapeError(
+                "the input does not fit",
+                op=type(self).__name__,
+                expected=f"(batch, {self.input_size}) or ({self.input_size},)",
+                got=build.show(x.shape),
+            )
         states = self.layer.states
         if hx is None:
             state = (zeros(*x.shape[:-1], self.hidden_size, dtype=x.dtype),) * states

@@ -28,8 +28,12 @@ class Setting(Module):
         unknown = [n for n in kwargs if n not in names or n in given]
         missing = [n for n in self.required if n not in given and n not in kwargs]
         if len(args) > len(names) or unknown or missing:
-            raise UserError("bad arguments", op=type(self).__name__, expected=", ".join(names),
-                            got=f"{len(args)} by position and {list(kwargs)}")  # fmt: skip
+            raise UserError(
+                "bad arguments",
+                op=type(self).__name__,
+                expected=", ".join(names),
+                got=f"{len(args)} by position and {list(kwargs)}",
+            )
         for name, value in {**self.defaults, **given, **kwargs}.items():
             if name in self.tensors_given:
                 self.register_buffer(name, value)

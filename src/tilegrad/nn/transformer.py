@@ -23,13 +23,22 @@ class TransformerEncoderLayer(Module):
     """Self-attention and two linear layers, each with a residual and a norm."""
 
     def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Any = activation.relu, layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, dtype: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Any = activation.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first,
-                                            dtype=dtype)  # fmt: skip
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype
+        )
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
@@ -39,8 +48,9 @@ class TransformerEncoderLayer(Module):
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
         self.activation = _activation(activation)
 
-    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
-                is_causal: bool = False) -> Tensor:  # fmt: skip
+    def forward(
+        self, x: Any, mask: Any = None, key_padding_mask: Any = None, is_causal: bool = False
+    ) -> Tensor:
         """The tokens after one layer."""
         x = lift(x)
         masks = (mask, key_padding_mask, is_causal)
@@ -61,8 +71,12 @@ class TransformerEncoderLayer(Module):
 def _activation(given: Any) -> Any:
     if isinstance(given, str):
         if given not in ("relu", "gelu"):
-            raise UserError("unknown activation", op="TransformerEncoderLayer",
-                            expected="'relu', 'gelu' or a function", got=repr(given))  # fmt: skip
+            raise UserError(
+                "unknown activation",
+                op="TransformerEncoderLayer",
+                expected="'relu', 'gelu' or a function",
+                got=repr(given),
+            )
         return getattr(activation, given)
     return given
 
@@ -78,8 +92,9 @@ class TransformerEncoder(Module):
         self.num_layers = num_layers
         self.norm = norm
 
-    def forward(self, x: Any, mask: Any = None, key_padding_mask: Any = None,
-                is_causal: bool = False) -> Any:  # fmt: skip
+    def forward(
+        self, x: Any, mask: Any = None, key_padding_mask: Any = None, is_causal: bool = False
+    ) -> Any:
         """The tokens after all layers."""
         for layer in self.layers:
             x = layer(x, mask, key_padding_mask, is_causal)
@@ -91,29 +106,49 @@ class TransformerDecoderLayer(Module):
     and a norm."""
 
     def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Any = activation.relu, layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, dtype: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Any = activation.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         for name in ("self_attn", "multihead_attn"):
-            setattr(self, name, MultiheadAttention(d_model, nhead, dropout, bias,
-                                                   batch_first=batch_first, dtype=dtype))
+            setattr(
+                self,
+                name,
+                MultiheadAttention(
+                    d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype
+                ),
+            )
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
         self.norm_first = norm_first
         for number in (1, 2, 3):
-            setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, bias=bias,
-                                                     dtype=dtype))
+            setattr(
+                self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+            )
             setattr(self, f"dropout{number}", Dropout(dropout))
         self.activation = _activation(activation)
 
     def forward(
-        self, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None,
-        tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None,
-        tgt_is_causal: bool = False, memory_is_causal: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        tgt: Any,
+        memory: Any,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
         """The tokens after one layer."""
         x, other = lift(tgt), lift(memory)
         own = (tgt_mask, tgt_key_padding_mask, tgt_is_causal)
@@ -161,36 +196,64 @@ class Transformer(Module):
     """An encoder and a decoder."""
 
     def __init__(
-        self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Any = activation.relu, layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, dtype: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Any = activation.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
-        options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps,
-                   batch_first, norm_first, bias, dtype)  # fmt: skip
+        options = (
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            dtype,
+        )
 
         def last() -> LayerNorm:
             return LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
 
-        self.encoder = TransformerEncoder(TransformerEncoderLayer(*options), num_encoder_layers,
-                                          last())  # fmt: skip
-        self.decoder = TransformerDecoder(TransformerDecoderLayer(*options), num_decoder_layers,
-                                          last())  # fmt: skip
+        self.encoder = TransformerEncoder(
+            TransformerEncoderLayer(*options), num_encoder_layers, last()
+        )
+        self.decoder = TransformerDecoder(
+            TransformerDecoderLayer(*options), num_decoder_layers, last()
+        )
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 init.xavier_uniform_(parameter)
 
     def forward(
-        self, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None,
-        memory_mask: Any = None, src_key_padding_mask: Any = None,
-        tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        src: Any,
+        tgt: Any,
+        src_mask: Any = None,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+    ) -> Any:
         """The target's tokens after both stacks."""
         memory = self.encoder(src, src_mask, src_key_padding_mask)
-        return self.decoder(tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask,
-                            memory_key_padding_mask)  # fmt: skip
+        return self.decoder(
+            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        )
 
     @staticmethod
     def generate_square_subsequent_mask(sz: int) -> Tensor:
@@ -199,6 +262,9 @@ class Transformer(Module):
 
 
 __all__ = [
-    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
     "TransformerEncoderLayer",
-]  # fmt: skip
+]

@@ -35,13 +35,28 @@ HINTS = {
 class Buffer:
     """Untyped storage on a Device; see the module's docstring."""
 
-    __slots__ = ("_pointer", "adapts", "bytes", "device", "ended", "label", "owner", "state",
-                 "writable")  # fmt: skip
+    __slots__ = (
+        "_pointer",
+        "adapts",
+        "bytes",
+        "device",
+        "ended",
+        "label",
+        "owner",
+        "state",
+        "writable",
+    )
 
     def __init__(
-        self, pointer: int, bytes: int, owner: object, device: str = "cpu", *,
-        label: str = "", writable: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        pointer: int,
+        bytes: int,
+        owner: object,
+        device: str = "cpu",
+        *,
+        label: str = "",
+        writable: bool = True,
+    ) -> None:
         self._pointer = pointer
         self.bytes = bytes
         self.owner: object | None = owner
@@ -63,9 +78,12 @@ class Buffer:
         """A Buffer over the memory of a C-contiguous NumPy array, without a copy."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise ShapeError(
-                "cannot wrap this memory", op="Buffer.wrap", expected="a C-contiguous array",
-                got=type(array).__name__, hint="numpy.ascontiguousarray makes one",
-            )  # fmt: skip
+                "cannot wrap this memory",
+                op="Buffer.wrap",
+                expected="a C-contiguous array",
+                got=type(array).__name__,
+                hint="numpy.ascontiguousarray makes one",
+            )
         return Buffer(
             array.ctypes.data, array.nbytes, array, label=label, writable=array.flags.writeable
         )
@@ -81,18 +99,22 @@ class Buffer:
         """A NumPy view of the memory that keeps it alive; `dtype` is anything NumPy takes."""
         if self.device != "cpu":
             raise StateError(
-                f"a Buffer on {self.device} has no address here", op="Buffer.array",
-                expected="a Buffer on the CPU", hint="copy it to the CPU first: x.cpu()",
-            )  # fmt: skip
+                f"a Buffer on {self.device} has no address here",
+                op="Buffer.array",
+                expected="a Buffer on the CPU",
+                hint="copy it to the CPU first: x.cpu()",
+            )
         kind = np.dtype(getattr(dtype, "numpy", dtype))
         count = 1
         for size in shape:
             count *= size
         if count * kind.itemsize > self.bytes:
             raise ShapeError(
-                "the view is larger than the Buffer", op="Buffer.array",
-                expected=f"at most {self.bytes} bytes", got=f"{shape} of {kind}",
-            )  # fmt: skip
+                "the view is larger than the Buffer",
+                op="Buffer.array",
+                expected=f"at most {self.bytes} bytes",
+                got=f"{shape} of {kind}",
+            )
         span = _Span(self.pointer, count * kind.itemsize, self.owner, not self.writable)
         return np.asarray(span).view(kind).reshape(shape)
 
@@ -100,13 +122,19 @@ class Buffer:
         """A Buffer over `bytes` bytes from `offset`, sharing this one's memory."""
         if offset < 0 or offset + bytes > self.bytes:
             raise ShapeError(
-                "the part does not lie in the Buffer", op="Buffer.part",
-                expected=f"within {self.bytes} bytes", got=f"{bytes} bytes at {offset}",
-            )  # fmt: skip
+                "the part does not lie in the Buffer",
+                op="Buffer.part",
+                expected=f"within {self.bytes} bytes",
+                got=f"{bytes} bytes at {offset}",
+            )
         return Buffer(
-            self.pointer + offset, bytes, self.owner, self.device, label=self.label,
+            self.pointer + offset,
+            bytes,
+            self.owner,
+            self.device,
+            label=self.label,
             writable=self.writable,
-        )  # fmt: skip
+        )
 
     def donate(self, location: Location | None = None, state: str = "donated") -> Buffer:
         """End this Buffer and return a new one that has its memory."""
@@ -142,8 +170,11 @@ class _Span:
     def __init__(self, pointer: int, bytes: int, owner: object, read_only: bool) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "shape": (bytes,), "typestr": "|u1", "data": (pointer, read_only), "version": 3,
-        }  # fmt: skip
+            "shape": (bytes,),
+            "typestr": "|u1",
+            "data": (pointer, read_only),
+            "version": 3,
+        }
 
 
 class Block:

@@ -92,8 +92,10 @@ class Recipe:
     def move(self, places: Sequence[str]) -> None:
         """Take other lines for those of the Graph it was made of: an equal one has them."""
         moved = dict(zip(self.places, places))
-        self.sites = [[Site(s.message, moved.get(s.location, s.location)) for s in sites]
-                      for sites in self.sites]  # fmt: skip
+        self.sites = [
+            [Site(s.message, moved.get(s.location, s.location)) for s in sites]
+            for sites in self.sites
+        ]
         self.places = list(places)
 
     def to_text(self) -> str:

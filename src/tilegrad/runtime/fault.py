@@ -24,8 +24,11 @@ def fault_slots(recipe: Recipe) -> list[tuple[int, list[Site]]]:
     """The Slots of a Recipe's fault words and their Sites, in the order of the launches."""
     if not recipe.sites:
         return []
-    return [(step.slots[-1], recipe.sites[step.program]) for step in recipe.steps
-            if step.kind == "kernel" and recipe.sites[step.program]]  # fmt: skip
+    return [
+        (step.slots[-1], recipe.sites[step.program])
+        for step in recipe.steps
+        if step.kind == "kernel" and recipe.sites[step.program]
+    ]
 
 
 class Faults:

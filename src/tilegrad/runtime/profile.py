@@ -71,8 +71,10 @@ class Profile:
     def with_bytes(self, known: Mapping[str, float]) -> Profile:
         """The same with the bytes of a launch of the kernels whose name has a key in it: where
         shapes tell too much, as of a paged cache that is read as far as the lengths go."""
-        made = [replace(r, bytes=int(next((b for k, b in known.items() if k in r.name), r.bytes)))
-                for r in self.records]  # fmt: skip
+        made = [
+            replace(r, bytes=int(next((b for k, b in known.items() if k in r.name), r.bytes)))
+            for r in self.records
+        ]
         return replace(self, records=tuple(made))
 
     def table(self, limit_bandwidth: float = 0.0) -> list[Row]:
@@ -84,20 +86,33 @@ class Profile:
         for name, several in groups.items():
             us, moved = sum(r.us for r in several), sum(r.bytes for r in several)
             percent = 1e8 * moved / us / limit_bandwidth if us > 0 and limit_bandwidth else 0.0
-            rows.append(Row(name, several[0].region, len(several), us, moved,
-                            sum(r.flops for r in several), percent))  # fmt: skip
+            rows.append(
+                Row(
+                    name,
+                    several[0].region,
+                    len(several),
+                    us,
+                    moved,
+                    sum(r.flops for r in several),
+                    percent,
+                )
+            )
         return sorted(rows, key=lambda r: -r.us)
 
     def text(self, limit_bandwidth: float = 0.0, rows: int = 40) -> str:
         """The table for people."""
-        lines = [f"{self.name} on {self.device}: {len(self.records)} launches, {self.us:.1f} us by "
-                 f"themselves, {self.run_us:.1f} us in a run ({self.how})"]  # fmt: skip
+        lines = [
+            f"{self.name} on {self.device}: {len(self.records)} launches, {self.us:.1f} us by "
+            f"themselves, {self.run_us:.1f} us in a run ({self.how})"
+        ]
         lines.append(f"{'us':>9} {'calls':>5} {'MB':>9} {'GB/s':>7} {'limit':>6}  kernel")
         found = self.table(limit_bandwidth)
         for row in found[:rows]:
             share = f"{row.percent:5.1f}%" if limit_bandwidth else "     -"
-            lines.append(f"{row.us:9.1f} {row.calls:5d} {row.bytes / 1e6:9.3f} "
-                         f"{row.rate / 1e9:7.1f} {share}  {row.kernel}  {row.region}")  # fmt: skip
+            lines.append(
+                f"{row.us:9.1f} {row.calls:5d} {row.bytes / 1e6:9.3f} "
+                f"{row.rate / 1e9:7.1f} {share}  {row.kernel}  {row.region}"
+            )
         if len(found) > rows:
             rest = found[rows:]
             lines.append(f"{sum(r.us for r in rest):9.1f}  {len(rest)} more kernels")
@@ -107,24 +122,47 @@ class Profile:
         """Trace Event JSON, which ui.perfetto.dev opens."""
         events: list[dict[str, Any]] = [
             _named("process_name", 0, f"{self.device}: {self.name}"),
-            _named("thread_name", KERNELS, "kernels"), _named("thread_name", RUNS, "runs"),
-        ]  # fmt: skip
+            _named("thread_name", KERNELS, "kernels"),
+            _named("thread_name", RUNS, "runs"),
+        ]
         for record in self.records:
             rate = 1e-3 * record.bytes / record.us if record.us > 0 else 0.0
             events.append(
-                {"name": record.name, "cat": "kernel", "ph": "X", "pid": 1, "tid": KERNELS,
-                 "ts": record.start_us, "dur": record.us,
-                 "args": {"region": record.region, "bytes": record.bytes, "flops": record.flops,
-                          "GB/s": round(rate, 1)}}
-            )  # fmt: skip
+                {
+                    "name": record.name,
+                    "cat": "kernel",
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": KERNELS,
+                    "ts": record.start_us,
+                    "dur": record.us,
+                    "args": {
+                        "region": record.region,
+                        "bytes": record.bytes,
+                        "flops": record.flops,
+                        "GB/s": round(rate, 1),
+                    },
+                }
+            )
         if self.records:
             last = self.records[-1]
-            events.append({"name": self.name, "cat": "run", "ph": "X", "pid": 1, "tid": RUNS,
-                           "ts": self.records[0].start_us,
-                           "dur": last.start_us + last.us - self.records[0].start_us,
-                           "args": {"how": self.how, "us in a run": self.run_us}})  # fmt: skip
-        return {"traceEvents": events, "displayTimeUnit": "ns",
-                "otherData": {"device": self.device, "how": self.how}}  # fmt: skip
+            events.append(
+                {
+                    "name": self.name,
+                    "cat": "run",
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": RUNS,
+                    "ts": self.records[0].start_us,
+                    "dur": last.start_us + last.us - self.records[0].start_us,
+                    "args": {"how": self.how, "us in a run": self.run_us},
+                }
+            )
+        return {
+            "traceEvents": events,
+            "displayTimeUnit": "ns",
+            "otherData": {"device": self.device, "how": self.how},
+        }
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as a JSON file."""

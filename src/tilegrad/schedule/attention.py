@@ -41,12 +41,21 @@ def _sizes(node: Node) -> Sizes:
 def shape_of(node: Node) -> AttentionShape:
     """Sizes and options of an attention or attention_backward Node."""
     s = _sizes(node)
-    options = {name: node.attrs[name] for name in ("scale", "band", "softcap", "dropout", "extras",
-                                                   "orders")}  # fmt: skip
+    options = {
+        name: node.attrs[name]
+        for name in ("scale", "band", "softcap", "dropout", "extras", "orders")
+    }
     return AttentionShape(
-        s.batch, s.heads, s.key_heads, s.queries, s.keys, s.width, s.value_width,  # type: ignore[arg-type]
-        node.inputs[0].dtype, **options,
-    )  # fmt: skip
+        s.batch,
+        s.heads,
+        s.key_heads,
+        s.queries,
+        s.keys,
+        s.width,  # type: ignore[arg-type]
+        s.value_width,  # type: ignore[arg-type]
+        node.inputs[0].dtype,
+        **options,
+    )
 
 
 def why_not(node: Node, target: Target | None) -> str:

@@ -76,8 +76,9 @@ def backward(
     """The Bodies of attention_backward: one for dq, one for dk and dv."""
     more = [memory_of(i) for i in node.inputs[6:]]
     plan = attention_cpu_matrix_backward.choose(x, target)
-    queries, keys = ((QueryGradient, KeyGradient) if plan is None else
-                     (MatrixQueryGradient, MatrixKeyGradient))  # fmt: skip
+    queries, keys = (
+        (QueryGradient, KeyGradient) if plan is None else (MatrixQueryGradient, MatrixKeyGradient)
+    )
     plan = attention_cpu_backward.choose(x, target) if plan is None else plan
     inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
     found: list[tuple[Body, list[Any]]] = []

@@ -45,9 +45,7 @@ def fast() -> bool:
     return config().sums == "fast"
 
 
-def launches(
-    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-) -> Given:
+def launches(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
     """Bodies, and what their parameters stand for."""
     made = _forward if node.op is ops.attention else _backward
     found = made(node, x, target, name)
@@ -73,7 +71,8 @@ def _backward(node: Node, x: AttentionShape, target: Target, name: str) -> Given
     wanted = node.attrs["wanted"]
     made = attention_backward.attention_backward(x, plan, more, wanted, name)
     stands: dict[str, Any] = {
-        n: ("input", i) for i, n in enumerate(("q", "k", "v", "dout", "lse", "delta", *x.extras))}
+        n: ("input", i) for i, n in enumerate(("q", "k", "v", "dout", "lse", "delta", *x.extras))
+    }
     stands |= {f"d{n}": ("result", i) for i, n in enumerate(("q", "k", "v", *wanted))}
     for n, memory in made.scratch:
         stands[n] = ("scratch", (Array(memory.shape, memory.dtype), n))

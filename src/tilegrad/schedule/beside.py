@@ -70,15 +70,21 @@ def _is_small(kernel: Kernel) -> bool:
 def _may_vanish(kernel: Kernel) -> bool:
     """Whether a Kernel only gives a value another shape: `in_place` may leave no launch of it."""
     reads, stored = kernel.region
-    return (len(reads) == len(stored) == 1 and only_moves(stored[0], reads[0])
-            and product(reads[0].shape) == product(stored[0].shape))  # fmt: skip
+    return (
+        len(reads) == len(stored) == 1
+        and only_moves(stored[0], reads[0])
+        and product(reads[0].shape) == product(stored[0].shape)
+    )
 
 
 def _writes(kernel: Kernel) -> tuple[set[int], set[int]]:
     """The Slots that a Kernel touches, and those it writes."""
     step = kernel.steps[0]
-    written = {slot for slot, p in zip(step.slots, step.body.parameters)
-               if p.type.use in ("result", "state")}  # fmt: skip
+    written = {
+        slot
+        for slot, p in zip(step.slots, step.body.parameters)
+        if p.type.use in ("result", "state")
+    }
     return set(step.slots), written
 
 

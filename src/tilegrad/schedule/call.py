@@ -36,11 +36,13 @@ def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]
         raise InternalError("schedule.call", f"{callee!r} has no Bodies")
     if callee.level == "placed" and "shared" not in target.memories:
         raise UserError(
-            f"the kernel {callee.name} is written at the placed level", op=callee.name,
-            expected="a Target with roles and shared memory", got=target.name,
+            f"the kernel {callee.name} is written at the placed level",
+            op=callee.name,
+            expected="a Target with roles and shared memory",
+            got=target.name,
             hint="run it with the interpreter, or write a portable kernel for this machine",
             location=node.location,
-        )  # fmt: skip
+        )
     stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
     results = _results(node, stored)
     found = []
@@ -108,9 +110,11 @@ def _check_dots(body: Body, target: Target) -> None:
             if any(size & (size - 1) for size in sizes):
                 raise UserError(
                     f"a dot of sizes (m, n, k) = {sizes} does not fit {target.name}",
-                    op="tile.dot", expected="powers of two", location=node.location,
+                    op="tile.dot",
+                    expected="powers of two",
+                    location=node.location,
                     hint="load larger tiles: what lies beyond the end of an array does not count",
-                )  # fmt: skip
+                )
 
 
 def work_of_body(body: Body) -> Size:

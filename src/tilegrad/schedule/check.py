@@ -49,15 +49,18 @@ def _check_order(schedule: Schedule) -> None:
     for number, kernel in enumerate(schedule.kernels):
         for step in kernel.steps:
             if isinstance(step, Launch) and len(step.slots) != len(step.body.parameters):
-                raise _fail(f"kernel {number} {kernel.name}: {step.body.name} has "
-                            f"{len(step.body.parameters)} parameters")  # fmt: skip
+                raise _fail(
+                    f"kernel {number} {kernel.name}: {step.body.name} has "
+                    f"{len(step.body.parameters)} parameters"
+                )
             if isinstance(step, Control) and step.kind == "swap_slots":
                 written.update(schedule.storage(s) for s in step.slots)
             reads, writes = reads_writes(step)
             for slot in reads:
                 if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
-                    raise _fail(f"kernel {number} {kernel.name} reads Slot %{slot} before it is "
-                                "written")  # fmt: skip
+                    raise _fail(
+                        f"kernel {number} {kernel.name} reads Slot %{slot} before it is written"
+                    )
             written.update(schedule.storage(s) for s in writes)
     for slot in schedule.outputs:
         if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
@@ -70,8 +73,9 @@ def _empty(slot: Slot) -> bool:
 
 def _check_results(schedule: Schedule) -> None:
     """Every Body uses the results it says it writes."""
-    for body in {id(s.body): s.body for k in schedule.kernels for s in k.steps
-                 if isinstance(s, Launch)}.values():  # fmt: skip
+    for body in {
+        id(s.body): s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)
+    }.values():
         used = {x for node, _ in walk(body.block) for x in node.inputs}
         for number, parameter in enumerate(body.parameters):
             memory = parameter.type
@@ -86,8 +90,10 @@ def _check_lives(schedule: Schedule) -> None:
             for touched in slots_of(step):
                 owner = schedule.slots[schedule.storage(touched)]
                 if not owner.first <= number <= owner.last:
-                    raise _fail(f"kernel {number} {kernel.name} touches Slot %{touched}, which "
-                                f"lives in kernels {owner.first}..{owner.last}")  # fmt: skip
+                    raise _fail(
+                        f"kernel {number} {kernel.name} touches Slot %{touched}, which "
+                        f"lives in kernels {owner.first}..{owner.last}"
+                    )
 
 
 def _check_arena(schedule: Schedule) -> None:

@@ -126,8 +126,13 @@ class ControlLowering:
         type_ = self.frame.slots[target].type
         return Copy(source, target, multiply(product(type_.shape), type_.dtype.size))
 
-    def body(self, block: Block, slots: Sequence[int], targets: dict[int, Any],
-             may_overwrite: Sequence[int] = ()) -> list[int]:  # fmt: skip
+    def body(
+        self,
+        block: Block,
+        slots: Sequence[int],
+        targets: dict[int, Any],
+        may_overwrite: Sequence[int] = (),
+    ) -> list[int]:
         """Add the Kernels of a Block; targets: result number -> function that gives its Slot.
 
         Gives the Slots where the results with a number in targets are found.
@@ -247,8 +252,11 @@ class ControlLowering:
                 self.outer.slot_of[self.wanted[i]] = whole
                 stacked[i] = views.point(result, whole)
                 targets[i] = lambda i=i: stacked[i]
-        start += [*views.start, Control("set_counter", (), (counter, 0)),
-                  Control("jump", label=test)]  # fmt: skip
+        start += [
+            *views.start,
+            Control("set_counter", (), (counter, 0)),
+            Control("jump", label=test),
+        ]
         self.add("start", start)
         first = self.add("step", [Label(top), *views.steps], 1)
         found = self.body(node.blocks[0], slots, targets, range(count))
@@ -257,8 +265,12 @@ class ControlLowering:
             if slot != stacked[i]:
                 end.append(self.copy(slot, stacked[i]))
         end += self.turn(found[:count])
-        end += [*views.advance, Control("add_counter", (), (counter, 1)), Label(test),
-                Control("jump_counter_less", (), (counter, length), top)]  # fmt: skip
+        end += [
+            *views.advance,
+            Control("add_counter", (), (counter, 1)),
+            Label(test),
+            Control("jump_counter_less", (), (counter, length), top),
+        ]
         self.close_loop(first, self.add("next", end, 1), high(length))
         frame.counters = held
 
@@ -275,8 +287,9 @@ class ControlLowering:
         frame.always.add(holds)
         self.add("unless", [Control("jump_unless", (holds,), label=done)], 1)
         before = len(frame.kernels)
-        found = self.body(body, [*self.carries, *shared], self.carry_targets(),
-                          range(node.attrs["carries"]))  # fmt: skip
+        found = self.body(
+            body, [*self.carries, *shared], self.carry_targets(), range(node.attrs["carries"])
+        )
         end = self.turn(found)
         steps = [*end, *(s for k in frame.kernels[before:] for s in k.steps)]
         if not any(isinstance(s, (Launch, Copy)) for s in steps):  # no worker may run ahead of
@@ -309,8 +322,11 @@ class ControlLowering:
         ends: list[list[Any]] = [[Control("jump", label=done), Label(otherwise)], [Label(done)]]
         for block, end in zip(node.blocks, ends):
             found = self.body(block, shared, targets)
-            copies = [self.copy(slot, results[i]) for i, slot in zip(sorted(targets), found)
-                      if slot != results[i]]  # fmt: skip
+            copies = [
+                self.copy(slot, results[i])
+                for i, slot in zip(sorted(targets), found)
+                if slot != results[i]
+            ]
             self.add(block.name, [*copies, *end])
 
 

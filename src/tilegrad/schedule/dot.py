@@ -33,7 +33,7 @@ from ..ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
@@ -61,8 +61,9 @@ class RowEvaluator(Evaluator):
 class DotLowering:
     """Lowers one dot group."""
 
-    def __init__(self, group: Group, reads: Sequence[Node], values: set[Node], target: Target,
-                 name: str) -> None:  # fmt: skip
+    def __init__(
+        self, group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+    ) -> None:
         self.group, self.reads, self.values = group, list(reads), values
         self.target, self.name = target, name
         self.problem = Problem(group.values[0])
@@ -82,8 +83,9 @@ class DotLowering:
         """Bodies with the roles of their parameters."""
         plan = self.plan()
         reads: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
-        inputs = [(f"in{i}", Memory((product(r.shape),), r.dtype))
-                  for i, r in enumerate(self.reads)]  # fmt: skip
+        inputs = [
+            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
+        ]
         self.parts = ceil_divide(self.problem.sizes[2], plan.block_k)
         roles = [*reads, *(("store", i) for i in range(len(self.stored)))]
         parameters = inputs + [
@@ -160,12 +162,19 @@ class DotLowering:
         probe = self.problem.index_b(batch, probe_k, probe_n)
         along_n, along_k = (stride_of(self.e, self.problem.b, probe, p) for p in (probe_n, probe_k))
         even = isinstance(k, int) and k % plan.lanes == 0 and plan.block_k % plan.lanes == 0
-        turned = (along_n not in (0, 1) and along_k == 1 and even and modulo(n, plan.nr) == 0
-                  and plan.lanes & (plan.lanes - 1) == 0 and plan.lanes > 1)  # fmt: skip
+        turned = (
+            along_n not in (0, 1)
+            and along_k == 1
+            and even
+            and modulo(n, plan.nr) == 0
+            and plan.lanes & (plan.lanes - 1) == 0
+            and plan.lanes > 1
+        )
         return "turned" if turned else "lines" if along_n == 1 else "pieces"
 
-    def pack_b(self, plan: Plan, batch: Size, at: Size, count: Size, column: Size,
-               live: Size) -> None:  # fmt: skip
+    def pack_b(
+        self, plan: Plan, batch: Size, at: Size, count: Size, column: Size, live: Size
+    ) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
         b, x, lies = self.b, self.problem.b, self.lies(plan, batch)
         bounds = (0, plan.block_k - 1)
@@ -197,8 +206,9 @@ class DotLowering:
         else:  # k inside: where the columns lie is computed once a panel
             b.loop("panel", 0, live, 1, panel)
 
-    def pack_turned(self, plan: Plan, batch: Size, at: Size, count: Size, start: Size,
-                    j: Size) -> None:  # fmt: skip
+    def pack_turned(
+        self, plan: Plan, batch: Size, at: Size, count: Size, start: Size, j: Size
+    ) -> None:
         """The same where b is contiguous along k: squares turned in registers."""
         b, e, lanes = self.b, self.e, plan.lanes
         k = self.problem.sizes[2]
@@ -212,8 +222,12 @@ class DotLowering:
                         x = e.value(self.problem.b, self.problem.index_b(batch, lane, n))
                         rows.append(b.cast(x, self.accumulator))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
-                b.store(self.packed_b, b.add(tile_ops.reshape(turned, shape=(1, lanes, lanes))),
-                        (j, i, piece * lanes), (0, 1, 2))  # fmt: skip
+                b.store(
+                    self.packed_b,
+                    b.add(tile_ops.reshape(turned, shape=(1, lanes, lanes))),
+                    (j, i, piece * lanes),
+                    (0, 1, 2),
+                )
             return ()
 
         b.loop("k", 0, count, lanes, square, bounds=(0, plan.block_k - 1))
@@ -246,22 +260,33 @@ class DotLowering:
         def line(i: Size, _: list[Node]) -> Sequence[Node]:
             with e.vector(row, width, m, False) as lane:
                 x = e.value(self.problem.a, self.problem.index_a(batch, lane, combine(at, i, 1)))
-                b.store(self.packed_a, b.broadcast(b.cast(x, self.accumulator), (width,)),
-                        (i, 0), (1,))  # fmt: skip
+                b.store(
+                    self.packed_a, b.broadcast(b.cast(x, self.accumulator), (width,)), (i, 0), (1,)
+                )
             return ()
 
         b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
 
     def is_turned(self, batch: Size) -> bool:
         """Whether a is contiguous along m rather than k."""
-        probe_m, probe_k = (loop_index(n, s) for n, s in zip(("probe_m", "probe_k"),
-                                                             self.problem.sizes[1:3]))  # fmt: skip
+        probe_m, probe_k = (
+            loop_index(n, s) for n, s in zip(("probe_m", "probe_k"), self.problem.sizes[1:3])
+        )
         probe = self.problem.index_a(batch, probe_m, probe_k)
         along_m, along_k = (stride_of(self.e, self.problem.a, probe, x) for x in (probe_m, probe_k))
         return along_m == 1 and along_k != 1
 
-    def rows(self, plan: Plan, batch: Size, at: Size, count: Size, row: Size, stop: Size,
-             column: Size, live: Size) -> None:  # fmt: skip
+    def rows(
+        self,
+        plan: Plan,
+        batch: Size,
+        at: Size,
+        count: Size,
+        row: Size,
+        stop: Size,
+        column: Size,
+        live: Size,
+    ) -> None:
         """Row panels times column panels; a panel past the end repeats its last row."""
         b = self.b
         m = self.problem.sizes[1]
@@ -289,8 +314,9 @@ class DotLowering:
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
-    def with_earlier(self, plan: Plan, acc: Node, batch: Size, at: Size, places: list[Size],
-                     start: Size) -> Node:  # fmt: skip
+    def with_earlier(
+        self, plan: Plan, acc: Node, batch: Size, at: Size, places: list[Size], start: Size
+    ) -> Node:
         """Add what earlier blocks of k left: read last, when what was asked for has come."""
         b = self.b
         if self.partial is None or isinstance(at, int):
@@ -345,8 +371,9 @@ class DotLowering:
             return []
         row = named("loop", "far_row", 0, max(1, high(m) - 1))
         place = named("loop", "far_k", 0, max(1, high(k) - 1))
-        reads = stored_reads([(self.problem.a, self.problem.index_a(batch, row, place))],
-                             self.e.memories)  # fmt: skip
+        reads = stored_reads(
+            [(self.problem.a, self.problem.index_a(batch, row, place))], self.e.memories
+        )
         share = -(-plan.mr // (plan.block_n // plan.nr))
         found: list[tuple[Node, Size]] = []
         for node, index in reads:
@@ -359,8 +386,9 @@ class DotLowering:
                 found.append((self.e.memories[node], substitute(offset, {row: far, place: at})))
         return found
 
-    def put(self, plan: Plan, acc: Node, batch: Size, at: Size, i: Size, stop: Size,
-            start: Size) -> None:  # fmt: skip
+    def put(
+        self, plan: Plan, acc: Node, batch: Size, at: Size, i: Size, stop: Size, start: Size
+    ) -> None:
         """Store a register tile: straight from registers where nothing is left to compute."""
         b, dot, m = self.b, self.group.values[0], self.problem.sizes[1]
 
@@ -457,8 +485,9 @@ class DotLowering:
                     at = substitute(offset, {row: place, lane: combine(start, column, 1)})
                     b.prefetch(memory, at)
 
-    def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
-                 linear: Size) -> Index:  # fmt: skip
+    def index_of(
+        self, node: Node, shape: Any, batch: Size, row: Size, lane: Size, linear: Size
+    ) -> Index:
         """The index of an element: by axes where the shape is the dot's own."""
         dot = self.group.values[0]
         if shape == dot.shape:

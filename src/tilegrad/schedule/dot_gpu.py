@@ -23,7 +23,7 @@ from ..ir.symbol import (
     high,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ..ir.types import Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body
@@ -46,10 +46,13 @@ class TiledDot:
         self.dot, self.stored = group.values[0], group.stored
         self.problem = Problem(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
-        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype))
-                      for i, r in enumerate(self.reads)]  # fmt: skip
-        parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-                       for i, v in enumerate(self.stored)]  # fmt: skip
+        parameters = [
+            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
+        ]
+        parameters += [
+            (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
+            for i, v in enumerate(self.stored)
+        ]
         self.b = Viewed(name, parameters)
         self.e = TileEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
         self.e.rounded = group.rounded
@@ -76,8 +79,9 @@ class TiledDot:
             return [self.b.add(tile_ops.dot(a, b, carried[0]))]
 
         zero = self.b.constant(0, self.accumulator, (rows, columns))
-        total = self.b.loop("k", 0, whole, STEP,
-                            lambda at, c: step(at, c, combine(at, STEP, 1)), [zero])  # fmt: skip
+        total = self.b.loop(
+            "k", 0, whole, STEP, lambda at, c: step(at, c, combine(at, STEP, 1)), [zero]
+        )
         if modulo(k, STEP) != 0:
             total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
@@ -108,8 +112,9 @@ class TiledDot:
             x = self.e.value(v, at)
             self.e.store(self.outputs[v], x, ravel_strides(at, row_major(v.shape)))
 
-    def index_of(self, node: Node, shape: Any, batch: Size, row: Size, lane: Size,
-                 linear: Size) -> Index:  # fmt: skip
+    def index_of(
+        self, node: Node, shape: Any, batch: Size, row: Size, lane: Size, linear: Size
+    ) -> Index:
         """The index of an element: by axes where the shape is the dot's own."""
         p = self.problem
         if shape != self.dot.shape:

@@ -72,12 +72,17 @@ class _Joiner:
                 inputs.setdefault(self.input_of(group.values[0]), []).append(group)
         joined = False
         for groups in inputs.values():
-            takes = [g for g in groups if len(groups) > 1 and self.wide(g).operands is not None
-                     and not self.wide(g).handed]  # fmt: skip
+            takes = [
+                g
+                for g in groups
+                if len(groups) > 1 and self.wide(g).operands is not None and not self.wide(g).handed
+            ]
             pairs = self.pairs(takes)
             rest = [g for g in takes if not any(g in pair for pair in pairs)]
-            for kind, parts in [*(("gated", p) for p in pairs),
-                                *(("dots", s) for s in self.sets(rest))]:  # fmt: skip
+            for kind, parts in [
+                *(("gated", p) for p in pairs),
+                *(("dots", s) for s in self.sets(rest)),
+            ]:
                 if self.closed(parts):  # as groups are after what was joined before
                     self.join(kind, parts)
                     joined = True
@@ -122,8 +127,11 @@ class _Joiner:
             return False
         own = {*first.values, *second.values}
         both = Group("dot", [*first.values, *second.values], first.total)
-        return all(self.fuser.aligned(v, both, leaves_of(v, self.fuser.values), own)
-                   for v in both.values if v.op is not ops.dot)  # fmt: skip
+        return all(
+            self.fuser.aligned(v, both, leaves_of(v, self.fuser.values), own)
+            for v in both.values
+            if v.op is not ops.dot
+        )
 
     def sets(self, groups: Sequence[Group]) -> list[list[Group]]:
         """Sets of which none needs another."""
@@ -131,10 +139,15 @@ class _Joiner:
         while left:
             some = [left.pop(0)]
             for group in list(left):
-                free = not any(group.needs >> a.number & 1 or a.needs >> group.number & 1
-                               for a in some)  # fmt: skip
-                if free and len(some) < MOST and self.in_time([*some, group]) and \
-                        joint_operands([self.wide(g) for g in [*some, group]], False):  # fmt: skip
+                free = not any(
+                    group.needs >> a.number & 1 or a.needs >> group.number & 1 for a in some
+                )
+                if (
+                    free
+                    and len(some) < MOST
+                    and self.in_time([*some, group])
+                    and joint_operands([self.wide(g) for g in [*some, group]], False)
+                ):
                     some.append(group)
                     left.remove(group)
             if len(some) > 1 and self.pays(some, False):
@@ -262,16 +275,26 @@ class JointDot(WideDot):
         assert isinstance(plan, WidePlan)
         _, m, k, n = self.problem.sizes
         tokens = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
-        weights = [self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
-                   for p in self.parts]  # fmt: skip
+        weights = [
+            self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
+            for p in self.parts
+        ]
         if self.gated:
             stored, epilogues = [(self.stored[0], n)], [self.epilogue]
         else:
             stored = [(p.stored[0], p.problem.sizes[3]) for p in self.parts]
             epilogues = [self.shared(p).epilogue for p in self.parts]
         results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
-        self.kernel = JointMatmul(x, plan, self.b, tokens, weights, results, epilogues,
-                                  self.prologue if self.wholes else None)  # fmt: skip
+        self.kernel = JointMatmul(
+            x,
+            plan,
+            self.b,
+            tokens,
+            weights,
+            results,
+            epilogues,
+            self.prologue if self.wholes else None,
+        )
         for part in self.parts:
             part.kernel, part.totals = self.kernel, self.totals
         return self.kernel.build()

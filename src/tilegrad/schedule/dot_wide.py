@@ -119,9 +119,13 @@ class WideDot:
     """Lowers one dot group to the wide matmul; `choice` is None where it does not apply."""
 
     def __init__(
-        self, group: Group, reads: Sequence[Node], target: Target, constants: set[Node],
+        self,
+        group: Group,
+        reads: Sequence[Node],
+        target: Target,
+        constants: set[Node],
         choose: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group, self.reads, self.target = group, list(reads), target
         self.dot = group.values[0]
         self.stored = [v for v in group.stored if not is_part(v)]
@@ -143,8 +147,11 @@ class WideDot:
             self.choice = choose_matvec(self.operands, target)
         elif self.beside:
             known = tuned(self.operands, target, self._epilogue_class())
-            found = [known] if known is not None and self.suits(known) else \
-                filter(self.suits, ranked(self.operands, target))  # fmt: skip
+            found = (
+                [known]
+                if known is not None and self.suits(known)
+                else filter(self.suits, ranked(self.operands, target))
+            )
             self.choice = next(map(self.with_room, found), None)
         else:
             self.choice = next(iter(ranked_threads(self.operands, target)), None)
@@ -182,8 +189,10 @@ class WideDot:
         if self.wholes and x.span(plan.tile)[0] > 128 and x.span(plan.tile)[1] > 64:
             return False  # registers of many consumers do not hold what all tokens are scaled by
         pieces = 64 if choice.turned else plan.staged
-        fits = [pieces % block_of(v) == 0 if not choice.turned else pieces == block_of(v)
-                for v in self.handed]  # fmt: skip
+        fits = [
+            pieces % block_of(v) == 0 if not choice.turned else pieces == block_of(v)
+            for v in self.handed
+        ]
         return all(fits)
 
     def _operands(self) -> Operands | None:
@@ -232,12 +241,21 @@ class WideDot:
         """The Body with the roles of its parameters."""
         assert self.choice is not None and self.operands is not None
         parameters = [
-            (f"in{i}", Memory((product(r.shape),), r.dtype, "global",
-                              "constant" if r in self.constants else "value"))
+            (
+                f"in{i}",
+                Memory(
+                    (product(r.shape),),
+                    r.dtype,
+                    "global",
+                    "constant" if r in self.constants else "value",
+                ),
+            )
             for i, r in enumerate(self.reads)
-        ]  # fmt: skip
-        parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-                       for i, v in enumerate(self.group.stored)]  # fmt: skip
+        ]
+        parameters += [
+            (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
+            for i, v in enumerate(self.group.stored)
+        ]
         self.b = PlacedViews(name, parameters)
         self.e = DirectEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
         self.e.rounded = self.group.rounded
@@ -261,9 +279,15 @@ class WideDot:
         costly = instructions(self.stored, known, self.group.rounded) > COSTLY
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
         beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
-        self.kernel = WideMatmul(x, plan, *given, costly=costly, beside=beside,
-                                 prologue=self.prologue if self.wholes else None,
-                                 ask=self.ask if self.asks(x) else None)  # fmt: skip
+        self.kernel = WideMatmul(
+            x,
+            plan,
+            *given,
+            costly=costly,
+            beside=beside,
+            prologue=self.prologue if self.wholes else None,
+            ask=self.ask if self.asks(x) else None,
+        )
         return self.kernel.build()
 
     def asks(self, x: Operands) -> bool:
@@ -280,11 +304,15 @@ class WideDot:
         memories = [b.parameters[self.reads.index(w.right.node)] for w in weights]
         sizes = [high(w.problem.sizes[3]) for w in weights]
         self.kernel = Matvec(
-            self.operands, plan, b, self.token,
+            self.operands,
+            plan,
+            b,
+            self.token,
             [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
-            [self.outputs[v] for v, _ in results], [w.epilogue for _, w in results],
+            [self.outputs[v] for v, _ in results],
+            [w.epilogue for _, w in results],
             [w.ask for _, w in results],
-        )  # fmt: skip
+        )
         for w in weights:
             w.kernel, w.totals = self.kernel, self.totals
         return self.kernel.build()
@@ -299,7 +327,8 @@ class WideDot:
             starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
             found = stored_reads(starts, {r: None for r in self.reads})
             self.brought[(self.kernel.own, self.kernel.piece)] = [
-                (read, at, self.e.value(read, at)) for read, at in found]
+                (read, at, self.e.value(read, at)) for read, at in found
+            ]
 
     def token(self) -> Node:
         """The one token in lines, and the whole sums that follow from it."""
@@ -397,12 +426,14 @@ class WideDot:
             elif not self.choice.turned:
                 total = self.e.column(total)
             elif total.shape != (columns,):
-                total = self.b.add(tile_ops.part(total, start=(self.kernel.piece,),
-                                                 shape=(columns,)))  # fmt: skip
+                total = self.b.add(
+                    tile_ops.part(total, start=(self.kernel.piece,), shape=(columns,))
+                )
             self.e.bind(whole, unravel(at, whole.shape), total)
 
-    def hand_on(self, own: Index, at_m: Size, row: Size, column: Size,
-                shape: tuple[int, int]) -> None:  # fmt: skip
+    def hand_on(
+        self, own: Index, at_m: Size, row: Size, column: Size, shape: tuple[int, int]
+    ) -> None:
         """Store the sums of a piece's blocks of columns."""
         b, e = self.b, self.e
         assert self.choice is not None
@@ -486,8 +517,11 @@ def takes_parts(part: Node, group: Group, fuser: Fuser, target: Target) -> bool:
 
 def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
-    return product(stored.shape) == product(dot.shape) and \
-        stored.dtype in (bfloat16, float16, float32)  # fmt: skip
+    return product(stored.shape) == product(dot.shape) and stored.dtype in (
+        bfloat16,
+        float16,
+        float32,
+    )
 
 
 __all__ = ["WideDot", "accepts"]

@@ -28,7 +28,7 @@ from ..ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
@@ -36,9 +36,10 @@ from .access import MOVEMENT, Condition, Index, depends, ravel
 
 # Graph ops that are one Tile op of the same name.
 DIRECT = {
-    op for op in ops.graph.ops.values()
+    op
+    for op in ops.graph.ops.values()
     if op.group in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
-}  # fmt: skip
+}
 
 
 def wide(dtype: DType) -> DType:
@@ -190,8 +191,11 @@ class Evaluator:
         b, x = self.body, self.value(node.inputs[0], index)
         if symbolic(node, index, self.memories) is None:
             place, size = b.cast(x, int64), b.index(node.attrs["size"])
-            inside = b.apply("bit_and", b.apply("less_equal", b.constant(0, int64), place),
-                             b.apply("less", place, size))  # fmt: skip
+            inside = b.apply(
+                "bit_and",
+                b.apply("less_equal", b.constant(0, int64), place),
+                b.apply("less", place, size),
+            )
             b.require(inside, node.attrs["message"], node.attrs["place"], self.active(inside.shape))
         return x
 
@@ -230,8 +234,12 @@ class Evaluator:
     def _gather(self, node: Node, index: Index) -> Node:
         x, axes = node.inputs[0], node.attrs["axes"]
         rank = len(node.inputs[1].shape)
-        positions = dict(zip(axes, (self.position(i, index[:rank], x.shape[a])
-                                    for i, a in zip(node.inputs[1:], axes))))  # fmt: skip
+        positions = dict(
+            zip(
+                axes,
+                (self.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)),
+            )
+        )
         rest = iter(index[rank:])
         full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
         return self.value(x, full)

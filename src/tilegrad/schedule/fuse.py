@@ -26,18 +26,34 @@ from .join import has_many_parts, joins, stored_part
 from .order import bit, in_order, need
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
-ALONE = {ops.sort: "sort", ops.cumulative: "cumulative", ops.update: "update",
-         ops.scan: "control", ops.cond: "control", ops.while_loop: "control",
-         ops.call: "call", ops.attention: "attention",
-         ops.attention_backward: "attention"}  # fmt: skip
+ALONE = {
+    ops.sort: "sort",
+    ops.cumulative: "cumulative",
+    ops.update: "update",
+    ops.scan: "control",
+    ops.cond: "control",
+    ops.while_loop: "control",
+    ops.call: "call",
+    ops.attention: "attention",
+    ops.attention_backward: "attention",
+}
 COSTLY = {ops.exp, ops.exp2, ops.log, ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos,
           ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc,
           ops.erf_inverse, ops.power, ops.random_bits, ops.floor_divide_, ops.remainder,
           ops.fmod}  # fmt: skip
 INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
-    ops.where, ops.cast, ops.bitcast, ops.constant, ops.iota, ops.size, ops.stop_gradient,
-    ops.concatenate, ops.gather, ops.in_range, ops.random_bits,
-}  # fmt: skip
+    ops.where,
+    ops.cast,
+    ops.bitcast,
+    ops.constant,
+    ops.iota,
+    ops.size,
+    ops.stop_gradient,
+    ops.concatenate,
+    ops.gather,
+    ops.in_range,
+    ops.random_bits,
+}
 SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch
 if "barrier" in ops.graph.ops:
@@ -134,8 +150,14 @@ def _is_value(node: Node, readers: dict[Node, list[Node]], values: set[Node]) ->
     return _wanted(node, readers, values)
 
 
-_READS_STORED = {ops.scan, ops.cond, ops.while_loop, ops.call, ops.attention,
-                 ops.attention_backward}  # fmt: skip
+_READS_STORED = {
+    ops.scan,
+    ops.cond,
+    ops.while_loop,
+    ops.call,
+    ops.attention,
+    ops.attention_backward,
+}
 
 
 def _store_below(node: Node, values: set[Node]) -> None:
@@ -170,7 +192,8 @@ def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> b
         return False
     work = cost(node, values, SCALAR_COST)
     if (node.dtype.kind == "bool" and work <= 4) or (
-            product(node.shape) == 1 and work < SCALAR_COST):  # fmt: skip
+        product(node.shape) == 1 and work < SCALAR_COST
+    ):
         return False
     return work > (3 if not repeated else 2)
 
@@ -338,8 +361,11 @@ class Fuser:
     def has_room(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
         """Whether a group stays within what one Kernel computes."""
         extent = self.extents.of(node)
-        return (group.nodes + extent.nodes <= NODES and len(group.reads) + len(leaves) <= READS
-                and self.depth_in(node, group, leaves) <= DEPTH)  # fmt: skip
+        return (
+            group.nodes + extent.nodes <= NODES
+            and len(group.reads) + len(leaves) <= READS
+            and self.depth_in(node, group, leaves) <= DEPTH
+        )
 
     def depth_in(self, node: Node, group: Group, leaves: Sequence[Node]) -> int:
         """How deep a value would be in a group."""
@@ -391,13 +417,17 @@ class Fuser:
         start = own_index(node, row, column, group)
         if start is None:
             return False
-        return self._reads_own([(i, start) for i in node.inputs], inside, row, column, group,
-                               node)  # fmt: skip
+        return self._reads_own([(i, start) for i in node.inputs], inside, row, column, group, node)
 
     def _reads_own(
-        self, stack: list[tuple[Node, Index]], inside: set[Node], row: Size, column: Size,
-        group: Group, top: Node | None = None,
-    ) -> bool:  # fmt: skip
+        self,
+        stack: list[tuple[Node, Index]],
+        inside: set[Node],
+        row: Size,
+        column: Size,
+        group: Group,
+        top: Node | None = None,
+    ) -> bool:
         seen: set[tuple[Node, Index]] = set()
         if top is not None:
             step = self._below(top, stack[0][1], inside)

@@ -61,14 +61,18 @@ def hand_over(values: set[Node], arguments: Sequence[Node], results: Sequence[No
         if product(node.shape) == 1:  # each program reads the whole row
             if not all(streams(dot) for dot in dots if dot is not None):
                 continue
-            values -= {dot.inputs[0] for dot in dots if dot is not None
-                       and _again(dot.inputs[0], readers, given)}  # fmt: skip
+            values -= {
+                dot.inputs[0]
+                for dot in dots
+                if dot is not None and _again(dot.inputs[0], readers, given)
+            }
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
 
 
-def _until_products(node: Node, readers: dict[Node, list[Node]],
-                    given: set[Node]) -> tuple[set[Node], set[Node]] | None:  # fmt: skip
+def _until_products(
+    node: Node, readers: dict[Node, list[Node]], given: set[Node]
+) -> tuple[set[Node], set[Node]] | None:
     """What follows from a whole sum before products are multiplied by it, and those; None where
     anything else reads it."""
     found, stack = {node}, [node]
@@ -136,8 +140,13 @@ def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[No
             if sums and _bytes(leaves_of(kept, values)) <= _bytes([kept]):
                 continue  # the product itself is no more to read
             values.add(kept)
-            values -= {r for r in readers[kept] if r.op is ops.cast and r not in results
-                       and all(_inlines(u) for u in readers.get(r, ()))}  # fmt: skip
+            values -= {
+                r
+                for r in readers[kept]
+                if r.op is ops.cast
+                and r not in results
+                and all(_inlines(u) for u in readers.get(r, ()))
+            }
 
 
 def _bytes(nodes: Sequence[Node]) -> int:

@@ -18,13 +18,29 @@ EXACT = 96  # what an exactly rounded division or root weighs, in instructions t
 QUICK = {ops.divide, ops.reciprocal, ops.sigmoid}  # without a slow path where 16 bits are seen
 # (instructions; divisions, roots, branches) of a float32 element, for ops that take more than one
 INSTRUCTIONS: dict[Op, tuple[int, int]] = {
-    ops.exp: (6, 0), ops.log: (30, 0), ops.expm1: (22, 0), ops.log1p: (38, 0), ops.sin: (57, 1),
-    ops.cos: (57, 1), ops.tan: (51, 2), ops.asin: (52, 5), ops.acos: (52, 5), ops.atan: (23, 1),
-    ops.tanh: (16, 0), ops.sigmoid: (10, 1), ops.erf: (24, 0), ops.erf_inverse: (74, 3),
-    ops.power: (116, 2), ops.atan2: (48, 4), ops.sign: (5, 0), ops.divide: (1, 1),
-    ops.reciprocal: (1, 1), ops.square_root: (1, 1), ops.remainder: (37, 3),
+    ops.exp: (6, 0),
+    ops.log: (30, 0),
+    ops.expm1: (22, 0),
+    ops.log1p: (38, 0),
+    ops.sin: (57, 1),
+    ops.cos: (57, 1),
+    ops.tan: (51, 2),
+    ops.asin: (52, 5),
+    ops.acos: (52, 5),
+    ops.atan: (23, 1),
+    ops.tanh: (16, 0),
+    ops.sigmoid: (10, 1),
+    ops.erf: (24, 0),
+    ops.erf_inverse: (74, 3),
+    ops.power: (116, 2),
+    ops.atan2: (48, 4),
+    ops.sign: (5, 0),
+    ops.divide: (1, 1),
+    ops.reciprocal: (1, 1),
+    ops.square_root: (1, 1),
+    ops.remainder: (37, 3),
     ops.floor_divide_: (50, 5),
-}  # fmt: skip
+}
 
 
 def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:

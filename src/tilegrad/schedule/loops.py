@@ -29,7 +29,7 @@ from ..ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
@@ -46,8 +46,9 @@ class LoopLowering(ColumnLoops):
     def lower(self) -> Body:
         """The Body; its parameters are `reads` then `stored`."""
         parameters = [(f"in{i}", self._memory(n, "value")) for i, n in enumerate(self.reads)]
-        parameters += [(f"out{i}", self._memory(n, "result"))
-                       for i, n in enumerate(self.group.stored)]  # fmt: skip
+        parameters += [
+            (f"out{i}", self._memory(n, "result")) for i, n in enumerate(self.group.stored)
+        ]
         self.b = BodyBuilder(self.name, parameters)
         self.inputs = dict(zip(self.reads, self.b.parameters))
         self.outputs = dict(zip(self.group.stored, self.b.parameters[len(self.reads) :]))

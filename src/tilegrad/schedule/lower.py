@@ -50,9 +50,13 @@ class Lowering:
     """Lowers one Graph for one Target."""
 
     def __init__(
-        self, arguments: Sequence[Node], results: Sequence[Node], target: Target,
-        donated: Sequence[int] = (), bodies: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        arguments: Sequence[Node],
+        results: Sequence[Node],
+        target: Target,
+        donated: Sequence[int] = (),
+        bodies: Any = None,
+    ) -> None:
         self.arguments, self.results, self.target = list(arguments), list(results), target
         self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
@@ -180,15 +184,22 @@ class Lowering:
         constant = tuple(r in group.constants for r in reads)
         inside = [n for n in topological(results, set(reads).__contains__) if n not in reads]
         rounded = tuple(n in group.rounded for n in inside) if group.rounded else ()
-        return (group.kind, group.order, group.rows, constant, rounded,
-                structure(reads, results, places))  # fmt: skip
+        return (
+            group.kind,
+            group.order,
+            group.rows,
+            constant,
+            rounded,
+            structure(reads, results, places),
+        )
 
     def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
         """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""
         group.reads = set(reads)
         stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
         given = [("read", i) for i in range(len(reads))] + [
-            ("store", i) for i in range(len(stored))]  # fmt: skip
+            ("store", i) for i in range(len(stored))
+        ]
         if any(product(v.shape) == 0 for v in stored) and len(stored) == len(group.stored):
             if all(product(v.shape) == 0 for v in stored):
                 return []
@@ -280,10 +291,11 @@ class Lowering:
         """A donated state would have to be copied."""
         return StateError(
             "a donated state is read after it is updated: it would be copied",
-            op="update", expected="no other reader after the update",
+            op="update",
+            expected="no other reader after the update",
             got=f"{reader.op.name} at {reader.location}",
             hint="read the state before updating it, or use the updated one",
-        )  # fmt: skip
+        )
 
     def may_overwrite(self, state: Node) -> bool:
         """Whether the storage of a state may be taken over."""
@@ -370,8 +382,13 @@ class Lowering:
             for role, what in roles:
                 if role == "scratch" and what not in scratch:
                     scratch[what] = self.new_slot(what[0], "scratch")
-                slots.append(self.slot_of[reads[what]] if role == "read" else
-                             slot if role == "state" else scratch[what])  # fmt: skip
+                slots.append(
+                    self.slot_of[reads[what]]
+                    if role == "read"
+                    else slot
+                    if role == "state"
+                    else scratch[what]
+                )
             launches.append(Launch(body, tuple(slots)))
         return launches
 
@@ -388,8 +405,11 @@ def tiny(schedule: Schedule) -> bool:
 
 
 def lower_graph(
-    arguments: Sequence[Node], results: Sequence[Node], target: Target,
-    donated: Sequence[int] = (), bodies: Any = None,
-) -> Schedule:  # fmt: skip
+    arguments: Sequence[Node],
+    results: Sequence[Node],
+    target: Target,
+    donated: Sequence[int] = (),
+    bodies: Any = None,
+) -> Schedule:
     """The Schedule of a Graph."""
     return Lowering(arguments, results, target, donated, bodies).run()

@@ -136,8 +136,11 @@ class MatrixLowering(DotLowering):
             value = self.e.value(x, index)
         else:
             condition = Condition(k, size)
-            value = self.e.value(x, index) if condition.holds() else self.e._guarded(
-                x, index, [condition])  # fmt: skip
+            value = (
+                self.e.value(x, index)
+                if condition.holds()
+                else self.e._guarded(x, index, [condition])
+            )
         return self.b.broadcast(self.b.cast(value, self.input), (lanes,))
 
     def pack_columns(self, plan: Plan, batch: Size, column: Size, live: Size) -> None:
@@ -147,8 +150,12 @@ class MatrixLowering(DotLowering):
         probe_k, probe_n = loop_index("probe_k", k), loop_index("probe_n", n)
         probe = self.problem.index_b(batch, probe_k, probe_n)
         along_k, along_n = (stride_of(self.e, x, probe, at) for at in (probe_k, probe_n))
-        turned = (along_k == 1 != along_n and modulo(k, self.unit.k) == 0
-                  and modulo(n, plan.nr) == 0 and self.together == 2)  # fmt: skip
+        turned = (
+            along_k == 1 != along_n
+            and modulo(k, self.unit.k) == 0
+            and modulo(n, plan.nr) == 0
+            and self.together == 2
+        )
 
         def one(j: Size, s: Size, g: Size = 0) -> Sequence[Node]:
             start = combine(column, multiply(j, plan.nr), 1)
@@ -172,8 +179,13 @@ class MatrixLowering(DotLowering):
                     )
                 return ()
 
-            b.loop("step", 0, self.steps, 1,
-                   lambda s, _: b.loop("group", 0, TILE, 1, lambda g, _: group(s, g)))  # fmt: skip
+            b.loop(
+                "step",
+                0,
+                self.steps,
+                1,
+                lambda s, _: b.loop("group", 0, TILE, 1, lambda g, _: group(s, g)),
+            )
             return ()
 
         if turned:
@@ -231,8 +243,9 @@ class MatrixLowering(DotLowering):
 
         b.loop("step", 0, self.steps, 1, step)
 
-    def panels(self, plan: Plan, batch: Size, rows: tuple[Size, Size], column: Size, live: Size,
-               ends: str) -> None:  # fmt: skip
+    def panels(
+        self, plan: Plan, batch: Size, rows: tuple[Size, Size], column: Size, live: Size, ends: str
+    ) -> None:
         """Row panels times column panels."""
         b, (row, stop) = self.b, rows
         m = self.problem.sizes[1]
@@ -262,8 +275,9 @@ class MatrixLowering(DotLowering):
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
-    def matrix_micro(self, panels: tuple[Size, Size], ahead: list[tuple[Node, Size]],
-                     ends: str) -> None:  # fmt: skip
+    def matrix_micro(
+        self, panels: tuple[Size, Size], ahead: list[tuple[Node, Size]], ends: str
+    ) -> None:
         """Four accumulators over a block of k, from and to the sums; at last to the strip."""
         b, name, (panel, j) = self.b, self.unit.name, panels
         line, steps = TILE * self.together, int(self.packed_a.type.shape[0])  # type: ignore[union-attr]
@@ -283,12 +297,16 @@ class MatrixLowering(DotLowering):
                 b.prefetch(self.sums, panel, combine(j, 1, 1), 0, own, 0)
             for memory, offset in ahead:
                 b.prefetch(memory, combine(offset, multiply(s, self.unit.k), 1), to="l2")
-            return [b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
-                    for i, c in enumerate(carried)]  # fmt: skip
+            return [
+                b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
+                for i, c in enumerate(carried)
+            ]
 
         if "first" in ends:
-            begin = [b.add(tile_ops.matrix_zero(shape=(TILE, TILE), dtype=self.accumulator,
-                                                unit=name)) for _ in range(4)]  # fmt: skip
+            begin = [
+                b.add(tile_ops.matrix_zero(shape=(TILE, TILE), dtype=self.accumulator, unit=name))
+                for _ in range(4)
+            ]
         else:
             begin = [load(self.sums, panel, j, i, 0, 0, width=TILE) for i in range(4)]
         for i, c in enumerate(b.loop("s", 0, self.steps, 1, step, begin)):

@@ -34,8 +34,11 @@ def lay_out(
     """Add the operands of large products that lie as no matrix to the values."""
     for dot in topological(results, stop=set(arguments).__contains__):
         if dot.op is ops.dot and dot not in arguments:
-            moved = [x for side, x in enumerate(dot.inputs)
-                     if x not in values and _pays(side, dot, values, target)]  # fmt: skip
+            moved = [
+                x
+                for side, x in enumerate(dot.inputs)
+                if x not in values and _pays(side, dot, values, target)
+            ]
             if moved and _takes(dot, values | set(moved), target):
                 values.update(moved)
 

@@ -62,8 +62,10 @@ class Problem:
 
 def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
     """The cheapest Plan."""
-    return min(candidates(problem, target, accumulator),
-               key=lambda plan: cost(plan, problem, target, accumulator))  # fmt: skip
+    return min(
+        candidates(problem, target, accumulator),
+        key=lambda plan: cost(plan, problem, target, accumulator),
+    )
 
 
 def block_of_k(k: int, depth: int) -> int:
@@ -91,8 +93,14 @@ def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator
             block_n = max(nr, -(-n // (count * nr)) * nr)
             for cuts in {1, workers, 2 * workers}:
                 block_m = max(rows, -(-m // (cuts * rows)) * rows)
-                yield Plan(rows, across, lanes, min(block_m, m) if cuts == 1 else block_m,
-                           min(block_n, fit), block_k)  # fmt: skip
+                yield Plan(
+                    rows,
+                    across,
+                    lanes,
+                    min(block_m, m) if cuts == 1 else block_m,
+                    min(block_n, fit),
+                    block_k,
+                )
 
 
 def balanced(m: int, most: int) -> int:

@@ -29,8 +29,9 @@ class Problem:
         self.n_shape = tuple(self.b.shape[i] for i in self.free_b)
         self.k_order = self._k_order()
         self.k_shape = tuple(self.a.shape[contract[0][i]] for i in self.k_order)
-        self.sizes = tuple(product(s) for s in (self.batch_shape, self.m_shape, self.k_shape,
-                                                self.n_shape))  # fmt: skip
+        self.sizes = tuple(
+            product(s) for s in (self.batch_shape, self.m_shape, self.k_shape, self.n_shape)
+        )
 
     def _k_order(self) -> list[int]:
         """Contracted axes in the order b's storage likes them (as given)."""
@@ -44,8 +45,16 @@ class Problem:
         """Where b is read."""
         return self._index(self.b, 1, self.free_b, self.n_shape, batch, n, k)
 
-    def _index(self, x: Node, side: int, free: Sequence[int], shape: Sequence[Size],
-               batch: Size, other: Size, k: Size) -> Index:  # fmt: skip
+    def _index(
+        self,
+        x: Node,
+        side: int,
+        free: Sequence[int],
+        shape: Sequence[Size],
+        batch: Size,
+        other: Size,
+        k: Size,
+    ) -> Index:
         found: list[Size] = [0] * len(x.shape)
         for axis, i in zip(self.batch[side], unravel(batch, self.batch_shape)):
             found[axis] = i

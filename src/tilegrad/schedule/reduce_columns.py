@@ -23,7 +23,7 @@ from ..ir.symbol import (
     modulo,
     multiply,
     substitute,
-)  # fmt: skip
+)
 from ..ir.types import row_major
 from .access import unravel
 from .evaluate import ravel_strides, stored_reads, wide
@@ -127,8 +127,7 @@ class ColumnLoops(RowLoops):
 
         self.over_columns(reduces, many, walk)
 
-    def over_columns(self, reduces: Sequence[Node], many: int,
-                     walk: Callable[[int], Step]) -> None:  # fmt: skip
+    def over_columns(self, reduces: Sequence[Node], many: int, walk: Callable[[int], Step]) -> None:
         """All reduced elements, `many` at a time; long sums of floats in blocks."""
         b, columns = self.b, self.group.columns
         whole = multiply(floor_divide(columns, many), many)
@@ -150,8 +149,9 @@ class ColumnLoops(RowLoops):
         if long:
             self.over_block(lambda _, place: self.to_totals(totals, place, last=True))
 
-    def to_totals(self, totals: dict[Node, Node], place: Size, first: bool = False,
-                  last: bool = False) -> None:  # fmt: skip
+    def to_totals(
+        self, totals: dict[Node, Node], place: Size, first: bool = False, last: bool = False
+    ) -> None:
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
         for v, memory in totals.items():

@@ -27,7 +27,7 @@ from ..ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from .access import MOVEMENT, Index, unravel
@@ -68,8 +68,9 @@ class RowLoops(LoopSpace):
                 x = self.e.value(v, index)
                 self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
 
-    def loop_expressions(self, reduces: Sequence[Node], writes: Sequence[Node], row: Size,
-                         column: Size) -> list[tuple[Node, Index]]:  # fmt: skip
+    def loop_expressions(
+        self, reduces: Sequence[Node], writes: Sequence[Node], row: Size, column: Size
+    ) -> list[tuple[Node, Index]]:
         """What one loop evaluates, and where."""
         found = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
         return found + [(v, self.index_at(v, row, column)) for v in writes]
@@ -115,8 +116,9 @@ class RowLoops(LoopSpace):
                 stack.extend((i, index) for i in node.inputs)
         return found
 
-    def row_stage(self, row: Size, stage: int, reduces: Sequence[Node],
-                  writes: Sequence[Node]) -> None:  # fmt: skip
+    def row_stage(
+        self, row: Size, stage: int, reduces: Sequence[Node], writes: Sequence[Node]
+    ) -> None:
         """One loop over the columns of a row."""
         e = self.e
         columns = self.group.columns
@@ -170,8 +172,9 @@ class RowLoops(LoopSpace):
             return [best, self.b.constant(first, int64, (self.lanes,))]
         return [self.b.constant(identity(KINDS[node.op], dtype), dtype, (self.lanes,))]
 
-    def feed(self, reduces: Sequence[Node], row: Size, column: Size,
-             carried: list[Node]) -> list[Node]:  # fmt: skip
+    def feed(
+        self, reduces: Sequence[Node], row: Size, column: Size, carried: list[Node]
+    ) -> list[Node]:
         """Accumulators after one vector."""
         b, e, result = self.b, self.e, []
         position = 0

@@ -19,9 +19,11 @@ Life = tuple[int, int]
 
 
 def set_lives(
-    schedule: Schedule, loops: Sequence[Life] = (), pairs: Sequence[tuple[int, int]] = (),
+    schedule: Schedule,
+    loops: Sequence[Life] = (),
+    pairs: Sequence[tuple[int, int]] = (),
     always: Iterable[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """First and last Kernel of each Slot: as touched, widened over `loops` (inner ones first),
     equal for `pairs` that are swapped, all of the run for `always`. Aliases count for owners."""
     last = len(schedule.kernels)
@@ -55,8 +57,9 @@ def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
 
 def plan_memory(schedule: Schedule) -> int:
     """Give every scratch Slot an offset; returns the arena's bytes (the peak)."""
-    waiting = [s for s in schedule.slots
-               if s.kind == "scratch" and s.alias is None and s.first <= s.last]  # fmt: skip
+    waiting = [
+        s for s in schedule.slots if s.kind == "scratch" and s.alias is None and s.first <= s.last
+    ]
     top = largest_first(waiting) if len(waiting) <= MANY else in_turn(waiting)
     schedule.arena_bytes = -(-top // LINE) * LINE
     return schedule.arena_bytes

@@ -29,8 +29,14 @@ BLOCK = 64  # elements that a running sum adds one by one before what came befor
 class AxisLowering:
     """What cumulative and sort share: parameters, and the index of (outer, k, inner)."""
 
-    def __init__(self, group: Group, reads: Sequence[Node], results: Sequence[Array],
-                 target: Target, name: str) -> None:  # fmt: skip
+    def __init__(
+        self,
+        group: Group,
+        reads: Sequence[Node],
+        results: Sequence[Array],
+        target: Target,
+        name: str,
+    ) -> None:
         self.node = group.values[0]
         self.x, self.axis = self.node.inputs[0], self.node.attrs["axis"]
         self.target = target
@@ -38,8 +44,10 @@ class AxisLowering:
         self.outer, self.size = product(shape[: self.axis]), shape[self.axis]
         self.inner = product(shape[self.axis + 1 :])
         parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(reads)]
-        parameters += [(f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
-                       for i, t in enumerate(results)]  # fmt: skip
+        parameters += [
+            (f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
+            for i, t in enumerate(results)
+        ]
         self.b = BodyBuilder(name, parameters)
         self.e = Evaluator(self.b, dict(zip(reads, self.b.parameters)))
         self.results = self.b.parameters[len(reads) :]
@@ -136,8 +144,17 @@ def lower_sort(
         return ()
 
     b.loop("k", 0, low.size, 1, take)
-    b.add(tile_ops.sort_rows(keys, places, other_keys, other_places, b.index(low.size),
-                             size=size, descending=node.attrs["descending"]))  # fmt: skip
+    b.add(
+        tile_ops.sort_rows(
+            keys,
+            places,
+            other_keys,
+            other_places,
+            b.index(low.size),
+            size=size,
+            descending=node.attrs["descending"],
+        )
+    )
     b.loop("k", 0, low.size, 1, give)
     body = b.finish((multiply(low.outer, low.inner),))
     return [(body, roles + [("store", i) for i in range(len(stored))])]

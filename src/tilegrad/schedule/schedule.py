@@ -126,13 +126,18 @@ def show(schedule: Schedule) -> str:
     """The Schedule as text for people."""
     lines = [f"schedule: {len(schedule.kernels)} kernels, arena {schedule.arena_bytes} bytes"]
     for slot in schedule.slots:
-        place = f"alias %{slot.alias}" if slot.alias is not None else (
-            f"arena+{slot.offset}" if slot.offset is not None else slot.kind)  # fmt: skip
+        place = (
+            f"alias %{slot.alias}"
+            if slot.alias is not None
+            else (f"arena+{slot.offset}" if slot.offset is not None else slot.kind)
+        )
         lines.append(f"  %{slot.number}: {slot.type} {place}, kernels {slot.first}..{slot.last}")
     for number, kernel in enumerate(schedule.kernels):
         inner = "  " * kernel.depth
-        lines.append(f"  {inner}[{number}] {kernel.name} ({kernel.kind}): flops {kernel.flops}, "
-                     f"bytes {kernel.bytes}")  # fmt: skip
+        lines.append(
+            f"  {inner}[{number}] {kernel.name} ({kernel.kind}): flops {kernel.flops}, "
+            f"bytes {kernel.bytes}"
+        )
         for step in kernel.steps:
             if isinstance(step, Launch):
                 slots = ", ".join(f"%{s}" for s in step.slots)

@@ -27,7 +27,7 @@ from ..ir.symbol import (
     modulo,
     multiply,
     named,
-)  # fmt: skip
+)
 from ..ir.types import Memory, product, row_major
 from ..tile.build import BodyBuilder
 from .access import MOVEMENT, Index, unravel
@@ -122,8 +122,11 @@ class LoopSpace:
 
     def expressions(self) -> list[tuple[Node, bool]]:
         """What loops evaluate: (value, is it a reduction)."""
-        return [(v, v in self.reduces) for v in self.group.values
-                if v in self.reduces or v in self.group.stored]  # fmt: skip
+        return [
+            (v, v in self.reduces)
+            for v in self.group.values
+            if v in self.reduces or v in self.group.stored
+        ]
 
     def pick_inner(self) -> Size:
         """How many neighbouring elements the vector axis has: as many as stay linear. Loaded
@@ -234,8 +237,9 @@ class LoopSpace:
         where they are loaded ones that do, if that counts."""
         rank = len(node.inputs[1].shape)
         if any(lane in atoms(i) for i in index[:rank]):
-            return not self.strict or all(symbolic(i, index[:rank], self.all_values) is not None
-                                          for i in node.inputs[1:])  # fmt: skip
+            return not self.strict or all(
+                symbolic(i, index[:rank], self.all_values) is not None for i in node.inputs[1:]
+            )
         x, axes = node.inputs[0], node.attrs["axes"]
         rest, full = iter(index[rank:]), []
         for a in range(len(x.shape)):
@@ -280,9 +284,14 @@ class LoopSpace:
         return Memory((product(node.shape),), node.dtype, "global", use)
 
     def lane_loop(
-        self, start: Size, stop: Size, body: Callable[[Size, list[Node]], Sequence[Node]],
-        carried: Sequence[Node] = (), size: Size | None = None, unroll: int = 1,
-    ) -> list[Node]:  # fmt: skip
+        self,
+        start: Size,
+        stop: Size,
+        body: Callable[[Size, list[Node]], Sequence[Node]],
+        carried: Sequence[Node] = (),
+        size: Size | None = None,
+        unroll: int = 1,
+    ) -> list[Node]:
         """Vectors over [start, stop): whole ones, then one that is masked."""
         size = stop if size is None else size
         b, e, lanes = self.b, self.e, self.lanes
@@ -307,9 +316,14 @@ class LoopSpace:
     # ---- long sums ------------------------------------------------------------------------
 
     def over_lines(
-        self, blocked: Sequence[bool], fresh: Sequence[Node], lines: Size, span: tuple[Size, Size],
-        run: Line, values: list[Node],
-    ) -> list[Node]:  # fmt: skip
+        self,
+        blocked: Sequence[bool],
+        fresh: Sequence[Node],
+        lines: Size,
+        span: tuple[Size, Size],
+        run: Line,
+        values: list[Node],
+    ) -> list[Node]:
         """run(line, first, last, accumulators) over the span of each line of `inner` elements.
 
         Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
@@ -330,18 +344,29 @@ class LoopSpace:
         if lines != 1 and turns <= CHAIN:
             totals = self.in_blocks(blocked, fresh, (0, lines), CHAIN // turns, whole, totals)
         else:
+
             def line(number: Size, carried: list[Node]) -> list[Node]:
                 with e.scope():
-                    return self.in_blocks(blocked, fresh, span, CHAIN * self.lanes,
-                                          lambda *x: run(number, *x), carried)  # fmt: skip
+                    return self.in_blocks(
+                        blocked,
+                        fresh,
+                        span,
+                        CHAIN * self.lanes,
+                        lambda *x: run(number, *x),
+                        carried,
+                    )
 
             totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
         return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
 
     def over_span(
-        self, blocked: Sequence[bool], fresh: list[Node], span: tuple[Size, Size], block: int,
+        self,
+        blocked: Sequence[bool],
+        fresh: list[Node],
+        span: tuple[Size, Size],
+        block: int,
         run: Callable[[Size, Size, list[Node]], list[Node]],
-    ) -> list[Node]:  # fmt: skip
+    ) -> list[Node]:
         """run(first, last, accumulators) over a span; where it is long, in blocks."""
         b = self.b
         if not any(blocked) or high(combine(span[1], span[0], -1)) <= block:
@@ -351,16 +376,23 @@ class LoopSpace:
         return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
 
     def in_blocks(
-        self, blocked: Sequence[bool], fresh: Sequence[Node], span: tuple[Size, Size], block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]], totals: list[Node],
-    ) -> list[Node]:  # fmt: skip
+        self,
+        blocked: Sequence[bool],
+        fresh: Sequence[Node],
+        span: tuple[Size, Size],
+        block: int,
+        run: Callable[[Size, Size, list[Node]], list[Node]],
+        totals: list[Node],
+    ) -> list[Node]:
         """run(first, last, accumulators) over a span, a block at a time, added to totals."""
         b, (start, stop) = self.b, span
 
         def added(first: Size, last: Size, carried: list[Node]) -> list[Node]:
             own = [f if t else x for t, f, x in zip(blocked, fresh, carried)]
-            return [b.apply("add", x, b.cast(new, float64)) if t else new
-                    for t, x, new in zip(blocked, carried, run(first, last, own))]  # fmt: skip
+            return [
+                b.apply("add", x, b.cast(new, float64)) if t else new
+                for t, x, new in zip(blocked, carried, run(first, last, own))
+            ]
 
         def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
             with self.e.scope():

@@ -48,12 +48,22 @@ def _step(name: str, attrs: tuple[str, ...], meaning: str, group: str = "step") 
     return Op(schedule, name, _nothing, attrs=attrs, effect=True, group=group, meaning=meaning)
 
 
-slot = Op(schedule, "slot", lambda *alias, shape, dtype, **_: Array(shape, dtype),
-          attrs=("shape", "dtype", "kind", "name", "offset", "first", "last"), effect=True,
-          group="slot", meaning="planned storage, perhaps that of another Slot")  # fmt: skip
+slot = Op(
+    schedule,
+    "slot",
+    lambda *alias, shape, dtype, **_: Array(shape, dtype),
+    attrs=("shape", "dtype", "kind", "name", "offset", "first", "last"),
+    effect=True,
+    group="slot",
+    meaning="planned storage, perhaps that of another Slot",
+)
 plan = _step("plan", ("arena",), "inputs: the Slots of the arguments, in order", "slot")
-kernel = _step("kernel", ("name", "kind", "key", "flops", "bytes", "depth", "times"),
-               "Blocks: the Region (reads) -> stored values, and the steps", "kernel")  # fmt: skip
+kernel = _step(
+    "kernel",
+    ("name", "kind", "key", "flops", "bytes", "depth", "times"),
+    "Blocks: the Region (reads) -> stored values, and the steps",
+    "kernel",
+)
 launch = _step("launch", ("body",), "a Body over the Slots of its parameters")
 copy = _step("copy", ("bytes",), "inputs: source, target")
 control = _step("control", ("kind", "numbers", "label"), "see schedule.Control")
@@ -95,15 +105,33 @@ def _slot_nodes(given: Schedule) -> list[Node]:
     found: list[Node] = []
     for s in given.slots:
         alias = () if s.alias is None else (found[s.alias],)
-        found.append(slot(*alias, shape=s.type.shape, dtype=s.type.dtype, kind=s.kind,
-                          name=s.name, offset=s.offset, first=s.first, last=s.last))  # fmt: skip
+        found.append(
+            slot(
+                *alias,
+                shape=s.type.shape,
+                dtype=s.type.dtype,
+                kind=s.kind,
+                name=s.name,
+                offset=s.offset,
+                first=s.first,
+                last=s.last,
+            )
+        )
     return found
 
 
 def _kernel_node(k: Kernel, slots: Sequence[Node], names: dict[int, str]) -> Node:
     steps = Block("steps", (), [_step_node(s, slots, names) for s in k.steps])
-    return kernel(blocks=(region_block(k), steps), name=k.name, kind=k.kind, key=k.key,
-                  flops=k.flops, bytes=k.bytes, depth=k.depth, times=k.times)  # fmt: skip
+    return kernel(
+        blocks=(region_block(k), steps),
+        name=k.name,
+        kind=k.kind,
+        key=k.key,
+        flops=k.flops,
+        bytes=k.bytes,
+        depth=k.depth,
+        times=k.times,
+    )
 
 
 def region_block(k: Kernel) -> Block:
@@ -122,8 +150,9 @@ def _step_node(s: Any, slots: Sequence[Node], names: dict[int, str]) -> Node:
         return copy(slots[s.source], slots[s.target], bytes=s.bytes)
     if isinstance(s, Label):
         return label(number=s.number)
-    return control(*(slots[i] for i in s.slots), kind=s.kind, numbers=tuple(s.numbers),
-                   label=s.label)  # fmt: skip
+    return control(
+        *(slots[i] for i in s.slots), kind=s.kind, numbers=tuple(s.numbers), label=s.label
+    )
 
 
 # ---- parsing --------------------------------------------------------------------------------
@@ -150,10 +179,13 @@ class _Reader:
         nodes = [n for n in block.nodes if n.op is slot]
         self.number = {n: i for i, n in enumerate(nodes)}
         self.steps: dict[Op, Callable[[Node], Any]] = {
-            launch: self.launch, copy: self.copy, label: lambda n: Label(n.attrs["number"]),
-            control: lambda n: Control(n.attrs["kind"], self.numbers(n), n.attrs["numbers"],
-                                       n.attrs["label"]),
-        }  # fmt: skip
+            launch: self.launch,
+            copy: self.copy,
+            label: lambda n: Label(n.attrs["number"]),
+            control: lambda n: Control(
+                n.attrs["kind"], self.numbers(n), n.attrs["numbers"], n.attrs["label"]
+            ),
+        }
 
     def numbers(self, node: Node) -> tuple[int, ...]:
         """The Slots a step names."""
@@ -161,8 +193,12 @@ class _Reader:
 
     def schedule(self) -> Schedule:
         """All of it."""
-        found = Schedule([self.slot(n) for n in self.number], [], [],
-                         [self.number[r] for r in self.block.results])  # fmt: skip
+        found = Schedule(
+            [self.slot(n) for n in self.number],
+            [],
+            [],
+            [self.number[r] for r in self.block.results],
+        )
         for node in self.block.nodes:
             if node.op is plan:
                 found.inputs, found.arena_bytes = list(self.numbers(node)), node.attrs["arena"]
@@ -175,22 +211,41 @@ class _Reader:
         a = node.attrs
         alias = self.number[node.inputs[0]] if node.inputs else None
         assert isinstance(node.type, Array)
-        return Slot(self.number[node], node.type, a["kind"], a["name"], alias, a["offset"],
-                    a["first"], a["last"])  # fmt: skip
+        return Slot(
+            self.number[node],
+            node.type,
+            a["kind"],
+            a["name"],
+            alias,
+            a["offset"],
+            a["first"],
+            a["last"],
+        )
 
     def kernel(self, node: Node) -> Kernel:
         """A Kernel."""
         a, (region, steps) = node.attrs, node.blocks
-        return Kernel(a["name"], a["kind"], (region.arguments, region.results),
-                      [self.steps[n.op](n) for n in steps.nodes], a["key"], a["flops"], a["bytes"],
-                      a["depth"], a["times"])  # fmt: skip
+        return Kernel(
+            a["name"],
+            a["kind"],
+            (region.arguments, region.results),
+            [self.steps[n.op](n) for n in steps.nodes],
+            a["key"],
+            a["flops"],
+            a["bytes"],
+            a["depth"],
+            a["times"],
+        )
 
     def launch(self, node: Node) -> Launch:
         """A Launch."""
         body = self.bodies.get(node.attrs["body"])
         if body is None:
-            raise UserError("cannot read a Schedule", expected=f"a body {node.attrs['body']!r}",
-                            got=", ".join(self.bodies))  # fmt: skip
+            raise UserError(
+                "cannot read a Schedule",
+                expected=f"a body {node.attrs['body']!r}",
+                got=", ".join(self.bodies),
+            )
         return Launch(body, self.numbers(node))
 
     def copy(self, node: Node) -> Copy:

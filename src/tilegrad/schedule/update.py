@@ -45,8 +45,9 @@ def _reads_state(node: Node, values: set[Node]) -> bool:
     return any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
 
 
-def _fill(state: Node, reads: Sequence[Node], values: set[Node], target: Target
-          ) -> tuple[Body, list[Node]]:  # fmt: skip
+def _fill(
+    state: Node, reads: Sequence[Node], values: set[Node], target: Target
+) -> tuple[Body, list[Node]]:
     """A Body that writes the (inlined) state."""
     from .fuse import leaves_of
 
@@ -69,8 +70,9 @@ class UpdateLowering:
 
     def lower(self) -> Body:
         """The Body: one program per block of the value's unindexed elements."""
-        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype))
-                      for i, r in enumerate(self.reads)]  # fmt: skip
+        parameters = [
+            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
+        ]
         parameters.append(
             ("state", Memory((product(self.state.shape),), self.state.dtype, "global", "state"))
         )
@@ -98,8 +100,10 @@ class UpdateLowering:
             moving = [f for f in found if f is not None and coefficient(f, p) not in (0,)]
             if len(moving) != 1 or coefficient(moving[0], p) is None:
                 return False
-        return all(len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
-                   for f in found)  # fmt: skip
+        return all(
+            len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
+            for f in found
+        )
 
     def body(self, lead: Size, rest: Size, any_order: bool) -> tuple[Size, ...]:
         """Grid over blocks of the rest (and over the indices, where order is free)."""
@@ -133,8 +137,15 @@ class UpdateLowering:
     def row(self, i: Size, start: Size, rest: Size, block: int, lanes: int) -> None:
         """All writes of index number i within a block."""
         index = unravel(i, self.indices[0].shape)
-        places = dict(zip(self.axes, (self.position(n, index, self.state.shape[a])
-                                      for n, a in zip(self.indices, self.axes))))  # fmt: skip
+        places = dict(
+            zip(
+                self.axes,
+                (
+                    self.position(n, index, self.state.shape[a])
+                    for n, a in zip(self.indices, self.axes)
+                ),
+            )
+        )
         conditions = [Condition(places[a], self.state.shape[a]) for a in self.axes]
         conditions = [c for c in conditions if not self._in_range(c)]
         stop = minimum(combine(start, block, 1), rest)
@@ -143,8 +154,10 @@ class UpdateLowering:
             inner = unravel(lane, self.value.shape[self.rank :])
             x = self.e.value(self.value, index + inner)
             inner_places = iter(inner)
-            full = tuple(places[a] if a in places else next(inner_places)
-                         for a in range(len(self.state.shape)))  # fmt: skip
+            full = tuple(
+                places[a] if a in places else next(inner_places)
+                for a in range(len(self.state.shape))
+            )
             self.combine(x, ravel_strides(full, row_major(self.state.shape)))
 
         def all_lanes() -> Sequence[Node]:

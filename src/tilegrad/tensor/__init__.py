@@ -29,7 +29,7 @@ from . import (
     select,
     sort,
     special,
-)  # fmt: skip
+)
 from .tensor import Tensor, grad_mode, is_symbolic, no_grad, realize
 
 

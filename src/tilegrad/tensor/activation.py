@@ -34,8 +34,9 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
         inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
         return 0.5 * x * (1.0 + tanh(inner))
     if approximate != "none":
-        raise UserError("unknown approximation", op="gelu", expected="'none' or 'tanh'",
-                        got=repr(approximate))  # fmt: skip
+        raise UserError(
+            "unknown approximation", op="gelu", expected="'none' or 'tanh'", got=repr(approximate)
+        )
     return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
 
 
@@ -180,8 +181,12 @@ def glu(x: Any, dim: int = -1) -> Tensor:
     tensor = floating(x)
     axis = build.axis_of(tensor.node, dim, "glu")
     if tensor.shape[axis] % 2:
-        raise ShapeError("the axis does not halve", op="glu", expected="an even size",
-                         got=f"size {tensor.shape[axis]} on axis {axis}")  # fmt: skip
+        raise ShapeError(
+            "the axis does not halve",
+            op="glu",
+            expected="an even size",
+            got=f"size {tensor.shape[axis]} on axis {axis}",
+        )
     half = tensor.shape[axis] // 2
     wide = cast(tensor, dtypes.float32) if tensor.dtype.bits < 32 else tensor
     first, second = wide.narrow(axis, 0, half), wide.narrow(axis, half, half)

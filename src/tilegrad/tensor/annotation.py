@@ -38,8 +38,11 @@ class Annotation:
         return f"Tensor[{', '.join(parts)}]"
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise UserError(f"{self!r} describes Tensors and does not make them", op="Tensor",
-                        hint="use Tensor(data) or zeros(...)")  # fmt: skip
+        raise UserError(
+            f"{self!r} describes Tensors and does not make them",
+            op="Tensor",
+            hint="use Tensor(data) or zeros(...)",
+        )
 
     def __or__(self, other: Any) -> Any:
         return self if other is None else NotImplemented  # Tensor[...] | None: None passes too
@@ -57,15 +60,17 @@ class Annotation:
         """Raise unless the value fits; names met for the first time are added to sizes."""
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None or dtype is None:
-            raise DTypeError(f"{name} is not a Tensor", op=function, expected=self,
-                             got=type(value).__name__)  # fmt: skip
+            raise DTypeError(
+                f"{name} is not a Tensor", op=function, expected=self, got=type(value).__name__
+            )
         got = f"{dtype_of(dtype).name} {show(tuple(shape))}"
         if self.dtype is not None and dtype_of(dtype) is not self.dtype:
             raise DTypeError(f"{name} has another dtype", op=function, expected=self, got=got)
         rank = len(self.sizes)
         if len(shape) < rank or (len(shape) != rank and not self.leading):
-            raise ShapeError(f"{name} has another number of axes", op=function, expected=self,
-                             got=got)  # fmt: skip
+            raise ShapeError(
+                f"{name} has another number of axes", op=function, expected=self, got=got
+            )
         for axis, (want, size) in enumerate(zip(self.sizes, tuple(shape)[len(shape) - rank :])):
             self._check_size(function, name, axis + len(shape) - rank, want, size, got, sizes)
 
@@ -74,8 +79,12 @@ class Annotation:
     ) -> None:
         if isinstance(want, Expr) and want.kind == "symbol":
             if low(size) < want.low or high(size) > want.high:
-                raise ShapeError(f"{name} has another size on axis {axis}", op=function, got=got,
-                                 expected=f"{want.low} <= {want} <= {want.high}")  # fmt: skip
+                raise ShapeError(
+                    f"{name} has another size on axis {axis}",
+                    op=function,
+                    got=got,
+                    expected=f"{want.low} <= {want} <= {want.high}",
+                )
             want = want.name
         if isinstance(want, str):
             before, where = sizes.setdefault(want, (size, name))
@@ -86,8 +95,9 @@ class Annotation:
             return
         else:
             expected = repr(self)
-        raise ShapeError(f"{name} has another size on axis {axis}", op=function,
-                         expected=expected, got=got)  # fmt: skip
+        raise ShapeError(
+            f"{name} has another size on axis {axis}", op=function, expected=expected, got=got
+        )
 
 
 def annotation(items: Any) -> Annotation:
@@ -101,9 +111,11 @@ def annotation(items: Any) -> Annotation:
     for part in sizes:
         if isinstance(part, bool) or not isinstance(part, (str, int, Expr)):
             raise DTypeError(
-                "an annotation is made of names, sizes and a dtype", op="Tensor[...]",
-                expected='Tensor["B", 64, float32] or Tensor[..., "D"]', got=repr(part),
-            )  # fmt: skip
+                "an annotation is made of names, sizes and a dtype",
+                op="Tensor[...]",
+                expected='Tensor["B", 64, float32] or Tensor[..., "D"]',
+                got=repr(part),
+            )
     return Annotation(leading, tuple(sizes), dtype)
 
 
@@ -132,8 +144,11 @@ def _evaluated(function: Callable[..., Any], text: str) -> Any:
         return eval(text, dict(getattr(inner, "__globals__", {})), _caller_names())
     except NameError as error:
         if text.startswith("Tensor["):
-            raise UserError(f"the annotation {text} cannot be read: {error}", op="Tensor[...]",
-                            hint="define the names before the function") from None  # fmt: skip
+            raise UserError(
+                f"the annotation {text} cannot be read: {error}",
+                op="Tensor[...]",
+                hint="define the names before the function",
+            ) from None
         return None  # not one of ours
     except (AttributeError, SyntaxError, TypeError):
         return None
@@ -187,9 +202,12 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def dynamic_axes(
-    name: str, names: Sequence[str], annotations: Mapping[str, Annotation],
-    dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any],
-) -> dict[str, dict[int, Any]]:  # fmt: skip
+    name: str,
+    names: Sequence[str],
+    annotations: Mapping[str, Annotation],
+    dynamic: Mapping[str, Mapping[int, Any]],
+    symbols: Mapping[str, Any],
+) -> dict[str, dict[int, Any]]:
     """Symbolic axes by argument of the function `name`, from `dynamic=` and from annotations."""
     known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
     for annotation in annotations.values():  # Tensor[symbol("S", 1, 64)] bounds "S" too
@@ -198,14 +216,24 @@ def dynamic_axes(
     for argument, axes in dynamic.items():
         base = argument.split("[")[0].split(".")[0]
         if base not in names:
-            raise UserError("dynamic names no parameter", op=f"jit {name}",
-                            expected=f"some of {', '.join(names)}", got=argument)  # fmt: skip
-        found[argument] = {a: s if isinstance(s, Expr) else known[s] if isinstance(s, str)
-                           else symbol(*s) for a, s in axes.items()}  # fmt: skip
+            raise UserError(
+                "dynamic names no parameter",
+                op=f"jit {name}",
+                expected=f"some of {', '.join(names)}",
+                got=argument,
+            )
+        found[argument] = {
+            a: s if isinstance(s, Expr) else known[s] if isinstance(s, str) else symbol(*s)
+            for a, s in axes.items()
+        }
         for size in found[argument].values():
             if isinstance(size, Expr) and size.terms != (((next(iter(atoms(size))),), 1),):
-                raise UserError("a size is a Symbol, or one and a number", op=f"jit {name}",
-                                expected="N or N + 1", got=size)  # fmt: skip
+                raise UserError(
+                    "a size is a Symbol, or one and a number",
+                    op=f"jit {name}",
+                    expected="N or N + 1",
+                    got=size,
+                )
     for argument, annotation in annotations.items():
         axes = annotation.symbolic_axes(known)
         if axes:

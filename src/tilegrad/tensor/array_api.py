@@ -56,10 +56,14 @@ e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 SIGNED, UNSIGNED = (int8, int16, int32, int64), (uint8, uint16, uint32, uint64)
 FLOATS = (float32, float64)
 KINDS: dict[str, tuple[DType, ...]] = {
-    "bool": (bool,), "signed integer": SIGNED, "unsigned integer": UNSIGNED,
-    "integral": SIGNED + UNSIGNED, "real floating": FLOATS, "complex floating": (),
+    "bool": (bool,),
+    "signed integer": SIGNED,
+    "unsigned integer": UNSIGNED,
+    "integral": SIGNED + UNSIGNED,
+    "real floating": FLOATS,
+    "complex floating": (),
     "numeric": SIGNED + UNSIGNED + FLOATS,
-}  # fmt: skip
+}
 Axis = Any
 
 
@@ -252,8 +256,9 @@ def full_like(x: Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any =
     return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device)
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
-           device: Any = None) -> Tensor:  # fmt: skip
+def arange(
+    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
+) -> Tensor:
     """start, start + step, ... before stop; none where stop lies behind."""
     begin, end = (0, start) if stop is None else (start, stop)
     if (end - begin) * step <= 0:
@@ -262,15 +267,24 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     return creation.arange(begin, end, step, dtype=dtype, device=device)
 
 
-def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None,
-             endpoint: builtins.bool = True) -> Tensor:  # fmt: skip
+def linspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    endpoint: builtins.bool = True,
+) -> Tensor:
     """`num` numbers from start to stop, which is left out if not endpoint."""
     count = num if endpoint else num + 1
     return creation.linspace(start, stop, count, dtype=dtype, device=device)[:num]  # type: ignore[no-any-return]
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None,
-        device: Any = None) -> Tensor:  # fmt: skip
+def eye(
+    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
+) -> Tensor:
     """Ones on the k-th diagonal."""
     columns = n_rows if n_cols is None else n_cols
     found = creation.arange(columns) == creation.arange(n_rows).unsqueeze(-1) + k
@@ -298,30 +312,67 @@ def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
 abs, negative, positive, square = maths.abs_, maths.neg, maths.positive, maths.square
 ceil, floor, trunc, round = maths.ceil, maths.floor, maths.trunc, maths.round_
 acos, acosh, asin, asinh, atan, atanh = (
-    maths.acos, maths.acosh, maths.asin, maths.asinh, maths.atan, maths.atanh)  # fmt: skip
+    maths.acos,
+    maths.acosh,
+    maths.asin,
+    maths.asinh,
+    maths.atan,
+    maths.atanh,
+)
 cos, cosh, sin, sinh, tan, tanh = (
-    maths.cos, maths.cosh, maths.sin, maths.sinh, maths.tan, maths.tanh)  # fmt: skip
+    maths.cos,
+    maths.cosh,
+    maths.sin,
+    maths.sinh,
+    maths.tan,
+    maths.tanh,
+)
 exp, expm1, log, log1p, log2, log10 = (
-    maths.exp, maths.expm1, maths.log, maths.log1p, maths.log2, maths.log10)  # fmt: skip
+    maths.exp,
+    maths.expm1,
+    maths.log,
+    maths.log1p,
+    maths.log2,
+    maths.log10,
+)
 sqrt, reciprocal = maths.sqrt, maths.reciprocal
-isfinite, isinf, isnan, signbit = (
-    compare.isfinite, compare.isinf, compare.isnan, compare.signbit)  # fmt: skip
+isfinite, isinf, isnan, signbit = (compare.isfinite, compare.isinf, compare.isnan, compare.signbit)
 logical_and, logical_or, logical_xor, logical_not = (
-    compare.logical_and, compare.logical_or, compare.logical_xor, compare.logical_not)  # fmt: skip
+    compare.logical_and,
+    compare.logical_or,
+    compare.logical_xor,
+    compare.logical_not,
+)
 bitwise_and, bitwise_or, bitwise_xor, bitwise_invert = (
-    compare.bitwise_and, compare.bitwise_or, compare.bitwise_xor,
-    compare.bitwise_not)  # fmt: skip
-bitwise_left_shift, bitwise_right_shift = (
-    compare.bitwise_left_shift, compare.bitwise_right_shift)  # fmt: skip
+    compare.bitwise_and,
+    compare.bitwise_or,
+    compare.bitwise_xor,
+    compare.bitwise_not,
+)
+bitwise_left_shift, bitwise_right_shift = (compare.bitwise_left_shift, compare.bitwise_right_shift)
 equal, not_equal, less, less_equal, greater, greater_equal = (
-    compare.eq, compare.ne, compare.lt, compare.le, compare.gt, compare.ge)  # fmt: skip
+    compare.eq,
+    compare.ne,
+    compare.lt,
+    compare.le,
+    compare.gt,
+    compare.ge,
+)
 add, subtract, multiply, divide = (
-    elementwise.add, elementwise.sub, elementwise.mul, elementwise.div)  # fmt: skip
-pow, floor_divide, remainder = (
-    elementwise.pow, elementwise.floor_divide, elementwise.remainder)  # fmt: skip
+    elementwise.add,
+    elementwise.sub,
+    elementwise.mul,
+    elementwise.div,
+)
+pow, floor_divide, remainder = (elementwise.pow, elementwise.floor_divide, elementwise.remainder)
 maximum, minimum, atan2, copysign, hypot, logaddexp = (
-    elementwise.maximum, elementwise.minimum, elementwise.atan2, elementwise.copysign,
-    elementwise.hypot, elementwise.logaddexp)  # fmt: skip
+    elementwise.maximum,
+    elementwise.minimum,
+    elementwise.atan2,
+    elementwise.copysign,
+    elementwise.hypot,
+    elementwise.logaddexp,
+)
 
 
 def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
@@ -354,8 +405,9 @@ def real(x: Tensor, /) -> Tensor:
 
 def imag(x: Tensor, /) -> Tensor:
     """Refused: there is no complex dtype."""
-    raise DTypeError("there is no complex dtype", op="imag", expected="complex numbers",
-                     got=lift(x).dtype)  # fmt: skip
+    raise DTypeError(
+        "there is no complex dtype", op="imag", expected="complex numbers", got=lift(x).dtype
+    )
 
 
 def nextafter(x1: Any, x2: Any, /) -> Tensor:
@@ -384,14 +436,16 @@ def _total(x: Tensor, dtype: Any) -> DType:
     return uint64 if x.dtype.kind == "uint" else int64
 
 
-def sum(x: Tensor, /, *, axis: Axis = None, dtype: Any = None,
-        keepdims: builtins.bool = False) -> Tensor:  # fmt: skip
+def sum(
+    x: Tensor, /, *, axis: Axis = None, dtype: Any = None, keepdims: builtins.bool = False
+) -> Tensor:
     """The sum over axes."""
     return reduce.sum_(x, axis, keepdims, dtype=_total(x, dtype))
 
 
-def prod(x: Tensor, /, *, axis: Axis = None, dtype: Any = None,
-         keepdims: builtins.bool = False) -> Tensor:  # fmt: skip
+def prod(
+    x: Tensor, /, *, axis: Axis = None, dtype: Any = None, keepdims: builtins.bool = False
+) -> Tensor:
     """The product over axes."""
     found, wanted = cast(x, _total(x, dtype)), _total(x, dtype)
     axes = _axes(found, axis)
@@ -422,14 +476,16 @@ def mean(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) ->
     return reduce.mean(x, axis, keepdims)
 
 
-def var(x: Tensor, /, *, axis: Axis = None, correction: float = 0.0,
-        keepdims: builtins.bool = False) -> Tensor:  # fmt: skip
+def var(
+    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+) -> Tensor:
     """The variance over axes."""
     return reduce.var(x, axis, keepdim=keepdims, correction=correction)
 
 
-def std(x: Tensor, /, *, axis: Axis = None, correction: float = 0.0,
-        keepdims: builtins.bool = False) -> Tensor:  # fmt: skip
+def std(
+    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+) -> Tensor:
     """The standard deviation over axes."""
     return reduce.std(x, axis, keepdim=keepdims, correction=correction)
 
@@ -459,24 +515,38 @@ def argmin(x: Tensor, /, *, axis: int | None = None, keepdims: builtins.bool = F
     return reduce.argmin(x, axis, keepdims)
 
 
-def cumulative_sum(x: Tensor, /, *, axis: int | None = None, dtype: Any = None,
-                   include_initial: builtins.bool = False) -> Tensor:  # fmt: skip
+def cumulative_sum(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: Any = None,
+    include_initial: builtins.bool = False,
+) -> Tensor:
     """Running sums along an axis."""
     return _running(x, axis, dtype, include_initial, cumulative.cumsum, 0)
 
 
-def cumulative_prod(x: Tensor, /, *, axis: int | None = None, dtype: Any = None,
-                    include_initial: builtins.bool = False) -> Tensor:  # fmt: skip
+def cumulative_prod(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: Any = None,
+    include_initial: builtins.bool = False,
+) -> Tensor:
     """Running products along an axis."""
     return _running(x, axis, dtype, include_initial, cumulative.cumprod, 1)
 
 
-def _running(x: Tensor, axis: int | None, dtype: Any, initial: builtins.bool, function: Any,
-             first: int) -> Tensor:  # fmt: skip
+def _running(
+    x: Tensor, axis: int | None, dtype: Any, initial: builtins.bool, function: Any, first: int
+) -> Tensor:
     if axis is None:
         if x.ndim > 1:
-            raise ShapeError("needs an axis", op="cumulative", expected="axis=",
-                             got=build.show(x.shape))  # fmt: skip
+            raise ShapeError(
+                "needs an axis", op="cumulative", expected="axis=", got=build.show(x.shape)
+            )
         x, axis = x.reshape(-1), 0
     wanted = _total(x, dtype)
     found = function(cast(x, wanted), axis, dtype=wanted)
@@ -487,8 +557,15 @@ def _running(x: Tensor, axis: int | None, dtype: Any, initial: builtins.bool, fu
     return movement.cat([full(shape, first, dtype=wanted), found], axis)
 
 
-def diff(x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Tensor | None = None,
-         append: Tensor | None = None) -> Tensor:  # fmt: skip
+def diff(
+    x: Tensor,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
     """Differences of neighbours along an axis, n times."""
     parts = [p for p in (prepend, x, append) if p is not None]
     found = movement.cat(parts, axis) if len(parts) > 1 else x
@@ -540,8 +617,12 @@ def squeeze(x: Tensor, /, axis: Any) -> Tensor:
     """Without axes of size 1; another size is an error."""
     axes = _axes(x, axis)
     if builtins.any(x.shape[a] != 1 for a in axes):
-        raise ShapeError("an axis is not of size 1", op="squeeze", expected=f"size 1 at {axes}",
-                         got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            "an axis is not of size 1",
+            op="squeeze",
+            expected=f"size 1 at {axes}",
+            got=build.show(x.shape),
+        )
     return movement.squeeze(x, axes)
 
 
@@ -620,14 +701,16 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 # ---- searching, sorting, sets ---------------------------------------------------------------
 
 
-def sort(x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False,
-         stable: builtins.bool = True) -> Tensor:  # fmt: skip
+def sort(
+    x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
+) -> Tensor:
     """The elements in order along an axis."""
     return sorting.sort(x, axis, descending)[0]
 
 
-def argsort(x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False,
-            stable: builtins.bool = True) -> Tensor:  # fmt: skip
+def argsort(
+    x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
+) -> Tensor:
     """Where the elements in order are."""
     return sorting.argsort(x, axis, descending)
 

@@ -27,12 +27,26 @@ LEAST = -1e38  # of a mask that is added: kernels multiply it by log2(e)
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, scale: float | None = None, causal: bool | str = False,
-    window: Any = None, softcap: float = 0.0, bias: Any = None, mask: Any = None,
-    slopes: Any = None, sinks: Any = None, key_lengths: Any = None, query_starts: Any = None,
-    key_starts: Any = None, dropout: float = 0.0, layout: str = "bhtd",
-    return_lse: bool = False, generator: Generator | None = None,
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    causal: bool | str = False,
+    window: Any = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    slopes: Any = None,
+    sinks: Any = None,
+    key_lengths: Any = None,
+    query_starts: Any = None,
+    key_starts: Any = None,
+    dropout: float = 0.0,
+    layout: str = "bhtd",
+    return_lse: bool = False,
+    generator: Generator | None = None,
+) -> Any:
     """softmax(scale q k^T) v over what each query sees; with return_lse also its log-sum-exp.
 
     q, k and v lie as `layout` says: b (batch, may be left out), h (heads), t (tokens), d (width);
@@ -49,9 +63,15 @@ def attention(
     nodes, order = _laid(op, (q, k, v), layout)
     _check_dtypes(op, nodes)
     sizes = _sizes(op, nodes, order)
-    extras = {"bias": bias, "mask": mask, "slopes": slopes, "sinks": sinks,
-              "key_lengths": key_lengths, "query_starts": query_starts,
-              "key_starts": key_starts}  # fmt: skip
+    extras = {
+        "bias": bias,
+        "mask": mask,
+        "slopes": slopes,
+        "sinks": sinks,
+        "key_lengths": key_lengths,
+        "query_starts": query_starts,
+        "key_starts": key_starts,
+    }
     parents = [q, k, v, bias, slopes, sinks]
     more = _extras(op, extras, sizes, nodes[0].dtype)
     band = _band(op, causal, window, sizes, packed="query_starts" in more)
@@ -64,24 +84,37 @@ def attention(
 
 
 def _attend(
-    op: str, nodes: list[Node], more: dict[str, Node], scale: float | None, band: graph.Band,
-    softcap: float, dropout: float, order: str, generator: Generator | None = None,
-) -> tuple[Node, Node]:  # fmt: skip
+    op: str,
+    nodes: list[Node],
+    more: dict[str, Node],
+    scale: float | None,
+    band: graph.Band,
+    softcap: float,
+    dropout: float,
+    order: str,
+    generator: Generator | None = None,
+) -> tuple[Node, Node]:
     """The attention Node, with what dropout needs."""
     if not 0.0 <= dropout <= 1.0:
         raise ShapeError("not a probability", op=op, expected="0 <= dropout <= 1", got=dropout)
     if scale is None:
         width = nodes[0].shape[-1]
         if not isinstance(width, int):
-            raise ShapeError("the width is not known", op=op, expected="an int", got=width,
-                             hint="give the scale")  # fmt: skip
+            raise ShapeError(
+                "the width is not known", op=op, expected="an int", got=width, hint="give the scale"
+            )
         scale = 1.0 / math.sqrt(max(width, 1))
     if 0.0 < dropout < 1.0:
         more["key"], more["offset"] = next_key_and_offset(generator)
     out, lse = graph.attention(
-        *nodes, more, scale=scale, band=band, softcap=softcap,
-        dropout=dropout if dropout < 1.0 else 0.0, orders=(order,) * 4,
-    )  # fmt: skip
+        *nodes,
+        more,
+        scale=scale,
+        band=band,
+        softcap=softcap,
+        dropout=dropout if dropout < 1.0 else 0.0,
+        orders=(order,) * 4,
+    )
     return (build.multiply(out, 0.0) if dropout == 1.0 else out), lse
 
 
@@ -91,15 +124,22 @@ def _attend(
 def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
     """Nodes with four axes each, and their order."""
     if sorted(layout) not in (list("bdht"), list("dht")) or layout[-1] != "d":
-        raise UserError("not a layout", op=op, got=repr(layout),
-                        expected="b (may be left out), h and t in any order, then d",
-                        hint='"bhtd", "bthd", or "thd" for packed sequences')  # fmt: skip
+        raise UserError(
+            "not a layout",
+            op=op,
+            got=repr(layout),
+            expected="b (may be left out), h and t in any order, then d",
+            hint='"bhtd", "bthd", or "thd" for packed sequences',
+        )
     nodes = [node_of(x) for x in values]
     for name, x in zip("qkv", nodes):
         if len(x.shape) != len(layout):
-            raise ShapeError(f"{name} has not the axes of the layout", op=op,
-                             expected=f"{len(layout)} axes, as in {layout!r}",
-                             got=build.show(x.shape))  # fmt: skip
+            raise ShapeError(
+                f"{name} has not the axes of the layout",
+                op=op,
+                expected=f"{len(layout)} axes, as in {layout!r}",
+                got=build.show(x.shape),
+            )
     if len(layout) == 4:
         return nodes, layout
     return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
@@ -108,8 +148,12 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
 def _check_dtypes(op: str, nodes: list[Node]) -> None:
     q, k, v = nodes
     if not q.dtype is k.dtype is v.dtype:
-        raise DTypeError("the dtypes differ", op=op, expected="one dtype",
-                         got=f"{q.dtype}, {k.dtype} and {v.dtype}")  # fmt: skip
+        raise DTypeError(
+            "the dtypes differ",
+            op=op,
+            expected="one dtype",
+            got=f"{q.dtype}, {k.dtype} and {v.dtype}",
+        )
     if not q.dtype.is_float:
         raise DTypeError("needs floats", op=op, expected="a float dtype", got=q.dtype)
 
@@ -118,35 +162,45 @@ def _sizes(op: str, nodes: list[Node], order: str) -> dict[str, Any]:
     """Sizes by letter: b, h (heads), k (key heads), i (queries), j (keys)."""
     of_q, of_k, of_v = (dict(zip(order, x.shape)) for x in nodes)
     got = ", ".join(build.show(x.shape) for x in nodes)
-    if of_q["b"] != of_k["b"] or of_q["d"] != of_k["d"] or any(
-        of_k[a] != of_v[a] for a in "bht"
-    ):
+    if of_q["b"] != of_k["b"] or of_q["d"] != of_k["d"] or any(of_k[a] != of_v[a] for a in "bht"):
         raise ShapeError(
-            "the shapes do not fit", op=op, got=got,
+            "the shapes do not fit",
+            op=op,
+            got=got,
             expected="q (batch, heads, queries, d), k (batch, key heads, keys, d), "
             f"v (batch, key heads, keys, e), their axes in the order {order!r}",
-        )  # fmt: skip
+        )
     heads, key_heads = of_q["h"], of_k["h"]
     if not isinstance(heads, int) or not isinstance(key_heads, int):
         raise ShapeError("the number of heads is not known", op=op, expected="an int", got=got)
     if heads % key_heads if key_heads else heads:
-        raise ShapeError("the heads do not divide", op=op, got=f"{heads} heads",
-                         expected=f"query heads a multiple of {key_heads} key heads")  # fmt: skip
+        raise ShapeError(
+            "the heads do not divide",
+            op=op,
+            got=f"{heads} heads",
+            expected=f"query heads a multiple of {key_heads} key heads",
+        )
     return {"b": of_q["b"], "h": heads, "k": key_heads, "i": of_q["t"], "j": of_k["t"]}
 
 
 def _check_number(op: str, name: str, value: Any) -> None:
     if not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
-        raise UserError(f"{name} is not a number from 0", op=op, expected="0 for none, or more",
-                        got=value)  # fmt: skip
+        raise UserError(
+            f"{name} is not a number from 0", op=op, expected="0 for none, or more", got=value
+        )
 
 
-def _band(op: str, causal: bool | str, window: Any, sizes: dict[str, Any],
-          packed: bool) -> graph.Band:  # fmt: skip
+def _band(
+    op: str, causal: bool | str, window: Any, sizes: dict[str, Any], packed: bool
+) -> graph.Band:
     """Bounds of j - i."""
     if causal not in (True, False, "top_left", "bottom_right"):
-        raise UserError("causal is not known", op=op, got=repr(causal),
-                        expected="True, False, 'top_left' or 'bottom_right'")  # fmt: skip
+        raise UserError(
+            "causal is not known",
+            op=op,
+            got=repr(causal),
+            expected="True, False, 'top_left' or 'bottom_right'",
+        )
     low: Size | None = None
     high: Size | None = 0 if causal else None
     if window is not None:
@@ -156,8 +210,12 @@ def _band(op: str, causal: bool | str, window: Any, sizes: dict[str, Any],
     if causal != "bottom_right":
         return low, high
     if packed:
-        raise UserError("sequences that are packed have no common end", op=op,
-                        expected="causal=True with query_starts", got="'bottom_right'")  # fmt: skip
+        raise UserError(
+            "sequences that are packed have no common end",
+            op=op,
+            expected="causal=True with query_starts",
+            got="'bottom_right'",
+        )
     shift = combine(sizes["j"], sizes["i"], -1)
     return (None if low is None else combine(low, shift, 1)), shift
 
@@ -169,8 +227,9 @@ def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]
     pair = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(pair) == 2 and all(w is None or (isinstance(w, int) and w >= 0) for w in pair):
         return pair
-    raise UserError("not a window", op=op, got=window,
-                    expected="a count of at least 1, or (left, right) counts")  # fmt: skip
+    raise UserError(
+        "not a window", op=op, got=window, expected="a count of at least 1, or (left, right) counts"
+    )
 
 
 def _extras(op: str, given: dict[str, Any], s: dict[str, Any], dtype: DType) -> dict[str, Node]:
@@ -184,8 +243,14 @@ def _extras(op: str, given: dict[str, Any], s: dict[str, Any], dtype: DType) -> 
             _check_extra(op, name, found[name], (s["h"],), "float", "one for each head")
             found[name] = build.cast(found[name], graph.sum_dtype(dtype))
     if "key_lengths" in found:
-        _check_extra(op, "key_lengths", found["key_lengths"], (s["b"],), "integer",
-                     "one for each of the batch")  # fmt: skip
+        _check_extra(
+            op,
+            "key_lengths",
+            found["key_lengths"],
+            (s["b"],),
+            "integer",
+            "one for each of the batch",
+        )
         found["key_lengths"] = build.cast(found["key_lengths"], dtypes.int32)
     _check_starts(op, found, s)
     for name in {"query_starts", "key_starts"} & set(found):
@@ -195,28 +260,45 @@ def _extras(op: str, given: dict[str, Any], s: dict[str, Any], dtype: DType) -> 
 
 def _check_extra(op: str, name: str, x: Node, shape: Shape, kind: str, what: str) -> None:
     if not (x.dtype.is_float if kind == "float" else x.dtype.is_integer):
-        raise DTypeError(f"{name} has another dtype", op=op, expected=f"a {kind} dtype",
-                         got=x.dtype)  # fmt: skip
+        raise DTypeError(
+            f"{name} has another dtype", op=op, expected=f"a {kind} dtype", got=x.dtype
+        )
     if x.shape != shape:
-        raise ShapeError(f"{name} does not fit", op=op, expected=f"{build.show(shape)}: {what}",
-                         got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            f"{name} does not fit",
+            op=op,
+            expected=f"{build.show(shape)}: {what}",
+            got=build.show(x.shape),
+        )
 
 
 def _over_scores(op: str, name: str, x: Node, s: dict[str, Any]) -> Node:
     """A bias or mask with four axes that broadcast to the scores."""
     if name == "mask" and x.dtype is not dtypes.bool_:
-        raise DTypeError("a mask is bool", op=op, expected="bool, True where a key is seen",
-                         got=x.dtype, hint="what is added to scores is the bias")  # fmt: skip
+        raise DTypeError(
+            "a mask is bool",
+            op=op,
+            expected="bool, True where a key is seen",
+            got=x.dtype,
+            hint="what is added to scores is the bias",
+        )
     if name == "bias" and not x.dtype.is_float:
-        raise DTypeError("a bias is float", op=op, expected="a float dtype", got=x.dtype,
-                         hint="what is seen is said by the mask")  # fmt: skip
+        raise DTypeError(
+            "a bias is float",
+            op=op,
+            expected="a float dtype",
+            got=x.dtype,
+            hint="what is seen is said by the mask",
+        )
     scores = (s["b"], s["h"], s["i"], s["j"])
     shape = (1,) * (4 - len(x.shape)) + x.shape
     if len(shape) != 4 or any(a not in (1, b) for a, b in zip(shape, scores)):
         raise ShapeError(
-            f"the {name} does not fit", op=op, got=build.show(x.shape),
+            f"the {name} does not fit",
+            op=op,
+            got=build.show(x.shape),
             expected=f"what broadcasts to (batch, heads, queries, keys) = {build.show(scores)}",
-        )  # fmt: skip
+        )
     return build.reshape(x, shape)
 
 
@@ -225,31 +307,50 @@ def _check_starts(op: str, found: dict[str, Node], s: dict[str, Any]) -> None:
     if not given:
         return
     if len(given) == 1:
-        raise UserError("query_starts and key_starts go together", op=op, expected="both or none",
-                        got=given[0])  # fmt: skip
+        raise UserError(
+            "query_starts and key_starts go together", op=op, expected="both or none", got=given[0]
+        )
     if "key_lengths" in found:
-        raise UserError("packed sequences have their lengths in the starts", op=op,
-                        expected="starts or key_lengths", got="both")  # fmt: skip
+        raise UserError(
+            "packed sequences have their lengths in the starts",
+            op=op,
+            expected="starts or key_lengths",
+            got="both",
+        )
     if s["b"] != 1:
-        raise ShapeError("packed sequences lie in one batch entry", op=op,
-                         expected="a batch of 1", got=f"a batch of {s['b']}",
-                         hint='layout="thd" leaves the batch out')  # fmt: skip
+        raise ShapeError(
+            "packed sequences lie in one batch entry",
+            op=op,
+            expected="a batch of 1",
+            got=f"a batch of {s['b']}",
+            hint='layout="thd" leaves the batch out',
+        )
     count = found[given[0]].shape
     for name in given:
         x = found[name]
         if len(x.shape) != 1 or x.shape[0] == 0 or x.shape != count or not x.dtype.is_integer:
-            raise ShapeError(f"{name} does not fit", op=op, got=str(x.type),
-                             expected="one axis of integers: a start for each sequence and the "
-                             "end of the last, equally many for queries and keys")  # fmt: skip
+            raise ShapeError(
+                f"{name} does not fit",
+                op=op,
+                got=str(x.type),
+                expected="one axis of integers: a start for each sequence and the "
+                "end of the last, equally many for queries and keys",
+            )
 
 
 # ---- PyTorch's function ---------------------------------------------------------------------
 
 
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """softmax(query @ key.T * scale + mask) @ value over (..., heads, tokens, head_dim).
 
     A bool mask is True where a query may look; a float mask is added. `enable_gqa` lets several
@@ -313,8 +414,12 @@ def _flat_mask(op: str, x: Node, lead: Shape, scores: Shape) -> Node:
     whole = (*lead, *scores)
     own = (1,) * (rank - len(x.shape)) + x.shape
     if len(own) > rank or any(a not in (1, b) for a, b in zip(own, whole)):
-        raise ShapeError("the mask does not fit", op=op, got=build.show(x.shape),
-                         expected=f"what broadcasts to {build.show(whole)}")  # fmt: skip
+        raise ShapeError(
+            "the mask does not fit",
+            op=op,
+            got=build.show(x.shape),
+            expected=f"what broadcasts to {build.show(whole)}",
+        )
     rest = own[-3:]
     if all(s == 1 for s in own[:-3]):
         return build.reshape(x, (1, *rest))
@@ -322,33 +427,54 @@ def _flat_mask(op: str, x: Node, lead: Shape, scores: Shape) -> Node:
     return build.reshape(wide, (product(lead), *rest))
 
 
-def _check_torch(op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool,
-                 enable_gqa: bool) -> None:  # fmt: skip
+def _check_torch(
+    op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> None:
     q, k, v = tensors
     got = ", ".join(build.show(x.shape) for x in tensors)
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError(
-            "the shapes do not fit", op=op, got=got,
+            "the shapes do not fit",
+            op=op,
+            got=got,
             expected="query (..., queries, d), key (..., keys, d), value (..., keys, e)",
-        )  # fmt: skip
+        )
     if mask is not None and is_causal:
-        raise UserError("attn_mask and is_causal are given both", op=op, expected="one of them",
-                        got="both", hint="add the causal part to the mask")  # fmt: skip
+        raise UserError(
+            "attn_mask and is_causal are given both",
+            op=op,
+            expected="one of them",
+            got="both",
+            hint="add the causal part to the mask",
+        )
     if mask is not None and not (mask.dtype is dtypes.bool_ or mask.dtype.is_float):
         raise DTypeError("a mask is bool or float", op=op, got=mask.dtype)
     if min(q.ndim, k.ndim, v.ndim) < 3:
         return
     heads, counts = q.shape[-3], [x.shape[-3] for x in (k, v)]
     if counts[0] != counts[1] and 1 not in counts:
-        raise ShapeError("key and value have not the same heads", op=op, got=got,
-                         expected="as many heads in value as in key")  # fmt: skip
+        raise ShapeError(
+            "key and value have not the same heads",
+            op=op,
+            got=got,
+            expected="as many heads in value as in key",
+        )
     if enable_gqa:
         if any(not isinstance(c, int) or c == 0 or heads % c for c in counts):
-            raise ShapeError("the heads do not divide", op=op, got=got,
-                             expected="query heads a multiple of key heads")  # fmt: skip
+            raise ShapeError(
+                "the heads do not divide",
+                op=op,
+                got=got,
+                expected="query heads a multiple of key heads",
+            )
     elif any(heads != c and 1 not in (heads, c) for c in counts):
-        raise ShapeError("the heads differ", op=op, expected="as many heads in key and value as "
-                         "in query", got=got, hint="enable_gqa=True shares them")  # fmt: skip
+        raise ShapeError(
+            "the heads differ",
+            op=op,
+            expected="as many heads in key and value as in query",
+            got=got,
+            hint="enable_gqa=True shares them",
+        )
 
 
 __all__ = ["attention", "scaled_dot_product_attention"]

@@ -47,8 +47,12 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
     """Call a function with the gradient of this Tensor whenever `backward` finds it; what it gives
     (unless None) is taken in its place."""
     if not self._requires_grad:
-        raise StateError("has no gradient", op="register_hook",
-                         expected="a Tensor that requires a gradient", got=str(self.node.type))
+        raise StateError(
+            "has no gradient",
+            op="register_hook",
+            expected="a Tensor that requires a gradient",
+            got=str(self.node.type),
+        )
     table = hooks.setdefault(self.node, {})
     number = max(table, default=-1) + 1
     table[number] = hook
@@ -59,8 +63,12 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
 def retain_grad(self: Tensor) -> None:
     """Have `backward` keep the gradient of this Tensor, though it is no leaf."""
     if not self._requires_grad:
-        raise StateError("has no gradient", op="retain_grad",
-                         expected="a Tensor that requires a gradient", got=str(self.node.type))
+        raise StateError(
+            "has no gradient",
+            op="retain_grad",
+            expected="a Tensor that requires a gradient",
+            got=str(self.node.type),
+        )
     if not self.is_leaf:
         retained[self.node] = self
 
@@ -72,8 +80,12 @@ def hooked(node: Node, gradient: Node) -> Node:
         if found is not None:
             gradient = build.cast(node_of(found), gradient.dtype)
             if gradient.shape != node.shape:
-                raise ShapeError("a hook gave another shape", op="register_hook",
-                                 expected=build.show(node.shape), got=build.show(gradient.shape))
+                raise ShapeError(
+                    "a hook gave another shape",
+                    op="register_hook",
+                    expected=build.show(node.shape),
+                    got=build.show(gradient.shape),
+                )
     return gradient
 
 
@@ -107,30 +119,42 @@ def leaves_below(nodes: Sequence[Node]) -> list[Node]:
 def cotangent(output: Tensor, gradient: Any, op: str) -> Node:
     """The checked gradient to start from: ones for a scalar."""
     if not output.dtype.is_float:
-        raise DTypeError("only floats have gradients", op=op, expected="a float Tensor",
-                         got=str(output.node.type))  # fmt: skip
+        raise DTypeError(
+            "only floats have gradients",
+            op=op,
+            expected="a float Tensor",
+            got=str(output.node.type),
+        )
     if gradient is None:
         if output.numel() != 1:
             raise ShapeError(
-                "needs a gradient to start from, since the Tensor is not a scalar", op=op,
+                "needs a gradient to start from, since the Tensor is not a scalar",
+                op=op,
                 expected="a Tensor of one element, or gradient=",
                 got=f"shape {build.show(output.shape)}",
                 hint="reduce it first, as in loss.sum() or loss.mean()",
-            )  # fmt: skip
+            )
         return build.like(output.node, 1.0)
     node = node_of(gradient, output.dtype)
     if node.shape != output.shape:
-        raise ShapeError("the gradient has another shape than the Tensor", op=op,
-                         expected=build.show(output.shape), got=build.show(node.shape))  # fmt: skip
+        raise ShapeError(
+            "the gradient has another shape than the Tensor",
+            op=op,
+            expected=build.show(output.shape),
+            got=build.show(node.shape),
+        )
     return build.cast(node, output.dtype)
 
 
 def _check_reachable(output: Tensor, op: str) -> None:
     if not mode.grad_enabled:
         raise StateError(
-            "derivatives are switched off here", op=op, expected="a place where they are recorded",
-            got="inside no_grad()", hint="move the call out of the `with no_grad():` block",
-        )  # fmt: skip
+            "derivatives are switched off here",
+            op=op,
+            expected="a place where they are recorded",
+            got="inside no_grad()",
+            hint="move the call out of the `with no_grad():` block",
+        )
     if not output._requires_grad:
         raise _no_leaf(output, op)
 
@@ -140,19 +164,22 @@ def _no_leaf(output: Tensor, op: str) -> StateError:
     if node.op is ops.stop_gradient:
         why = "one whose history was cut by detach(), no_grad() or backward() itself"
     elif node.op is ops.input_:
-        why = ("a plain value: data, or the result of a jitted function that called backward() or "
-               "changed state itself")  # fmt: skip
+        why = (
+            "a plain value: data, or the result of a jitted function that called backward() or "
+            "changed state itself"
+        )
     elif output._requires_grad:
         why = "one whose leaves are gone"
     else:
         why = "one computed of Tensors without it"
     return StateError(
-        "no Tensor that requires a gradient is reachable", op=op,
+        "no Tensor that requires a gradient is reachable",
+        op=op,
         expected="a value computed from a Tensor with requires_grad=True",
         got=f"a Tensor {node.type}, {why}",
         hint="set x.requires_grad = True before computing; detach(), no_grad() and values read "
         "back as numbers cut the history; create_graph=True keeps that of gradients",
-    )  # fmt: skip
+    )
 
 
 class Done:
@@ -173,12 +200,13 @@ class Done:
         if found is None or found[0]() is not tensor or found[1]() is not tensor.node:
             return
         raise StateError(
-            "backward() was called on this Tensor before", op="backward",
+            "backward() was called on this Tensor before",
+            op="backward",
             expected="a value computed anew, or retain_graph=True in the first call",
             got=f"a second backward(), after the one at {found[2]}",
             hint="compute the loss inside the loop; or say loss.backward(retain_graph=True) where "
             "the same gradients are to be added again",
-        )  # fmt: skip
+        )
 
 
 done = Done()
@@ -211,8 +239,11 @@ def backward(
     if all(n.op is ops.input_ for n in (*wanted, *hooks)):  # no rewriting loses them
         (root,) = recognized([root])
     found = gradients([root], [start], wanted, changed=hooked if hooks else None)
-    made = [_accumulate(tensor, node, create_graph) for tensor, node in zip(targets, found)
-            if tensor is not None and node is not None]  # fmt: skip
+    made = [
+        _accumulate(tensor, node, create_graph)
+        for tensor, node in zip(targets, found)
+        if tensor is not None and node is not None
+    ]
     made_together(made)
     if not (create_graph if retain_graph is None else retain_graph):
         done.add(self)
@@ -249,8 +280,12 @@ def grad_of(
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     given = [None] * len(results) if given is None else list(given)
     if len(given) != len(results):
-        raise ShapeError("needs one gradient for each output", op="grad_of",
-                         expected=len(results), got=len(given))  # fmt: skip
+        raise ShapeError(
+            "needs one gradient for each output",
+            op="grad_of",
+            expected=len(results),
+            got=len(given),
+        )
     for output in results:
         _check_reachable(output, "grad_of")
     starts = [cotangent(o, g, "grad_of") for o, g in zip(results, given)]
@@ -261,10 +296,12 @@ def grad_of(
     found = gradients(roots, starts, wanted)
     if not allow_unused and None in found:
         raise StateError(
-            f"input {found.index(None)} does not influence the outputs", op="grad_of",
-            expected="inputs that the outputs depend on", got=str(targets[found.index(None)].dtype),
+            f"input {found.index(None)} does not influence the outputs",
+            op="grad_of",
+            expected="inputs that the outputs depend on",
+            got=str(targets[found.index(None)].dtype),
             hint="pass allow_unused=True to get None for it",
-        )  # fmt: skip
+        )
     made = tuple(None if n is None else as_gradient(n, create_graph) for n in found)
     made_together([m for m in made if m is not None])
     return made

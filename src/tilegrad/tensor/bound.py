@@ -43,9 +43,13 @@ class Bound:
     """A jitted function with all its Buffers chosen; see the module's docstring."""
 
     def __init__(
-        self, lowered: Lowered, leaves: Sequence[Any], states: Mapping[int, dict[str, Tensor]],
-        symbols: Mapping[str, int] | None, paths: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        lowered: Lowered,
+        leaves: Sequence[Any],
+        states: Mapping[int, dict[str, Tensor]],
+        symbols: Mapping[str, int] | None,
+        paths: Sequence[str],
+    ) -> None:
         refuse(lowered)
         self.name, self.device, self.symbols = lowered.name, lowered.device, dict(symbols or {})
         self._lowered, self._leaves, self._paths = lowered, list(leaves), list(paths)
@@ -220,9 +224,11 @@ class Bound:
     def _not_in_place(self, source: Source, why: str) -> StateError:
         return StateError(
             f"the state {self._path(source)} is not written in place: {why}",
-            op=f"bind {self.name}", expected="state that is written into the Buffer it has",
-            got=why, hint="change it after its last use, or part of it: x[i] = value",
-        )  # fmt: skip
+            op=f"bind {self.name}",
+            expected="state that is written into the Buffer it has",
+            got=why,
+            hint="change it after its last use, or part of it: x[i] = value",
+        )
 
     def _shown(self, place: Place) -> int:
         """The number of the Buffer that a result is in; -1 if it is one of the run's own."""
@@ -274,8 +280,12 @@ class Bound:
         if found is None:
             names = [str(n) for n in self._names if isinstance(n, str)]
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise UserError("no such argument", op=f"bound {self.name}", expected=f"one of {shown}",
-                            got=repr(argument))  # fmt: skip
+            raise UserError(
+                "no such argument",
+                op=f"bound {self.name}",
+                expected=f"one of {shown}",
+                got=repr(argument),
+            )
         return found
 
     def _kind(self, key: tuple[int, str]) -> tuple[tuple[int, ...], Any]:
@@ -309,9 +319,12 @@ class Bound:
         elif -len(self._places) <= output < len(self._places):
             found = self._places[output]
         if not isinstance(found, Tensor):
-            raise UserError("no such result", op=f"bound {self.name}", got=repr(output),
-                            expected=f"a number below {len(self._places)}, or a name of state",
-                            )  # fmt: skip
+            raise UserError(
+                "no such result",
+                op=f"bound {self.name}",
+                got=repr(output),
+                expected=f"a number below {len(self._places)}, or a name of state",
+            )
         return found
 
 
@@ -327,9 +340,12 @@ def refuse(lowered: Lowered) -> None:
     elif config().eager_debug:
         why = "the Config says to run op by op"
     if why:
-        raise UserError(f"{lowered.name} cannot be bound: {why}", op="bind",
-                        expected="a function of values and state",
-                        hint="call the jitted function")  # fmt: skip
+        raise UserError(
+            f"{lowered.name} cannot be bound: {why}",
+            op="bind",
+            expected="a function of values and state",
+            hint="call the jitted function",
+        )
 
 
 def fitted(
@@ -338,14 +354,22 @@ def fitted(
     """An array of the very shape and dtype, or an error."""
     given = np.asarray(array)
     if given.shape != shape:
-        raise ShapeError("an array does not fit its Buffer", op="write", expected=shape,
-                         got=f"{given.shape} for {argument}")  # fmt: skip
+        raise ShapeError(
+            "an array does not fit its Buffer",
+            op="write",
+            expected=shape,
+            got=f"{given.shape} for {argument}",
+        )
     if given.dtype != dtype.numpy:
         if not isinstance(array, (int, float, list, tuple)) and not np.can_cast(
             given.dtype, dtype.numpy, "same_kind"
         ):
-            raise DTypeError("an array does not fit its Buffer", op="write", expected=dtype,
-                             got=f"{given.dtype} for {argument}")  # fmt: skip
+            raise DTypeError(
+                "an array does not fit its Buffer",
+                op="write",
+                expected=dtype,
+                got=f"{given.dtype} for {argument}",
+            )
         given = given.astype(dtype.numpy)
     return np.ascontiguousarray(given).reshape(shape)
 

@@ -81,14 +81,18 @@ class Inputs:
 
     def buffers(self) -> list[Buffer]:
         """The Buffers to run on; what changes has its memory to itself, made so if need be."""
-        found: list[Any] = [own if tensor is None else tensor.buffer(self.device)
-                            for tensor, own in zip(self.tensors, self.own)]  # fmt: skip
+        found: list[Any] = [
+            own if tensor is None else tensor.buffer(self.device)
+            for tensor, own in zip(self.tensors, self.own)
+        ]
         before = self._origins
         for at in self.changing:
             tensor = self.tensors[at]
             same = at < len(before) and (found[at].pointer, found[at].device) == before[at]
-            if tensor is not None and not same and (
-                self._is_misplaced(found[at]) or not self._is_own(at, tensor, found)
+            if (
+                tensor is not None
+                and not same
+                and (self._is_misplaced(found[at]) or not self._is_own(at, tensor, found))
             ):
                 found[at] = self._apart(at, tensor, found[at])
         self._origins = [(b.pointer, b.device) for b in found]
@@ -166,8 +170,10 @@ class Inputs:
             self.moment = moment()
             return False
         del refs
-        now = [before if tensor is None else _origin(tensor, self.device)
-               for tensor, before in zip(self.tensors, self._origins)]  # fmt: skip
+        now = [
+            before if tensor is None else _origin(tensor, self.device)
+            for tensor, before in zip(self.tensors, self._origins)
+        ]
         if now != self._origins or any(d != self.device for _, d in now):
             return True
         self.arm()
@@ -182,8 +188,7 @@ def _origin(tensor: Tensor, device: str) -> tuple[int, str]:
 def is_held(tensor: Tensor) -> bool:
     """Whether something besides a Tensor refers to its Node or to its Buffer."""
     least = alone()
-    return (getrefcount(tensor._node) > least
-            or getrefcount(known.get(ref(tensor._node))) > least)  # fmt: skip
+    return getrefcount(tensor._node) > least or getrefcount(known.get(ref(tensor._node))) > least
 
 
 def renew(tensor: Tensor) -> None:

@@ -91,8 +91,9 @@ def signbit(x: Any) -> Tensor:
 
 
 @method()
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
-            equal_nan: bool = False) -> Tensor:  # fmt: skip
+def isclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:
     """Where |a - b| <= atol + rtol * |b|."""
     x, y = lift(a), lift(b)
     same = eq(x, y)
@@ -102,8 +103,9 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
 
 
 @method()
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
-             equal_nan: bool = False) -> bool:  # fmt: skip
+def allclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
     """Whether all elements are close."""
     return bool(isclose(a, b, rtol, atol, equal_nan).all())
 
@@ -150,8 +152,13 @@ def _bits(op: Op, name: str, a: Any, b: Any) -> Tensor:
     checked(name, a, b)
     left, right = build.promoted(name, operand(a), operand(b))
     if left.dtype.is_float or (name.endswith("shift") and left.dtype.kind == "bool"):
-        raise DTypeError("has no bits to work on", op=name, expected="integers or bools",
-                         got=left.dtype, hint="cast with .int() or .bool()")  # fmt: skip
+        raise DTypeError(
+            "has no bits to work on",
+            op=name,
+            expected="integers or bools",
+            got=left.dtype,
+            hint="cast with .int() or .bool()",
+        )
     return wrap(op(left, right))
 
 
@@ -193,5 +200,12 @@ def bitwise_not(x: Any) -> Tensor:
     return wrap(ops.bit_not(tensor.node))
 
 
-in_place("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift",
-         "bitwise_right_shift", "logical_not")  # fmt: skip
+in_place(
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_not",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "logical_not",
+)

@@ -30,9 +30,13 @@ class Structure:
     __slots__ = ("_extract", "_rebuild", "alike", "cls", "count", "keys", "kind", "order", "parts")
 
     def __init__(
-        self, kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Structure, ...],
+        self,
+        kind: str,
+        cls: type,
+        keys: tuple[Any, ...],
+        parts: tuple[Structure, ...],
         order: tuple[Any, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kind, self.cls, self.keys, self.parts, self.order = kind, cls, keys, parts, order
         plain = tuple([p.alike for p in parts])
         as_it_is = order == keys and plain == parts
@@ -213,9 +217,12 @@ _interned: dict[Any, Structure] = {}
 
 
 def _intern(
-    kind: str, cls: type, keys: tuple[Any, ...], parts: tuple[Structure, ...],
+    kind: str,
+    cls: type,
+    keys: tuple[Any, ...],
+    parts: tuple[Structure, ...],
     order: tuple[Any, ...],
-) -> Structure:  # fmt: skip
+) -> Structure:
     key = (kind, cls, keys, parts, order)
     found = _interned.get(key)
     if found is None:
@@ -290,8 +297,12 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
         if found is None:
             _, got = flatten(other)
             if got.alike is not structure.alike:
-                raise ShapeError("containers are arranged differently", op="map_leaves",
-                                 expected=structure, got=got)  # fmt: skip
+                raise ShapeError(
+                    "containers are arranged differently",
+                    op="map_leaves",
+                    expected=structure,
+                    got=got,
+                )
             found = structure.leaves(other)
         if found is None:
             raise InternalError("container", f"{structure} does not take itself apart")
@@ -306,8 +317,12 @@ def broadcast_prefix(prefix: Any, value: Any, op: str) -> list[Any]:
     kind, keys, items = _inside(value)
     mine, my_keys, my_items = _inside(prefix)
     if kind == "leaf" or mine != kind or keys != my_keys:
-        raise ShapeError("the axes are arranged differently from the arguments", op=op,
-                         expected=repr(flatten(value)[1]), got=repr(prefix))  # fmt: skip
+        raise ShapeError(
+            "the axes are arranged differently from the arguments",
+            op=op,
+            expected=repr(flatten(value)[1]),
+            got=repr(prefix),
+        )
     found: list[Any] = []
     for part, item in zip(my_items, items):
         found += broadcast_prefix(part, item, op)

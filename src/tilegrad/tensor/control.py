@@ -34,8 +34,12 @@ def _nodes(value: Any, op: str) -> tuple[list[Node], Structure]:
     leaves, structure = flatten(value)
     for leaf in leaves:
         if isinstance(leaf, (str, bytes)) or callable(leaf):
-            raise DTypeError("carries and results are Tensors or numbers", op=op,
-                             expected="a nest of Tensors", got=type(leaf).__name__)  # fmt: skip
+            raise DTypeError(
+                "carries and results are Tensors or numbers",
+                op=op,
+                expected="a nest of Tensors",
+                got=type(leaf).__name__,
+            )
     return [node_of(leaf) for leaf in leaves], structure
 
 
@@ -48,14 +52,18 @@ def _tensors(structure: Structure, nodes: Sequence[Node]) -> Any:
 
 def _same(op: str, what: str, expected: Structure, got: Structure) -> None:
     if expected.alike is not got.alike:
-        raise ShapeError(f"{what} are arranged differently", op=op, expected=repr(expected),
-                         got=repr(got))  # fmt: skip
+        raise ShapeError(
+            f"{what} are arranged differently", op=op, expected=repr(expected), got=repr(got)
+        )
 
 
 def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None,
-    length: Any = None, reverse: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: Any = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
     """Run body(carry, x) -> (carry, y) over the first axis of xs: (last carry, stacked ys)."""
     carries, carry_structure = _nodes(init, "scan")
     slices, slice_structure = _nodes(xs, "scan")
@@ -65,11 +73,16 @@ def scan(
 
     def run(carried: list[Node], sliced: list[Node]) -> tuple[list[Node], list[Node]]:
         with inside_transform(record=False), _salted(sliced[-1]):
-            result = body(_tensors(carry_structure, carried),
-                          _tensors(slice_structure, sliced[:-1]))  # fmt: skip
+            result = body(
+                _tensors(carry_structure, carried), _tensors(slice_structure, sliced[:-1])
+            )
             if not isinstance(result, tuple) or len(result) != 2:
-                raise DTypeError("the body returns (carry, y)", op="scan", expected="a pair",
-                                 got=type(result).__name__)  # fmt: skip
+                raise DTypeError(
+                    "the body returns (carry, y)",
+                    op="scan",
+                    expected="a pair",
+                    got=type(result).__name__,
+                )
             new, new_structure = _nodes(result[0], "scan")
             _same("scan", "the carries", carry_structure, new_structure)
             ys, y_structure = _nodes(result[1], "scan")
@@ -84,8 +97,10 @@ def _like(new: Sequence[Node], old: Sequence[Node]) -> list[Node]:
     """Results in the dtype of the carries where only a Python number made them differ."""
     return [
         build.broadcast_to(build.cast(n, o.dtype), o.shape)
-        if not n.shape and build.ops.is_constant(n) else n for n, o in zip(new, old)
-    ]  # fmt: skip
+        if not n.shape and build.ops.is_constant(n)
+        else n
+        for n, o in zip(new, old)
+    ]
 
 
 def _length(slices: Sequence[Node], length: Any) -> Any:
@@ -93,20 +108,30 @@ def _length(slices: Sequence[Node], length: Any) -> Any:
     if length is not None:
         sizes = list(dict.fromkeys([*sizes, length]))
     if len(sizes) != 1:
-        raise ShapeError("the number of steps is not clear", op="scan",
-                         expected="xs with one first size, or length=", got=sizes)  # fmt: skip
+        raise ShapeError(
+            "the number of steps is not clear",
+            op="scan",
+            expected="xs with one first size, or length=",
+            got=sizes,
+        )
     return sizes[0]
 
 
-def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any],
-         *operands: Any) -> Any:  # fmt: skip
+def cond(
+    condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
+) -> Any:
     """then(*operands) where the scalar condition holds, else otherwise(*operands)."""
     if isinstance(condition, bool):
         return then(*operands) if condition else otherwise(*operands)
     test = node_of(condition)
     if test.type.size != 1:  # type: ignore[union-attr]
-        raise ShapeError("the condition is not a scalar", op="cond", expected="one element",
-                         got=str(test.type), hint="use where() to choose by element")  # fmt: skip
+        raise ShapeError(
+            "the condition is not a scalar",
+            op="cond",
+            expected="one element",
+            got=str(test.type),
+            hint="use where() to choose by element",
+        )
     test = build.cast(build.reshape(test, ()), dtypes.bool_)
     shapes: list[Structure] = []
 
@@ -143,5 +168,3 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init
 
     found = build.while_loop(test, work, [*carries, step])
     return structure.unflatten(tracked(found[:-1]))
-
-

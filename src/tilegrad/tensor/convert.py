@@ -29,10 +29,17 @@ from .tensor import (
 )
 
 METHODS: dict[str, DType] = {
-    "float": dtypes.float32, "double": dtypes.float64, "half": dtypes.float16,
-    "bfloat16": dtypes.bfloat16, "int": dtypes.int32, "long": dtypes.int64,
-    "short": dtypes.int16, "char": dtypes.int8, "byte": dtypes.uint8, "bool": dtypes.bool_,
-}  # fmt: skip
+    "float": dtypes.float32,
+    "double": dtypes.float64,
+    "half": dtypes.float16,
+    "bfloat16": dtypes.bfloat16,
+    "int": dtypes.int32,
+    "long": dtypes.int64,
+    "short": dtypes.int16,
+    "char": dtypes.int8,
+    "byte": dtypes.uint8,
+    "bool": dtypes.bool_,
+}
 
 
 def _converter(name: str, dtype: DType) -> Any:
@@ -48,8 +55,14 @@ for _name, _dtype in METHODS.items():
 
 
 @method()
-def to(self: Tensor, *targets: Any, dtype: Any = None, device: Any = None,
-       copy: bool = False, non_blocking: bool = False) -> Tensor:  # fmt: skip
+def to(
+    self: Tensor,
+    *targets: Any,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+) -> Tensor:
     """The Tensor in a dtype, on a device, or both as another Tensor's."""
     for target in targets:
         if isinstance(target, Tensor):
@@ -69,10 +82,12 @@ def _on(x: Tensor, device: Any, op: str) -> Tensor:
         return x
     if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
         raise UserError(
-            "derivatives do not go from one device to another", op=op, expected="a leaf, or a "
-            "Tensor that needs no gradient", got=f"a computed Tensor on {x.device}",
+            "derivatives do not go from one device to another",
+            op=op,
+            expected="a leaf, or a Tensor that needs no gradient",
+            got=f"a computed Tensor on {x.device}",
             hint="move inputs and parameters before computing, or move x.detach()",
-        )  # fmt: skip
+        )
     node = place(x.node, name, op)
     if node is x.node:
         return x
@@ -101,9 +116,12 @@ def place(node: Node, device: Any, op: str) -> Node:
     if trace is not None:
         if name != trace.device:
             raise UserError(
-                "a jitted function runs on one device", op=op, expected=trace.device, got=name,
+                "a jitted function runs on one device",
+                op=op,
+                expected=trace.device,
+                got=name,
                 hint="move the Tensor before the call, or the result after it",
-            )  # fmt: skip
+            )
         return node
     if node not in values and not settled([node]):
         return own_node(node, name)
@@ -189,8 +207,12 @@ def bitcast(x: Any, dtype: Any) -> Tensor:
     if source.bits == target.bits:
         return wrap(ops.bitcast(tensor.node, dtype=target))
     if not tensor.shape or 4 in (source.bits, target.bits):
-        raise DTypeError("the widths differ", op="view", expected=f"{source.bits} bits",
-                         got=f"{target} of {target.bits} bits")  # fmt: skip
+        raise DTypeError(
+            "the widths differ",
+            op="view",
+            expected=f"{source.bits} bits",
+            got=f"{target} of {target.bits} bits",
+        )
     return _split(tensor, target) if source.bits > target.bits else _join(tensor, target)
 
 
@@ -211,8 +233,12 @@ def _split(x: Tensor, target: DType) -> Tensor:
 def _join(x: Tensor, target: DType) -> Tensor:
     count = target.bits // x.dtype.bits
     if x.shape[-1] % count:
-        raise DTypeError("the last axis does not fill whole elements", op="view",
-                         expected=f"a multiple of {count}", got=x.shape[-1])  # fmt: skip
+        raise DTypeError(
+            "the last axis does not fill whole elements",
+            op="view",
+            expected=f"a multiple of {count}",
+            got=x.shape[-1],
+        )
     wide = _unsigned(target.bits)
     parts = build.cast(ops.bitcast(x.node, dtype=_unsigned(x.dtype.bits)), wide)
     parts = build.reshape(parts, (*x.shape[:-1], x.shape[-1] // count, count))
@@ -242,8 +268,13 @@ class FloatInfo:
     def __init__(self, dtype: Any = dtypes.float32) -> None:
         self.dtype = dtype_of(dtype)
         if not self.dtype.is_float:
-            raise DTypeError("not a float dtype", op="finfo", expected="a float dtype",
-                             got=self.dtype, hint="iinfo is for integers")  # fmt: skip
+            raise DTypeError(
+                "not a float dtype",
+                op="finfo",
+                expected="a float dtype",
+                got=self.dtype,
+                hint="iinfo is for integers",
+            )
         from ml_dtypes import finfo
 
         found = finfo(self.dtype.numpy)
@@ -262,8 +293,13 @@ class IntegerInfo:
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype_of(dtype)
         if self.dtype.is_float or self.dtype.kind == "bool":
-            raise DTypeError("not an integer dtype", op="iinfo", expected="an integer dtype",
-                             got=self.dtype, hint="finfo is for floats")  # fmt: skip
+            raise DTypeError(
+                "not an integer dtype",
+                op="iinfo",
+                expected="an integer dtype",
+                got=self.dtype,
+                hint="finfo is for floats",
+            )
         self.bits = self.dtype.bits
         self.min, self.max = int(self.dtype.lowest), int(self.dtype.highest)
 
@@ -282,9 +318,13 @@ def get_default_dtype() -> DType:
 def set_default_dtype(dtype: Any) -> None:
     """Takes float32 alone: other dtypes are said where Tensors are made."""
     if dtype_of(dtype) is not dtypes.float32:
-        raise UserError("the default dtype is always float32", op="set_default_dtype",
-                        expected="float32", got=dtype,
-                        hint="give dtype= where a Tensor is made, or module.to(dtype)")  # fmt: skip
+        raise UserError(
+            "the default dtype is always float32",
+            op="set_default_dtype",
+            expected="float32",
+            got=dtype,
+            hint="give dtype= where a Tensor is made, or module.to(dtype)",
+        )
 
 
 def enable_grad() -> Any:

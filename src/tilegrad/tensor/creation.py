@@ -37,8 +37,9 @@ def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
 # ---- data -----------------------------------------------------------------------------------
 
 
-def tensor(data: Any, *, dtype: Any = None, device: Any = None,
-           requires_grad: bool = False) -> Tensor:  # fmt: skip
+def tensor(
+    data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A Tensor with a copy of the data: numbers, nested lists, arrays."""
     if isinstance(data, Tensor):
         data = data.detach()
@@ -68,8 +69,9 @@ def _on_gpu(data: Any) -> bool:
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     """A Tensor that shares the memory of a NumPy array."""
     if not isinstance(array, np.ndarray):
-        raise DTypeError("not a NumPy array", op="from_numpy", expected="numpy.ndarray",
-                         got=type(array).__name__)  # fmt: skip
+        raise DTypeError(
+            "not a NumPy array", op="from_numpy", expected="numpy.ndarray", got=type(array).__name__
+        )
     return wrap(from_array(array, adapts=False))
 
 
@@ -79,31 +81,36 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 def _sizes(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
     found = sizes_of(op, sizes)
     for size in found:
-        require(size, ShapeError, "a size is negative", op=op, expected="sizes >= 0",
-                got="{sizes}", sizes=found)  # fmt: skip
+        require(
+            size,
+            ShapeError,
+            "a size is negative",
+            op=op,
+            expected="sizes >= 0",
+            got="{sizes}",
+            sizes=found,
+        )
     return found
 
 
-def _filled(op: str, sizes: tuple[Any, ...], value: Any, dtype: Any, requires_grad: bool,
-            device: Any) -> Tensor:  # fmt: skip
+def _filled(
+    op: str, sizes: tuple[Any, ...], value: Any, dtype: Any, requires_grad: bool, device: Any
+) -> Tensor:
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
     return _made(build.full(_sizes(op, sizes), value, found), requires_grad, device, op)
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None,
-          requires_grad: bool = False) -> Tensor:  # fmt: skip
+def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Zeros of a shape."""
     return _filled("zeros", size, 0, dtype, requires_grad, device)
 
 
-def empty(*size: Any, dtype: Any = None, device: Any = None,
-          requires_grad: bool = False) -> Tensor:  # fmt: skip
+def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of a shape whose values do not matter (they are zeros)."""
     return _filled("empty", size, 0, dtype, requires_grad, device)
 
 
-def ones(*size: Any, dtype: Any = None, device: Any = None,
-         requires_grad: bool = False) -> Tensor:  # fmt: skip
+def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Ones of a shape."""
     return _filled("ones", size, 1, dtype, requires_grad, device)
 
@@ -115,8 +122,14 @@ def default_dtype(value: Any) -> DType:
     return dtypes.int64 if isinstance(value, (int, np.integer)) else dtypes.float32
 
 
-def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
-         requires_grad: bool = False) -> Tensor:  # fmt: skip
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """One value everywhere; its kind gives the dtype."""
     sizes = size if isinstance(size, (tuple, list)) else (size,)
     if isinstance(fill_value, Tensor):
@@ -147,8 +160,7 @@ def ones_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     return _like("ones_like", x, 1, dtype, requires_grad)
 
 
-def full_like(x: Any, fill_value: Any, *, dtype: Any = None,
-              requires_grad: bool = False) -> Tensor:  # fmt: skip
+def full_like(x: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """One value in x's shape and dtype."""
     return _like("full_like", x, fill_value, dtype, requires_grad)
 
@@ -200,8 +212,12 @@ def copy_(self: Tensor, source: Any) -> Tensor:
 def fill(x: Any, value: Any) -> Tensor:
     """One value in x's shape and dtype."""
     tensor = lift(x)
-    return wrap(build.broadcast_to(build.cast(node_of(value, tensor.dtype), tensor.dtype),
-                                   tensor.shape, "fill"), value)  # fmt: skip
+    return wrap(
+        build.broadcast_to(
+            build.cast(node_of(value, tensor.dtype), tensor.dtype), tensor.shape, "fill"
+        ),
+        value,
+    )
 
 
 def scalar_tensor(value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -210,24 +226,35 @@ def scalar_tensor(value: Any, *, dtype: Any = None, device: Any = None) -> Tenso
     return full((), value, dtype=found, device=device)
 
 
-def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0,
-               requires_grad: bool = False) -> Tensor:  # fmt: skip
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:
     """A line of numbers of bytes in memory, without a copy."""
     found = dtype_of(dtype)
     try:
         array = np.frombuffer(buffer, found.numpy, count, offset)
     except ValueError as error:
-        raise ShapeError(f"the buffer does not fit: {error}", op="frombuffer",
-                         expected=f"whole elements of {found}",
-                         got=f"count {count} from byte {offset}") from None  # fmt: skip
+        raise ShapeError(
+            f"the buffer does not fit: {error}",
+            op="frombuffer",
+            expected=f"whole elements of {found}",
+            got=f"count {count} from byte {offset}",
+        ) from None
     return _made(from_array(array, adapts=False), requires_grad, None, "frombuffer")
 
 
 # ---- ranges ---------------------------------------------------------------------------------
 
 
-def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None,
-           requires_grad: bool = False) -> Tensor:  # fmt: skip
+def arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """start, start + step, ... before end."""
     if end is None:
         start, end = 0, start
@@ -235,14 +262,20 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, dev
     if not isinstance(step, Expr) and step == 0:
         raise UserError("the step is 0", op="arange", expected="a step other than 0", got=step)
     whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, end, step))
-    found = dtype_of(dtype) if dtype is not None else (
-        dtypes.int64 if whole else dtypes.float32)  # fmt: skip
+    found = dtype_of(dtype) if dtype is not None else (dtypes.int64 if whole else dtypes.float32)
     count = -((start - end) // step) if whole else math.ceil((end - start) / step)
     count = count if isinstance(count, Expr) else int(count)
-    require(count, UserError, "the step leads away from the end", op="arange",
-            expected="end on the side the step goes to",
-            got="start {start}, end {end}, step {step}", start=start, end=end,
-            step=step)  # fmt: skip
+    require(
+        count,
+        UserError,
+        "the step leads away from the end",
+        op="arange",
+        expected="end on the side the step goes to",
+        got="start {start}, end {end}, step {step}",
+        start=start,
+        end=end,
+        step=step,
+    )
     node = _line(count, start, step, whole, found)
     return _made(node, requires_grad, device, "arange")
 
@@ -261,12 +294,20 @@ def _line(count: Size, start: Any, step: Any, whole: bool, dtype: DType) -> Node
     return build.cast(build.add(build.multiply(line, float(step)), float(start)), dtype)
 
 
-def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any = None,
-             requires_grad: bool = False) -> Tensor:  # fmt: skip
+def linspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`steps` numbers from start to end, both included, evenly spaced."""
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
-    return _made(build.cast(_even(start, end, steps, "linspace"), found), requires_grad, device,
-                 "linspace")  # fmt: skip
+    return _made(
+        build.cast(_even(start, end, steps, "linspace"), found), requires_grad, device, "linspace"
+    )
 
 
 def _even(start: Any, end: Any, steps: int, op: str) -> Node:
@@ -284,8 +325,16 @@ def _even(start: Any, end: Any, steps: int, op: str) -> Node:
     return build.where(half, up, back)
 
 
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None,
-             device: Any = None, requires_grad: bool = False) -> Tensor:  # fmt: skip
+def logspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """base to the power of evenly spaced exponents."""
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
     powers = build.binary(ops.power, float(base), _even(start, end, steps, "logspace"))
@@ -295,8 +344,14 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any
 # ---- matrices and masks ---------------------------------------------------------------------
 
 
-def eye(n: Size, m: Size | None = None, *, dtype: Any = None, device: Any = None,
-        requires_grad: bool = False) -> Tensor:  # fmt: skip
+def eye(
+    n: Size,
+    m: Size | None = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Ones on the diagonal."""
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
     shape = sizes_of("eye", (n, n if m is None else m))
@@ -349,8 +404,9 @@ def one_hot(x: Any, num_classes: int = -1) -> Tensor:
     """int64 with a 1 at each class; without a number of classes the values are read."""
     found = lift(x)
     if not found.dtype.is_integer:
-        raise DTypeError("classes are not integers", op="one_hot", expected="integers",
-                         got=found.dtype)  # fmt: skip
+        raise DTypeError(
+            "classes are not integers", op="one_hot", expected="integers", got=found.dtype
+        )
     count = int(found.max()) + 1 if num_classes == -1 else num_classes
     classes = wrap(build.iota(count))
     places = wrap(build.in_range(build.cast(node_of(found), dtypes.int64), count, "one_hot"))
@@ -362,8 +418,9 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
     if indexing not in ("ij", "xy"):
-        raise UserError("unknown indexing", op="meshgrid", expected="'ij' or 'xy'",
-                        got=repr(indexing))  # fmt: skip
+        raise UserError(
+            "unknown indexing", op="meshgrid", expected="'ij' or 'xy'", got=repr(indexing)
+        )
     lines = [lift(x).reshape(-1) for x in tensors]
     if indexing == "xy" and len(lines) > 1:
         second, first, *rest = meshgrid(lines[1], lines[0], *lines[2:])

@@ -23,9 +23,14 @@ NEVER = -1e30  # the logarithm of an impossible alignment
 
 
 def ctc_loss(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0,
-    reduction: str = "mean", zero_infinity: bool = False,
-) -> Tensor:  # fmt: skip
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
     """log_probs is (time, batch, classes) or (time, classes); targets (batch, length), or all of
     them in one line."""
     checked_reduction("ctc_loss", reduction)
@@ -34,8 +39,12 @@ def ctc_loss(
     if single:
         x, labels = x.unsqueeze(1), labels.unsqueeze(0)
     if x.ndim != 3:
-        raise ShapeError("not a batch of sequences", op="ctc_loss",
-                         expected="(time, batch, classes)", got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            "not a batch of sequences",
+            op="ctc_loss",
+            expected="(time, batch, classes)",
+            got=build.show(x.shape),
+        )
     frames = _lengths(input_lengths, x.shape[1], "input_lengths")
     sizes = _lengths(target_lengths, x.shape[1], "target_lengths")
     rows = _rows(labels, sizes) if labels.ndim == 1 else labels
@@ -55,8 +64,12 @@ def _lengths(given: Any, batch: Any, name: str) -> Tensor:
     found = cast(lift(list(given) if isinstance(given, tuple) else given), dtypes.int64)
     found = found.reshape(-1)
     if found.shape != (batch,):
-        raise ShapeError("needs a length for each sequence", op="ctc_loss", expected=batch,
-                         got=f"{name} of shape {build.show(found.shape)}")  # fmt: skip
+        raise ShapeError(
+            "needs a length for each sequence",
+            op="ctc_loss",
+            expected=batch,
+            got=f"{name} of shape {build.show(found.shape)}",
+        )
     return found
 
 
@@ -80,8 +93,11 @@ def _losses(x: Tensor, rows: Tensor, frames: Tensor, sizes: Tensor, blank: int) 
     states = 2 * length + 1  # blanks around every label
     column = arange(states)
     odd = column % 2 == 1
-    label = rows[:, (column // 2).clamp(max=max(length - 1, 0))] if length else rows.new_full(
-        (batch, 1), blank)  # fmt: skip
+    label = (
+        rows[:, (column // 2).clamp(max=max(length - 1, 0))]
+        if length
+        else rows.new_full((batch, 1), blank)
+    )
     label = pick(odd, label, blank)  # (batch, states)
     before = cat([full((batch, 2), -1, dtype=dtypes.int64), label], 1)[:, :states]
     skips = odd & (label != before)  # one may come from two states back, past a blank

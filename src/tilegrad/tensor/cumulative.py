@@ -80,8 +80,9 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     axis, distance = axes[0], 1
     size = x.shape[axis]
     if not isinstance(size, int):
-        raise UserError("the axis is symbolic", op="logcumsumexp", expected="a known size",
-                        got=size)  # fmt: skip
+        raise UserError(
+            "the axis is symbolic", op="logcumsumexp", expected="a known size", got=size
+        )
     amounts = [0] * (2 * (x.ndim - axis))
     while distance < size:
         amounts[-2] = distance
@@ -103,8 +104,16 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
     axis = build.axis_of(tensor.node, dim, "kthvalue")
     size = tensor.shape[axis]
     for room in (k - 1, size - k):
-        require(room, UserError, "k is out of range", op="kthvalue", expected="1 <= k <= {size}",
-                got="{k}", size=size, k=k)  # fmt: skip
+        require(
+            room,
+            UserError,
+            "k is out of range",
+            op="kthvalue",
+            expected="1 <= k <= {size}",
+            got="{k}",
+            size=size,
+            k=k,
+        )
     _, order = build.items(ops.sort(tensor.node, axis=axis, descending=False))
     return _pick_at(tensor, wrap(order), axis, k - 1, keepdim)
 
@@ -157,37 +166,59 @@ INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
 @method()
-def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *,
-             interpolation: str = "linear") -> Tensor:  # fmt: skip
+def quantile(
+    x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
     """Values below which a share q of the elements lies; a 1-d q adds an axis in front."""
     tensor = lift(x)
     share = Tensor(q, tensor.dtype) if isinstance(q, (int, float)) else lift(q)
     if tensor.dtype not in (dtypes.float32, dtypes.float64):
-        raise DTypeError("needs floats", op="quantile", expected="float32 or float64",
-                         got=tensor.dtype, hint="use x.float()")  # fmt: skip
+        raise DTypeError(
+            "needs floats",
+            op="quantile",
+            expected="float32 or float64",
+            got=tensor.dtype,
+            hint="use x.float()",
+        )
     if interpolation not in INTERPOLATIONS:
-        raise UserError("unknown interpolation", op="quantile", got=repr(interpolation),
-                        expected=", ".join(INTERPOLATIONS))  # fmt: skip
+        raise UserError(
+            "unknown interpolation",
+            op="quantile",
+            got=repr(interpolation),
+            expected=", ".join(INTERPOLATIONS),
+        )
     flat = dim is None or not build.axes_of(tensor.node, dim, "quantile")
     line = reshape(tensor, -1) if flat else tensor.movedim(dim, -1)
     result = _quantiles(line, cast(share.reshape(-1), tensor.dtype), interpolation)
     if keepdim:
-        result = result.reshape(-1, *[1] * tensor.ndim) if flat else result.unsqueeze(1 + dim
-            if dim >= 0 else dim)  # fmt: skip
+        result = (
+            result.reshape(-1, *[1] * tensor.ndim)
+            if flat
+            else result.unsqueeze(1 + dim if dim >= 0 else dim)
+        )
     return result if share.ndim else result.squeeze(0)
 
 
 def _quantiles(line: Tensor, share: Tensor, interpolation: str) -> Tensor:
     """Quantiles of the last axis; the shares become axis 0."""
     size: Any = line.shape[-1]
-    require(line.numel() - 1, ShapeError, "there is nothing to choose from", op="quantile",
-            expected="at least one element", got="{shape}", shape=line.shape)  # fmt: skip
-    ordered = wrap(build.items(ops.sort(node_of(line), axis=line.ndim - 1, descending=False))[0],
-                   line)  # fmt: skip
+    require(
+        line.numel() - 1,
+        ShapeError,
+        "there is nothing to choose from",
+        op="quantile",
+        expected="at least one element",
+        got="{shape}",
+        shape=line.shape,
+    )
+    ordered = wrap(
+        build.items(ops.sort(node_of(line), axis=line.ndim - 1, descending=False))[0], line
+    )
     place = share * (size - 1)
     if interpolation in ("lower", "higher", "nearest"):
-        place = getattr(place, {"lower": "floor", "higher": "ceil", "nearest": "round"}[
-            interpolation])()  # fmt: skip
+        place = getattr(
+            place, {"lower": "floor", "higher": "ceil", "nearest": "round"}[interpolation]
+        )()
     below = place.floor()
     weight = place - below if interpolation != "midpoint" else pick(place == below, 0.0, 0.5)
     low = ordered.index_select(-1, below.long()).movedim(-1, 0)

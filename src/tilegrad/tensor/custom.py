@@ -79,8 +79,9 @@ class custom_vjp:
 
     def __call__(self, *args: Any) -> Any:
         if self.forward is None or self.backward is None:
-            raise UserError("no derivative was given", op="custom_vjp",
-                            expected="f.defvjp(forward, backward)")  # fmt: skip
+            raise UserError(
+                "no derivative was given", op="custom_vjp", expected="f.defvjp(forward, backward)"
+            )
         call = Call(args)
         rules = _ReverseRules(self, call)
         nodes = build.custom(lambda xs: call.apply(self.function, xs), call.nodes, rules)
@@ -100,8 +101,12 @@ class _ReverseRules:
         with inside_transform():
             pair = self.owner.forward(*call.arguments(own))  # type: ignore[misc]
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise DTypeError("forward returns (result, residuals)", op="custom_vjp",
-                                 expected="a pair", got=type(pair).__name__)  # fmt: skip
+                raise DTypeError(
+                    "forward returns (result, residuals)",
+                    op="custom_vjp",
+                    expected="a pair",
+                    got=type(pair).__name__,
+                )
             given = call.nest_result(cotangents)
             found = self.owner.backward(pair[1], given)  # type: ignore[misc]
         found = found if isinstance(found, (tuple, list)) else (found,)
@@ -112,8 +117,12 @@ def _per_tensor(found: Sequence[Any], call: Call, own: Sequence[Node]) -> list[N
     """One cotangent per Tensor argument from one nest per argument."""
     parts = call.structure.parts
     if len(found) != len(parts):
-        raise ShapeError("backward returns one cotangent per argument", op="custom_vjp",
-                         expected=len(parts), got=len(found))  # fmt: skip
+        raise ShapeError(
+            "backward returns one cotangent per argument",
+            op="custom_vjp",
+            expected=len(parts),
+            got=len(found),
+        )
     flat: list[Any] = []
     for value, part in zip(found, parts):
         flat += [None] * part.count if value is None else flatten(value)[0]
@@ -127,8 +136,12 @@ def _per_tensor(found: Sequence[Any], call: Call, own: Sequence[Node]) -> list[N
             answer.append(None)
             continue
         if value.shape != node.shape:
-            raise ShapeError("a cotangent has another shape than its argument", op="custom_vjp",
-                             expected=str(node.type), got=str(value.node.type))  # fmt: skip
+            raise ShapeError(
+                "a cotangent has another shape than its argument",
+                op="custom_vjp",
+                expected=str(node.type),
+                got=str(value.node.type),
+            )
         answer.append(build.cast(value.node, node.dtype) if node.dtype.is_float else None)
     return answer
 
@@ -173,8 +186,12 @@ class _ForwardRules:
             primals = call.arguments(own)
             pair = self.owner.rule(primals, call.arguments(directions))  # type: ignore[misc]
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise DTypeError("the rule returns (result, tangent)", op="custom_jvp",
-                                 expected="a pair", got=type(pair).__name__)  # fmt: skip
+                raise DTypeError(
+                    "the rule returns (result, tangent)",
+                    op="custom_jvp",
+                    expected="a pair",
+                    got=type(pair).__name__,
+                )
             found, _, _ = nodes_of(pair[1])
         return [build.cast(f, o.dtype) for f, o in zip(found, outputs)]
 
@@ -252,5 +269,3 @@ def _placed(parts: Sequence[Node | None], values: dict[Node, Node]) -> list[Node
     """The parts with values in place of arguments."""
     done = iter(replace([p for p in parts if p is not None], values))
     return [None if p is None else next(done) for p in parts]
-
-

@@ -23,13 +23,18 @@ def dist(x: Any, other: Any, p: float = 2.0) -> Tensor:
     return norm(floating(sub(x, other)).reshape(-1), p)
 
 
-def cdist(x1: Any, x2: Any, p: float = 2.0,
-          compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:  # fmt: skip
+def cdist(
+    x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+) -> Tensor:
     """The p-norm of the difference of every row of x1 and every row of x2."""
     a, b = lift(x1), lift(x2)
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
-        raise ShapeError("the rows do not fit", op="cdist", expected="(..., rows, features) twice",
-                         got=f"{build.show(a.shape)} and {build.show(b.shape)}")  # fmt: skip
+        raise ShapeError(
+            "the rows do not fit",
+            op="cdist",
+            expected="(..., rows, features) twice",
+            got=f"{build.show(a.shape)} and {build.show(b.shape)}",
+        )
     if p < 0 or math.isnan(p):
         raise UserError("bad norm", op="cdist", expected="p >= 0", got=p)
     return norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)

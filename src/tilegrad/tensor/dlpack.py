@@ -20,11 +20,16 @@ CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 NAME, USED = b"dltensor", b"used_dltensor"
 # DLDataTypeCode and bits by the name of a dtype
 CODES: dict[str, tuple[int, int]] = {
-    "bool": (6, 8), "bfloat16": (4, 16), "float16": (2, 16), "float32": (2, 32),
-    "float64": (2, 64), "float8_e4m3": (10, 8), "float8_e5m2": (12, 8),
+    "bool": (6, 8),
+    "bfloat16": (4, 16),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "float8_e4m3": (10, 8),
+    "float8_e5m2": (12, 8),
     **{f"int{b}": (0, b) for b in (8, 16, 32, 64)},
     **{f"uint{b}": (1, b) for b in (8, 16, 32, 64)},
-}  # fmt: skip
+}
 DTYPES = {code: BY_NAME[name] for name, code in CODES.items()}
 
 
@@ -32,11 +37,17 @@ class DLTensor(ctypes.Structure):
     """The struct of that name: device and dtype spelt out field by field."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 class DLManagedTensor(ctypes.Structure):
@@ -45,8 +56,10 @@ class DLManagedTensor(ctypes.Structure):
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))
 DLManagedTensor._fields_ = (
-    ("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", DELETER),
-)  # fmt: skip
+    ("tensor", DLTensor),
+    ("context", ctypes.c_void_p),
+    ("deleter", DELETER),
+)
 
 _python = ctypes.pythonapi
 _python.PyCapsule_New.restype = ctypes.py_object
@@ -85,8 +98,9 @@ _DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_end)
 def capsule_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, stream: Any = None) -> Any:
     """A capsule over a Buffer on a GPU; `stream` is the consumer's, as DLPack numbers them."""
     if dtype.name not in CODES:
-        raise DTypeError("DLPack has no such dtype", op="__dlpack__", got=dtype,
-                         expected=", ".join(CODES))  # fmt: skip
+        raise DTypeError(
+            "DLPack has no such dtype", op="__dlpack__", got=dtype, expected=", ".join(CODES)
+        )
     device = opened(buffer.device)
     if stream not in (None, -1, 0, 1):  # the legacy stream is in order with ours by itself
         device.hand_over(int(stream))
@@ -100,14 +114,22 @@ def capsule_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, stream: Any
     managed = DLManagedTensor()
     code, bits = CODES[dtype.name]
     managed.tensor = DLTensor(
-        buffer.pointer, CUDA, device.number, len(shape), code, bits, 1,
+        buffer.pointer,
+        CUDA,
+        device.number,
+        len(shape),
+        code,
+        bits,
+        1,
         ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)),
-        ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)), 0,
-    )  # fmt: skip
+        ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)),
+        0,
+    )
     managed.context, managed.deleter = number, _give_back
     _given[number] = (managed, sizes, strides, buffer.part(0, buffer.bytes))
-    return _python.PyCapsule_New(ctypes.addressof(managed), NAME,
-                                 ctypes.cast(_DESTRUCTOR, ctypes.c_void_p))  # fmt: skip
+    return _python.PyCapsule_New(
+        ctypes.addressof(managed), NAME, ctypes.cast(_DESTRUCTOR, ctypes.c_void_p)
+    )
 
 
 class Taken:
@@ -126,21 +148,28 @@ def buffer_of(capsule: Any) -> tuple[Buffer, tuple[int, ...], DType]:
     """The memory of a capsule as a Buffer on a GPU, with its shape and dtype."""
     if not _python.PyCapsule_IsValid(capsule, NAME):
         raise DTypeError("not a fresh DLPack capsule", op="from_dlpack", got=repr(capsule))
-    managed = ctypes.cast(_python.PyCapsule_GetPointer(capsule, NAME),
-                          ctypes.POINTER(DLManagedTensor))  # fmt: skip
+    managed = ctypes.cast(
+        _python.PyCapsule_GetPointer(capsule, NAME), ctypes.POINTER(DLManagedTensor)
+    )
     found = managed.contents.tensor
     shape = tuple(found.shape[i] for i in range(found.ndim))
     dtype = DTYPES.get((found.code, found.bits)) if found.lanes == 1 else None
     if dtype is None or found.device_type != CUDA:
         raise DTypeError(
-            "cannot share this memory", op="from_dlpack", expected="plain elements on an NVIDIA "
-            f"GPU: {', '.join(CODES)}", got=f"device kind {found.device_type}, dtype code "
+            "cannot share this memory",
+            op="from_dlpack",
+            expected=f"plain elements on an NVIDIA GPU: {', '.join(CODES)}",
+            got=f"device kind {found.device_type}, dtype code "
             f"{found.code} of {found.bits} bits x {found.lanes}",
-        )  # fmt: skip
+        )
     if found.strides and not _is_contiguous(shape, found.strides):
-        raise UserError("the elements do not lie in row-major order", op="from_dlpack",
-                        expected="a contiguous array", got=f"shape {shape}",
-                        hint="x.contiguous() makes one")  # fmt: skip
+        raise UserError(
+            "the elements do not lie in row-major order",
+            op="from_dlpack",
+            expected="a contiguous array",
+            got=f"shape {shape}",
+            hint="x.contiguous() makes one",
+        )
     name = use(f"cuda:{found.device_id}", "from_dlpack")
     _python.PyCapsule_SetName(capsule, USED)
     count = 1

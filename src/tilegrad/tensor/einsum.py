@@ -50,8 +50,9 @@ def _from_lists(first: Any, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     """The form with lists of numbers: einsum(a, [0, 1], b, [1, 2], [0, 2])."""
     values = [first, *rest]
     paired = len(values) - len(values) % 2
-    texts = ["".join("..." if n is Ellipsis else LETTERS[n] for n in row)
-             for row in values[1:paired:2]]  # fmt: skip
+    texts = [
+        "".join("..." if n is Ellipsis else LETTERS[n] for n in row) for row in values[1:paired:2]
+    ]
     equation = ",".join(texts)
     if len(values) % 2:
         equation += "->" + "".join("..." if n is Ellipsis else LETTERS[n] for n in values[-1])
@@ -64,30 +65,42 @@ def _parse(equation: str, tensors: list[Tensor]) -> tuple[list[str], str]:
     left, arrow, right = text.partition("->")
     parts = left.split(",")
     if len(parts) != len(tensors):
-        raise UserError("the equation does not fit the operands", op="einsum",
-                        expected=f"{len(parts)} operands for {equation!r}",
-                        got=len(tensors))  # fmt: skip
-    extra = [t.ndim - len(p.replace("...", "")) if "..." in p else 0
-             for p, t in zip(parts, tensors)]  # fmt: skip
+        raise UserError(
+            "the equation does not fit the operands",
+            op="einsum",
+            expected=f"{len(parts)} operands for {equation!r}",
+            got=len(tensors),
+        )
+    extra = [
+        t.ndim - len(p.replace("...", "")) if "..." in p else 0 for p, t in zip(parts, tensors)
+    ]
     most = max([0, *extra])
     hidden = "".join(chr(0x100 + i) for i in range(most))
     letters = [p.replace("...", hidden[most - max(e, 0) :]) for p, e in zip(parts, extra)]
     for part, names, tensor in zip(parts, letters, tensors):
         bad = [c for c in part.replace("...", "") if c not in LETTERS]
         if bad or len(names) != tensor.ndim:
-            raise ShapeError("an operand does not fit its letters", op="einsum",
-                             expected=f"{part!r}: letters for {tensor.ndim} axes",
-                             got=f"{equation!r} with shape {build.show(tensor.shape)}")  # fmt: skip
+            raise ShapeError(
+                "an operand does not fit its letters",
+                op="einsum",
+                expected=f"{part!r}: letters for {tensor.ndim} axes",
+                got=f"{equation!r} with shape {build.show(tensor.shape)}",
+            )
     if arrow:
         output = right.replace("...", hidden)
     else:
         every = "".join(letters)
-        output = hidden + "".join(sorted(c for c in set(every) - set(hidden)
-                                         if every.count(c) == 1))  # fmt: skip
+        output = hidden + "".join(
+            sorted(c for c in set(every) - set(hidden) if every.count(c) == 1)
+        )
     unknown = set(output) - set("".join(letters))
     if unknown or len(set(output)) != len(output):
-        raise UserError("bad output", op="einsum", got=repr(equation),
-                        expected="distinct letters that an operand has")  # fmt: skip
+        raise UserError(
+            "bad output",
+            op="einsum",
+            got=repr(equation),
+            expected="distinct letters that an operand has",
+        )
     return letters, output
 
 
@@ -97,8 +110,12 @@ def _sizes(equation: str, letters: list[str], tensors: list[Tensor]) -> dict[str
         for name, size in zip(names, tensor.shape):
             known = sizes.get(name, 1)
             if known != 1 and size != 1 and known != size:
-                raise ShapeError(f"letter {name!r} has two sizes", op="einsum",
-                                 expected=f"{known}", got=f"{size} in {equation!r}")  # fmt: skip
+                raise ShapeError(
+                    f"letter {name!r} has two sizes",
+                    op="einsum",
+                    expected=f"{known}",
+                    got=f"{size} in {equation!r}",
+                )
             if name not in sizes or known == 1:
                 sizes[name] = size
     return sizes
@@ -114,8 +131,12 @@ def _distinct(x: Tensor, names: str, sizes: dict[str, Size]) -> Term:
             first = names.index(name)
             second = names.index(name, first + 1)
             if x.shape[first] != x.shape[second]:
-                raise ShapeError(f"repeated letter {name!r} has two sizes", op="einsum",
-                                 expected=x.shape[first], got=x.shape[second])  # fmt: skip
+                raise ShapeError(
+                    f"repeated letter {name!r} has two sizes",
+                    op="einsum",
+                    expected=x.shape[first],
+                    got=x.shape[second],
+                )
             x = x.diagonal(0, first, second)
             names = names[:first] + names[first + 1 : second] + names[second + 1 :] + name
     gone = [i for i, n in enumerate(names) if x.shape[i] == 1 and sizes[n] != 1]
@@ -160,10 +181,11 @@ def _contract(first: Term, second: Term, needed: set[str]) -> Term:
     batch = [n for n in shared if n in needed]
     inner = [n for n in shared if n not in needed]
     node = build.dot(
-        node_of(a), node_of(b),
+        node_of(a),
+        node_of(b),
         ([left.index(n) for n in batch], [right.index(n) for n in batch]),
         ([left.index(n) for n in inner], [right.index(n) for n in inner]),
-    )  # fmt: skip
+    )
     names = batch + [n for n in left if n not in shared] + [n for n in right if n not in shared]
     return wrap(node, a, b), "".join(names)
 

@@ -29,7 +29,7 @@ from .compare import (
     lt,
     ne,
     signbit,
-)  # fmt: skip
+)
 from .maths import (
     abs_,
     cast,
@@ -40,7 +40,7 @@ from .maths import (
     rsqrt,
     sqrt,
     trunc,
-)  # fmt: skip
+)
 from .operands import beside, binary, checked, common, paired
 from .tensor import Tensor, in_place, lift, method, operand, wrap
 
@@ -56,11 +56,15 @@ def add(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
 @method("sub", "subtract", "__sub__")
 def sub(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
     """a - alpha * b."""
-    result = (binary(ops.subtract, a, b) if _is_one(alpha) else
-              _scaled(ops.subtract, a, b, alpha))  # fmt: skip
+    result = binary(ops.subtract, a, b) if _is_one(alpha) else _scaled(ops.subtract, a, b, alpha)
     if result.dtype.kind == "bool":
-        raise DTypeError("bools have no difference", op="subtract", expected="numbers",
-                         got="bool and bool", hint="use a ^ b, or ~a")  # fmt: skip
+        raise DTypeError(
+            "bools have no difference",
+            op="subtract",
+            expected="numbers",
+            got="bool and bool",
+            hint="use a ^ b, or ~a",
+        )
     return result
 
 
@@ -77,14 +81,20 @@ def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
         left, right, dtype = paired("divide", a, b)
         if dtype.is_float:
             return wrap(build.cast(ops.divide(left, right), dtype), a, b)
-        floats = [build.cast(v, dtypes.float32) if isinstance(v, Node) else v
-                  for v in (operand(a), operand(b))]  # fmt: skip
+        floats = [
+            build.cast(v, dtypes.float32) if isinstance(v, Node) else v
+            for v in (operand(a), operand(b))
+        ]
         return wrap(build.divide(*floats))
     if rounding_mode == "floor":
         return floor_divide(a, b)
     if rounding_mode != "trunc":
-        raise UserError("unknown rounding", op="divide", expected="None, 'floor' or 'trunc'",
-                        got=repr(rounding_mode))  # fmt: skip
+        raise UserError(
+            "unknown rounding",
+            op="divide",
+            expected="None, 'floor' or 'trunc'",
+            got=repr(rounding_mode),
+        )
     left, right = (wrap(n, v) for n, v in zip(_numbers("divide", a, b), (a, b)))
     if left.dtype.is_float:
         return trunc(div(left, right))
@@ -111,8 +121,13 @@ def _scaled(op: Op, a: Any, b: Any, alpha: Any) -> Tensor:
     dtype = nodes[0].dtype
     factor = alpha if isinstance(alpha, (bool, int, float)) else lift(alpha).item()
     if isinstance(factor, float) and not dtype.is_float:
-        raise DTypeError("integers have no fraction", op=op.name, expected="a whole alpha",
-                         got=f"alpha={factor} for {dtype}", hint="use x.float()")  # fmt: skip
+        raise DTypeError(
+            "integers have no fraction",
+            op=op.name,
+            expected="a whole alpha",
+            got=f"alpha={factor} for {dtype}",
+            hint="use x.float()",
+        )
     wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
     left, right = (build.cast(n, wide) for n in nodes)
     scaled = ops.multiply(right, build.like(right, factor))
@@ -150,8 +165,13 @@ def pow(a: Any, b: Any) -> Tensor:
         return wrap(ops.power(left, right), a, b)
     base = cast(a, promote_scalar(a.dtype, exponent))
     if base.dtype.is_integer and exponent < 0:
-        raise DTypeError("an integer has no negative power", op="pow", expected="exponent >= 0",
-                         got=f"{base.dtype} ** {exponent}", hint="use x.float() ** -1")  # fmt: skip
+        raise DTypeError(
+            "an integer has no negative power",
+            op="pow",
+            expected="exponent >= 0",
+            got=f"{base.dtype} ** {exponent}",
+            hint="use x.float() ** -1",
+        )
     known = _known_power(base, exponent)
     return binary(ops.power, base, exponent, "pow") if known is None else known
 
@@ -334,8 +354,24 @@ def rsub(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
 
 # ---- Python's operators ---------------------------------------------------------------------
 
-in_place("add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "clamp", "lerp",
-         "addcmul", "addcdiv", "maximum", "minimum", "clamp_min", "clamp_max")  # fmt: skip
+in_place(
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "clamp",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "maximum",
+    "minimum",
+    "clamp_min",
+    "clamp_max",
+)
 
 
 def _reflected(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -343,13 +379,19 @@ def _reflected(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], T
 
 
 OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
-    "add": (add, "add_"), "sub": (sub, "sub_"), "mul": (mul, "mul_"), "truediv": (div, "div_"),
-    "floordiv": (floor_divide, "floor_divide_"), "mod": (remainder, "remainder_"),
-    "pow": (pow, "pow_"), "and": (bitwise_and, "bitwise_and_"),
-    "or": (bitwise_or, "bitwise_or_"), "xor": (bitwise_xor, "bitwise_xor_"),
+    "add": (add, "add_"),
+    "sub": (sub, "sub_"),
+    "mul": (mul, "mul_"),
+    "truediv": (div, "div_"),
+    "floordiv": (floor_divide, "floor_divide_"),
+    "mod": (remainder, "remainder_"),
+    "pow": (pow, "pow_"),
+    "and": (bitwise_and, "bitwise_and_"),
+    "or": (bitwise_or, "bitwise_or_"),
+    "xor": (bitwise_xor, "bitwise_xor_"),
     "lshift": (bitwise_left_shift, "bitwise_left_shift_"),
     "rshift": (bitwise_right_shift, "bitwise_right_shift_"),
-}  # fmt: skip
+}
 
 for _name, (_function, _place) in OPERATORS.items():
     setattr(Tensor, f"__r{_name}__", _reflected(_function))

@@ -60,9 +60,13 @@ def is_kept(leaves: Sequence[Any], source: Source) -> bool:
 
 def would_copy(name: str, what: str, why: str) -> StateError:
     """The error for state that could not be written in place."""
-    return StateError(f"the state {what} would be copied: {why}", op=f"jit {name}",
-                      expected="state that is written in place", got=why,
-                      hint="keep no other Tensor or array of it")  # fmt: skip
+    return StateError(
+        f"the state {what} would be copied: {why}",
+        op=f"jit {name}",
+        expected="state that is written in place",
+        got=why,
+        hint="keep no other Tensor or array of it",
+    )
 
 
 __all__ = ["alone", "is_alone", "is_exclusive", "is_kept", "would_copy"]

@@ -29,21 +29,29 @@ def explain(
     if isinstance(function, Tensor):
         return _explain_tensor(function, level)
     if not callable(function):
-        raise DTypeError("explain needs a function or a Tensor", op="explain",
-                         got=type(function).__name__)  # fmt: skip
+        raise DTypeError(
+            "explain needs a function or a Tensor", op="explain", got=type(function).__name__
+        )
     jitted = function if isinstance(function, Jitted) else _jitted(function)
     if isinstance(jitted, types.MethodType):  # a Module, or a method of one
         args, jitted = (jitted.__self__, *args), jitted.__func__
     lowered = jitted.lower(*args, **kwargs)
     if not lowered.outputs:
-        raise UserError("nothing is computed: every result is an argument or a plain value",
-                        op="explain", got=jitted.name)  # fmt: skip
+        raise UserError(
+            "nothing is computed: every result is an argument or a plain value",
+            op="explain",
+            got=jitted.name,
+        )
     return explain_graph(
-        lowered.inputs, lowered.outputs, donate=lowered.donate, target=target_for(lowered.device),
+        lowered.inputs,
+        lowered.outputs,
+        donate=lowered.donate,
+        target=target_for(lowered.device),
         name=_identifier(jitted.name.split("<locals>.")[-1]),
-        labels=_labels(jitted, lowered.sources, args, kwargs), level=level,
+        labels=_labels(jitted, lowered.sources, args, kwargs),
+        level=level,
         requirements=lowered.requirements,
-    )  # fmt: skip
+    )
 
 
 def _jitted(function: Callable[..., Any]) -> Any:
@@ -54,12 +62,16 @@ def _jitted(function: Callable[..., Any]) -> Any:
 def _explain_tensor(tensor: Tensor, level: str) -> Explanation:
     """The Graph below a Tensor, cut where values are known."""
     if tensor.node in values:
-        raise UserError("the Tensor has its value: there is nothing left to compile", op="explain",
-                        hint="explain a function, or the Tensor before it is read")  # fmt: skip
+        raise UserError(
+            "the Tensor has its value: there is nothing left to compile",
+            op="explain",
+            hint="explain a function, or the Tensor before it is read",
+        )
     order = topological([tensor.node], stop=values.__contains__)
     inputs = [n for n in order if n in values or n.op.name == "input"]
-    return explain_graph(inputs, [tensor.node], name="tensor", level=level,
-                         target=target_for(tensor.device))  # fmt: skip
+    return explain_graph(
+        inputs, [tensor.node], name="tensor", level=level, target=target_for(tensor.device)
+    )
 
 
 def _labels(

@@ -44,20 +44,26 @@ def _floats(op: str, x: Any) -> Tensor:
     if not tensor.dtype.is_float:
         return cast(tensor, dtypes.float32)
     if tensor.dtype.bits < 32:
-        raise DTypeError("the dtype does not fit", op=f"fft.{op}", expected="float32 or float64",
-                         got=tensor.dtype,
-                         hint="cast it first: x.to(tilegrad.float32)")  # fmt: skip
+        raise DTypeError(
+            "the dtype does not fit",
+            op=f"fft.{op}",
+            expected="float32 or float64",
+            got=tensor.dtype,
+            hint="cast it first: x.to(tilegrad.float32)",
+        )
     return tensor
 
 
 def _paired(op: str, x: Any) -> Tensor:
     tensor = _floats(op, x)
     if tensor.ndim < 2 or tensor.shape[-1] != 2:
-        raise ShapeError("needs complex numbers as pairs", op=f"fft.{op}",
-                         expected="a last axis of 2: real and imaginary parts",
-                         got=build.show(tensor.shape),
-                         hint="fft.pairs(real, imaginary) makes them; rfft takes reals",
-                         )  # fmt: skip
+        raise ShapeError(
+            "needs complex numbers as pairs",
+            op=f"fft.{op}",
+            expected="a last axis of 2: real and imaginary parts",
+            got=build.show(tensor.shape),
+            hint="fft.pairs(real, imaginary) makes them; rfft takes reals",
+        )
     return tensor
 
 
@@ -158,8 +164,11 @@ def _fitted(x: Tensor, size: int | None, axis: int, op: str) -> Tensor:
     now = x.shape[axis]
     wanted = now if size is None else size
     if not isinstance(now, int) or not isinstance(wanted, int) or wanted < 1:
-        raise ShapeError("the size of a transform is a positive integer known now",
-                         op=f"fft.{op}", got=str(wanted))  # fmt: skip
+        raise ShapeError(
+            "the size of a transform is a positive integer known now",
+            op=f"fft.{op}",
+            got=str(wanted),
+        )
     if wanted <= now:
         return x.narrow(axis, 0, wanted) if wanted < now else x
     amounts = [0, 0] * (x.ndim - 1 - axis) + [0, wanted - now]
@@ -178,13 +187,15 @@ def _axis(x: Tensor, dim: int, op: str, real: bool) -> int:
     """The place of an axis, counted without that of the pairs."""
     count = x.ndim - (0 if real else 1)
     if not -count <= dim < count:
-        raise ShapeError("no such axis", op=f"fft.{op}", expected=f"-{count} <= dim < {count}",
-                         got=dim)  # fmt: skip
+        raise ShapeError(
+            "no such axis", op=f"fft.{op}", expected=f"-{count} <= dim < {count}", got=dim
+        )
     return dim % count
 
 
-def _along(op: str, x: Tensor, n: int | None, dim: int, norm: str | None, inverse: bool,
-           real: bool = False) -> Tensor:  # fmt: skip
+def _along(
+    op: str, x: Tensor, n: int | None, dim: int, norm: str | None, inverse: bool, real: bool = False
+) -> Tensor:
     axis = _axis(x, dim, op, real)
     x = _fitted(x, n, axis, op)
     size: int = x.shape[axis]  # type: ignore[assignment]
@@ -264,9 +275,12 @@ def _axes(op: str, x: Tensor, s: Any, dim: Any, real: bool) -> list[tuple[int, i
         places = [_axis(x, d, op, real) for d in given]
     sizes = [None] * len(places) if sizes is None else [None if v == -1 else v for v in sizes]
     if len(sizes) != len(places) or len(set(places)) != len(places):
-        raise ShapeError("axes and sizes do not fit", op=f"fft.{op}",
-                         expected="one size for each axis, each axis once",
-                         got=f"s={s}, dim={dim}")  # fmt: skip
+        raise ShapeError(
+            "axes and sizes do not fit",
+            op=f"fft.{op}",
+            expected="one size for each axis, each axis once",
+            got=f"s={s}, dim={dim}",
+        )
     return list(zip(places, sizes))
 
 

@@ -26,12 +26,22 @@ from ..core.errors import DTypeError, UserError
 from .tensor import Tensor, from_array, lift, realize, wrap
 
 NAMES: dict[str, DType] = {
-    "BOOL": dtypes.bool_, "U8": dtypes.uint8, "I8": dtypes.int8, "U16": dtypes.uint16,
-    "I16": dtypes.int16, "U32": dtypes.uint32, "I32": dtypes.int32, "U64": dtypes.uint64,
-    "I64": dtypes.int64, "F8_E5M2": dtypes.float8_e5m2, "F8_E4M3": dtypes.float8_e4m3,
-    "F16": dtypes.float16, "BF16": dtypes.bfloat16, "F32": dtypes.float32,
+    "BOOL": dtypes.bool_,
+    "U8": dtypes.uint8,
+    "I8": dtypes.int8,
+    "U16": dtypes.uint16,
+    "I16": dtypes.int16,
+    "U32": dtypes.uint32,
+    "I32": dtypes.int32,
+    "U64": dtypes.uint64,
+    "I64": dtypes.int64,
+    "F8_E5M2": dtypes.float8_e5m2,
+    "F8_E4M3": dtypes.float8_e4m3,
+    "F16": dtypes.float16,
+    "BF16": dtypes.bfloat16,
+    "F32": dtypes.float32,
     "F64": dtypes.float64,
-}  # fmt: skip
+}
 BY_DTYPE = {dtype: name for name, dtype in NAMES.items()}
 METADATA, NESTING = "__metadata__", "tilegrad.nesting"
 Place = str | os.PathLike[str] | IO[bytes]
@@ -48,8 +58,12 @@ def save(value: Any, path: Place, metadata: Mapping[str, str] | None = None) -> 
     """
     for key, text in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(text, str) or key == NESTING:
-            raise DTypeError("metadata is text", op="save", expected="a dict of str by str",
-                             got=f"{key!r}: {text!r}")  # fmt: skip
+            raise DTypeError(
+                "metadata is text",
+                op="save",
+                expected="a dict of str by str",
+                got=f"{key!r}: {text!r}",
+            )
     found: dict[str, Any] = {}
     described = dict(metadata or {})
     if _is_plain(value):
@@ -62,11 +76,18 @@ def save(value: Any, path: Place, metadata: Mapping[str, str] | None = None) -> 
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in BY_DTYPE:
-            raise DTypeError(f"{name!r} cannot be saved", op="save", got=tensor.dtype.name,
-                             expected="a dtype that safetensors files have")  # fmt: skip
+            raise DTypeError(
+                f"{name!r} cannot be saved",
+                op="save",
+                got=tensor.dtype.name,
+                expected="a dtype that safetensors files have",
+            )
         end = offset + tensor.dtype.size * int(tensor.numel())  # type: ignore[call-overload]
-        header[name] = {"dtype": BY_DTYPE[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [offset, end]}  # fmt: skip
+        header[name] = {
+            "dtype": BY_DTYPE[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -104,13 +125,19 @@ def _describe(value: Any, path: str, found: dict[str, Any], above: list[Any]) ->
         raise UserError("a container contains itself", op="save", got=_at(path))
     above = [*above, value]
     if isinstance(value, Mapping):
-        return {"dict": [[_key(k, path), _describe(v, _below(path, k), found, above)]
-                         for k, v in value.items()]}  # fmt: skip
+        return {
+            "dict": [
+                [_key(k, path), _describe(v, _below(path, k), found, above)]
+                for k, v in value.items()
+            ]
+        }
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         items = [_describe(v, _below(path, i), found, above) for i, v in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     raise DTypeError(
-        f"{_at(path)} cannot be saved", op="save", got=type(value).__name__,
+        f"{_at(path)} cannot be saved",
+        op="save",
+        got=type(value).__name__,
         expected="dicts, lists, tuples, Tensors, arrays, numbers, strings and None",
         hint="save its state_dict()" if hasattr(value, "state_dict") else None,
     )
@@ -127,8 +154,12 @@ def _at(path: str) -> str:
 def _key(key: Any, path: str) -> Any:
     if key is None or isinstance(key, (bool, int, str)):
         return key
-    raise DTypeError("a key cannot be saved", op="save", expected="str, int, bool or None",
-                     got=f"{key!r} in {_at(path)}")  # fmt: skip
+    raise DTypeError(
+        "a key cannot be saved",
+        op="save",
+        expected="str, int, bool or None",
+        got=f"{key!r} in {_at(path)}",
+    )
 
 
 def _replace(path: str, header: bytes, tensors: list[Tensor]) -> None:
@@ -147,14 +178,21 @@ def _write(file: Any, header: bytes, tensors: list[Tensor]) -> None:
     file.write(struct.pack("<Q", len(header)))
     file.write(header)
     for tensor in tensors:
-        file.write(np.ascontiguousarray(tensor.numpy()).view(np.uint8).data
-                   if tensor.ndim else tensor.numpy().tobytes())  # fmt: skip
+        file.write(
+            np.ascontiguousarray(tensor.numpy()).view(np.uint8).data
+            if tensor.ndim
+            else tensor.numpy().tobytes()
+        )
 
 
 def _binary(file: Any, op: str) -> Any:
     if isinstance(file, io.TextIOBase) or not hasattr(file, "write" if op == "save" else "read"):
-        raise DTypeError("not a place for Tensors", op=op, got=type(file).__name__,
-                         expected="a path, or a file opened in binary mode")  # fmt: skip
+        raise DTypeError(
+            "not a place for Tensors",
+            op=op,
+            got=type(file).__name__,
+            expected="a path, or a file opened in binary mode",
+        )
     return file
 
 
@@ -209,8 +247,9 @@ def _nest(described: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _bad(path: str, why: str) -> UserError:
-    return UserError(f"not a safetensors file: {why}", op="load", expected="a safetensors file",
-                     got=path)  # fmt: skip
+    return UserError(
+        f"not a safetensors file: {why}", op="load", expected="a safetensors file", got=path
+    )
 
 
 def _open(path: Place) -> tuple[dict[str, Any], np.ndarray[Any, Any], str]:
@@ -259,8 +298,9 @@ def _header(size: bytes, text: bytes, length: int, where: str) -> dict[str, Any]
 def _end(header: dict[str, Any], where: str) -> int:
     """Where the last of the Tensors ends."""
     try:
-        return max([int(f["data_offsets"][1]) for n, f in header.items() if n != METADATA],
-                   default=0)  # fmt: skip
+        return max(
+            [int(f["data_offsets"][1]) for n, f in header.items() if n != METADATA], default=0
+        )
     except (KeyError, IndexError, TypeError, ValueError):
         raise _bad(where, "an entry is not understood") from None
 

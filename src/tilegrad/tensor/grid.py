@@ -27,34 +27,54 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) ->
     matrix = lift(theta)
     space = tuple(size)[2:]
     if len(space) not in (2, 3):
-        raise ShapeError("not the size of an image", op="affine_grid", got=tuple(size),
-                         expected="(batch, channels, [depth,] height, width)")  # fmt: skip
+        raise ShapeError(
+            "not the size of an image",
+            op="affine_grid",
+            got=tuple(size),
+            expected="(batch, channels, [depth,] height, width)",
+        )
     lines = []
     for count in space:
         line = linspace(-1.0, 1.0, count, dtype=matrix.dtype)
         lines.append(line if align_corners else line * ((count - 1) / count))
-    axes = [line.reshape(*[-1 if i == j else 1 for j in range(len(space))]).expand(*space)
-            for i, line in enumerate(lines)]  # fmt: skip
+    axes = [
+        line.reshape(*[-1 if i == j else 1 for j in range(len(space))]).expand(*space)
+        for i, line in enumerate(lines)
+    ]
     places = stack([*reversed(axes), ones_like(axes[0])], -1)  # (*space, rank + 1)
     flat = places.reshape(1, -1, len(space) + 1) @ matrix.transpose(1, 2)
     return flat.reshape(size[0], *space, len(space))
 
 
-def grid_sample(input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros",
-                align_corners: bool | None = None) -> Tensor:  # fmt: skip
+def grid_sample(
+    input: Any,
+    grid: Any,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
     """(batch, channels, *space) looked at in the places of a grid (batch, *out, rank)."""
     x, places = lift(input), lift(grid)
     rank = x.ndim - 2
     if rank not in (2, 3) or places.ndim != x.ndim or places.shape[-1] != rank:
-        raise ShapeError("the grid does not fit", op="grid_sample",
-                         expected=f"(batch, *out, {rank})",
-                         got=build.show(places.shape))  # fmt: skip
+        raise ShapeError(
+            "the grid does not fit",
+            op="grid_sample",
+            expected=f"(batch, *out, {rank})",
+            got=build.show(places.shape),
+        )
     if mode not in ("bilinear", "nearest") or padding_mode not in PADDINGS:
-        raise UserError("unknown mode", op="grid_sample", got=f"{mode!r}, {padding_mode!r}",
-                        expected="bilinear or nearest; " + ", ".join(PADDINGS))  # fmt: skip
+        raise UserError(
+            "unknown mode",
+            op="grid_sample",
+            got=f"{mode!r}, {padding_mode!r}",
+            expected="bilinear or nearest; " + ", ".join(PADDINGS),
+        )
     corners = bool(align_corners)
-    found = [_place(places[..., rank - 1 - i], x.shape[2 + i], padding_mode, corners)
-             for i in range(rank)]  # fmt: skip
+    found = [
+        _place(places[..., rank - 1 - i], x.shape[2 + i], padding_mode, corners)
+        for i in range(rank)
+    ]
     if mode == "nearest":
         return _picked(x, [round_(p) for p in found], padding_mode)
     low = [floor(p).detach() for p in found]

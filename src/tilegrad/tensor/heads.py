@@ -24,38 +24,88 @@ from .tensor import Tensor, lift
 
 
 def multi_head_attention_forward(
-    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: Any, in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool,
-    dropout_p: float, out_proj_weight: Any, out_proj_bias: Any, training: bool = True,
-    key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
-    use_separate_proj_weight: bool = False, q_proj_weight: Any = None, k_proj_weight: Any = None,
-    v_proj_weight: Any = None, static_k: Any = None, static_v: Any = None,
-    average_attn_weights: bool = True, is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Any = None,
+    k_proj_weight: Any = None,
+    v_proj_weight: Any = None,
+    static_k: Any = None,
+    static_v: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """(output, weights) of queries, keys and values of (tokens, batch, features)."""
     if static_k is not None or static_v is not None:
-        raise UserError("not supported", op="multi_head_attention_forward",
-                        expected="None", got="static_k or static_v")  # fmt: skip
+        raise UserError(
+            "not supported",
+            op="multi_head_attention_forward",
+            expected="None",
+            got="static_k or static_v",
+        )
     if (bias_k is None) != (bias_v is None):
-        raise UserError("one without the other", op="multi_head_attention_forward",
-                        expected="bias_k and bias_v, or neither")  # fmt: skip
+        raise UserError(
+            "one without the other",
+            op="multi_head_attention_forward",
+            expected="bias_k and bias_v, or neither",
+        )
     _check_heads(lift(query), embed_dim_to_check, num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     weights = separate if use_separate_proj_weight else lift(in_proj_weight).chunk(3)
     return heads(
-        query, key, value, num_heads, weights, in_proj_bias,
-        lambda joined: linear(joined, out_proj_weight, out_proj_bias), bias_k, bias_v,
-        add_zero_attn, dropout_p if training else 0.0, key_padding_mask, need_weights, attn_mask,
-        average_attn_weights, is_causal,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        num_heads,
+        weights,
+        in_proj_bias,
+        lambda joined: linear(joined, out_proj_weight, out_proj_bias),
+        bias_k,
+        bias_v,
+        add_zero_attn,
+        dropout_p if training else 0.0,
+        key_padding_mask,
+        need_weights,
+        attn_mask,
+        average_attn_weights,
+        is_causal,
+    )
 
 
 def heads(
-    query: Any, key: Any, value: Any, num_heads: int, weights: Sequence[Any], bias: Any,
-    project: Callable[[Tensor], Tensor], bias_k: Any, bias_v: Any, add_zero: bool, rate: float,
-    padding: Any, need_weights: bool, attn_mask: Any, average: bool, is_causal: bool,
+    query: Any,
+    key: Any,
+    value: Any,
+    num_heads: int,
+    weights: Sequence[Any],
+    bias: Any,
+    project: Callable[[Tensor], Tensor],
+    bias_k: Any,
+    bias_v: Any,
+    add_zero: bool,
+    rate: float,
+    padding: Any,
+    need_weights: bool,
+    attn_mask: Any,
+    average: bool,
+    is_causal: bool,
     batch_first: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """(output, weights): `weights` and `bias` make queries, keys and values; `project` joins."""
     q, k, v = (lift(x) for x in (query, key, value))
     single = q.ndim == 2  # without a batch
@@ -89,12 +139,19 @@ def heads(
 
 def _check_heads(q: Tensor, features: int, num_heads: int) -> None:
     if q.ndim not in (2, 3) or q.shape[-1] != features:
-        raise ShapeError("the queries do not fit", op="multi_head_attention_forward",
-                         expected=f"(tokens, batch, {features}) or (tokens, {features})",
-                         got=q.shape)  # fmt: skip
+        raise ShapeError(
+            "the queries do not fit",
+            op="multi_head_attention_forward",
+            expected=f"(tokens, batch, {features}) or (tokens, {features})",
+            got=q.shape,
+        )
     if features % num_heads:
-        raise UserError("features do not divide into heads", op="multi_head_attention_forward",
-                        expected=f"a multiple of {num_heads}", got=features)  # fmt: skip
+        raise UserError(
+            "features do not divide into heads",
+            op="multi_head_attention_forward",
+            expected=f"a multiple of {num_heads}",
+            got=features,
+        )
 
 
 def _extended(x: Tensor, bias: Any, add_zero: bool) -> Tensor:

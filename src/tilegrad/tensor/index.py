@@ -46,8 +46,12 @@ def parse(x: Tensor, key: Any, op: str) -> list[Entry]:
     used = sum(_width(i) for i in items)
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
-        raise AxisError("too many indices", op=op, expected=f"at most {x.ndim}, one '...'",
-                        got=f"{used} for shape {build.show(x.shape)}")  # fmt: skip
+        raise AxisError(
+            "too many indices",
+            op=op,
+            expected=f"at most {x.ndim}, one '...'",
+            got=f"{used} for shape {build.show(x.shape)}",
+        )
     place = dots[0] if dots else len(items)
     items[place : place + 1] = [slice(None)] * (x.ndim - used)
     entries: list[Entry] = []
@@ -74,8 +78,12 @@ def _item(item: Any) -> Any:
         item = item.numpy()
     if isinstance(item, Tensor) or (isinstance(item, np.ndarray) and item.dtype.kind in "biu"):
         return item
-    raise DTypeError("cannot be an index", op="index", got=_named(item),
-                     expected="int, slice, None, ..., bool mask or integers")  # fmt: skip
+    raise DTypeError(
+        "cannot be an index",
+        op="index",
+        got=_named(item),
+        expected="int, slice, None, ..., bool mask or integers",
+    )
 
 
 def _named(item: Any) -> str:
@@ -122,8 +130,12 @@ def _entry(x: Tensor, axis: int, item: Any, op: str) -> Entry:
 def _mask_entry(x: Tensor, axis: int, mask: Tensor, op: str) -> Entry:
     shape = x.shape[axis : axis + mask.ndim]
     if mask.shape != shape:
-        raise AxisError("the mask does not fit", op=op, expected=f"shape {build.show(shape)}",
-                        got=f"a mask of shape {build.show(mask.shape)}")  # fmt: skip
+        raise AxisError(
+            "the mask does not fit",
+            op=op,
+            expected=f"shape {build.show(shape)}",
+            got=f"a mask of shape {build.show(mask.shape)}",
+        )
     return Entry("mask", axis, value=mask)
 
 
@@ -137,9 +149,17 @@ def _inside(
     room: Size, index: Size, size: Size, axis: int, op: str, least: str = "-{size}"
 ) -> None:
     """An error unless there is room: an index is out of range by what is missing."""
-    require(room, AxisError, "index {index} is out of range for axis {axis} of size {size}", op=op,
-            expected=least + " <= index < {size}", got="{index}", index=index, axis=axis,
-            size=size)  # fmt: skip
+    require(
+        room,
+        AxisError,
+        "index {index} is out of range for axis {axis} of size {size}",
+        op=op,
+        expected=least + " <= index < {size}",
+        got="{index}",
+        index=index,
+        axis=axis,
+        size=size,
+    )
 
 
 def _slice_entry(axis: int, size: Size, item: slice) -> Entry:
@@ -154,8 +174,13 @@ def _slice_entry(axis: int, size: Size, item: slice) -> Entry:
         whole = step == 1 and len(places) == size
         return Entry("slice", axis, first, len(places), step, full=whole)
     if step < 0:
-        raise UserError("a symbolic axis has no negative steps", op="index", expected="step > 0",
-                        got=step, hint="use flip()")  # fmt: skip
+        raise UserError(
+            "a symbolic axis has no negative steps",
+            op="index",
+            expected="step > 0",
+            got=step,
+            hint="use flip()",
+        )
     begin, end = _clamped(start, size, 0), _clamped(stop, size, size)
     length = symbol.maximum(end - begin, 0)
     whole = step == 1 and not isinstance(begin, Expr) and begin == 0 and length == size
@@ -168,13 +193,17 @@ def _bound(value: Any) -> Any:
     try:
         return value.__index__()
     except TraceError:
-        raise TraceError("a slice has a bound that is known only at run time", op="index",
-                         expected="ints", got="a traced Tensor",
-                         hint="use x.narrow(dim, start, length) with a fixed length",
-        ) from None  # fmt: skip
+        raise TraceError(
+            "a slice has a bound that is known only at run time",
+            op="index",
+            expected="ints",
+            got="a traced Tensor",
+            hint="use x.narrow(dim, start, length) with a fixed length",
+        ) from None
     except AttributeError:
-        raise DTypeError("a bound is not an int", op="index", expected="int or None",
-                         got=type(value).__name__) from None  # fmt: skip
+        raise DTypeError(
+            "a bound is not an int", op="index", expected="int or None", got=type(value).__name__
+        ) from None
 
 
 def _clamped(value: Any, size: Size, default: Size) -> Size:
@@ -190,17 +219,29 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
     are read."""
     if isinstance(item, Tensor):
         if not item.dtype.is_integer:
-            raise DTypeError("indices are not integers", op=op, expected="integers or bools",
-                             got=item.dtype, hint="cast with .long()")  # fmt: skip
+            raise DTypeError(
+                "indices are not integers",
+                op=op,
+                expected="integers or bools",
+                got=item.dtype,
+                hint="cast with .long()",
+            )
         buffer = values.get(item.node)  # on a GPU the run looks, not the host
         known = item.numpy() if buffer is not None and buffer.device == "cpu" else None
         node = item.node
     else:
         known, node = np.asarray(item), None
     low, count = 0, product(known.shape if node is None else node.shape)  # type: ignore[union-attr]
-    require(symbol.minimum(size, 1) - symbol.minimum(count, 1), AxisError,
-            "an axis of no elements has no index", op=op, got="axis {axis} of size {size}",
-            expected="a size > 0 where there are indices", axis=axis, size=size)  # fmt: skip
+    require(
+        symbol.minimum(size, 1) - symbol.minimum(count, 1),
+        AxisError,
+        "an axis of no elements has no index",
+        op=op,
+        got="axis {axis} of size {size}",
+        expected="a size > 0 where there are indices",
+        axis=axis,
+        size=size,
+    )
     if known is not None and known.size:
         low, high = int(known.min()), int(known.max())
         _inside(size - high - 1, high, size, axis, op)
@@ -241,11 +282,12 @@ def mask_places(mask: Tensor, op: str) -> list[Node]:
         found = np.nonzero(mask.numpy())
     except TraceError:
         raise TraceError(
-            "the size of the result depends on the values of a boolean mask", op=op,
+            "the size of the result depends on the values of a boolean mask",
+            op=op,
             expected="a result of known shape inside a jitted function",
             got=f"a traced mask of shape {build.show(mask.shape)}",
             hint="use where(mask, x, other), masked_fill() or x[mask] = value",
-        ) from None  # fmt: skip
+        ) from None
     return [from_array(np.ascontiguousarray(f, dtype=np.int64)) for f in found]
 
 
@@ -293,8 +335,11 @@ def _sliced(node: Node, entries: list[Entry]) -> tuple[Node, list[int], list[Nod
             shape.append(1 if entry.value in (None, True) else 0)
             continue
         axis = len(starts)
-        size = entry.count if entry.kind == "slice" else (
-            node.shape[axis] if entry.kind == "index" else 1)  # fmt: skip
+        size = (
+            entry.count
+            if entry.kind == "slice"
+            else (node.shape[axis] if entry.kind == "index" else 1)
+        )
         step = abs(entry.step)
         starts.append(entry.start)
         stops.append(entry.start + _span(size, step))
@@ -387,8 +432,9 @@ def _member(x: Tensor, entry: Entry) -> Node:
         return build.equal(place, build.size_value(entry.start))
     start = build.size_value(entry.start)
     stop = build.size_value(entry.start + _span(entry.count, abs(entry.step)))
-    inside = ops.bit_and(*build.promoted("assign", build.less_equal(start, place),
-                                         build.less(place, stop)))  # fmt: skip
+    inside = ops.bit_and(
+        *build.promoted("assign", build.less_equal(start, place), build.less(place, stop))
+    )
     beat = build.binary(ops.remainder, build.subtract(place, start), abs(entry.step))
     return ops.bit_and(inside, build.equal(beat, 0))
 
@@ -398,9 +444,12 @@ def spread(mask: Tensor, value: Tensor, rest: tuple[Size, ...], op: str) -> Node
     if mode.trace is None and mask.node in values:
         count = int(mask.numpy().sum())
         if isinstance(value.shape[0], int) and value.shape[0] != count:
-            raise ShapeError("as many values as true elements are needed", op=op,
-                             expected=f"{count} on axis 0", got=build.show(value.shape),
-            )  # fmt: skip
+            raise ShapeError(
+                "as many values as true elements are needed",
+                op=op,
+                expected=f"{count} on axis 0",
+                got=build.show(value.shape),
+            )
     flat = build.cast(build.reshape(mask.node, (-1,)), dtypes.int64)
     order = build.subtract(ops.cumulative(flat, axis=0, kind="sum"), 1)
     order = build.maximum(order, 0)
@@ -431,8 +480,11 @@ def _updated(x: Tensor, entries: list[Entry], value: Tensor) -> Node:
     for position, entry in enumerate(parts):
         if entry.step < 0:
             source = build.flip(source, [len(block) + position])
-    places = {e.axis: _place(e, len(block), parts) for e in entries
-              if e.kind != "new" and not (e.kind == "slice" and e.full)}  # fmt: skip
+    places = {
+        e.axis: _place(e, len(block), parts)
+        for e in entries
+        if e.kind != "new" and not (e.kind == "slice" and e.full)
+    }
     if not places:
         return build.reshape(source, x.shape)
     if any(isinstance(s, int) and s == 0 for s in shape):

@@ -68,8 +68,12 @@ def _array_namespace(self: Tensor, *, api_version: str | None = None) -> Any:
     from . import array_api
 
     if api_version is not None and api_version not in array_api.VERSIONS:
-        raise UserError("unknown version", op="__array_namespace__", got=repr(api_version),
-                        expected=", ".join(array_api.VERSIONS))  # fmt: skip
+        raise UserError(
+            "unknown version",
+            op="__array_namespace__",
+            got=repr(api_version),
+            expected=", ".join(array_api.VERSIONS),
+        )
     return array_api
 
 
@@ -90,9 +94,12 @@ def from_dlpack(source: Any) -> Tensor:
             return wrap(_shared(source))
         return wrap(from_array(np.from_dlpack(source), adapts=False))
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-        raise DTypeError(f"cannot share this memory: {error}", op="from_dlpack",
-                         expected="an array on the CPU with __dlpack__",
-                         got=type(source).__name__) from None  # fmt: skip
+        raise DTypeError(
+            f"cannot share this memory: {error}",
+            op="from_dlpack",
+            expected="an array on the CPU with __dlpack__",
+            got=type(source).__name__,
+        ) from None
 
 
 # ---- torch ----------------------------------------------------------------------------------
@@ -123,8 +130,12 @@ def _shared(source: Any) -> Any:
 def from_torch(source: Any) -> Tensor:
     """A Tensor that shares a torch tensor's memory (copied if it is not contiguous)."""
     if type(source).__module__ not in ("torch", "torch.nn.parameter"):
-        raise DTypeError("not a torch tensor", op="from_torch", expected="torch.Tensor",
-                         got=type(source).__name__)  # fmt: skip
+        raise DTypeError(
+            "not a torch tensor",
+            op="from_torch",
+            expected="torch.Tensor",
+            got=type(source).__name__,
+        )
     if source.device.type == "cuda":
         return wrap(_shared(source.detach().contiguous()))
     return wrap(from_array(torch_array(source), adapts=False))
@@ -136,8 +147,13 @@ def to_torch(self: Tensor) -> Any:
     try:
         import torch
     except ImportError:
-        raise DTypeError("torch is not installed", op="torch", expected="the package torch",
-                         got="none", hint="pip install torch") from None  # fmt: skip
+        raise DTypeError(
+            "torch is not installed",
+            op="torch",
+            expected="the package torch",
+            got="none",
+            hint="pip install torch",
+        ) from None
     if self.device != "cpu":
         return torch.from_dlpack(self)
     array = self.numpy()
@@ -239,9 +255,14 @@ def _text(array: np.ndarray[Any, Any]) -> str:
         array = array.astype(np.float64)
     show = _number_format(array)
     text = np.array2string(
-        array, separator=", ", prefix="tensor(", threshold=THRESHOLD, edgeitems=EDGE,
-        max_line_width=80, formatter={"all": show},
-    )  # fmt: skip
+        array,
+        separator=", ",
+        prefix="tensor(",
+        threshold=THRESHOLD,
+        edgeitems=EDGE,
+        max_line_width=80,
+        formatter={"all": show},
+    )
     return text.replace(", ...,", ",  ...,")
 
 
@@ -251,8 +272,9 @@ def _number_format(array: np.ndarray[Any, Any]) -> Any:
         width = 0 if array.ndim == 0 else (4 if array.all() else 5)
         return lambda v: str(bool(v)).rjust(width)
     if array.size > THRESHOLD:
-        corners = tuple(slice(None) if s <= 2 * EDGE else np.r_[:EDGE, s - EDGE : s]
-                        for s in array.shape)  # fmt: skip
+        corners = tuple(
+            slice(None) if s <= 2 * EDGE else np.r_[:EDGE, s - EDGE : s] for s in array.shape
+        )
         for axis, corner in enumerate(corners):
             if not isinstance(corner, slice):
                 array = np.take(array, corner, axis=axis)
@@ -289,8 +311,12 @@ def _format(self: Tensor, form: str) -> str:
 @method("__iter__")
 def _iterate(self: Tensor) -> Iterator[Tensor]:
     if not self.ndim:
-        raise DTypeError("a Tensor without axes cannot be iterated", op="iter",
-                         expected="at least 1 axis", got="shape ()")  # fmt: skip
+        raise DTypeError(
+            "a Tensor without axes cannot be iterated",
+            op="iter",
+            expected="at least 1 axis",
+            got="shape ()",
+        )
     return iter(unbind(self, 0))
 
 

@@ -44,10 +44,15 @@ class Jitted:
     """A function that `jit` made; call it as the function it wraps."""
 
     def __init__(
-        self, function: Callable[..., Any], static: Names, donate: Names,
-        dynamic: Mapping[str, Mapping[int, Any]], symbols: Mapping[str, Any], name: str,
+        self,
+        function: Callable[..., Any],
+        static: Names,
+        donate: Names,
+        dynamic: Mapping[str, Mapping[int, Any]],
+        symbols: Mapping[str, Any],
+        name: str,
         keep_gradients: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or getattr(function, "__qualname__", type(function).__name__)
@@ -59,8 +64,12 @@ class Jitted:
         self._donate = frozenset(self._positions(donate, "donate"))
         self.annotations, self.result_annotation = annotations_of(function)
         self.dynamic = dynamic_axes(self.name, self.names, self.annotations, dynamic, symbols)
-        self.symbols = {s.name: s for axes in self.dynamic.values() for size in axes.values()
-                        for s in atoms(size)}  # fmt: skip
+        self.symbols = {
+            s.name: s
+            for axes in self.dynamic.values()
+            for size in axes.values()
+            for s in atoms(size)
+        }
         self.keep_gradients = keep_gradients
         self.traces = 0
         self._lock = new_rlock()
@@ -198,10 +207,11 @@ class Jitted:
             hash(leaf)
         except TypeError:
             raise DTypeError(
-                f"argument {self._paths(structure)[index]} cannot be traced", op=f"jit {self.name}",
+                f"argument {self._paths(structure)[index]} cannot be traced",
+                op=f"jit {self.name}",
                 expected="Tensors, numbers, containers of them, or hashable static values",
                 got=type(leaf).__name__,
-            ) from None  # fmt: skip
+            ) from None
         return leaf
 
     def _hashable_static(self, value: Any, position: int) -> Any:
@@ -209,10 +219,12 @@ class Jitted:
             hash(value)
         except TypeError:
             raise DTypeError(
-                f"static argument {self.names[position]} is not hashable", op=f"jit {self.name}",
-                expected="a hashable value", got=type(value).__name__,
+                f"static argument {self.names[position]} is not hashable",
+                op=f"jit {self.name}",
+                expected="a hashable value",
+                got=type(value).__name__,
                 hint="use a tuple in place of a list, or do not mark it static",
-            ) from None  # fmt: skip
+            ) from None
         return value
 
     # ---- symbolic sizes -------------------------------------------------------------------
@@ -231,9 +243,13 @@ class Jitted:
         return found
 
     def _bind_symbols(
-        self, index: int, shape: tuple[Any, ...], axes: list[Any], symbols: dict[str, Any],
+        self,
+        index: int,
+        shape: tuple[Any, ...],
+        axes: list[Any],
+        symbols: dict[str, Any],
         structure: Structure,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...]:
         """The shape with Symbols at its symbolic axes; their values go into `symbols`."""
         result = list(shape)
         for axis, size in axes[index].items():
@@ -246,16 +262,20 @@ class Jitted:
             value = shape[place] - size.constant
             if not own.low <= value <= own.high:
                 raise self._size_error(
-                    index, structure, f"{own.low} <= {own.name} <= {own.high}",
+                    index,
+                    structure,
+                    f"{own.low} <= {own.name} <= {own.high}",
                     f"{own.name} = {value} (axis {axis} of {shape})",
-                )  # fmt: skip
+                )
             before = symbols.setdefault(own.name, value)
             if before != value:
                 first = self._first_with(axes, own, structure)
                 raise self._size_error(
-                    index, structure, f"{own.name} = {before}, as in argument {first}",
+                    index,
+                    structure,
+                    f"{own.name} = {before}, as in argument {first}",
                     f"{own.name} = {value} (axis {axis} of {shape})",
-                )  # fmt: skip
+                )
             result[place] = size
         return tuple(result)
 
@@ -268,15 +288,21 @@ class Jitted:
     def _size_error(self, index: int, structure: Structure, expected: str, got: Any) -> ShapeError:
         return ShapeError(
             f"argument {self._paths(structure)[index]} does not fit its symbolic sizes",
-            op=f"jit {self.name}", expected=expected, got=got,
-        )  # fmt: skip
+            op=f"jit {self.name}",
+            expected=expected,
+            got=got,
+        )
 
     # ---- tracing --------------------------------------------------------------------------
 
     def _find(
-        self, key: tuple[Any, ...], given: tuple[Any, ...], leaves: list[Any],
-        structure: Structure, states: dict[int, dict[str, Tensor]],
-    ) -> Lowered:  # fmt: skip
+        self,
+        key: tuple[Any, ...],
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+    ) -> Lowered:
         with self._lock:
             lowered = self._lowered.get(key)
             while lowered is not None:  # those that saw other gradients are chained
@@ -292,9 +318,12 @@ class Jitted:
             return fresh
 
     def _trace(
-        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        self,
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
         states: dict[int, dict[str, Tensor]],
-    ) -> Lowered:  # fmt: skip
+    ) -> Lowered:
         named = self._named(given)
         axes = self._axes_of(structure)
         shapes: list[Any] = []
@@ -313,14 +342,13 @@ class Jitted:
         def run(inside: list[Any]) -> Any:
             result = self._call(self._with_static(structure.unflatten(inside), given))
             if self.result_annotation is not None:
-                check_call(self.name, {"the result": result},
-                           {"the result": self.result_annotation}, sizes)  # fmt: skip
+                check_call(
+                    self.name, {"the result": result}, {"the result": self.result_annotation}, sizes
+                )
             return result
 
         donated = self._donated_leaves(structure)
-        return trace_function(
-            self.name, run, leaves, shapes, states, donated, self.keep_gradients
-        )
+        return trace_function(self.name, run, leaves, shapes, states, donated, self.keep_gradients)
 
     def _donated_leaves(self, structure: Structure) -> frozenset[int]:
         found: list[int] = []
@@ -333,25 +361,38 @@ class Jitted:
         return frozenset(found)
 
     def _log(
-        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        self,
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
         states: dict[int, dict[str, Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Log the trace to come, and what differs from the nearest one before."""
         now = self._describe(given, leaves, structure, states)
         if not self._described:
             LOG.debug("jit %s: first trace", self.name)
         else:
             nearest = min((differences(before, now) for before in self._described), key=len)
-            LOG.info("jit %s: trace %d at %s: %s", self.name, self.traces + 1, user_location(),
-                     "; ".join(nearest) or "a gradient or a setting differs")  # fmt: skip
+            LOG.info(
+                "jit %s: trace %d at %s: %s",
+                self.name,
+                self.traces + 1,
+                user_location(),
+                "; ".join(nearest) or "a gradient or a setting differs",
+            )
         self._described = [*self._described[-DESCRIBED:], now]
 
     def _describe(
-        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure,
+        self,
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
         states: dict[int, dict[str, Tensor]],
-    ) -> list[tuple[str, str]]:  # fmt: skip
-        rows = [("the structure of the arguments", repr(structure)),
-                ("recording of derivatives", str(mode.grad_enabled))]  # fmt: skip
+    ) -> list[tuple[str, str]]:
+        rows = [
+            ("the structure of the arguments", repr(structure)),
+            ("recording of derivatives", str(mode.grad_enabled)),
+        ]
         for i, (path, leaf) in enumerate(zip(self._paths(structure), leaves)):
             rows.append((f"argument {path}", _describe_leaf(leaf)))
             for name, tensor in states.get(i, {}).items():
@@ -372,8 +413,12 @@ class Jitted:
             elif name in self.names:
                 found.append(self.names.index(name))  # type: ignore[arg-type]
             else:
-                raise UserError(f"{what} names no parameter", op=f"jit {self.name}",
-                                expected=f"some of {', '.join(self.names)}", got=name)  # fmt: skip
+                raise UserError(
+                    f"{what} names no parameter",
+                    op=f"jit {self.name}",
+                    expected=f"some of {', '.join(self.names)}",
+                    got=name,
+                )
         return tuple(sorted(set(found)))
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -381,13 +426,15 @@ class Jitted:
         try:
             bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
         except TypeError as error:
-            raise DTypeError(str(error), op=f"jit {self.name}",
-                             expected=f"({', '.join(self.names)})") from None  # fmt: skip
+            raise DTypeError(
+                str(error), op=f"jit {self.name}", expected=f"({', '.join(self.names)})"
+            ) from None
         given = set(bound.arguments)
         bound.apply_defaults()
         values = ((n in given, bound.arguments[n]) for n in self.names)
-        return tuple(v if there or v.__class__ not in (int, float) else Default(v)
-                     for there, v in values)  # fmt: skip
+        return tuple(
+            v if there or v.__class__ not in (int, float) else Default(v) for there, v in values
+        )
 
     def _call(self, values: Sequence[Any]) -> Any:
         """Call the function with one value per parameter."""
@@ -481,9 +528,13 @@ def jit(
     back to the caller; without it, reading such a gradient afterwards is an error.
     """
     options: dict[str, Any] = {
-        "static": static, "donate": donate, "symbols": symbols, "dynamic": dynamic,
-        "name": name, "keep_gradients": keep_gradients,
-    }  # fmt: skip
+        "static": static,
+        "donate": donate,
+        "symbols": symbols,
+        "dynamic": dynamic,
+        "name": name,
+        "keep_gradients": keep_gradients,
+    }
     if function is None:
         return functools.partial(jit, **options)
     if not callable(function):
@@ -494,6 +545,4 @@ def jit(
     if isinstance(function, types.MethodType) and is_stateful(function.__self__):
         options["name"] = name or function.__qualname__
         return types.MethodType(jit(function.__func__, **options), function.__self__)
-    return Jitted(
-        function, static, donate, dynamic or {}, symbols or {}, name, keep_gradients
-    )
+    return Jitted(function, static, donate, dynamic or {}, symbols or {}, name, keep_gradients)

@@ -62,8 +62,12 @@ class TensorCallee(KernelCallee):
     def batch(self, xs: list[Node], flags: Sequence[bool], size: Size) -> list[Node]:
         """The rule of vmap: one grid axis more."""
         if self.level == "placed":
-            raise UserError("a placed kernel has no batch", op="vmap", got=self.name,
-                            hint="give it a grid axis of its own")  # fmt: skip
+            raise UserError(
+                "a placed kernel has no batch",
+                op="vmap",
+                got=self.name,
+                hint="give it a grid axis of its own",
+            )
         launches = batched_launches(self.launches, flags, size)
         callee = TensorCallee(self.name, launches, self.owner.batched(tuple(flags)))
         return _outputs(ops.call(*xs, callee=callee))
@@ -87,8 +91,12 @@ def _as_tensors(*several: list[Node]) -> tuple[Any, ...]:
 def _checked(name: str, found: Any, like: Sequence[Node], op: str) -> list[Any]:
     given = found if isinstance(found, (tuple, list)) else (found,)
     if len(given) != len(like):
-        raise UserError(f"the {op} of {name} gives another number of values", op=op,
-                        expected=len(like), got=len(given))  # fmt: skip
+        raise UserError(
+            f"the {op} of {name} gives another number of values",
+            op=op,
+            expected=len(like),
+            got=len(given),
+        )
     answer: list[Any] = []
     for value, node in zip(given, like):
         if value is None:
@@ -96,8 +104,12 @@ def _checked(name: str, found: Any, like: Sequence[Node], op: str) -> list[Any]:
             continue
         made = lift(value).node
         if made.shape != node.shape:
-            raise UserError(f"the {op} of {name} gives another shape", op=op,
-                            expected=str(node.type), got=str(made.type))  # fmt: skip
+            raise UserError(
+                f"the {op} of {name} gives another shape",
+                op=op,
+                expected=str(node.type),
+                got=str(made.type),
+            )
         answer.append(build.cast(made, node.dtype))
     return answer
 
@@ -172,9 +184,12 @@ class Kernel:
     """A kernel that `kernel` made; call it on Tensors."""
 
     def __init__(
-        self, definition: Definition, plan: Plan | None = None, tuning: Tuning | None = None,
+        self,
+        definition: Definition,
+        plan: Plan | None = None,
+        tuning: Tuning | None = None,
         shared: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.definition, self.plan, self.tuning = definition, plan or Plan(), tuning
         if shared is None:
             shared = {"derivatives": Derivatives(), "tables": {}, "callees": {}}
@@ -242,8 +257,9 @@ class Kernel:
         """Another Kernel with choices of its Plan made; it is not tuned."""
         return Kernel(self.definition, self.plan.with_(**choices), None, self._shared)
 
-    def schedule(self, block: tuple[int, int] | None = None, k: int | None = None,
-                 **sizes: Any) -> Kernel:  # fmt: skip
+    def schedule(
+        self, block: tuple[int, int] | None = None, k: int | None = None, **sizes: Any
+    ) -> Kernel:
         """Block sizes (rows, columns), depth k, and values of static arguments by name."""
         named = {"block": block, "k": k}
         return self.with_plan(**{n: v for n, v in named.items() if v is not None}, **sizes)
@@ -284,8 +300,9 @@ class Kernel:
         now: Derivatives = self._shared["derivatives"]
         for name in rules:
             if getattr(now, name) is not None:
-                raise StateError(f"the kernel {self.definition.name} has this derivative already",
-                                 op="kernel")  # fmt: skip
+                raise StateError(
+                    f"the kernel {self.definition.name} has this derivative already", op="kernel"
+                )
         self._shared["derivatives"] = Derivatives(**{**vars(now), **rules})
 
     # ---- tuning ---------------------------------------------------------------------------
@@ -315,11 +332,16 @@ class Kernel:
                 callee = self._callee(given, tensors, plan)
                 return inputs, tuple(_outputs(ops.call(*inputs, callee=callee)))
 
-            entry = search(plans, make, buffers, symbols, target, tuning.budget_ms,
-                           _device(tensors))  # fmt: skip
+            entry = search(
+                plans, make, buffers, symbols, target, tuning.budget_ms, _device(tensors)
+            )
             table.put(key, entry)
-            LOG.info("autotune %s: %s of %d Plans", self.definition.name,
-                     from_record(entry.plan), len(plans))  # fmt: skip
+            LOG.info(
+                "autotune %s: %s of %d Plans",
+                self.definition.name,
+                from_record(entry.plan),
+                len(plans),
+            )
         self.trials = tuple(replace(t, plan=from_record(t.plan)) for t in entry.trials)
         return from_record(entry.plan)
 
@@ -328,26 +350,27 @@ class Kernel:
         if self.tuning is None:
             return self.plan
         table = self._shared["tables"].get(self.tuning.cache)
-        entry = table and table.get(self._problem(given, tensors, self._target(tensors)),
-                                    from_record)  # fmt: skip
+        entry = table and table.get(
+            self._problem(given, tensors, self._target(tensors)), from_record
+        )
         if entry:
             return from_record(entry.plan)
         return self.plan.with_(**{name: values[0] for name, values in self.tuning.space})
 
-    def _problem(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor],
-                 target: Target) -> str:  # fmt: skip
+    def _problem(
+        self, given: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
+    ) -> str:
         """The name of a problem: kernel, its source, types, static values, space, Target."""
         code = code_key(self.definition.function.__code__)
-        types = [(n, str(tensors[n].node.type) if n in tensors else repr(v))
-                 for n, v in given.items()]  # fmt: skip
+        types = [
+            (n, str(tensors[n].node.type) if n in tensors else repr(v)) for n, v in given.items()
+        ]
         parts = (code, types, self.tuning, self.plan, target.key)
         made = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
         return f"{self.definition.name}-{made}"
 
 
-def _arguments(
-    tensors: Mapping[str, Tensor], device: str
-) -> tuple[list[Buffer], dict[str, int]]:
+def _arguments(tensors: Mapping[str, Tensor], device: str) -> tuple[list[Buffer], dict[str, int]]:
     """Buffers to measure with: the real ones, or random ones of the same types in a trace."""
     if mode.trace is None and not mode.depth:
         return [t.buffer() for t in tensors.values()], {}
@@ -381,8 +404,12 @@ def _device(tensors: Mapping[str, Tensor]) -> str:
     """Where a kernel runs: where its arguments are."""
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
-        raise UserError("arguments on several devices", op="kernel", got=sorted(devices),
-                        hint="move them with .to(device)")  # fmt: skip
+        raise UserError(
+            "arguments on several devices",
+            op="kernel",
+            got=sorted(devices),
+            hint="move them with .to(device)",
+        )
     return devices.pop() if devices else "cpu"
 
 
@@ -402,9 +429,12 @@ class Decorator:
         return Kernel(_definition(function))
 
     def autotune(
-        self, space: Mapping[str, Sequence[Any]], metric: str = "latency_ms",
-        budget_ms: float = 200, cache: str | None = None,
-    ) -> Callable[[Function], Kernel]:  # fmt: skip
+        self,
+        space: Mapping[str, Sequence[Any]],
+        metric: str = "latency_ms",
+        budget_ms: float = 200,
+        cache: str | None = None,
+    ) -> Callable[[Function], Kernel]:
         """Make a kernel that tries the Plans of a space at its first call for a problem.
 
         `space` names parts of the Plan (BM, BN, BK or BD, warps, stages, vector, swizzle) or
@@ -412,8 +442,9 @@ class Decorator:
         tilegrad, "": this process only).
         """
         if metric != "latency_ms":
-            raise UserError("unknown metric", op="kernel.autotune", expected='"latency_ms"',
-                            got=metric)  # fmt: skip
+            raise UserError(
+                "unknown metric", op="kernel.autotune", expected='"latency_ms"', got=metric
+            )
         frozen = tuple((name, tuple(values)) for name, values in space.items())
 
         def decorate(function: Function) -> Kernel:
@@ -424,13 +455,13 @@ class Decorator:
 
 def _definition(function: Function) -> Definition:
     if not callable(function) or not hasattr(function, "__code__"):
-        raise DTypeError("only a Python function can be a kernel", op="kernel",
-                         got=type(function).__name__)  # fmt: skip
+        raise DTypeError(
+            "only a Python function can be a kernel", op="kernel", got=type(function).__name__
+        )
     found = Definition(function)
     for parameter in found.signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UserError("a kernel names all of its arguments", op="kernel",
-                            got=str(parameter))  # fmt: skip
+            raise UserError("a kernel names all of its arguments", op="kernel", got=str(parameter))
     return found
 
 

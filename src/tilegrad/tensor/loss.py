@@ -32,8 +32,9 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 def checked_reduction(op: str, reduction: str, more: tuple[str, ...] = ()) -> str:
     """The reduction, refused if unknown."""
     if reduction not in REDUCTIONS + more:
-        raise UserError("unknown reduction", op=op, expected=" or ".join(REDUCTIONS + more),
-                        got=repr(reduction))  # fmt: skip
+        raise UserError(
+            "unknown reduction", op=op, expected=" or ".join(REDUCTIONS + more), got=repr(reduction)
+        )
     return reduction
 
 
@@ -62,8 +63,9 @@ def _as_input(function: Function) -> Function:
     def run(input: Any, *args: Any, **options: Any) -> Tensor:
         tensor = lift(input)
         if not tensor.dtype.is_float:
-            raise DTypeError("needs floats", op=function.__name__, expected="a float dtype",
-                             got=tensor.dtype)  # fmt: skip
+            raise DTypeError(
+                "needs floats", op=function.__name__, expected="a float dtype", got=tensor.dtype
+            )
         result = function(tensor, *args, **options)
         return cast(result, tensor.dtype) if tensor.dtype.bits < 32 else result
 
@@ -86,8 +88,12 @@ def _pair(op: str, input: Any, target: Any) -> list[Tensor]:
 def _class_rows(op: str, x: Tensor) -> Tensor:
     """Logits as (rows, classes): the class axis is 1, or 0 without a batch."""
     if not x.ndim:
-        raise ShapeError("needs an axis of classes", op=op, expected="(classes,), (batch, classes) "
-                         "or (batch, classes, ...)", got="()")  # fmt: skip
+        raise ShapeError(
+            "needs an axis of classes",
+            op=op,
+            expected="(classes,), (batch, classes) or (batch, classes, ...)",
+            got="()",
+        )
     if x.ndim > 2:
         x = x.movedim(1, -1)
     return x.reshape(product(x.shape[:-1]), x.shape[-1])
@@ -95,13 +101,18 @@ def _class_rows(op: str, x: Tensor) -> Tensor:
 
 def _check_target(op: str, x: Tensor, target: Tensor) -> None:
     if not target.dtype.is_integer:
-        raise DTypeError("classes are not integers", op=op, expected="an integer target",
-                         got=target.dtype)  # fmt: skip
+        raise DTypeError(
+            "classes are not integers", op=op, expected="an integer target", got=target.dtype
+        )
     wanted = x.shape[:1] + x.shape[2:] if x.ndim > 1 else ()
     if target.shape != wanted:
-        raise ShapeError("input and target do not fit", op=op,
-                         expected=f"target {build.show(wanted)}, one class for each row of "
-                         f"input {build.show(x.shape)}", got=build.show(target.shape))  # fmt: skip
+        raise ShapeError(
+            "input and target do not fit",
+            op=op,
+            expected=f"target {build.show(wanted)}, one class for each row of "
+            f"input {build.show(x.shape)}",
+            got=build.show(target.shape),
+        )
 
 
 def picked(op: str, rows: Tensor, index: Tensor) -> Tensor:
@@ -116,8 +127,12 @@ def _class_weights(op: str, weight: Any, classes: Any, like: Tensor) -> Tensor |
         return None
     found = cast(lift(weight), like.dtype)
     if found.shape != (classes,):
-        raise ShapeError("one weight for each class is needed", op=op, expected=f"({classes},)",
-                         got=build.show(found.shape))  # fmt: skip
+        raise ShapeError(
+            "one weight for each class is needed",
+            op=op,
+            expected=f"({classes},)",
+            got=build.show(found.shape),
+        )
     return found
 
 
@@ -143,8 +158,14 @@ def _weight_of(weight: Tensor, target: Tensor, valid: Tensor) -> Tensor:
 
 
 @_as_input
-def cross_entropy(input: Any, target: Any, weight: Any = None, ignore_index: int = -100,
-                  reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:  # fmt: skip
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """-log softmax(input)[target]; the target is class indices, or probabilities shaped as input.
 
     The class axis is 1 (0 without a batch). Rows whose target is `ignore_index` do not count.
@@ -183,14 +204,22 @@ def _log_total(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _soft_cross_entropy(
-    x: Tensor, rows: Tensor, target: Tensor, weights: Tensor | None, reduction: str,
+    x: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    reduction: str,
     smoothing: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Cross-entropy with a target that gives each class its probability."""
     if target.shape != x.shape:
-        raise ShapeError("probabilities need the shape of the input", op="cross_entropy",
-                         expected=build.show(x.shape), got=build.show(target.shape),
-                         hint="for class indices use an integer target")  # fmt: skip
+        raise ShapeError(
+            "probabilities need the shape of the input",
+            op="cross_entropy",
+            expected=build.show(x.shape),
+            got=build.show(target.shape),
+            hint="for class indices use an integer target",
+        )
     share = _class_rows("cross_entropy", cast(target, x.dtype))
     if smoothing:
         share = share * (1.0 - smoothing) + smoothing / float(rows.shape[-1])
@@ -204,8 +233,9 @@ def _soft_cross_entropy(
 
 
 @_as_input
-def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100,
-             reduction: str = "mean") -> Tensor:  # fmt: skip
+def nll_loss(
+    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
     """-input[target] for log-probabilities with the class axis 1 (0 without a batch)."""
     op = "nll_loss"
     checked_reduction(op, reduction)
@@ -274,8 +304,9 @@ def _floored_log(x: Tensor) -> Tensor:
 
 
 @_as_input
-def binary_cross_entropy(input: Any, target: Any, weight: Any = None,
-                         reduction: str = "mean") -> Tensor:  # fmt: skip
+def binary_cross_entropy(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean"
+) -> Tensor:
     """-(target * log(input) + (1 - target) * log(1 - input)); logs are kept above -100."""
     x, y = _pair("binary_cross_entropy", input, target)
     losses = -(y * _floored_log(x) + (1.0 - y) * _floored_log(1.0 - x))
@@ -315,8 +346,14 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
 
 
 @_as_input
-def poisson_nll_loss(input: Any, target: Any, log_input: bool = True, full: bool = False,
-                     eps: float = 1e-8, reduction: str = "mean") -> Tensor:  # fmt: skip
+def poisson_nll_loss(
+    input: Any,
+    target: Any,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:
     """Negative log-likelihood of counts; `full` adds Stirling's term for target > 1."""
     x, y = _pair("poisson_nll_loss", input, target)
     losses = exp(x) - y * x if log_input else x - y * log(x + eps)
@@ -329,8 +366,14 @@ def poisson_nll_loss(input: Any, target: Any, log_input: bool = True, full: bool
 
 
 @_as_input
-def gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6,
-                      reduction: str = "mean") -> Tensor:  # fmt: skip
+def gaussian_nll_loss(
+    input: Any,
+    target: Any,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
     """Negative log-likelihood under a normal distribution with its own variance each."""
     x, y = _pair("gaussian_nll_loss", input, target)
     spread = cast(lift(var), x.dtype) if isinstance(var, Tensor) else x * 0.0 + float(var)
@@ -359,8 +402,9 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tens
 
 
 @_as_input
-def cosine_embedding_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0,
-                          reduction: str = "mean") -> Tensor:  # fmt: skip
+def cosine_embedding_loss(
+    input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
     """1 - cos where the target is 1, cos above the margin where it is -1."""
     x1, x2, y = _floats("cosine_embedding_loss", input1, input2, target)
     axis, eps = (1 if x1.ndim > 1 else 0), 1e-12
@@ -377,8 +421,9 @@ def _positive(x: Tensor) -> Tensor:
 
 
 @_as_input
-def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0,
-                         reduction: str = "mean") -> Tensor:  # fmt: skip
+def hinge_embedding_loss(
+    input: Any, target: Any, margin: float = 1.0, reduction: str = "mean"
+) -> Tensor:
     """The input where the target is 1, what it lacks to the margin where it is -1."""
     x, y = _floats("hinge_embedding_loss", input, target)
     near = pick(y != 1, _positive(margin - x), 0.0)
@@ -386,8 +431,9 @@ def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0,
 
 
 @_as_input
-def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0,
-                        reduction: str = "mean") -> Tensor:  # fmt: skip
+def margin_ranking_loss(
+    input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
     """max(0, -target * (input1 - input2) + margin)."""
     x1, x2, y = _floats("margin_ranking_loss", input1, input2, target)
     return reduced(_positive(margin - y * (x1 - x2)), reduction, "margin_ranking_loss")
@@ -401,17 +447,25 @@ def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor
 
 
 @_as_input
-def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6,
-                      keepdim: bool = False) -> Tensor:  # fmt: skip
+def pairwise_distance(
+    x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
     """The p-norm of x1 - x2 + eps over the last axis."""
     a, b = _floats("pairwise_distance", x1, x2)
     return norm(a - b + eps, p, -1, keepdim)
 
 
 @_as_input
-def triplet_margin_loss(anchor: Any, positive: Any, negative: Any, margin: float = 1.0,
-                        p: float = 2.0, eps: float = 1e-6, swap: bool = False,
-                        reduction: str = "mean") -> Tensor:  # fmt: skip
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
     """max(0, d(anchor, positive) - d(anchor, negative) + margin)."""
     near = pairwise_distance(anchor, positive, p, eps)
     far = pairwise_distance(anchor, negative, p, eps)
@@ -422,8 +476,9 @@ def triplet_margin_loss(anchor: Any, positive: Any, negative: Any, margin: float
 
 
 @_as_input
-def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None,
-                                reduction: str = "mean") -> Tensor:  # fmt: skip
+def multilabel_soft_margin_loss(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean"
+) -> Tensor:
     """The mean over classes of a binary cross-entropy on logits."""
     x, y = _floats("multilabel_soft_margin_loss", input, target)
     losses = -(y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x))
@@ -433,8 +488,14 @@ def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None,
 
 
 @_as_input
-def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0,
-                      weight: Any = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+def multi_margin_loss(
+    input: Any,
+    target: Any,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
     """The mean over other classes of max(0, margin - input[target] + input) ** p."""
     (x,), aim = _floats("multi_margin_loss", input), lift(target)
     rows = _class_rows("multi_margin_loss", x if x.ndim else x.reshape(1))
@@ -449,9 +510,27 @@ def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0,
     return reduced(result, reduction, "multi_margin_loss")
 
 
-__all__ = ["binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
-           "cosine_similarity", "cross_entropy", "gaussian_nll_loss", "hinge_embedding_loss",
-           "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss",
-           "multi_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "pairwise_distance",
-           "picked", "poisson_nll_loss", "reduced", "smooth_l1_loss", "soft_margin_loss",
-           "triplet_margin_loss"]  # fmt: skip
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cosine_similarity",
+    "cross_entropy",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "pairwise_distance",
+    "picked",
+    "poisson_nll_loss",
+    "reduced",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+]

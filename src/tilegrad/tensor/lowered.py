@@ -159,9 +159,13 @@ class Lowered:
             return self.executable
 
     def _value(
-        self, place: Place, buffers: Sequence[Buffer], results: Sequence[Buffer],
-        symbols: dict[str, int] | None, nodes: list[Node] | None,
-    ) -> Any:  # fmt: skip
+        self,
+        place: Place,
+        buffers: Sequence[Buffer],
+        results: Sequence[Buffer],
+        symbols: dict[str, int] | None,
+        nodes: list[Node] | None,
+    ) -> Any:
         if place.kind == "fixed":
             return place.value
         buffer = results[place.number] if place.kind == "root" else buffers[place.number]
@@ -183,9 +187,10 @@ class Lowered:
             if any(isinstance(s, Expr) for n in self.inputs for s in n.shape):
                 raise TraceError(
                     "no derivative through a jitted function with symbolic sizes from outside",
-                    op=f"jit {self.name}", expected="backward() or grad() inside of it",
+                    op=f"jit {self.name}",
+                    expected="backward() or grad() inside of it",
                     got="backward() on its result",
-                )  # fmt: skip
+                )
             return replace([self.outputs[place.number]], dict(zip(self.inputs, nodes)))[0]
 
         return build_it
@@ -218,10 +223,12 @@ class Lowered:
     def _captured(self, tensor: Tensor, node: Node) -> Buffer:
         if tensor._node.type != node.type:
             raise ShapeError(
-                f"a Tensor that {self.name} captured has changed", op=f"jit {self.name}",
-                expected=str(node.type), got=str(tensor._node.type),
+                f"a Tensor that {self.name} captured has changed",
+                op=f"jit {self.name}",
+                expected=str(node.type),
+                got=str(tensor._node.type),
                 hint="pass it as an argument",
-            )  # fmt: skip
+            )
         if elsewhere():
             check_device(self.device, tensor._node, self.name)
         return tensor.buffer(self.device)
@@ -262,8 +269,9 @@ class Lowered:
             if not alone:
                 if is_kept(leaves, self.sources[p]):
                     raise would_copy(self.name, self.sources[p].name, "something else holds it")
-                LOG.debug("jit %s: state %s is shared and was copied", self.name,
-                          self.sources[p].name)  # fmt: skip
+                LOG.debug(
+                    "jit %s: state %s is shared and was copied", self.name, self.sources[p].name
+                )
                 result[p] = copy_of(buffers[p])
         if self.given:
             self._end_given(leaves, buffers, result)
@@ -289,9 +297,11 @@ class Lowered:
                 if buffers.count(buffer) > 1:
                     if self._passed_twice(source, leaves):
                         raise StateError(
-                            "a donated Buffer is passed twice", op=f"jit {self.name}",
-                            expected="no other argument that shares it", hint="pass a clone()",
-                        )  # fmt: skip
+                            "a donated Buffer is passed twice",
+                            op=f"jit {self.name}",
+                            expected="no other argument that shares it",
+                            hint="pass a clone()",
+                        )
                     result[p] = copy_of(buffer)  # equal constants share one Buffer
                     kept.add(source.index)
                     continue
@@ -306,9 +316,14 @@ class Lowered:
                 leaves[i].buffer().donate(where)
 
     def _write(
-        self, write: Write, leaves: Sequence[Any], states: States, buffers: Sequence[Buffer],
-        results: Sequence[Buffer], symbols: dict[str, int] | None,
-    ) -> None:  # fmt: skip
+        self,
+        write: Write,
+        leaves: Sequence[Any],
+        states: States,
+        buffers: Sequence[Buffer],
+        results: Sequence[Buffer],
+        symbols: dict[str, int] | None,
+    ) -> None:
         tensor = self._tensor_of(write.target, leaves, states)
         new = self._value(write.place, buffers, results, symbols, None)
         if write.what == "value":
@@ -341,8 +356,12 @@ def _number(value: Any, node: Node, name: str) -> Buffer:
     try:
         return Buffer.wrap(np.array(value, node.dtype.numpy))
     except OverflowError:
-        raise DTypeError("a Python int does not fit in 64 bits", op=f"jit {name}", got=value,
-                         hint="mark the argument static") from None  # fmt: skip
+        raise DTypeError(
+            "a Python int does not fit in 64 bits",
+            op=f"jit {name}",
+            got=value,
+            hint="mark the argument static",
+        ) from None
 
 
 # ---- tracing ---------------------------------------------------------------------------------
@@ -364,15 +383,18 @@ def trace_function(
         inside = [_enter(trace, i, leaf, shapes[i], states) for i, leaf in enumerate(leaves)]
         results, structure = flatten(function(inside))
         tensors = [r.node if isinstance(r, Tensor) else None for r in results]
-        changes = [c for slot in trace.slots.values()
-                   for c in _changes(trace, slot, keep_gradients)]  # fmt: skip
+        changes = [
+            c for slot in trace.slots.values() for c in _changes(trace, slot, keep_gradients)
+        ]
         roots = [n for n in tensors if n is not None]
         roots += [n for _, _, n in changes if isinstance(n, Node)]
         inputs, roots = trace.finish(roots)
     find = _Places(inputs, roots)
     places = [_place_of(result, node, find) for result, node in zip(results, tensors)]
-    writes = [Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
-              for s, what, n in changes]  # fmt: skip
+    writes = [
+        Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
+        for s, what, n in changes
+    ]
     sources = tuple(_moved(trace.sources[n], device) for n in inputs)
     differentiable = any(p.value is True and p.kind != "fixed" for p in places)
     donated = _donated(sources, places, writes, given)
@@ -381,14 +403,25 @@ def trace_function(
         if (s.index, s.name) in changed and i not in donated and is_kept(leaves, s):
             raise would_copy(name, s.name, "the function gives back what it was before")
     return Lowered(
-        name, tuple(inputs), sources, find.outputs(), structure, places, writes, donated, given,
-        guards=[(s.source.index, s.source.name, s.read_grad) for s in trace.slots.values()
-                if s.read_grad is not None and s.source.kind == "state"],
+        name,
+        tuple(inputs),
+        sources,
+        find.outputs(),
+        structure,
+        places,
+        writes,
+        donated,
+        given,
+        guards=[
+            (s.source.index, s.source.name, s.read_grad)
+            for s in trace.slots.values()
+            if s.read_grad is not None and s.source.kind == "state"
+        ],
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
         tracked=differentiable and not writes and not given,
         device=device,
         requirements=size_requirements(inputs, find.outputs(), trace.requirements.values()),
-    )  # fmt: skip
+    )
 
 
 def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
@@ -423,10 +456,12 @@ def _donated(
     used = {p.number for p in [*places, *(w.place for w in writes)] if p.kind == "input"}
     changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
     return tuple(
-        i for i, s in enumerate(sources)
-        if i not in used and s.kind in ("leaf", "state")
+        i
+        for i, s in enumerate(sources)
+        if i not in used
+        and s.kind in ("leaf", "state")
         and (s.index in given or (s.index, s.name) in changed)
-    )  # fmt: skip
+    )
 
 
 def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> Any:
@@ -445,9 +480,7 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
     return leaf
 
 
-def _changes(
-    trace: Trace, slot: Slot, keep_gradients: bool
-) -> list[tuple[Source, str, Any]]:
+def _changes(trace: Trace, slot: Slot, keep_gradients: bool) -> list[tuple[Source, str, Any]]:
     """What the traced function did to an argument Tensor or a Tensor of its state."""
     found: list[tuple[Source, str, Any]] = []  # a Node to compute, or a fixed value
     if slot.tensor.node is not slot.first:

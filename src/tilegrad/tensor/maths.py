@@ -123,8 +123,13 @@ def neg(x: Any) -> Tensor:
     """-x."""
     tensor = lift(x)
     if tensor.dtype.kind == "bool":
-        raise DTypeError("bools have no negative", op="neg", expected="numbers", got="bool",
-                         hint="use ~x, or x.int() first")  # fmt: skip
+        raise DTypeError(
+            "bools have no negative",
+            op="neg",
+            expected="numbers",
+            got="bool",
+            hint="use ~x, or x.int() first",
+        )
     return wrap(ops.negative(operand(tensor)), tensor)
 
 
@@ -191,7 +196,6 @@ def sigmoid(x: Tensor) -> Tensor:
     return wrap(ops.sigmoid(operand(x)), x)
 
 
-
 expit = sigmoid
 
 
@@ -205,8 +209,9 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 @method()
-def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None,
-               neginf: float | None = None) -> Tensor:  # fmt: skip
+def nan_to_num(
+    x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
     """Numbers in place of nan and infinities (by default 0 and the largest finite ones)."""
     tensor = lift(x)
     if not tensor.dtype.is_float:
@@ -237,7 +242,36 @@ def rad2deg(x: Any) -> Tensor:
     return floating(x) * (180.0 / math.pi)
 
 
-in_place("abs", "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
-         "reciprocal", "square", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-         "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "frac", "sign",
-         "nan_to_num")  # fmt: skip
+in_place(
+    "abs",
+    "neg",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "square",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "frac",
+    "sign",
+    "nan_to_num",
+)

@@ -24,17 +24,25 @@ def matched(op: str, *values: Any) -> list[Tensor]:
     tensors = [lift(v) for v in values]
     first = tensors[0].dtype
     if any(t.dtype is not first for t in tensors) or first.kind == "bool":
-        raise DTypeError("the dtypes do not fit", op=op, expected="one number dtype for all",
-                         got=" and ".join(t.dtype.name for t in tensors),
-                         hint="cast with .to(dtype)")  # fmt: skip
+        raise DTypeError(
+            "the dtypes do not fit",
+            op=op,
+            expected="one number dtype for all",
+            got=" and ".join(t.dtype.name for t in tensors),
+            hint="cast with .to(dtype)",
+        )
     return tensors
 
 
 def _ranked(op: str, ranks: Sequence[int], *tensors: Tensor) -> None:
     for rank, tensor in zip(ranks, tensors):
         if tensor.ndim != rank:
-            raise ShapeError(f"needs {' and '.join(map(str, ranks))} axes", op=op,
-                             expected=f"{rank} axes", got=build.show(tensor.shape))  # fmt: skip
+            raise ShapeError(
+                f"needs {' and '.join(map(str, ranks))} axes",
+                op=op,
+                expected=f"{rank} axes",
+                got=build.show(tensor.shape),
+            )
 
 
 @method("matmul", "__matmul__")
@@ -54,8 +62,12 @@ def _strict(op: str, ranks: Sequence[int], a: Any, b: Any) -> Tensor:
     _ranked(op, ranks, left, right)
     inner, outer = left.shape[-1], right.shape[-2 if right.ndim > 1 else 0]
     if inner != outer or (ranks[0] == 3 and left.shape[0] != right.shape[0]):
-        raise ShapeError("the sizes do not fit", op=op, expected="equal inner and batch sizes",
-                         got=f"{build.show(left.shape)} and {build.show(right.shape)}")  # fmt: skip
+        raise ShapeError(
+            "the sizes do not fit",
+            op=op,
+            expected="equal inner and batch sizes",
+            got=f"{build.show(left.shape)} and {build.show(right.shape)}",
+        )
     return matmul(left, right)
 
 
@@ -126,8 +138,9 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Tensor:
     second = [build.axis_of(right.node, d, "tensordot") for d in pair[1]]
     sizes = [left.shape[d] for d in first], [right.shape[d] for d in second]
     if sizes[0] != sizes[1]:
-        raise ShapeError("contracted sizes differ", op="tensordot", expected=tuple(sizes[0]),
-                         got=tuple(sizes[1]))  # fmt: skip
+        raise ShapeError(
+            "contracted sizes differ", op="tensordot", expected=tuple(sizes[0]), got=tuple(sizes[1])
+        )
     return wrap(build.dot(node_of(left), node_of(right), ((), ()), (first, second)), left, right)
 
 
@@ -194,8 +207,9 @@ def addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tens
     return addmm(base, wide, tall, beta=beta, alpha=alpha)
 
 
-def _add_product(op: str, ranks: tuple[int, int], x: Any, a: Any, b: Any, beta: float,
-                 alpha: float) -> Tensor:  # fmt: skip
+def _add_product(
+    op: str, ranks: tuple[int, int], x: Any, a: Any, b: Any, beta: float, alpha: float
+) -> Tensor:
     base, left, right = matched(op, x, a, b)
     _ranked(op, ranks, left, right)
     result = _scaled(_wide_matmul(left, right), alpha)
@@ -209,10 +223,12 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """x @ weight.T + bias: weight is (out, in)."""
     tensor, matrix = matched("linear", x, weight)
     if matrix.ndim > 2 or not tensor.ndim or tensor.shape[-1] != matrix.shape[-1]:
-        raise ShapeError("the sizes do not fit", op="linear",
-                         expected=f"input (..., {matrix.shape[-1] if matrix.ndim else '?'})",
-                         got=f"input {build.show(tensor.shape)}, weight "
-                         f"{build.show(matrix.shape)}")  # fmt: skip
+        raise ShapeError(
+            "the sizes do not fit",
+            op="linear",
+            expected=f"input (..., {matrix.shape[-1] if matrix.ndim else '?'})",
+            got=f"input {build.show(tensor.shape)}, weight {build.show(matrix.shape)}",
+        )
     turned = matrix.t()
     if bias is None:
         return matmul(tensor, turned)

@@ -34,8 +34,9 @@ def sizes_of(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
             continue
         whole = size.dtype.is_integer if isinstance(size, Tensor) else not isinstance(size, bool)
         if not whole or not isinstance(size, (int, np.integer, Tensor)):
-            raise DTypeError("a size is not an int", op=op, expected="ints",
-                             got=type(size).__name__)  # fmt: skip
+            raise DTypeError(
+                "a size is not an int", op=op, expected="ints", got=type(size).__name__
+            )
         found.append(int(size))
     return tuple(found)
 
@@ -56,8 +57,9 @@ def reshape(x: Any, *shape: Any) -> Tensor:
     tensor = lift(x)
     sizes = sizes_of("reshape", shape)
     if any(isinstance(s, int) and s < -1 for s in sizes):
-        raise ShapeError("a size is negative", op="reshape", expected="sizes >= 0, one -1",
-                         got=build.show(sizes))  # fmt: skip
+        raise ShapeError(
+            "a size is negative", op="reshape", expected="sizes >= 0, one -1", got=build.show(sizes)
+        )
     return wrap(build.reshape(node_of(tensor), sizes), tensor)
 
 
@@ -113,8 +115,12 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     first = build.axis_of(tensor.node, start_dim, "flatten")
     last = build.axis_of(tensor.node, end_dim, "flatten")
     if first > last:
-        raise AxisError("the axes are in the wrong order", op="flatten",
-                        expected="start_dim <= end_dim", got=(start_dim, end_dim))  # fmt: skip
+        raise AxisError(
+            "the axes are in the wrong order",
+            op="flatten",
+            expected="start_dim <= end_dim",
+            got=(start_dim, end_dim),
+        )
     shape = tensor.shape
     return reshape(tensor, *shape[:first], product(shape[first : last + 1]), *shape[last + 1 :])
 
@@ -133,9 +139,17 @@ def unflatten(x: Any, dim: int, sizes: Sequence[Size]) -> Tensor:
     known = [s for s in sizes if not (isinstance(s, int) and s == -1)]
     whole, rest = tensor.shape[axis], product(tuple(known))
     full = [whole // rest if isinstance(s, int) and s == -1 else s for s in sizes]
-    require(product(tuple(full)) - whole, ShapeError, "the sizes do not make the axis",
-            op="unflatten", expected="sizes with product {whole}", got="{sizes}", exact=True,
-            whole=whole, sizes=tuple(sizes))  # fmt: skip
+    require(
+        product(tuple(full)) - whole,
+        ShapeError,
+        "the sizes do not make the axis",
+        op="unflatten",
+        expected="sizes with product {whole}",
+        got="{sizes}",
+        exact=True,
+        whole=whole,
+        sizes=tuple(sizes),
+    )
     return reshape(tensor, *tensor.shape[:axis], *full, *tensor.shape[axis + 1 :])
 
 
@@ -165,8 +179,13 @@ def t(x: Any) -> Tensor:
     """A matrix transposed; at most 2 axes."""
     tensor = lift(x)
     if tensor.ndim > 2:
-        raise ShapeError("needs at most 2 axes", op="t", expected="ndim <= 2",
-                         got=build.show(tensor.shape), hint="use x.mT or x.transpose")  # fmt: skip
+        raise ShapeError(
+            "needs at most 2 axes",
+            op="t",
+            expected="ndim <= 2",
+            got=build.show(tensor.shape),
+            hint="use x.mT or x.transpose",
+        )
     return transpose(tensor, 0, 1) if tensor.ndim == 2 else tensor
 
 
@@ -178,8 +197,7 @@ def _all_reversed(self: Tensor) -> Tensor:
 def _last_swapped(self: Tensor) -> Tensor:
     """The last two axes swapped."""
     if self.ndim < 2:
-        raise ShapeError("needs 2 axes", op="mT", expected="ndim >= 2",
-                         got=build.show(self.shape))  # fmt: skip
+        raise ShapeError("needs 2 axes", op="mT", expected="ndim >= 2", got=build.show(self.shape))
     return transpose(self, -2, -1)
 
 
@@ -194,9 +212,12 @@ def movedim(x: Any, source: Any, destination: Any) -> Tensor:
     pair = [(a,) if isinstance(a, int) else tuple(a) for a in (source, destination)]
     old, new = ([build.axis_of(tensor.node, a, "movedim") for a in axes] for axes in pair)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
-        raise AxisError("source and destination do not match", op="movedim",
-                        expected="as many distinct axes in both", got=(source, destination),
-        )  # fmt: skip
+        raise AxisError(
+            "source and destination do not match",
+            op="movedim",
+            expected="as many distinct axes in both",
+            got=(source, destination),
+        )
     rest = iter(a for a in range(tensor.ndim) if a not in old)
     placed = dict(zip(new, old))
     return permute(tensor, *[placed[i] if i in placed else next(rest) for i in range(tensor.ndim)])
@@ -232,8 +253,12 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Tensor:
         return reshape(roll(reshape(tensor, -1), shifts, 0), tensor.shape)
     pair = [(v,) if isinstance(v, int) else tuple(v) for v in (shifts, dims)]
     if len(pair[0]) != len(pair[1]):
-        raise ShapeError("needs a shift for each axis", op="roll",
-                         expected=f"{len(pair[1])} shifts", got=len(pair[0]))  # fmt: skip
+        raise ShapeError(
+            "needs a shift for each axis",
+            op="roll",
+            expected=f"{len(pair[1])} shifts",
+            got=len(pair[0]),
+        )
     for shift, dim in zip(*pair):
         axis = build.axis_of(tensor.node, dim, "roll")
         size = tensor.shape[axis]
@@ -272,8 +297,12 @@ def expand(x: Any, *sizes: Any) -> Tensor:
         if isinstance(size, int) and size == -1 and i >= extra:
             wanted[i] = tensor.shape[i - extra]
     if extra < 0 or any(isinstance(s, int) and s < 0 for s in wanted):
-        raise ShapeError("cannot expand", op="expand", expected=f"at least {tensor.ndim} sizes",
-                         got=build.show(tuple(wanted)))  # fmt: skip
+        raise ShapeError(
+            "cannot expand",
+            op="expand",
+            expected=f"at least {tensor.ndim} sizes",
+            got=build.show(tuple(wanted)),
+        )
     return wrap(build.broadcast_to(node_of(tensor), tuple(wanted), "expand"), tensor)
 
 
@@ -306,8 +335,12 @@ def repeat(self: Tensor, *repeats: Any) -> Tensor:
     """The whole Tensor repeated along each axis; more counts than axes add axes in front."""
     counts = sizes_of("repeat", repeats)
     if len(counts) < self.ndim:
-        raise ShapeError("needs a count for each axis", op="repeat",
-                         expected=f"at least {self.ndim} counts", got=counts)  # fmt: skip
+        raise ShapeError(
+            "needs a count for each axis",
+            op="repeat",
+            expected=f"at least {self.ndim} counts",
+            got=counts,
+        )
     shape = (1,) * (len(counts) - self.ndim) + self.shape
     paired = tuple(itertools.chain.from_iterable(zip(itertools.repeat(1), shape)))
     wide = tuple(itertools.chain.from_iterable(zip(counts, shape)))
@@ -324,8 +357,9 @@ def tile(x: Any, *dims: Any) -> Tensor:
 
 
 @method()
-def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *,
-                      output_size: int | None = None) -> Tensor:  # fmt: skip
+def repeat_interleave(
+    x: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
     """Each element repeated: so often, or as often as a Tensor or list says for its index."""
     tensor = lift(x)
     if dim is None:
@@ -352,8 +386,12 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *,
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, (list, tuple)):
-        raise DTypeError("needs a sequence of Tensors", op="cat", expected="list or tuple",
-                         got=type(tensors).__name__)  # fmt: skip
+        raise DTypeError(
+            "needs a sequence of Tensors",
+            op="cat",
+            expected="list or tuple",
+            got=type(tensors).__name__,
+        )
     found = [lift(x) for x in tensors]
     if any(x.shape != (0,) for x in found):
         found = [x for x in found if x.shape != (0,)]  # as in PyTorch, these always fit
@@ -368,8 +406,12 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     found = [lift(x) for x in tensors]
     for x in found:
         if x.shape != found[0].shape:
-            raise ShapeError("shapes differ", op="stack", expected=build.show(found[0].shape),
-                             got=build.show(x.shape))  # fmt: skip
+            raise ShapeError(
+                "shapes differ",
+                op="stack",
+                expected=build.show(found[0].shape),
+                got=build.show(x.shape),
+            )
     return cat([unsqueeze(x, dim) for x in found], dim)
 
 
@@ -407,9 +449,17 @@ def narrow(x: Any, dim: int, start: Any, length: Size) -> Tensor:
         return tensor.index_select(axis, wrap(index))
     begin = start + size if isinstance(start, int) and start < 0 else start
     for room in (begin, length, size - begin - length):
-        require(room, AxisError, "reaches past the axis", op="narrow", expected="within 0..{size}",
-                got="start {start}, length {length}", size=size, start=start,
-                length=length)  # fmt: skip
+        require(
+            room,
+            AxisError,
+            "reaches past the axis",
+            op="narrow",
+            expected="within 0..{size}",
+            got="start {start}, length {length}",
+            size=size,
+            start=start,
+            length=length,
+        )
     return call(build.slice_axis, tensor, axis=axis, start=begin, stop=begin + length)
 
 
@@ -426,9 +476,17 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         sizes = [split_size] * (count - 1) + [size - split_size * (count - 1)]
     else:
         sizes = list(split_size)
-        require(sum(sizes) - size, ShapeError, "the sizes do not make the axis", op="split",
-                expected="sizes that add up to {size}", got="{sizes}", exact=True, size=size,
-                sizes=tuple(sizes))  # fmt: skip
+        require(
+            sum(sizes) - size,
+            ShapeError,
+            "the sizes do not make the axis",
+            op="split",
+            expected="sizes that add up to {size}",
+            got="{sizes}",
+            exact=True,
+            size=size,
+            sizes=tuple(sizes),
+        )
     starts = itertools.accumulate(sizes, initial=0)
     return tuple(narrow(tensor, axis, start, s) for start, s in zip(starts, sizes))
 
@@ -442,8 +500,11 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         raise UserError("bad count", op="chunk", expected="chunks >= 1", got=chunks)
     if isinstance(size, int) and size == 0:
         return split(tensor, [0] * chunks, dim)
-    return split(tensor, -(-size // chunks), dim) if isinstance(size, int) else split(
-        tensor, [size // chunks] * chunks, dim)  # fmt: skip
+    return (
+        split(tensor, -(-size // chunks), dim)
+        if isinstance(size, int)
+        else split(tensor, [size // chunks] * chunks, dim)
+    )
 
 
 @method()

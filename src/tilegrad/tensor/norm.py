@@ -48,8 +48,12 @@ def _scaled(op: str, x: Tensor, weight: Any, bias: Any, shape: tuple[Size, ...])
             continue
         found = cast(lift(value), x.dtype)
         if found.numel() != math.prod(shape):  # type: ignore[arg-type]
-            raise ShapeError(f"the {name} does not fit", op=op, expected=build.show(shape),
-                             got=build.show(found.shape))  # fmt: skip
+            raise ShapeError(
+                f"the {name} does not fit",
+                op=op,
+                expected=build.show(shape),
+                got=build.show(found.shape),
+            )
         found = reshape(found, shape)
         x = x * found if name == "weight" else x + found
     return x
@@ -64,16 +68,25 @@ def _standard(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
 def _last_axes(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not wanted or x.shape[-len(wanted) :] != wanted:
-        raise ShapeError("the last axes differ", op=op, expected=f"(..., {build.show(wanted)[1:]}",
-                         got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            "the last axes differ",
+            op=op,
+            expected=f"(..., {build.show(wanted)[1:]}",
+            got=build.show(x.shape),
+        )
     return tuple(range(x.ndim - len(wanted), x.ndim))
 
 
 # ---- normalisation --------------------------------------------------------------------------
 
 
-def layer_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None,
-               bias: Any = None, eps: float = 1e-5) -> Tensor:  # fmt: skip
+def layer_norm(
+    x: Any,
+    normalized_shape: int | Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """Mean 0 and variance 1 over the last axes, then weight and bias."""
     tensor = _float("layer_norm", x)
     axes = _last_axes("layer_norm", tensor, normalized_shape)
@@ -82,8 +95,9 @@ def layer_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None
     return cast(_scaled("layer_norm", result, weight, bias, shape), tensor.dtype)
 
 
-def rms_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None,
-             eps: float | None = None) -> Tensor:  # fmt: skip
+def rms_norm(
+    x: Any, normalized_shape: int | Sequence[int], weight: Any = None, eps: float | None = None
+) -> Tensor:
     """x over the root of its mean square over the last axes, times weight."""
     tensor = _float("rms_norm", x)
     axes = _last_axes("rms_norm", tensor, normalized_shape)
@@ -94,27 +108,43 @@ def rms_norm(x: Any, normalized_shape: int | Sequence[int], weight: Any = None,
     return cast(_scaled("rms_norm", result, weight, None, shape), tensor.dtype)
 
 
-def batch_norm(x: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Any = None,
-               bias: Any = None, training: bool = False, momentum: Any = 0.1,
-               eps: float = 1e-5) -> Tensor:  # fmt: skip
+def batch_norm(
+    x: Any,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """Mean 0 and variance 1 for each channel (axis 1), from the batch or the running statistics.
 
     In training the running statistics, where given, move towards the batch's by `momentum`.
     """
     tensor = _float("batch_norm", x)
     if tensor.ndim < 2:
-        raise ShapeError("needs a batch and channels", op="batch_norm", expected="ndim >= 2",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs a batch and channels",
+            op="batch_norm",
+            expected="ndim >= 2",
+            got=build.show(tensor.shape),
+        )
     channel = (1, tensor.shape[1]) + (1,) * (tensor.ndim - 2)
     wide = _wide(tensor)
     if training:
         axes = (0, *range(2, tensor.ndim))
         middle, spread = _moments("batch_norm", wide, axes)
-        _follow(tensor, (running_mean, running_var), (middle, spread),
-                count_of(tensor, axes), momentum)  # fmt: skip
+        _follow(
+            tensor, (running_mean, running_var), (middle, spread), count_of(tensor, axes), momentum
+        )
     elif running_mean is None or running_var is None:
-        raise UserError("needs running statistics", op="batch_norm", got=None,
-                        expected="running_mean and running_var when training is False")  # fmt: skip
+        raise UserError(
+            "needs running statistics",
+            op="batch_norm",
+            got=None,
+            expected="running_mean and running_var when training is False",
+        )
     else:
         middle = reshape(cast(running_mean, wide.dtype), channel)
         spread = reshape(cast(running_var, wide.dtype), channel)
@@ -124,24 +154,36 @@ def batch_norm(x: Any, running_mean: Tensor | None, running_var: Tensor | None, 
 
 def _moments(op: str, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Mean and variance over axes, which stay with size 1."""
-    require(count_of(x, axes) - 2, ShapeError,
-            "needs more than one value for each channel in training", op=op, got="{shape}",
-            hint="use eval() or a larger batch", shape=x.shape)  # fmt: skip
+    require(
+        count_of(x, axes) - 2,
+        ShapeError,
+        "needs more than one value for each channel in training",
+        op=op,
+        got="{shape}",
+        hint="use eval() or a larger batch",
+        shape=x.shape,
+    )
     middle = mean(x, axes, True)
     away = x - middle
     return middle, mean(away * away, axes, True)
 
 
 def _follow(
-    x: Tensor, running: tuple[Tensor | None, Tensor | None], found: tuple[Tensor, Tensor],
-    count: Size, momentum: Any,
-) -> None:  # fmt: skip
+    x: Tensor,
+    running: tuple[Tensor | None, Tensor | None],
+    found: tuple[Tensor, Tensor],
+    count: Size,
+    momentum: Any,
+) -> None:
     """Move the running mean and (unbiased) variance towards those of a batch."""
     changed = [r for r in running if r is not None]
     with no_grad():
         middle, spread = (f.detach() for f in found)
-        spread = spread * (count / (count - 1)) if isinstance(count, int) else (
-            divided(spread * wrap(build.size_value(count)), count - 1))  # fmt: skip
+        spread = (
+            spread * (count / (count - 1))
+            if isinstance(count, int)
+            else (divided(spread * wrap(build.size_value(count)), count - 1))
+        )
         for state, new in zip(running, (middle, spread)):
             if state is not None:
                 near = cast(reshape(new, state.shape), state.dtype)
@@ -150,16 +192,27 @@ def _follow(
         realize([x, *changed])  # else each step would stand on the Graph of the one before
 
 
-def instance_norm(x: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-                  weight: Any = None, bias: Any = None, use_input_stats: bool = True,
-                  momentum: Any = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+def instance_norm(
+    x: Any,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """Mean 0 and variance 1 for each channel of each example."""
     tensor = _float("instance_norm", x)
     if not use_input_stats:
         return batch_norm(tensor, running_mean, running_var, weight, bias, False, momentum, eps)
     if tensor.ndim < 3:
-        raise ShapeError("needs a batch, channels and space", op="instance_norm",
-                         expected="ndim >= 3", got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs a batch, channels and space",
+            op="instance_norm",
+            expected="ndim >= 3",
+            got=build.show(tensor.shape),
+        )
     channel = (1, tensor.shape[1]) + (1,) * (tensor.ndim - 2)
     wide = _wide(tensor)
     axes = tuple(range(2, tensor.ndim))
@@ -171,14 +224,18 @@ def instance_norm(x: Any, running_mean: Tensor | None = None, running_var: Tenso
     return cast(_scaled("instance_norm", result, weight, bias, channel), tensor.dtype)
 
 
-def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None,
-               eps: float = 1e-5) -> Tensor:  # fmt: skip
+def group_norm(
+    x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Tensor:
     """Mean 0 and variance 1 over groups of channels of each example."""
     tensor = _float("group_norm", x)
     if tensor.ndim < 2 or tensor.shape[1] % num_groups != 0:  # type: ignore[operator]
-        raise ShapeError("the channels do not divide into groups", op="group_norm",
-                         expected=f"(batch, a multiple of {num_groups}, ...)",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "the channels do not divide into groups",
+            op="group_norm",
+            expected=f"(batch, a multiple of {num_groups}, ...)",
+            got=build.show(tensor.shape),
+        )
     channels, space = tensor.shape[1], tensor.shape[2:]
     grouped = reshape(_wide(tensor), tensor.shape[0], num_groups, channels // num_groups, *space)
     result = _standard(grouped, tuple(range(2, grouped.ndim)), eps)
@@ -187,8 +244,9 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None,
     return cast(_scaled("group_norm", result, weight, bias, channel), tensor.dtype)
 
 
-def local_response_norm(x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75,
-                        k: float = 1.0) -> Tensor:  # fmt: skip
+def local_response_norm(
+    x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
     """x over (k + alpha * mean square of neighbouring channels) ** beta."""
     tensor = _float("local_response_norm", x)
     wide = _wide(tensor)
@@ -211,34 +269,55 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     """Rows of the weight by index; the row `padding_idx` gets no gradient."""
     index, table = lift(input), lift(weight)
     if not index.dtype.is_integer:
-        raise DTypeError("indices are not integers", op="embedding", expected="integers",
-                         got=index.dtype,
-                         hint="the arguments are embedding(indices, weight)")  # fmt: skip
+        raise DTypeError(
+            "indices are not integers",
+            op="embedding",
+            expected="integers",
+            got=index.dtype,
+            hint="the arguments are embedding(indices, weight)",
+        )
     if table.ndim != 2:
-        raise ShapeError("the weight is not a table", op="embedding",
-                         expected="(rows, features)", got=build.show(table.shape))  # fmt: skip
+        raise ShapeError(
+            "the weight is not a table",
+            op="embedding",
+            expected="(rows, features)",
+            got=build.show(table.shape),
+        )
     places = row_node(index, table.shape[0], 0, "embedding")
     rows = wrap(build.gather(node_of(table), [places], (0,)), table)
     if padding_idx is None:
         return rows
     count: Any = table.shape[0]
     if not -count <= padding_idx < count:
-        raise ShapeError("padding_idx is not a row", op="embedding",
-                         expected=f"-{count} <= padding_idx < {count}",
-                         got=padding_idx)  # fmt: skip
+        raise ShapeError(
+            "padding_idx is not a row",
+            op="embedding",
+            expected=f"-{count} <= padding_idx < {count}",
+            got=padding_idx,
+        )
     padded = (index == padding_idx % count).unsqueeze(-1)
     return pick(padded, rows.detach(), rows)
 
 
-def embedding_bag(input: Any, weight: Any, offsets: Any = None, mode: str = "mean",
-                  per_sample_weights: Any = None, include_last_offset: bool = False,
-                  padding_idx: int | None = None) -> Tensor:  # fmt: skip
+def embedding_bag(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    mode: str = "mean",
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
     """The sum, mean or max of rows of the weight in each bag: a row of indices, or, of a line of
     indices, those from one offset to the next; `padding_idx` counts for nothing."""
     index, table = lift(input), lift(weight)
     if mode not in ("sum", "mean", "max") or (per_sample_weights is not None and mode != "sum"):
-        raise UserError("bad mode", op="embedding_bag", got=mode,
-                        expected="sum, mean or max; weights of samples with sum")  # fmt: skip
+        raise UserError(
+            "bad mode",
+            op="embedding_bag",
+            got=mode,
+            expected="sum, mean or max; weights of samples with sum",
+        )
     if index.ndim == 2 and offsets is None:
         count: Any = index.shape[0]
         bag = wrap(build.iota_along(index.shape, 0)).reshape(-1)
@@ -249,15 +328,20 @@ def embedding_bag(input: Any, weight: Any, offsets: Any = None, mode: str = "mea
         places = wrap(build.iota(index.shape[0]))
         bag = (starts.unsqueeze(0) <= places.unsqueeze(1)).sum(1) - 1
     else:
-        raise ShapeError("no bags", op="embedding_bag", got=build.show(index.shape),
-                         expected="rows of indices, or a line with offsets")  # fmt: skip
+        raise ShapeError(
+            "no bags",
+            op="embedding_bag",
+            got=build.show(index.shape),
+            expected="rows of indices, or a line with offsets",
+        )
     rows = embedding(index.reshape(-1), table, padding_idx)
     kept = None if padding_idx is None else (index.reshape(-1) != padding_idx % table.shape[0])
     return _bagged(rows, bag, count, mode, per_sample_weights, kept)
 
 
-def _bagged(rows: Tensor, bag: Tensor, count: Any, mode: str, weights: Any,
-            kept: Tensor | None) -> Tensor:  # fmt: skip
+def _bagged(
+    rows: Tensor, bag: Tensor, count: Any, mode: str, weights: Any, kept: Tensor | None
+) -> Tensor:
     """Rows joined by the number of their bag."""
     if weights is not None:
         rows = rows * lift(weights).reshape(-1, 1)
@@ -273,5 +357,14 @@ def _bagged(rows: Tensor, bag: Tensor, count: Any, mode: str, weights: Any,
     return joined if mode == "sum" else joined / number.clamp(min=1.0)
 
 
-__all__ = ["batch_norm", "embedding", "embedding_bag", "group_norm", "instance_norm", "layer_norm",
-           "local_response_norm", "normalize", "rms_norm"]  # fmt: skip
+__all__ = [
+    "batch_norm",
+    "embedding",
+    "embedding_bag",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "local_response_norm",
+    "normalize",
+    "rms_norm",
+]

@@ -26,10 +26,13 @@ def checked(op: str, *values: Any) -> None:
             continue
         if type(value).__module__ == "torch":
             continue
-        raise DTypeError("operand is not a Tensor or a number", op=op,
-                         expected="Tensor, array, bool, int or float",
-                         got=type(value).__name__,
-                         hint="tilegrad.tensor(...) makes a Tensor of a list")  # fmt: skip
+        raise DTypeError(
+            "operand is not a Tensor or a number",
+            op=op,
+            expected="Tensor, array, bool, int or float",
+            got=type(value).__name__,
+            hint="tilegrad.tensor(...) makes a Tensor of a list",
+        )
 
 
 def binary(op: Op, a: Any, b: Any, name: str = "") -> Tensor:
@@ -54,8 +57,10 @@ def paired(op: str, a: Any, b: Any, exact: bool = True) -> tuple[Node, Node, DTy
             with np.errstate(over="ignore"):
                 held = float(dtype.numpy.type(value))
             if held != value:
-                wide = [build.cast(v, dtypes.float32) if isinstance(v, Node) else v
-                        for v in (left, right)]  # fmt: skip
+                wide = [
+                    build.cast(v, dtypes.float32) if isinstance(v, Node) else v
+                    for v in (left, right)
+                ]
                 nodes = build.promoted(op, *wide)
     return nodes[0], nodes[1], dtype
 

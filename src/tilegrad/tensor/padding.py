@@ -26,8 +26,12 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None 
     tensor = lift(x)
     amounts = list(pad)
     if len(amounts) % 2 or len(amounts) > 2 * tensor.ndim:
-        raise ShapeError("bad amounts", op="pad", got=tuple(amounts),
-                         expected=f"pairs for at most {tensor.ndim} axes")  # fmt: skip
+        raise ShapeError(
+            "bad amounts",
+            op="pad",
+            got=tuple(amounts),
+            expected=f"pairs for at most {tensor.ndim} axes",
+        )
     if mode not in MODES:
         raise UserError("unknown mode", op="pad", expected=" or ".join(MODES), got=repr(mode))
     pairs = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)]
@@ -48,9 +52,17 @@ def _crop(x: Tensor, axis: int, low: int, high: int) -> Tensor:
     if not cut:
         return x
     size = x.shape[axis] - cut
-    require(size, ShapeError, "cuts more than there is", op="pad", got="{amounts}",
-            expected="at most {size} on axis {axis}", amounts=(low, high), size=x.shape[axis],
-            axis=axis)  # fmt: skip
+    require(
+        size,
+        ShapeError,
+        "cuts more than there is",
+        op="pad",
+        got="{amounts}",
+        expected="at most {size} on axis {axis}",
+        amounts=(low, high),
+        size=x.shape[axis],
+        axis=axis,
+    )
     return narrow(x, axis, start, size)
 
 
@@ -67,10 +79,19 @@ def _fill(x: Tensor, pairs: list[tuple[int, int]], value: float) -> Tensor:
 
 
 def _checked_border(x: Tensor, axis: int, low: int, high: int, most: Size, mode: str) -> None:
-    require(most - max(low, high), ShapeError, "the border is wider than {mode} can fill",
-            op="pad", expected="at most {most} on axis {axis} of size {size}", got="{amounts}",
-            mode=mode, most=most, axis=axis, size=x.shape[axis],
-            amounts=(low, high))  # fmt: skip
+    require(
+        most - max(low, high),
+        ShapeError,
+        "the border is wider than {mode} can fill",
+        op="pad",
+        expected="at most {most} on axis {axis} of size {size}",
+        got="{amounts}",
+        mode=mode,
+        most=most,
+        axis=axis,
+        size=x.shape[axis],
+        amounts=(low, high),
+    )
 
 
 def _reflect(x: Tensor, axis: int, low: int, high: int) -> Tensor:
@@ -108,9 +129,17 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
     axis = build.axis_of(tensor.node, dimension, "unfold")
     whole = tensor.shape[axis]
     for room in (size, step - 1, whole - size):
-        require(room, ShapeError, "the window does not fit", op="unfold",
-                got="size {size}, step {step}", expected="size <= {whole}, step >= 1", size=size,
-                step=step, whole=whole)  # fmt: skip
+        require(
+            room,
+            ShapeError,
+            "the window does not fit",
+            op="unfold",
+            got="size {size}, step {step}",
+            expected="size <= {whole}, step >= 1",
+            size=size,
+            step=step,
+            whole=whole,
+        )
     return call(build.windows, tensor, axis=axis, width=size, step=step)
 
 
@@ -122,8 +151,9 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal of two axes, as a new last axis."""
     tensor = lift(x)
     if tensor.ndim < 2:
-        raise ShapeError("needs 2 axes", op="diagonal", expected="ndim >= 2",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs 2 axes", op="diagonal", expected="ndim >= 2", got=build.show(tensor.shape)
+        )
     tensor = movedim(tensor, (dim1, dim2), (-2, -1))
     rows, columns = tensor.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
@@ -159,8 +189,9 @@ def diag(x: Any, diagonal: int = 0) -> Tensor:
     if tensor.ndim == 1:
         return diag_embed(tensor, diagonal)
     if tensor.ndim != 2:
-        raise ShapeError("needs 1 or 2 axes", op="diag", expected="ndim 1 or 2",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs 1 or 2 axes", op="diag", expected="ndim 1 or 2", got=build.show(tensor.shape)
+        )
     return _diagonal(tensor, diagonal)
 
 

@@ -11,6 +11,7 @@ since layers that ask for the same list share one Node. Many tokens, or a CPU, n
 few requests with one token each, whose new keys and attention are one launch (`paged_step`).
 Invariant: what a kernel cannot take is an error here with its reason; nothing is copied where
 keys and values are state of a jitted function.
+`_shape` is long: a list of conditions, one after the other.
 """
 
 from __future__ import annotations
@@ -63,10 +64,20 @@ class PagedWork:
 
 
 def paged_attention(
-    q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
-    scale: float | None = None, window: int = 0, softcap: float = 0.0, scales: Any = None,
-    queries: int | None = None, work: PagedWork | None = None,
-) -> Tensor:  # fmt: skip
+    q: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    scales: Any = None,
+    queries: int | None = None,
+    work: PagedWork | None = None,
+) -> Tensor:
     """Attention of new tokens q (tokens, heads, width) over the pages of their requests.
 
     A token sees the keys up to its own, the last `window` of them if that is not 0. Scores are
@@ -86,24 +97,39 @@ def paged_attention(
         made = ops.call(*nodes[:3], *more, *nodes[3:], callee=callee)
         return wrap(build.items(made)[0] if isinstance(made.type, Tuple) else made, *given)
     if work is None and _has_many(x, queries) and not prefill.why_not(x, target):
-        made = ops.call(build.reshape(nodes[0], (1, *nodes[0].shape)), *nodes[1:],
-                        callee=_prefill_callee(x, target))  # fmt: skip
+        made = ops.call(
+            build.reshape(nodes[0], (1, *nodes[0].shape)),
+            *nodes[1:],
+            callee=_prefill_callee(x, target),
+        )
         return wrap(build.reshape(build.items(made)[0], (x.tokens, x.heads, x.value_width)), *given)
     if work is None:
         work = _listed(x, _plan(x, target, queries), given[4], given[5])
     elif work.shape != _listed_shape(x):
-        raise ShapeError("the work list is of another step", op="paged_attention",
-                         expected=_listed_shape(x), got=work.shape)  # fmt: skip
+        raise ShapeError(
+            "the work list is of another step",
+            op="paged_attention",
+            expected=_listed_shape(x),
+            got=work.shape,
+        )
     callee = _attention_callee(x, work.plan)
-    made = ops.call(*nodes[:3], *more, nodes[3], node_of(work.items), node_of(work.last),
-                    callee=callee)  # fmt: skip
+    made = ops.call(
+        *nodes[:3], *more, nodes[3], node_of(work.items), node_of(work.last), callee=callee
+    )
     return wrap(build.items(made)[0], *given)
 
 
 def paged_work(
-    q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
-    window: int = 0, queries: int | None = None,
-) -> PagedWork | None:  # fmt: skip
+    q: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    *,
+    window: int = 0,
+    queries: int | None = None,
+) -> PagedWork | None:
     """The work list of a step for `paged_attention` with arguments like these; None where it needs
     none.
 
@@ -118,9 +144,20 @@ def paged_work(
 
 
 def paged_append(
-    q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
-    frequencies: Any = None, interleaved: bool = False, factor: float = 1.0, scales: Any = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    *,
+    frequencies: Any = None,
+    interleaved: bool = False,
+    factor: float = 1.0,
+    scales: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(q turned, keys, values) with the new tokens' k and v in their pages, in one launch.
 
     Pairs of the first elements of each head of q and k turn by place * frequency: element i with
@@ -132,19 +169,41 @@ def paged_append(
     x = _shape(op, given, 1.0, 0, 0.0)
     new, speeds, rotary = _new_tokens(op, x, k, v, frequencies, interleaved, factor)
     nodes = [node_of(t) for t in given]
-    made = ops.call(nodes[0], *(node_of(t) for t in new), speeds, *_scales(op, x, scales),
-                    *nodes[3:], *nodes[1:3], callee=_append_callee(x, rotary))  # fmt: skip
+    made = ops.call(
+        nodes[0],
+        *(node_of(t) for t in new),
+        speeds,
+        *_scales(op, x, scales),
+        *nodes[3:],
+        *nodes[1:3],
+        callee=_append_callee(x, rotary),
+    )
     assert isinstance(made.type, Tuple)
     turned, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
     return turned, after_keys, after_values
 
 
 def paged_step(
-    q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, *,
-    frequencies: Any = None, interleaved: bool = False, factor: float = 1.0, scales: Any = None,
-    single: bool = False, scale: float | None = None, window: int = 0, softcap: float = 0.0,
-    queries: int | None = None, most: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    *,
+    frequencies: Any = None,
+    interleaved: bool = False,
+    factor: float = 1.0,
+    scales: Any = None,
+    single: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    queries: int | None = None,
+    most: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`.
 
     `single` says that no request has more than one new token; then few requests with few keys, as
@@ -158,13 +217,28 @@ def paged_step(
     plan = choose_short(x, target, most) if single and target.kind == "gpu" else None
     if plan is None:
         turned, *after = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
-        out = paged_attention(turned, *after, *places, scale=scale, window=window, softcap=softcap,
-                              scales=scales, queries=1 if single else queries)  # fmt: skip
+        out = paged_attention(
+            turned,
+            *after,
+            *places,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
+            queries=1 if single else queries,
+        )
         return out, *after  # type: ignore[return-value]
     new, speeds, rotary = _new_tokens(op, x, k, v, frequencies, interleaved, factor)
     nodes = [node_of(t) for t in given]
-    made = ops.call(nodes[0], *(node_of(t) for t in new), speeds, *_scales(op, x, scales),
-                    *nodes[3:], *nodes[1:3], callee=_short_callee(x, plan, rotary))  # fmt: skip
+    made = ops.call(
+        nodes[0],
+        *(node_of(t) for t in new),
+        speeds,
+        *_scales(op, x, scales),
+        *nodes[3:],
+        *nodes[1:3],
+        callee=_short_callee(x, plan, rotary),
+    )
     out, after_keys, after_values = (wrap(n, *given, *new) for n in build.items(made))
     return out, after_keys, after_values
 
@@ -173,8 +247,20 @@ def few_keys(keys: Tensor, values: Tensor, requests: int, heads: int, dtype: Any
     """With how many keys of a request at most a step of a token each is one launch; 0 where it
     never is."""
     (pages, key_heads, page, width), target = keys.shape, _target([keys])
-    x = PagedShape(heads, key_heads, width, values.shape[3], page, requests, requests, pages, 1,
-                   1.0, dtype, keys.dtype)  # fmt: skip
+    x = PagedShape(
+        heads,
+        key_heads,
+        width,
+        values.shape[3],
+        page,
+        requests,
+        requests,
+        pages,
+        1,
+        1.0,
+        dtype,
+        keys.dtype,
+    )
     return short_keys(x, target) if target.kind == "gpu" else 0
 
 
@@ -187,11 +273,16 @@ def _new_tokens(
     width = 0 if frequencies is None else 2 * int(turning.shape[0])
     for name, tensor, last in (("k", new[0], x.width), ("v", new[1], x.value_width)):
         if tensor.shape != (x.tokens, x.key_heads, last) or tensor.dtype is not x.dtype:
-            raise ShapeError(f"{name} does not fit", op=op, got=tensor.node.type,
-                             expected=f"{x.dtype}[{x.tokens}, {x.key_heads}, {last}]")  # fmt: skip
+            raise ShapeError(
+                f"{name} does not fit",
+                op=op,
+                got=tensor.node.type,
+                expected=f"{x.dtype}[{x.tokens}, {x.key_heads}, {last}]",
+            )
     if width > x.width:
-        raise ShapeError("more frequencies than pairs", op=op, expected=f"at most {x.width // 2}",
-                         got=width // 2)  # fmt: skip
+        raise ShapeError(
+            "more frequencies than pairs", op=op, expected=f"at most {x.width // 2}", got=width // 2
+        )
     speeds = build.cast(node_of(turning), dtypes.float32)
     return new, speeds, Rotary(width, interleaved, float(factor))
 
@@ -204,30 +295,63 @@ def _shape(
 ) -> PagedShape:
     """The sizes that the arguments agree on."""
     q, keys, values, table, lengths, starts = given
-    for name, tensor, rank in (("q", q, 3), ("keys", keys, 4), ("values", values, 4),
-                               ("table", table, 2), ("lengths", lengths, 1),
-                               ("query_starts", starts, 1)):  # fmt: skip
+    for name, tensor, rank in (
+        ("q", q, 3),
+        ("keys", keys, 4),
+        ("values", values, 4),
+        ("table", table, 2),
+        ("lengths", lengths, 1),
+        ("query_starts", starts, 1),
+    ):
         if tensor.ndim != rank:
-            raise ShapeError(f"{name} has {tensor.ndim} axes", op=op, expected=f"{rank} axes",
-                             got=build.show(tensor.shape))  # fmt: skip
+            raise ShapeError(
+                f"{name} has {tensor.ndim} axes",
+                op=op,
+                expected=f"{rank} axes",
+                got=build.show(tensor.shape),
+            )
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
     if not key_heads or heads % key_heads:
-        raise ShapeError("the heads do not divide", op=op, got=f"{heads} heads",
-                         expected=f"a multiple of {key_heads} key heads")  # fmt: skip
+        raise ShapeError(
+            "the heads do not divide",
+            op=op,
+            got=f"{heads} heads",
+            expected=f"a multiple of {key_heads} key heads",
+        )
     if scale is None:
         scale = 1.0 / math.sqrt(max(1, width))
-    x = PagedShape(heads, key_heads, width, values.shape[3], page, tokens, lengths.shape[0], pages,
-                   table.shape[1], float(scale), q.dtype, keys.dtype, int(window),
-                   float(softcap))  # fmt: skip
+    x = PagedShape(
+        heads,
+        key_heads,
+        width,
+        values.shape[3],
+        page,
+        tokens,
+        lengths.shape[0],
+        pages,
+        table.shape[1],
+        float(scale),
+        q.dtype,
+        keys.dtype,
+        int(window),
+        float(softcap),
+    )
     integers = ((x.requests, x.most_pages), (x.requests,), (combine(x.requests, 1, 1),))
     wanted: list[tuple[str, Tensor, Any, Any]] = [
-        (n, t, m.shape, m.dtype) for (n, m), t in zip(cache_parameters(x), (keys, values))]
-    wanted += [(n, t, s, dtypes.int32) for n, t, s in
-               zip(("table", "lengths", "query_starts"), given[3:], integers)]  # fmt: skip
+        (n, t, m.shape, m.dtype) for (n, m), t in zip(cache_parameters(x), (keys, values))
+    ]
+    wanted += [
+        (n, t, s, dtypes.int32)
+        for n, t, s in zip(("table", "lengths", "query_starts"), given[3:], integers)
+    ]
     for name, tensor, shape, dtype in wanted:
         if tensor.shape != shape:
-            raise ShapeError(f"{name} does not fit", op=op, expected=build.show(shape),
-                             got=build.show(tensor.shape))  # fmt: skip
+            raise ShapeError(
+                f"{name} does not fit",
+                op=op,
+                expected=build.show(shape),
+                got=build.show(tensor.shape),
+            )
         if tensor.dtype is not dtype:
             raise DTypeError(f"{name} has another dtype", op=op, expected=dtype, got=tensor.dtype)
     return x
@@ -236,8 +360,12 @@ def _shape(
 def _scales(op: str, x: PagedShape, scales: Any) -> list[Node]:
     """The scales of a cache of 8 bits, as a kernel takes them."""
     if (scales is None) is x.scaled:
-        raise UserError("scales belong to a cache of 8 bits", op=op, got=x.cache,
-                        expected="scales (2,) with it, and none without")  # fmt: skip
+        raise UserError(
+            "scales belong to a cache of 8 bits",
+            op=op,
+            got=x.cache,
+            expected="scales (2,) with it, and none without",
+        )
     return [] if scales is None else [build.cast(node_of(lift(scales)), dtypes.float32)]
 
 

@@ -58,8 +58,13 @@ def _split_along(op: str, x: Any, where: Any, axis: int, least: int) -> tuple[Te
         raise AxisError("too few axes", op=op, expected=f"at least {least}", got=tensor.ndim)
     size = tensor.shape[axis]
     if isinstance(where, int) and isinstance(size, int) and (where < 1 or size % where):
-        raise ShapeError("the axis does not divide", op=op, expected=f"a divisor of {size}",
-                         got=where, hint="tensor_split takes any number of pieces")  # fmt: skip
+        raise ShapeError(
+            "the axis does not divide",
+            op=op,
+            expected=f"a divisor of {size}",
+            got=where,
+            hint="tensor_split takes any number of pieces",
+        )
     return tensor_split(tensor, where, axis)
 
 
@@ -109,8 +114,12 @@ def sum_to_size(self: Tensor, *size: Any) -> Tensor:
     extra = self.ndim - len(shape)
     fits = extra >= 0 and all(s in (1, own) for s, own in zip(shape, self.shape[extra:]))
     if not fits:
-        raise ShapeError("the shape does not broadcast to this one", op="sum_to_size",
-                         expected=build.show(self.shape), got=build.show(shape))  # fmt: skip
+        raise ShapeError(
+            "the shape does not broadcast to this one",
+            op="sum_to_size",
+            expected=build.show(self.shape),
+            got=build.show(shape),
+        )
     axes = [extra + i for i, s in enumerate(shape) if s != self.shape[extra + i]]
     summed = extra or axes or not shape
     return reshape(self.sum(tuple(range(extra)) + tuple(axes)) if summed else self, shape)
@@ -131,17 +140,26 @@ def stride(self: Tensor, dim: int | None = None) -> Any:
 
 
 @method()
-def as_strided(x: Any, size: Sequence[int], stride: Sequence[int],
-               storage_offset: int = 0) -> Tensor:  # fmt: skip
+def as_strided(
+    x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0
+) -> Tensor:
     """Elements at `storage_offset + sum(index * stride)` of the Tensor in row-major order."""
     tensor = lift(x)
     if len(size) != len(stride) or any(s < 0 for s in (*size, *stride, storage_offset)):
-        raise ShapeError("bad sizes or strides", op="as_strided", got=(size, stride),
-                         expected="as many strides as sizes, none negative")  # fmt: skip
+        raise ShapeError(
+            "bad sizes or strides",
+            op="as_strided",
+            got=(size, stride),
+            expected="as many strides as sizes, none negative",
+        )
     last = storage_offset + sum((s - 1) * t for s, t in zip(size, stride)) if 0 not in size else 0
     if isinstance(tensor.numel(), int) and last >= high(tensor.numel()) and 0 not in size:
-        raise AxisError("reaches past the Tensor", op="as_strided", got=f"element {last}",
-                        expected=f"at most element {high(tensor.numel()) - 1}")  # fmt: skip
+        raise AxisError(
+            "reaches past the Tensor",
+            op="as_strided",
+            got=f"element {last}",
+            expected=f"at most element {high(tensor.numel()) - 1}",
+        )
     place = wrap(build.full(tuple(size), storage_offset, dtypes.int64))
     for axis, step in enumerate(stride):
         place = place + wrap(build.iota_along(tuple(size), axis)) * step
@@ -152,8 +170,14 @@ def as_strided(x: Any, size: Sequence[int], stride: Sequence[int],
 
 
 @method()
-def slice_scatter(x: Any, source: Any, dim: int = 0, start: int | None = None,
-                  end: int | None = None, step: int = 1) -> Tensor:  # fmt: skip
+def slice_scatter(
+    x: Any,
+    source: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
     """x with the source in the place of x[start:end:step] of an axis."""
     tensor, value = lift(x), lift(source)
     axis = build.axis_of(tensor.node, dim, "slice_scatter")
@@ -171,8 +195,12 @@ def select_scatter(x: Any, source: Any, dim: int, index: int) -> Tensor:
 
 def _written(x: Tensor, key: Any, source: Tensor, shape: Any, op: str) -> Tensor:
     if source.shape != shape:
-        raise ShapeError("the source does not fit", op=op, expected=build.show(shape),
-                         got=build.show(source.shape))  # fmt: skip
+        raise ShapeError(
+            "the source does not fit",
+            op=op,
+            expected=build.show(shape),
+            got=build.show(source.shape),
+        )
     copy = wrap(node_of(x), x)
     copy[key] = source
     return copy
@@ -186,8 +214,12 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
     second = build.axis_of(tensor.node, dim2, "diagonal_scatter")
     shape = tensor.diagonal(offset, first, second).shape
     if value.shape != shape:
-        raise ShapeError("the source does not fit", op="diagonal_scatter",
-                         expected=build.show(shape), got=build.show(value.shape))  # fmt: skip
+        raise ShapeError(
+            "the source does not fit",
+            op="diagonal_scatter",
+            expected=build.show(shape),
+            got=build.show(value.shape),
+        )
     moved = tensor.movedim((first, second), (-2, -1))
     rows = wrap(build.iota(shape[-1])) + max(-offset, 0)
     columns = wrap(build.iota(shape[-1])) + max(offset, 0)
@@ -200,8 +232,12 @@ def fill_diagonal(x: Any, value: Any, wrap: bool = False) -> Tensor:
     """x with one value on its main diagonal (all axes of one index)."""
     tensor = lift(x)
     if wrap:
-        raise UserError("the diagonal of a tall matrix is not wrapped", op="fill_diagonal",
-                        expected="wrap=False", got=True)  # fmt: skip
+        raise UserError(
+            "the diagonal of a tall matrix is not wrapped",
+            op="fill_diagonal",
+            expected="wrap=False",
+            got=True,
+        )
     if tensor.ndim < 2:
         raise AxisError("too few axes", op="fill_diagonal", expected="at least 2", got=tensor.ndim)
     least = min(high(s) for s in tensor.shape)
@@ -215,7 +251,19 @@ def _line(count: int) -> Tensor:
 
 
 __all__ = [
-    "as_strided", "atleast_1d", "atleast_2d", "atleast_3d", "column_stack", "diagonal_scatter",
-    "diff", "dsplit", "fill_diagonal", "hsplit", "select_scatter", "slice_scatter", "stride",
-    "sum_to_size", "vsplit",
-]  # fmt: skip
+    "as_strided",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "column_stack",
+    "diagonal_scatter",
+    "diff",
+    "dsplit",
+    "fill_diagonal",
+    "hsplit",
+    "select_scatter",
+    "slice_scatter",
+    "stride",
+    "sum_to_size",
+    "vsplit",
+]

@@ -107,17 +107,23 @@ def settled(nodes: Iterable[Node]) -> dict[str, Node]:
     return found
 
 
-def common_device(nodes: Iterable[Node], fallback: str | None = None, op: str = "read",
-                  location: Any = None) -> str:  # fmt: skip
+def common_device(
+    nodes: Iterable[Node], fallback: str | None = None, op: str = "read", location: Any = None
+) -> str:
     """The one device of some Nodes (or the fallback, or the default); an error if there are
     several."""
     found = settled(nodes)
     if len(found) > 1:
         shown = ", ".join(f"{leaf.type} on {device}" for device, leaf in found.items())
         one = next(device for device in found if device != "cpu")
-        raise UserError("Tensors on different devices cannot be used together", op=op,
-                        expected="all of them on one device", got=shown, location=location,
-                        hint=f'move them first: x.to("{one}")')  # fmt: skip
+        raise UserError(
+            "Tensors on different devices cannot be used together",
+            op=op,
+            expected="all of them on one device",
+            got=shown,
+            location=location,
+            hint=f'move them first: x.to("{one}")',
+        )
     if found:
         return next(iter(found))
     return default_device() if fallback is None else fallback
@@ -128,10 +134,12 @@ def check_device(device: str, node: Node, name: str) -> None:
     found = next((d for d in settled([node]) if d != device), None)
     if found is not None:
         raise UserError(
-            f"the jitted function {name} runs on {device} and uses a Tensor on {found}", op="jit",
-            expected=f"Tensors on {device}", got=f"{node.type} on {found}",
+            f"the jitted function {name} runs on {device} and uses a Tensor on {found}",
+            op="jit",
+            expected=f"Tensors on {device}",
+            got=f"{node.type} on {found}",
             hint=f'move it first: x.to("{device}")',
-        )  # fmt: skip
+        )
 
 
 def tag(node: Node) -> str:

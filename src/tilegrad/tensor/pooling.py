@@ -26,8 +26,17 @@ from .tensor import Tensor, from_array, lift, node_of, wrap
 class Frame:
     """The windows of one pooling: sizes, steps, dilations and the padding on both sides."""
 
-    def __init__(self, op: str, x: Tensor, rank: int, kernel_size: Sizes, stride: Sizes | None,
-                 padding: Sizes, dilation: Sizes, ceil_mode: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        op: str,
+        x: Tensor,
+        rank: int,
+        kernel_size: Sizes,
+        stride: Sizes | None,
+        padding: Sizes,
+        dilation: Sizes,
+        ceil_mode: bool,
+    ) -> None:
         self.op, self.rank, self.shape = op, rank, x.shape[x.ndim - rank :]
         self.widths = per_axis(op, "kernel_size", kernel_size, rank, 1)
         self.steps = per_axis(op, "stride", stride if stride else kernel_size, rank, 1)
@@ -35,8 +44,12 @@ class Frame:
         self.dilations = per_axis(op, "dilation", dilation, rank, 1)
         self.extra = [self._extra(i) if ceil_mode else 0 for i in range(rank)]
         if any(p > w // 2 for p, w in zip(self.padding, self.widths)):
-            raise UserError("padding is too large", op=op, expected="at most half the kernel size",
-                            got=self.padding)  # fmt: skip
+            raise UserError(
+                "padding is too large",
+                op=op,
+                expected="at most half the kernel size",
+                got=self.padding,
+            )
 
     def _extra(self, axis: int) -> int:
         """What the last, partial window reaches beyond the padding."""
@@ -71,9 +84,12 @@ class Frame:
 def _checked(op: str, input: Any, rank: int) -> Tensor:
     x = lift(input)
     if x.ndim not in (rank + 1, rank + 2):
-        raise ShapeError("wrong number of axes", op=op,
-                         expected=f"(batch, channels, {rank} of space), batch optional",
-                         got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            "wrong number of axes",
+            op=op,
+            expected=f"(batch, channels, {rank} of space), batch optional",
+            got=build.show(x.shape),
+        )
     return x
 
 
@@ -103,8 +119,16 @@ def _flat_positions(
     return wide.take_along_dim(place.unsqueeze(-1), -1).squeeze(-1)
 
 
-def _max_pool(rank: int, input: Any, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
-              dilation: Sizes, ceil_mode: bool, return_indices: bool) -> Any:  # fmt: skip
+def _max_pool(
+    rank: int,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    return_indices: bool,
+) -> Any:
     op = f"max_pool{rank}d"
     x = _checked(op, input, rank)
     frame = Frame(op, x, rank, kernel_size, stride, padding, dilation, ceil_mode)
@@ -119,23 +143,41 @@ def _max_pool(rank: int, input: Any, kernel_size: Sizes, stride: Sizes | None, p
     return values, _flat_positions(frame.positions(counts), frame.shape, place)
 
 
-def max_pool1d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               dilation: Sizes = 1, ceil_mode: bool = False,
-               return_indices: bool = False) -> Any:  # fmt: skip
+def max_pool1d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest of each window of (..., channels, length)."""
     return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool2d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               dilation: Sizes = 1, ceil_mode: bool = False,
-               return_indices: bool = False) -> Any:  # fmt: skip
+def max_pool2d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest of each window of (..., channels, height, width)."""
     return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool3d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               dilation: Sizes = 1, ceil_mode: bool = False,
-               return_indices: bool = False) -> Any:  # fmt: skip
+def max_pool3d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest of each window of (..., channels, depth, height, width)."""
     return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
@@ -163,9 +205,17 @@ def _divisor(frame: Frame, counts: Sequence[Any], include_pad: bool, dtype: Any)
     return wrap(from_array(table.astype(dtype.numpy)))
 
 
-def _avg_pool(rank: int, input: Any, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
-              ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> Tensor:
-    op = f"avg_pool{rank}d"  # fmt: skip
+def _avg_pool(
+    rank: int,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    op = f"avg_pool{rank}d"
     x = _checked(op, input, rank)
     if not x.dtype.is_float:
         raise DTypeError("needs floats", op=op, expected="a float dtype", got=x.dtype)
@@ -182,30 +232,56 @@ def _avg_pool(rank: int, input: Any, kernel_size: Sizes, stride: Sizes | None, p
     return cast(total / divisor, x.dtype)
 
 
-def avg_pool1d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:  # fmt: skip
+def avg_pool1d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
     """The mean of each window of (..., channels, length)."""
     return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
-def avg_pool2d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None) -> Tensor:  # fmt: skip
+def avg_pool2d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
     """The mean of each window of (..., channels, height, width)."""
-    return _avg_pool(2, input, kernel_size, stride, padding, ceil_mode, count_include_pad,
-                     divisor_override)  # fmt: skip
+    return _avg_pool(
+        2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
 
 
-def avg_pool3d(input: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None) -> Tensor:  # fmt: skip
+def avg_pool3d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
     """The mean of each window of (..., channels, depth, height, width)."""
-    return _avg_pool(3, input, kernel_size, stride, padding, ceil_mode, count_include_pad,
-                     divisor_override)  # fmt: skip
+    return _avg_pool(
+        3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
 
 
-def _lp_pool(rank: int, input: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | None,
-             ceil_mode: bool) -> Tensor:  # fmt: skip
+def _lp_pool(
+    rank: int,
+    input: Any,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    ceil_mode: bool,
+) -> Tensor:
     op = f"lp_pool{rank}d"
     x = _checked(op, input, rank)
     frame = Frame(op, x, rank, kernel_size, stride, 0, 1, ceil_mode)
@@ -214,14 +290,24 @@ def _lp_pool(rank: int, input: Any, norm_type: float, kernel_size: Sizes, stride
     return pick(zero, 0.0, pick(zero, 1.0, total) ** (1.0 / norm_type))
 
 
-def lp_pool1d(input: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
-              ceil_mode: bool = False) -> Tensor:  # fmt: skip
+def lp_pool1d(
+    input: Any,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:
     """(sum of x ** p) ** (1 / p) over each window of (..., channels, length)."""
     return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode)
 
 
-def lp_pool2d(input: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
-              ceil_mode: bool = False) -> Tensor:  # fmt: skip
+def lp_pool2d(
+    input: Any,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:
     """(sum of x ** p) ** (1 / p) over each window of (..., channels, height, width)."""
     return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode)
 
@@ -231,14 +317,18 @@ def lp_pool2d(input: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | 
 
 def _targets(op: str, x: Tensor, rank: int, output_size: Any) -> tuple[int, ...]:
     """The sizes wanted; None keeps a size."""
-    given = (output_size,) * rank if output_size is None or isinstance(output_size, int) else (
-        tuple(output_size))  # fmt: skip
+    given = (
+        (output_size,) * rank
+        if output_size is None or isinstance(output_size, int)
+        else (tuple(output_size))
+    )
     shape = x.shape[x.ndim - rank :]
     if not all(isinstance(s, int) for s in shape):
         raise UserError("needs known sizes", op=op, got=build.show(shape))
     if len(given) != rank or not all(g is None or (isinstance(g, int) and g > 0) for g in given):
-        raise UserError("bad output_size", op=op, expected=f"an int or {rank} ints > 0",
-                        got=output_size)  # fmt: skip
+        raise UserError(
+            "bad output_size", op=op, expected=f"an int or {rank} ints > 0", got=output_size
+        )
     return tuple(s if g is None else g for s, g in zip(shape, given))  # type: ignore[misc]
 
 
@@ -269,8 +359,7 @@ def adaptive_avg_pool(rank: int, input: Any, output_size: Any) -> Tensor:
     return cast(result, x.dtype)
 
 
-def adaptive_max_pool(rank: int, input: Any, output_size: Any,
-                      return_indices: bool = False) -> Any:  # fmt: skip
+def adaptive_max_pool(rank: int, input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """The largest of nearly equal windows, so many along each of the last axes."""
     op = f"adaptive_max_pool{rank}d"
     x = _checked(op, input, rank)
@@ -325,7 +414,19 @@ def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = Fal
     return adaptive_max_pool(3, input, output_size, return_indices)
 
 
-__all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
-           "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d",
-           "avg_pool2d", "avg_pool3d", "lp_pool1d", "lp_pool2d", "max_pool1d", "max_pool2d",
-           "max_pool3d"]  # fmt: skip
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]

@@ -61,8 +61,9 @@ class StoredWeights(Protocol):
 class Packed:
     """Weights (rows, columns) of one Format, in the layout of a device's kernels."""
 
-    def __init__(self, form: Format, shape: tuple[int, int], parts: dict[str, Tensor],
-                 device: str) -> None:  # fmt: skip
+    def __init__(
+        self, form: Format, shape: tuple[int, int], parts: dict[str, Tensor], device: str
+    ) -> None:
         self.format, self.shape, self.parts, self.device = form, shape, parts, device
 
     def __repr__(self) -> str:
@@ -115,8 +116,9 @@ class Room:
         return self.whole.part(self.used - bytes, bytes)
 
 
-def pack(stored: StoredWeights | Sequence[StoredWeights], device: Any = None,
-         room: Room | None = None) -> Packed:  # fmt: skip
+def pack(
+    stored: StoredWeights | Sequence[StoredWeights], device: Any = None, room: Room | None = None
+) -> Packed:
     """Weights of a file for a device; several become one, their rows one after another."""
     several = list(stored) if isinstance(stored, (list, tuple)) else [stored]
     shape = _joint(several)
@@ -158,11 +160,16 @@ def _joint(several: Sequence[StoredWeights]) -> QuantisedShape:
     first = several[0]
     for one in several:
         if len(one.shape) != 2 or one.shape[1] != first.shape[1]:
-            raise ShapeError("weights do not fit together", op="pack", got=tuple(one.shape),
-                             expected=f"(rows, {first.shape[-1]})")  # fmt: skip
+            raise ShapeError(
+                "weights do not fit together",
+                op="pack",
+                got=tuple(one.shape),
+                expected=f"(rows, {first.shape[-1]})",
+            )
         if one.format.name != first.format.name:
-            raise DTypeError("weights of different formats", op="pack", expected=first.format,
-                             got=one.format)  # fmt: skip
+            raise DTypeError(
+                "weights of different formats", op="pack", expected=first.format, got=one.format
+            )
     return QuantisedShape(first.format, sum(s.shape[0] for s in several), first.shape[1])
 
 
@@ -172,8 +179,9 @@ def _sizes(parts: Sequence[tuple[str, tuple[int, ...], DType]]) -> tuple[list[in
     return sizes, np.cumsum([0, *(padded(s, ALIGNED) for s in sizes)]).tolist()
 
 
-def _places(parts: Sequence[tuple[str, tuple[int, ...], DType]], device: str,
-            room: Room | None) -> dict[str, tuple[Buffer, tuple[int, ...], DType]]:  # fmt: skip
+def _places(
+    parts: Sequence[tuple[str, tuple[int, ...], DType]], device: str, room: Room | None
+) -> dict[str, tuple[Buffer, tuple[int, ...], DType]]:
     """Room for all parts, in one piece."""
     sizes, starts = _sizes(parts)
     if device != "cpu":
@@ -182,8 +190,10 @@ def _places(parts: Sequence[tuple[str, tuple[int, ...], DType]], device: str,
         whole = Buffer.allocate(max(1, starts[-1]), "packed weights")
     else:
         whole = room.take(starts[-1])
-    return {name: (whole.part(start, size), shape, dtype)
-            for (name, shape, dtype), start, size in zip(parts, starts, sizes)}  # fmt: skip
+    return {
+        name: (whole.part(start, size), shape, dtype)
+        for (name, shape, dtype), start, size in zip(parts, starts, sizes)
+    }
 
 
 def _write(place: tuple[Buffer, tuple[int, ...], DType], row: int, rows: int, array: Array) -> None:
@@ -226,9 +236,12 @@ def quantised_matmul(x: Any, packed: Packed) -> Tensor:
     """x (..., columns) times the transpose of packed weights: (..., rows) in x's dtype."""
     tensor = lift(x)
     if not tensor.ndim or tensor.shape[-1] != packed.shape[1]:
-        raise ShapeError("the sizes do not fit", op="quantised_matmul",
-                         expected=f"(..., {packed.shape[1]})",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "the sizes do not fit",
+            op="quantised_matmul",
+            expected=f"(..., {packed.shape[1]})",
+            got=build.show(tensor.shape),
+        )
     lead, tokens = tensor.shape[:-1], _count(tensor.shape[:-1])
     shape, target = packed.problem(tokens, tensor.dtype), _target(packed.device)
     _refuse("quantised_matmul", kernels_of(target).why_not(shape, target), shape)
@@ -292,5 +305,13 @@ def _unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return kernels_of(target).unpack_callee(shape, target)  # type: ignore[no-any-return]
 
 
-__all__ = ["Packed", "Room", "device_of", "pack", "quantised_matmul", "take_rows",
-           "unpacked_from", "why_not"]  # fmt: skip
+__all__ = [
+    "Packed",
+    "Room",
+    "device_of",
+    "pack",
+    "quantised_matmul",
+    "take_rows",
+    "unpacked_from",
+    "why_not",
+]

@@ -40,25 +40,39 @@ class Norm:
 
 
 def surrounded_matmul(
-    x: Any, packed: Packed, *, norm: Norm | None = None, bias: Any = None, gated: str = "",
+    x: Any,
+    packed: Packed,
+    *,
+    norm: Norm | None = None,
+    bias: Any = None,
+    gated: str = "",
     residual: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x (..., columns), normed, times the transpose of packed weights, plus a bias (rows,); with
     `gated="silu"` the activation of the first half of the rows times the second half; plus
     `residual`, which is like the result."""
-    around = Around(None if norm is None else norm.epsilon, 0.0 if norm is None else norm.offset,
-                    bias is not None, gated, residual is not None)  # fmt: skip
+    around = Around(
+        None if norm is None else norm.epsilon,
+        0.0 if norm is None else norm.offset,
+        bias is not None,
+        gated,
+        residual is not None,
+    )
     found = _launched(lift(x), packed, around, norm, bias, residual)
     if found is None:
         return _written_out(lift(x), packed, norm, bias, gated, residual)
     return found[0]
 
 
-def split_matmul(x: Any, packed: Packed, splits: Sequence[int],
-                 norm: Norm | None = None) -> tuple[Tensor, ...]:  # fmt: skip
+def split_matmul(
+    x: Any, packed: Packed, splits: Sequence[int], norm: Norm | None = None
+) -> tuple[Tensor, ...]:
     """x, normed, times the transpose of packed weights, as results of so many rows each."""
-    around = Around(None if norm is None else norm.epsilon, 0.0 if norm is None else norm.offset,
-                    splits=tuple(splits))  # fmt: skip
+    around = Around(
+        None if norm is None else norm.epsilon,
+        0.0 if norm is None else norm.offset,
+        splits=tuple(splits),
+    )
     found = _launched(lift(x), packed, around, norm, None, None)
     if found is not None:
         return found
@@ -79,10 +93,12 @@ def _launched(
     last = [lift(t) for t in (bias, residual) if t is not None]
     if around.splits and not getattr(kernels, "SPLITS", False):
         return None
-    if not hasattr(kernels, "around_callee") or any(
-        t.dtype is not x.dtype for t in (*first, *last)) or (
-        x.shape[-1] != packed.shape[1] or kernels.why_not_around(shape, target, around)):
-        return None  # fmt: skip
+    if (
+        not hasattr(kernels, "around_callee")
+        or any(t.dtype is not x.dtype for t in (*first, *last))
+        or (x.shape[-1] != packed.shape[1] or kernels.why_not_around(shape, target, around))
+    ):
+        return None
     sizes = around.results(shape)
     if residual is not None:
         last[-1] = last[-1].reshape(tokens, sizes[0])

@@ -43,8 +43,9 @@ class Generator:
     def manual_seed(self, seed: int) -> Generator:
         """Start again from a seed."""
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise DTypeError("a seed is an int", op="manual_seed", expected="int",
-                             got=type(seed).__name__)  # fmt: skip
+            raise DTypeError(
+                "a seed is an int", op="manual_seed", expected="int", got=type(seed).__name__
+            )
         with self._lock:
             self.seed, self.key, self.offset = int(seed), _mixed(int(seed)), 0
         return self
@@ -190,22 +191,38 @@ def _leaf(node: Node, requires_grad: bool = False, device: Any = None) -> Tensor
 # ---- creation --------------------------------------------------------------------------------
 
 
-def rand(*size: Any, dtype: Any = None, generator: Generator | None = None,
-         requires_grad: bool = False, device: Any = None) -> Tensor:  # fmt: skip
+def rand(
+    *size: Any,
+    dtype: Any = None,
+    generator: Generator | None = None,
+    requires_grad: bool = False,
+    device: Any = None,
+) -> Tensor:
     """Uniform in [0, 1)."""
     node = unit(_shape("rand", size), _float("rand", dtype), generator)
     return _leaf(node, requires_grad, device)
 
 
-def randn(*size: Any, dtype: Any = None, generator: Generator | None = None,
-          requires_grad: bool = False, device: Any = None) -> Tensor:  # fmt: skip
+def randn(
+    *size: Any,
+    dtype: Any = None,
+    generator: Generator | None = None,
+    requires_grad: bool = False,
+    device: Any = None,
+) -> Tensor:
     """Standard normal."""
     node = normal_node(_shape("randn", size), _float("randn", dtype), generator)
     return _leaf(node, requires_grad, device)
 
 
-def randint(low: int, high: Any = None, size: Any = None, dtype: Any = None,
-            generator: Generator | None = None, device: Any = None) -> Tensor:  # fmt: skip
+def randint(
+    low: int,
+    high: Any = None,
+    size: Any = None,
+    dtype: Any = None,
+    generator: Generator | None = None,
+    device: Any = None,
+) -> Tensor:
     """Integers in low..high-1; `randint(high, size)` starts at 0."""
     if isinstance(high, (tuple, list)) or (size is None and high is not None):
         low, high, size = 0, low, high
@@ -213,8 +230,7 @@ def randint(low: int, high: Any = None, size: Any = None, dtype: Any = None,
         raise DTypeError("needs high and size", op="randint", expected="randint(low, high, size)")
     span = int(high) - int(low)
     if span <= 0:
-        raise ShapeError("the range is empty", op="randint", expected="low < high",
-                         got=(low, high))  # fmt: skip
+        raise ShapeError("the range is empty", op="randint", expected="low < high", got=(low, high))
     shape = _shape("randint", (size,))
     word = build.cast(bits(shape, generator), dtypes.uint64)
     thirty_two = build.constant(32, dtypes.uint64)
@@ -230,15 +246,25 @@ def randint(low: int, high: Any = None, size: Any = None, dtype: Any = None,
     return _leaf(found, device=device)
 
 
-def uniform(low: Any = 0.0, high: Any = 1.0, size: Any = (), dtype: Any = None,
-            generator: Generator | None = None) -> Tensor:  # fmt: skip
+def uniform(
+    low: Any = 0.0,
+    high: Any = 1.0,
+    size: Any = (),
+    dtype: Any = None,
+    generator: Generator | None = None,
+) -> Tensor:
     """Uniform in [low, high)."""
     base = rand(_shape("uniform", (size,)), dtype=dtype, generator=generator)
     return wrap(_affine(base.node, _minus(high, low), low))
 
 
-def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, dtype: Any = None,
-           generator: Generator | None = None) -> Tensor:  # fmt: skip
+def normal(
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    size: Any = None,
+    dtype: Any = None,
+    generator: Generator | None = None,
+) -> Tensor:
     """Normal with mean and standard deviation, numbers or Tensors."""
     if size is None:
         given = [v.shape for v in (mean, std) if isinstance(v, Tensor)]
@@ -257,15 +283,18 @@ def _minus(a: Any, b: Any) -> Any:
 
 
 def _affine(x: Node, scale: Any, shift: Any) -> Node:
-    return build.add(build.multiply(x, scale if isinstance(scale, Node) else _value(scale)),
-                     _value(shift))  # fmt: skip
+    return build.add(
+        build.multiply(x, scale if isinstance(scale, Node) else _value(scale)), _value(shift)
+    )
 
 
-def exponential(rate: float = 1.0, size: Any = (), dtype: Any = None,
-                generator: Generator | None = None) -> Tensor:  # fmt: skip
+def exponential(
+    rate: float = 1.0, size: Any = (), dtype: Any = None, generator: Generator | None = None
+) -> Tensor:
     """Exponential with a rate."""
-    return wrap(_exponential(_shape("exponential", (size,)), _float("exponential", dtype), rate,
-                             generator))  # fmt: skip
+    return wrap(
+        _exponential(_shape("exponential", (size,)), _float("exponential", dtype), rate, generator)
+    )
 
 
 def _exponential(shape: Shape, dtype: DType, rate: Any, generator: Generator | None) -> Node:
@@ -274,15 +303,22 @@ def _exponential(shape: Shape, dtype: DType, rate: Any, generator: Generator | N
     return build.cast(build.divide(drawn, float(rate)), dtype)
 
 
-def truncated_normal(mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0,
-                     size: Any = (), dtype: Any = None,
-                     generator: Generator | None = None) -> Tensor:  # fmt: skip
+def truncated_normal(
+    mean: float = 0.0,
+    std: float = 1.0,
+    low: float = -2.0,
+    high: float = 2.0,
+    size: Any = (),
+    dtype: Any = None,
+    generator: Generator | None = None,
+) -> Tensor:
     """Normal cut to [low, high], by inverting the distribution function."""
     found = _float("truncated_normal", dtype)
     work = dtypes.float64 if found is dtypes.float64 else dtypes.float32
     if not low < high:
-        raise ShapeError("the range is empty", op="truncated_normal", expected="low < high",
-                         got=(low, high))  # fmt: skip
+        raise ShapeError(
+            "the range is empty", op="truncated_normal", expected="low < high", got=(low, high)
+        )
     first, last = (math.erf((x - mean) / (std * math.sqrt(2.0))) for x in (low, high))
     drawn = unit(_shape("truncated_normal", (size,)), work, generator)
     inside = build.add(build.multiply(drawn, last - first), first)
@@ -303,8 +339,9 @@ def bernoulli(probability: Tensor, generator: Generator | None = None) -> Tensor
 
 
 @method("dropout")
-def dropout(x: Tensor, p: float = 0.5, training: bool = True,
-            generator: Generator | None = None) -> Tensor:  # fmt: skip
+def dropout(
+    x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None
+) -> Tensor:
     """Zero elements with probability p and scale the rest by 1 / (1 - p)."""
     if not 0.0 <= p <= 1.0:
         raise ShapeError("not a probability", op="dropout", expected="0 <= p <= 1", got=p)
@@ -317,8 +354,9 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True,
     return wrap(build.where(keep, scaled, build.like(scaled, 0.0)), x)
 
 
-def randperm(n: int, dtype: Any = None, generator: Generator | None = None,
-             device: Any = None) -> Tensor:  # fmt: skip
+def randperm(
+    n: int, dtype: Any = None, generator: Generator | None = None, device: Any = None
+) -> Tensor:
     """A random order of 0..n-1."""
     drawn = bits(_shape("randperm", (n,)), generator)
     order = ops.get(ops.sort(drawn, axis=0, descending=False), index=1)
@@ -327,20 +365,28 @@ def randperm(n: int, dtype: Any = None, generator: Generator | None = None,
 
 
 @method("multinomial")
-def multinomial(weights: Tensor, num_samples: int, replacement: bool = False,
-                generator: Generator | None = None) -> Tensor:  # fmt: skip
+def multinomial(
+    weights: Tensor, num_samples: int, replacement: bool = False, generator: Generator | None = None
+) -> Tensor:
     """Indices drawn in proportion to weights along the last axis."""
     if len(weights.shape) not in (1, 2) or not weights.dtype.is_float:
-        raise ShapeError("needs float weights with 1 or 2 axes", op="multinomial",
-                         got=str(weights.node.type))  # fmt: skip
+        raise ShapeError(
+            "needs float weights with 1 or 2 axes", op="multinomial", got=str(weights.node.type)
+        )
     count = weights.shape[-1]
     lead = weights.shape[:-1]
     node = build.cast(weights.node, dtypes.float32)
     if not replacement:
-        require(count - num_samples, ShapeError,
-                "cannot draw more than there are without replacement", op="multinomial",
-                expected="at most {count}", got="{drawn}", count=count,
-                drawn=num_samples)  # fmt: skip
+        require(
+            count - num_samples,
+            ShapeError,
+            "cannot draw more than there are without replacement",
+            op="multinomial",
+            expected="at most {count}",
+            got="{drawn}",
+            count=count,
+            drawn=num_samples,
+        )
         # the first arrivals of exponential clocks that tick at these rates
         noise = _exponential(node.shape, dtypes.float32, 1.0, generator)
         tiny = build.full((), 1e-30, dtypes.float32)
@@ -366,8 +412,13 @@ def randn_like(x: Tensor, dtype: Any = None, generator: Generator | None = None)
     return randn(x.shape, dtype=dtype or x.dtype, generator=generator, device=_device(x))
 
 
-def randint_like(x: Tensor, low: int, high: int | None = None, dtype: Any = None,
-                 generator: Generator | None = None) -> Tensor:  # fmt: skip
+def randint_like(
+    x: Tensor,
+    low: int,
+    high: int | None = None,
+    dtype: Any = None,
+    generator: Generator | None = None,
+) -> Tensor:
     """Integers in low..high-1, shaped as x."""
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, x.shape, dtype or x.dtype, generator, _device(x))
@@ -381,15 +432,17 @@ def _device(x: Tensor) -> str | None:
 
 
 @method("uniform_")
-def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0,
-             generator: Generator | None = None) -> Tensor:  # fmt: skip
+def uniform_(
+    self: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Fill with uniform numbers in [low, high)."""
     return _fill(self, uniform(low, high, self.shape, self.dtype, generator), "uniform_")
 
 
 @method("normal_")
-def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0,
-            generator: Generator | None = None) -> Tensor:  # fmt: skip
+def normal_(
+    self: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Fill with normal numbers."""
     return _fill(self, normal(mean, std, self.shape, self.dtype, generator), "normal_")
 
@@ -411,8 +464,9 @@ def _fill(tensor: Tensor, value: Tensor, op: str) -> Tensor:
     return tensor.rebind(value.node, op=op)
 
 
-def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, eps: float = 1e-10,
-                   dim: int = -1) -> Tensor:  # fmt: skip
+def gumbel_softmax(
+    logits: Any, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """A draw of a class as a softmax of noisy logits; `hard`: one-hot, with its derivative."""
     from .reduce import argmax, softmax
 

@@ -162,11 +162,20 @@ def unknown_value(node: Node) -> TraceError:
     """The error for reading what has no value now."""
     return TraceError(
         "the value of a Tensor was read inside a jitted function (or kept from inside of one)",
-        op="read", expected="code that does not depend on the values of Tensors",
+        op="read",
+        expected="code that does not depend on the values of Tensors",
         got=f"a traced Tensor {node.type}",
         hint="use where()/cond() in place of a Python branch, or mark the argument static",
-    )  # fmt: skip
+    )
 
 
-__all__ = ["by_device", "compute", "from_array", "from_buffer", "own_node", "stand_ins",
-           "unknown_value", "values"]  # fmt: skip
+__all__ = [
+    "by_device",
+    "compute",
+    "from_array",
+    "from_buffer",
+    "own_node",
+    "stand_ins",
+    "unknown_value",
+    "values",
+]

@@ -73,8 +73,9 @@ def _total_dtype(dtype: DType, wanted: Any) -> DType:
 
 
 @method("sum")
-def sum_(x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,
-         axis: Dim = None) -> Tensor:  # fmt: skip
+def sum_(
+    x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None
+) -> Tensor:
     """The sum; of integers in int64."""
     tensor = lift(x)
     tensor = cast(tensor, _total_dtype(tensor.dtype, dtype))
@@ -86,8 +87,9 @@ def _either(dim: Dim, axis: Dim) -> Dim:
 
 
 @method()
-def prod(x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,
-         axis: Dim = None) -> Tensor:  # fmt: skip
+def prod(
+    x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None
+) -> Tensor:
     """The product; of integers in int64."""
     tensor = lift(x)
     tensor = cast(tensor, _total_dtype(tensor.dtype, dtype))
@@ -100,8 +102,13 @@ def _floats(x: Any, op: str, dtype: Any = None) -> Tensor:
     if dtype is not None:
         tensor = cast(tensor, dtype_of(dtype))
     if not tensor.dtype.is_float:
-        raise DTypeError("needs floats", op=op, expected="a float dtype", got=tensor.dtype,
-                         hint=f"use x.float().{op}()")  # fmt: skip
+        raise DTypeError(
+            "needs floats",
+            op=op,
+            expected="a float dtype",
+            got=tensor.dtype,
+            hint=f"use x.float().{op}()",
+        )
     return tensor
 
 
@@ -110,8 +117,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 @method()
-def mean(x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None,
-         axis: Dim = None) -> Tensor:  # fmt: skip
+def mean(
+    x: Any, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None, axis: Dim = None
+) -> Tensor:
     """The mean of floats."""
     tensor = _floats(x, "mean", dtype)
     axes = axes_of(tensor, _either(dim, axis), "mean")
@@ -142,23 +150,43 @@ def count_nonzero(x: Any, dim: Dim = None) -> Tensor:
 
 
 @method()
-def var(x: Any, dim: Dim = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None, axis: Dim = None) -> Tensor:  # fmt: skip
+def var(
+    x: Any,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    axis: Dim = None,
+) -> Tensor:
     """The variance; the sum of squares is divided by count - correction."""
     return var_mean(x, _either(dim, axis), unbiased, keepdim, correction=correction)[0]
 
 
 @method()
-def std(x: Any, dim: Dim = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None, axis: Dim = None) -> Tensor:  # fmt: skip
+def std(
+    x: Any,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    axis: Dim = None,
+) -> Tensor:
     """The standard deviation."""
     tensor = _floats(x, "std")
     wide = var(_wide(tensor), _either(dim, axis), unbiased, keepdim, correction=correction)
     return cast(safe_sqrt(wide), tensor.dtype)
 
 
-def std_mean(x: Any, dim: Dim = None, unbiased: bool | None = None, keepdim: bool = False, *,
-             correction: float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def std_mean(
+    x: Any,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Standard deviation and mean."""
     both = var_mean(x, dim, unbiased, keepdim, correction=correction)
     return safe_sqrt(both[0]), both[1]
@@ -171,8 +199,14 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 @method()
-def var_mean(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
-             correction: float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def var_mean(
+    x: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Variance and mean."""
     tensor = _floats(x, "var")
     if isinstance(dim, bool):  # PyTorch's var(unbiased)
@@ -199,9 +233,17 @@ def var_mean(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: boo
 def _filled(x: Tensor, axes: tuple[int, ...], op: str) -> None:
     """Refuse to take an extreme of nothing."""
     for axis in axes:
-        require(x.shape[axis] - 1, ShapeError, "there is nothing to choose from", op=op,
-                expected="at least one element on the axis", got="shape {shape}, axis {axis}",
-                hint="an empty axis has no extreme", shape=x.shape, axis=axis)  # fmt: skip
+        require(
+            x.shape[axis] - 1,
+            ShapeError,
+            "there is nothing to choose from",
+            op=op,
+            expected="at least one element on the axis",
+            got="shape {shape}, axis {axis}",
+            hint="an empty axis has no extreme",
+            shape=x.shape,
+            axis=axis,
+        )
 
 
 @method()
@@ -289,15 +331,17 @@ def _places(x: Tensor, dim: int, keepdim: bool, largest: bool, op: str) -> Tenso
 
 
 @method()
-def argmax(x: Any, dim: int | None = None, keepdim: bool = False, *,
-           axis: int | None = None) -> Tensor:  # fmt: skip
+def argmax(
+    x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+) -> Tensor:
     """The index of the first largest, in the flattened Tensor or along an axis."""
     return _argument(lift(x), dim if axis is None else axis, keepdim, True, "argmax")
 
 
 @method()
-def argmin(x: Any, dim: int | None = None, keepdim: bool = False, *,
-           axis: int | None = None) -> Tensor:  # fmt: skip
+def argmin(
+    x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+) -> Tensor:
     """The index of the first smallest, in the flattened Tensor or along an axis."""
     return _argument(lift(x), dim if axis is None else axis, keepdim, False, "argmin")
 

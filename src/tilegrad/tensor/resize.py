@@ -21,16 +21,27 @@ from .pooling import adaptive_avg_pool, from_flat
 from .tensor import Tensor, from_array, lift, method, wrap
 
 Array = np.ndarray[Any, Any]
-RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "area": (1, 2, 3), "linear": (1,),
-         "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}  # fmt: skip
+RANKS = {
+    "nearest": (1, 2, 3),
+    "nearest-exact": (1, 2, 3),
+    "area": (1, 2, 3),
+    "linear": (1,),
+    "bilinear": (2,),
+    "trilinear": (3,),
+    "bicubic": (2,),
+}
 LINEAR = ("linear", "bilinear", "trilinear")
 
 
 def interpolate(
-    input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
-    align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
     antialias: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(batch, channels, *space) resized to a size or by a factor."""
     x = lift(input)
     rank = x.ndim - 2
@@ -45,8 +56,13 @@ def interpolate(
     return cast(result, x.dtype)
 
 
-def upsample(input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
-             align_corners: bool | None = None) -> Tensor:  # fmt: skip
+def upsample(
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+) -> Tensor:
     """`interpolate` by its older name."""
     return interpolate(input, size, scale_factor, mode, align_corners)
 
@@ -63,16 +79,23 @@ def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) ->
 
 def _check(x: Tensor, rank: int, mode: str, align_corners: bool | None, antialias: bool) -> None:
     if mode not in RANKS or rank not in RANKS[mode]:
-        raise UserError("the mode does not fit", op="interpolate",
-                        expected=", ".join(f"{m} ({'/'.join(map(str, r))}d)"
-                                           for m, r in RANKS.items()),
-                        got=f"mode {mode!r} for shape {build.show(x.shape)}")  # fmt: skip
+        raise UserError(
+            "the mode does not fit",
+            op="interpolate",
+            expected=", ".join(f"{m} ({'/'.join(map(str, r))}d)" for m, r in RANKS.items()),
+            got=f"mode {mode!r} for shape {build.show(x.shape)}",
+        )
     if align_corners is not None and mode not in (*LINEAR, "bicubic"):
-        raise UserError("align_corners has no meaning here", op="interpolate",
-                        expected="a linear or cubic mode", got=mode)  # fmt: skip
+        raise UserError(
+            "align_corners has no meaning here",
+            op="interpolate",
+            expected="a linear or cubic mode",
+            got=mode,
+        )
     if antialias:
-        raise UserError("antialias is not supported", op="interpolate", expected="antialias=False",
-                        got=True)  # fmt: skip
+        raise UserError(
+            "antialias is not supported", op="interpolate", expected="antialias=False", got=True
+        )
     if not all(isinstance(s, int) for s in x.shape[2:]):
         raise ShapeError("needs known sizes", op="interpolate", got=build.show(x.shape))
 
@@ -82,13 +105,21 @@ def _targets(
 ) -> tuple[list[int], list[float | None]]:
     """Target sizes, and the factors where those given count."""
     if (size is None) == (factor is None):
-        raise UserError("needs size or scale_factor", op="interpolate", expected="one of them",
-                        got="both" if size is not None else "neither")  # fmt: skip
+        raise UserError(
+            "needs size or scale_factor",
+            op="interpolate",
+            expected="one of them",
+            got="both" if size is not None else "neither",
+        )
     given = size if factor is None else factor
     found = [given] * rank if isinstance(given, (int, float)) else list(given)
     if len(found) != rank or not all(f > 0 for f in found):
-        raise UserError("bad size or scale_factor", op="interpolate", got=given,
-                        expected=f"a positive number or {rank} of them")  # fmt: skip
+        raise UserError(
+            "bad size or scale_factor",
+            op="interpolate",
+            got=given,
+            expected=f"a positive number or {rank} of them",
+        )
     if factor is None:
         return [int(f) for f in found], [None] * rank
     sizes = [math.floor(s * f) for s, f in zip(x.shape[2:], found)]  # type: ignore[operator]
@@ -162,15 +193,28 @@ def _cubic_weights(t: Array, a: float = -0.75) -> list[Array]:
 def _image(op: str, x: Any) -> Tensor:
     found = lift(x)
     if found.ndim < 3:
-        raise ShapeError("needs an image", op=op, expected="(..., channels, height, width)",
-                         got=build.show(found.shape))  # fmt: skip
+        raise ShapeError(
+            "needs an image",
+            op=op,
+            expected="(..., channels, height, width)",
+            got=build.show(found.shape),
+        )
     return found
 
 
 def _divides(op: str, whole: Any, part: int, what: str) -> None:
-    require(whole % part, ShapeError, "the {what} do not divide", op=op,
-            expected="a multiple of {part}", got="{whole}", exact=True, what=what, part=part,
-            whole=whole)  # fmt: skip
+    require(
+        whole % part,
+        ShapeError,
+        "the {what} do not divide",
+        op=op,
+        expected="a multiple of {part}",
+        got="{whole}",
+        exact=True,
+        what=what,
+        part=part,
+        whole=whole,
+    )
 
 
 @method()

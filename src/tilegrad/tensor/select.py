@@ -21,8 +21,15 @@ from .maths import cast, pick
 from .operands import beside
 from .tensor import Tensor, from_array, in_place, lift, method, node_of, wrap
 
-REDUCTIONS = {"sum": "add", "add": "add", "prod": "multiply", "multiply": "multiply",
-              "amax": "max", "amin": "min", "mean": "add"}  # fmt: skip
+REDUCTIONS = {
+    "sum": "add",
+    "add": "add",
+    "prod": "multiply",
+    "multiply": "multiply",
+    "amax": "max",
+    "amin": "min",
+    "mean": "add",
+}
 
 
 def _all_axes(index: Node, axis: int) -> list[Node]:
@@ -35,17 +42,28 @@ def _checked_index(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]
     axis = build.axis_of(x.node, dim, op)
     found = lift(index)
     if found.ndim != x.ndim:
-        raise ShapeError("the index has another rank", op=op, expected=f"{x.ndim} axes",
-                         got=f"index of shape {build.show(found.shape)}")  # fmt: skip
+        raise ShapeError(
+            "the index has another rank",
+            op=op,
+            expected=f"{x.ndim} axes",
+            got=f"index of shape {build.show(found.shape)}",
+        )
     return axis, index_node(found, x.shape[axis], axis, op)
 
 
 def _fits(op: str, part: tuple[Size, ...], whole: tuple[Size, ...], but: int = -1) -> None:
     for axis, (a, b) in enumerate(zip(part, whole)):
         if axis != but:
-            require(b - a, ShapeError, "the index is larger than the Tensor", op=op,
-                    expected="at most {whole} off the axis", got="{part}", whole=whole,
-                    part=part)  # fmt: skip
+            require(
+                b - a,
+                ShapeError,
+                "the index is larger than the Tensor",
+                op=op,
+                expected="at most {whole} off the axis",
+                got="{part}",
+                whole=whole,
+                part=part,
+            )
 
 
 @method()
@@ -75,8 +93,9 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
 
 
 @method()
-def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None,
-            reduce: str | None = None) -> Tensor:  # fmt: skip
+def scatter(
+    x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None
+) -> Tensor:
     """x with src (or one value) written where `gather` with the index would read."""
     source = value if src is None else src
     mode = "set" if reduce is None else _reduction(reduce, "scatter")
@@ -100,8 +119,12 @@ def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) ->
     node = build.cast(node_of(source), x.dtype)
     if source.ndim:
         if source.ndim != x.ndim:
-            raise ShapeError("the source has another rank", op=op, expected=f"{x.ndim} axes",
-                             got=f"source of shape {build.show(source.shape)}")  # fmt: skip
+            raise ShapeError(
+                "the source has another rank",
+                op=op,
+                expected=f"{x.ndim} axes",
+                got=f"source of shape {build.show(source.shape)}",
+            )
         _fits(op, places.shape, source.shape)
         node = build.slice_(node, (0,) * x.ndim, places.shape)
     node = build.broadcast_to(node, places.shape, op)
@@ -116,8 +139,9 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
 
 
 @method()
-def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
-                   include_self: bool = True) -> Tensor:  # fmt: skip
+def scatter_reduce(
+    x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """x with src joined in: 'sum', 'prod', 'mean', 'amax' or 'amin'; low precision in float32."""
     tensor = lift(x)
     if tensor.dtype.is_float and tensor.dtype.bits < 32:
@@ -127,8 +151,12 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
     mode = _reduction(reduce, "scatter_reduce")
     start = tensor
     if not include_self:
-        neutral = {"add": 0, "multiply": 1, "max": tensor.dtype.lowest,
-                   "min": tensor.dtype.highest}[mode]  # fmt: skip
+        neutral = {
+            "add": 0,
+            "multiply": 1,
+            "max": tensor.dtype.lowest,
+            "min": tensor.dtype.highest,
+        }[mode]
         start = _scattered(tensor, dim, index, neutral, "set", "scatter_reduce")
     result = _scattered(start, dim, index, src, mode, "scatter_reduce")
     if reduce != "mean":
@@ -145,11 +173,13 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *,
 
 def _line(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]:
     axis = build.axis_of(x.node, dim, op)
-    places = index_node(index if isinstance(index, Tensor) else np.asarray(index),
-                        x.shape[axis], axis, op)  # fmt: skip
+    places = index_node(
+        index if isinstance(index, Tensor) else np.asarray(index), x.shape[axis], axis, op
+    )
     if len(places.shape) > 1:
-        raise ShapeError("the index is not a line", op=op, expected="1 axis",
-                         got=build.show(places.shape))  # fmt: skip
+        raise ShapeError(
+            "the index is not a line", op=op, expected="1 axis", got=build.show(places.shape)
+        )
     return axis, build.reshape(places, (-1,))
 
 
@@ -173,8 +203,12 @@ def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) 
     axis, places = _line(tensor, dim, index, op)
     shape = (*tensor.shape[:axis], *places.shape, *tensor.shape[axis + 1 :])
     if value.ndim and value.shape != shape:
-        raise ShapeError("the source does not fit", op=op, expected=build.show(shape),
-                         got=build.show(value.shape))  # fmt: skip
+        raise ShapeError(
+            "the source does not fit",
+            op=op,
+            expected=build.show(shape),
+            got=build.show(value.shape),
+        )
     node = build.broadcast_to(build.cast(node_of(value), tensor.dtype), shape, op)
     node = build.move_axis(node, axis, 0)
     return wrap(build.update(node_of(tensor), node, [places], [axis], mode), tensor, value)
@@ -201,13 +235,18 @@ def index_fill(x: Any, dim: int, index: Any, value: Any) -> Tensor:
 
 
 @method()
-def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *,
-                 include_self: bool = True) -> Tensor:  # fmt: skip
+def index_reduce(
+    x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """x with slices joined in at indices of an axis: 'prod', 'mean', 'amax' or 'amin'."""
     tensor, value = lift(x), lift(source)
     if reduce not in ("prod", "mean", "amax", "amin"):
-        raise UserError("unknown reduction", op="index_reduce",
-                        expected="prod, mean, amax or amin", got=repr(reduce))  # fmt: skip
+        raise UserError(
+            "unknown reduction",
+            op="index_reduce",
+            expected="prod, mean, amax or amin",
+            got=repr(reduce),
+        )
     axis, places = _line(tensor, dim, index, "index_reduce")
     shape = [1] * value.ndim
     shape[axis] = places.shape[0]
@@ -221,8 +260,9 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
     tensor = lift(x)
     value = lift(values, tensor.dtype)
     if tensor.dtype is not value.dtype:
-        raise DTypeError("the dtypes differ", op="index_put", expected=tensor.dtype,
-                         got=value.dtype)  # fmt: skip
+        raise DTypeError(
+            "the dtypes differ", op="index_put", expected=tensor.dtype, got=value.dtype
+        )
     key = tuple(slice(None) if i is None else i for i in indices)
     if not accumulate:
         result = wrap(node_of(tensor), tensor)
@@ -247,8 +287,8 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Tensor:
     mode = "add" if accumulate else "set"
     flat, places = tensor.reshape(-1), lift(index).reshape(-1)
     return _index_write(
-        flat, 0, places, lift(source, tensor.dtype).reshape(-1), mode, "put").reshape(
-        tensor.shape)  # fmt: skip
+        flat, 0, places, lift(source, tensor.dtype).reshape(-1), mode, "put"
+    ).reshape(tensor.shape)
 
 
 # ---- masks ----------------------------------------------------------------------------------
@@ -260,8 +300,12 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
     tensor = lift(x)
     filler = lift(value, tensor.dtype)
     if filler.ndim:
-        raise ShapeError("the value is not one number", op="masked_fill", expected="a scalar",
-                         got=build.show(filler.shape))  # fmt: skip
+        raise ShapeError(
+            "the value is not one number",
+            op="masked_fill",
+            expected="a scalar",
+            got=build.show(filler.shape),
+        )
     return pick(lift(mask), cast(filler, tensor.dtype), tensor)
 
 
@@ -305,6 +349,18 @@ def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
 
 
 argwhere = method("argwhere")(nonzero)
-in_place("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
-         "index_put", "index_reduce", "masked_fill", "masked_scatter", "put", "tril",
-         "triu")  # fmt: skip
+in_place(
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "index_put",
+    "index_reduce",
+    "masked_fill",
+    "masked_scatter",
+    "put",
+    "tril",
+    "triu",
+)

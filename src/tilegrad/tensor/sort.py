@@ -54,15 +54,29 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     axis = build.axis_of(tensor.node, dim, "topk")
     size = tensor.shape[axis]
     for room in (k, size - k):
-        require(room, UserError, "k is out of range", op="topk", expected="0 <= k <= {size}",
-                got="{k}", size=size, k=k)  # fmt: skip
+        require(
+            room,
+            UserError,
+            "k is out of range",
+            op="topk",
+            expected="0 <= k <= {size}",
+            got="{k}",
+            size=size,
+            k=k,
+        )
     ordered = sort(tensor, axis, descending=largest)
     return Extremes(narrow(ordered.values, axis, 0, k), narrow(ordered.indices, axis, 0, k))
 
 
-def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
-                 right: bool = False, side: str | None = None,
-                 sorter: Any = None) -> Tensor:  # fmt: skip
+def searchsorted(
+    sorted_sequence: Any,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Tensor:
     """Where values belong in sorted rows: before equals, or after them ('right'); rows that are
     not sorted have a `sorter`."""
     row = lift(sorted_sequence)
@@ -72,13 +86,15 @@ def searchsorted(sorted_sequence: Any, values: Any, *, out_int32: bool = False,
     if not row.ndim:
         raise ShapeError("needs an axis", op="searchsorted", expected="sorted rows", got="()")
     if row.ndim != 1 and row.shape[:-1] != wanted.shape[:-1]:
-        raise ShapeError("the leading axes differ", op="searchsorted",
-                         expected=build.show(row.shape[:-1]),
-                         got=build.show(wanted.shape[:-1]))  # fmt: skip
+        raise ShapeError(
+            "the leading axes differ",
+            op="searchsorted",
+            expected=build.show(row.shape[:-1]),
+            got=build.show(wanted.shape[:-1]),
+        )
     size = row.shape[-1]
     if not isinstance(size, int):
-        raise UserError("the row is symbolic", op="searchsorted", expected="a known size",
-                        got=size)  # fmt: skip
+        raise UserError("the row is symbolic", op="searchsorted", expected="a known size", got=size)
     first = wrap(build.full(wanted.shape, 0, dtypes.int64))
     past = wrap(build.full(wanted.shape, size, dtypes.int64))
     for _ in range(size.bit_length()):  # binary search, all values at once
@@ -96,9 +112,12 @@ def _in_order(row: Tensor, sorter: Any) -> Tensor:
     """Rows put in the order that a sorter (as of argsort) says."""
     order = lift(sorter)
     if order.shape != row.shape or order.dtype is not dtypes.int64:
-        raise ShapeError("the sorter does not fit", op="searchsorted",
-                         expected=f"int64 of shape {build.show(row.shape)}",
-                         got=f"{order.dtype} of shape {build.show(order.shape)}")  # fmt: skip
+        raise ShapeError(
+            "the sorter does not fit",
+            op="searchsorted",
+            expected=f"int64 of shape {build.show(row.shape)}",
+            got=f"{order.dtype} of shape {build.show(order.shape)}",
+        )
     return row.gather(-1, order)
 
 
@@ -112,8 +131,12 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
     """How often each number occurs; in a trace the length is `minlength`, others are an error."""
     tensor = lift(x)
     if tensor.ndim != 1 or not tensor.dtype.is_integer:
-        raise DTypeError("needs a line of integers", op="bincount", expected="1-d integers",
-                         got=f"{tensor.dtype} of shape {build.show(tensor.shape)}")  # fmt: skip
+        raise DTypeError(
+            "needs a line of integers",
+            op="bincount",
+            expected="1-d integers",
+            got=f"{tensor.dtype} of shape {build.show(tensor.shape)}",
+        )
     length = _bins(tensor, minlength)
     if weights is None:
         ones = build.full(tensor.shape, 1, dtypes.int64)
@@ -133,29 +156,46 @@ def _bins(x: Tensor, minlength: int) -> int:
     except TraceError:
         if minlength:
             return minlength
-        raise TraceError("the length of the result depends on values", op="bincount",
-                         expected="minlength > 0 inside a jitted function", got="a traced Tensor",
-                         hint="pass minlength=the number of bins") from None  # fmt: skip
+        raise TraceError(
+            "the length of the result depends on values",
+            op="bincount",
+            expected="minlength > 0 inside a jitted function",
+            got="a traced Tensor",
+            hint="pass minlength=the number of bins",
+        ) from None
     return max(int(known.max()) + 1 if known.size else 0, minlength)
 
 
 @method()
-def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
-           return_counts: bool = False, dim: int | None = None) -> Any:  # fmt: skip
+def unique(
+    x: Any,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
     """The distinct values in order (or slices of an axis), each nan apart; reads x."""
     tensor = lift(x)
     try:
         known = tensor.numpy()
     except TraceError:
-        raise TraceError("the size of the result depends on values", op="unique",
-                         expected="a result of known shape inside a jitted function",
-                         got="a traced Tensor", hint="call it outside of jit",
-        ) from None  # fmt: skip
+        raise TraceError(
+            "the size of the result depends on values",
+            op="unique",
+            expected="a result of known shape inside a jitted function",
+            got="a traced Tensor",
+            hint="call it outside of jit",
+        ) from None
     if dim is not None:
         build.axis_of(tensor.node, dim, "unique")
     low = tensor.dtype.is_float and tensor.dtype.bits < 32  # which NumPy does not order with nan
-    found = np.unique(known.astype(np.float32) if low else known, return_inverse=True,
-                      return_counts=True, axis=dim, equal_nan=False)  # fmt: skip
+    found = np.unique(
+        known.astype(np.float32) if low else known,
+        return_inverse=True,
+        return_counts=True,
+        axis=dim,
+        equal_nan=False,
+    )
     shape = known.shape if dim is None else (-1,)
     results = [found[0].astype(known.dtype)]
     if return_inverse:
@@ -167,8 +207,9 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False,
 
 
 @method()
-def unique_consecutive(x: Any, return_inverse: bool = False, return_counts: bool = False,
-                       dim: int | None = None) -> Any:  # fmt: skip
+def unique_consecutive(
+    x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
     """Runs of equal values (or equal slices of an axis), each once; reads x."""
     tensor = lift(x)
     shape = tensor.shape
@@ -197,8 +238,12 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     others are left out."""
     tensor = lift(x).reshape(-1)
     if bins < 1 or min > max:
-        raise UserError("bad bins", op="histc", expected="bins >= 1, min <= max",
-                        got=f"bins={bins}, min={min}, max={max}")  # fmt: skip
+        raise UserError(
+            "bad bins",
+            op="histc",
+            expected="bins >= 1, min <= max",
+            got=f"bins={bins}, min={min}, max={max}",
+        )
     low, high = wrap(build.constant(min, tensor.dtype)), wrap(build.constant(max, tensor.dtype))
     if min == max and tensor.numel():
         low, high = tensor.amin(), tensor.amax()

@@ -144,8 +144,9 @@ def heaviside(x: Any, values: Any) -> Tensor:
     """0 below 0, 1 above, `values` at 0."""
     tensor, at_zero = lift(x), lift(values)
     if tensor.dtype is not at_zero.dtype:
-        raise DTypeError("the dtypes differ", op="heaviside", expected=tensor.dtype,
-                         got=at_zero.dtype)  # fmt: skip
+        raise DTypeError(
+            "the dtypes differ", op="heaviside", expected=tensor.dtype, got=at_zero.dtype
+        )
     return pick(tensor == 0, at_zero, cast(tensor > 0, tensor.dtype)).detach()
 
 
@@ -166,6 +167,12 @@ def isneginf(x: Any) -> Tensor:
 in_place("lgamma", "digamma", "sinc", "xlogy", "heaviside")
 
 __all__ = [
-    "digamma", "heaviside", "isneginf", "isposinf", "lgamma", "logaddexp2", "sinc",
+    "digamma",
+    "heaviside",
+    "isneginf",
+    "isposinf",
+    "lgamma",
+    "logaddexp2",
+    "sinc",
     "xlogy",
-]  # fmt: skip
+]

@@ -79,8 +79,9 @@ class Tensor:
     __slots__ = ("__weakref__", "_grad", "_node", "_requires_grad", "label", "trace")
     __array_priority__ = 1000
 
-    def __init__(self, data: Any = None, dtype: Any = None, requires_grad: bool = False,
-                 device: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self, data: Any = None, dtype: Any = None, requires_grad: bool = False, device: Any = None
+    ) -> None:
         node = data if isinstance(data, Node) else from_data(data, dtype)
         if elsewhere() or device is not None:
             from .convert import settle
@@ -220,8 +221,12 @@ class Tensor:
         """The value of a Tensor of one element as a Python number."""
         type_: Any = self.node.type
         if type_.shape and any([s != 1 for s in type_.shape]):
-            raise ShapeError("needs exactly one element", op="item", expected="1 element",
-                             got=f"{self.numel()} in shape {build.show(self.shape)}")  # fmt: skip
+            raise ShapeError(
+                "needs exactly one element",
+                op="item",
+                expected="1 element",
+                got=f"{self.numel()} in shape {build.show(self.shape)}",
+            )
         buffer, dtype = self.buffer(), type_.dtype.numpy
         if buffer.device != "cpu":
             return on_host(buffer, (), dtype).item()
@@ -268,15 +273,19 @@ class Tensor:
         """Take another Node in place of this one, with history: what in-place ops do."""
         if self._requires_grad and mode.grad_enabled and leaves.get(self.node) is self:
             raise StateError(
-                "a leaf that requires a gradient cannot be changed in place", op=op,
+                "a leaf that requires a gradient cannot be changed in place",
+                op=op,
                 expected="a Tensor computed from others, or no recording",
                 got=f"a leaf {self.node.type}",
                 hint="do it inside `with no_grad():`, or on a copy: x = x.clone()",
-            )  # fmt: skip
+            )
         if node.shape != self.shape:
-            raise ShapeError("an in-place op cannot change the shape", op=op,
-                             expected=build.show(self.shape), got=build.show(node.shape),
-            )  # fmt: skip
+            raise ShapeError(
+                "an in-place op cannot change the shape",
+                op=op,
+                expected=build.show(self.shape),
+                got=build.show(node.shape),
+            )
         if not mode.grad_enabled:
             return self.assign(wrap(node))
         if mode.trace is not None:
@@ -349,9 +358,13 @@ def _rebinding(name: str) -> Callable[..., Tensor]:
     def run(self: Tensor, *args: Any, **options: Any) -> Tensor:
         result = function(self, *args, **options)
         if build.category(result.dtype) > build.category(self.dtype):
-            raise DTypeError("the result does not fit in place", op=name + "_",
-                             expected=self.dtype, got=result.dtype,
-                             hint=f"use {name}() and keep its result")  # fmt: skip
+            raise DTypeError(
+                "the result does not fit in place",
+                op=name + "_",
+                expected=self.dtype,
+                got=result.dtype,
+                hint=f"use {name}() and keep its result",
+            )
         return self.rebind(result.node, result, op=name + "_")
 
     run.__name__ = name + "_"
@@ -368,8 +381,13 @@ def from_data(data: Any, dtype: Any = None) -> Node:
     if isinstance(data, Tensor):
         return data.node if wanted is None else build.cast(data.node, wanted)
     if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
-        found = wanted or (dtypes.bool_ if isinstance(data, bool) else
-                           dtypes.int64 if isinstance(data, int) else dtypes.float32)  # fmt: skip
+        found = wanted or (
+            dtypes.bool_
+            if isinstance(data, bool)
+            else dtypes.int64
+            if isinstance(data, int)
+            else dtypes.float32
+        )
         return build.constant(data, found)
     if data is None:
         raise DTypeError("a Tensor needs data", op="Tensor", expected="array, list or number")
@@ -392,13 +410,20 @@ def as_array(data: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(data)
     except (ValueError, TypeError) as error:
-        raise DTypeError(f"cannot make a Tensor: {error}", op="Tensor", got=type(data).__name__,
-                         expected="array, nested list of equal lengths or number",
-        ) from None  # fmt: skip
+        raise DTypeError(
+            f"cannot make a Tensor: {error}",
+            op="Tensor",
+            got=type(data).__name__,
+            expected="array, nested list of equal lengths or number",
+        ) from None
     if array.dtype not in dtypes.BY_NUMPY:
         found = type(data).__name__ if array.dtype == object else f"elements of {array.dtype}"
-        raise DTypeError("cannot make a Tensor", op="Tensor", got=found,
-                         expected="array, nested list of equal lengths or number")  # fmt: skip
+        raise DTypeError(
+            "cannot make a Tensor",
+            op="Tensor",
+            got=found,
+            expected="array, nested list of equal lengths or number",
+        )
     return array
 
 

@@ -134,12 +134,13 @@ class Trace:
     def _side_effect(self, what: str, tensor: Tensor) -> TraceError:
         label = f" {tensor.label!r}" if tensor.label else ""
         return TraceError(
-            f"the jitted function {self.name} {what} a Tensor{label} from outside", op="jit",
+            f"the jitted function {self.name} {what} a Tensor{label} from outside",
+            op="jit",
             expected="a function that changes only what it is given",
             got=f"a change of a captured Tensor {tensor._node.type}",
             hint="pass the Tensor (or the Module or optimizer that holds it) as an argument, "
             "or return the new value",
-        )  # fmt: skip
+        )
 
     def rebind(self, tensor: Tensor, node: Node) -> None:
         """Take another Node for an outside Tensor, within the trace."""

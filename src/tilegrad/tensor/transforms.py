@@ -92,8 +92,12 @@ def positions_of(argnums: int | Sequence[int], count: int, op: str) -> list[int]
     wanted = [argnums] if isinstance(argnums, int) else list(argnums)
     for position in wanted:
         if not -count <= position < count:
-            raise AxisError(f"there is no argument {position}", op=op,
-                            expected=f"argnums below {count}", got=argnums)  # fmt: skip
+            raise AxisError(
+                f"there is no argument {position}",
+                op=op,
+                expected=f"argnums below {count}",
+                got=argnums,
+            )
     return [p % count for p in wanted]
 
 
@@ -134,8 +138,9 @@ def enter(args: Sequence[Any], positions: Sequence[int], op: str) -> Inputs:
         inputs.leaves.append(leaves)
     inputs.values = tuple(values)
     if not inputs.stand_ins:
-        raise DTypeError("no Tensor among the arguments", op=op,
-                         expected="a Tensor or a nest of them at argnums")  # fmt: skip
+        raise DTypeError(
+            "no Tensor among the arguments", op=op, expected="a Tensor or a nest of them at argnums"
+        )
     return inputs
 
 
@@ -155,21 +160,34 @@ def _enter_state(argument: Any, inputs: Inputs) -> None:
 
 def _check_scalar(result: Any, op: str) -> Node:
     if not isinstance(result, Tensor):
-        raise DTypeError("the function must return one Tensor", op=op, expected="a scalar Tensor",
-                         got=type(result).__name__,
-                         hint="use has_aux=True to return more")  # fmt: skip
+        raise DTypeError(
+            "the function must return one Tensor",
+            op=op,
+            expected="a scalar Tensor",
+            got=type(result).__name__,
+            hint="use has_aux=True to return more",
+        )
     if not result.dtype.is_float or result.numel() != 1:
-        raise ShapeError("the function must return a scalar", op=op,
-                         expected="a float Tensor of one element", got=str(result.node.type),
-                         hint="reduce it with sum() or mean(), or use vjp or jacrev")  # fmt: skip
+        raise ShapeError(
+            "the function must return a scalar",
+            op=op,
+            expected="a float Tensor of one element",
+            got=str(result.node.type),
+            hint="reduce it with sum() or mean(), or use vjp or jacrev",
+        )
     return result.node
 
 
 def _check_floats(inputs: Inputs, op: str) -> None:
     for node in inputs.stand_ins:
         if not node.dtype.is_float:
-            raise DTypeError("only floats have gradients", op=op, expected="float Tensors",
-                             got=str(node.type), hint="leave it out of argnums")  # fmt: skip
+            raise DTypeError(
+                "only floats have gradients",
+                op=op,
+                expected="float Tensors",
+                got=str(node.type),
+                hint="leave it out of argnums",
+            )
 
 
 def or_zeros(found: Sequence[Node | None], like: Sequence[Node]) -> list[Node]:
@@ -189,8 +207,12 @@ def value_and_grad(
         with inside_transform():
             result = function(*inputs.values, **kwargs)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-                raise DTypeError("with has_aux the function returns (value, aux)", op="grad",
-                                 expected="a pair", got=type(result).__name__)  # fmt: skip
+                raise DTypeError(
+                    "with has_aux the function returns (value, aux)",
+                    op="grad",
+                    expected="a pair",
+                    got=type(result).__name__,
+                )
             value, aux = result if has_aux else (result, None)
             aux_nodes, aux_leaves, aux_structure = nodes_of(aux)
             root, *aux_nodes = recognized([_check_scalar(value, "grad"), *aux_nodes])
@@ -208,9 +230,7 @@ def value_and_grad(
     return run
 
 
-def grad(
-    function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Function:
+def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
     """fn(...) -> gradients of a scalar function, or (gradients, aux)."""
     both = value_and_grad(function, argnums, has_aux)
 
@@ -250,14 +270,19 @@ def matching(given: Any, nodes: Sequence[Node], structure: Structure, op: str) -
     """Tangents or cotangents as Nodes, checked against what they belong to."""
     leaves, got = flatten(given)
     if got.alike is not structure.alike or len(leaves) != len(nodes):
-        raise ShapeError("not arranged like what it belongs to", op=op, expected=repr(structure),
-                         got=repr(got))  # fmt: skip
+        raise ShapeError(
+            "not arranged like what it belongs to", op=op, expected=repr(structure), got=repr(got)
+        )
     found = []
     for leaf, node in zip(leaves, nodes):
         made = build.cast(node_of(leaf, node.dtype), node.dtype)
         if made.shape != node.shape:
-            raise ShapeError("another shape than what it belongs to", op=op,
-                             expected=str(node.type), got=str(made.type))  # fmt: skip
+            raise ShapeError(
+                "another shape than what it belongs to",
+                op=op,
+                expected=str(node.type),
+                got=str(made.type),
+            )
         found.append(made)
     return found
 
@@ -272,8 +297,12 @@ def linearize(function: Function, *primals: Any) -> tuple[Any, Function]:
 
     def push(*moved: Any) -> Any:
         if len(primals) != len(moved):
-            raise ShapeError("needs one tangent for each argument", op="jvp",
-                             expected=len(primals), got=len(moved))  # fmt: skip
+            raise ShapeError(
+                "needs one tangent for each argument",
+                op="jvp",
+                expected=len(primals),
+                got=len(moved),
+            )
         directions: list[Node] = []
         place = 0
         for tangent, part, count in zip(moved, inputs.structures, inputs.counts):
@@ -296,9 +325,14 @@ def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tup
 
 
 def vmap(
-    function: Function, in_axes: Any = 0, out_axes: Any = 0, size: int | None = None, *,
-    in_dims: Any = 0, out_dims: Any = 0,
-) -> Function:  # fmt: skip
+    function: Function,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    size: int | None = None,
+    *,
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+) -> Function:
     """fn over a new axis of its arguments: `in_axes` (None: shared) and `out_axes` may nest;
     `in_dims` and `out_dims` are PyTorch's names of them."""
     in_axes = in_dims if in_axes == 0 else in_axes
@@ -308,15 +342,18 @@ def vmap(
     def run(*args: Any, **kwargs: Any) -> Any:
         axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
         if len(axes) != len(args):
-            raise ShapeError("needs an axis for each argument", op="vmap", expected=len(args),
-                             got=in_axes)  # fmt: skip
+            raise ShapeError(
+                "needs an axis for each argument", op="vmap", expected=len(args), got=in_axes
+            )
         leaves, structure = flatten(args)
         places = broadcast_prefix(axes, args, "vmap")
         given: dict[Node, Node] = {}
         inside = [
-            _one_example(leaf, axis, given) if axis is not None and isinstance(leaf, Tensor)
-            else leaf for leaf, axis in zip(leaves, places)
-        ]  # fmt: skip
+            _one_example(leaf, axis, given)
+            if axis is not None and isinstance(leaf, Tensor)
+            else leaf
+            for leaf, axis in zip(leaves, places)
+        ]
         count = _batch_size(given, size)
         since = next_serial()
         with inside_transform(record=False):
@@ -324,9 +361,10 @@ def vmap(
         nodes, out_leaves, out_structure = nodes_of(result)
         pairs = _over_batch(nodes, given, count, since)
         out_places = [
-            p for p, r in zip(broadcast_prefix(out_axes, result, "vmap"), out_leaves)
+            p
+            for p, r in zip(broadcast_prefix(out_axes, result, "vmap"), out_leaves)
             if isinstance(r, Tensor)
-        ]  # fmt: skip
+        ]
         made = [_placed(n, on, axis, count) for (n, on), axis in zip(pairs, out_places)]
         return rebuilt(out_leaves, out_structure, tracked(made))
 
@@ -366,17 +404,23 @@ def _batch_size(given: dict[Node, Node], size: int | None) -> Any:
     if len(sizes) != 1 or (size is not None and sizes[0] != size):
         raise ShapeError(
             "the batched axes have different sizes" if sizes else "nothing is batched",
-            op="vmap", expected="one size on every batched axis", got=sizes,
+            op="vmap",
+            expected="one size on every batched axis",
+            got=sizes,
             hint="give in_axes=None for arguments that all examples share",
-        )  # fmt: skip
+        )
     return sizes[0]
 
 
 def _placed(node: Node, on: bool, axis: Any, count: Any) -> Node:
     if axis is None:
         if on:
-            raise ShapeError("a result depends on the batch and has no axis to go to", op="vmap",
-                             expected="out_axes=0 for it", got="out_axes=None")  # fmt: skip
+            raise ShapeError(
+                "a result depends on the batch and has no axis to go to",
+                op="vmap",
+                expected="out_axes=0 for it",
+                got="out_axes=None",
+            )
         return node
     if not on:
         node = build.broadcast_to(node, (count, *node.shape))

@@ -9,9 +9,15 @@ from typing import Any
 
 # Where each name of the language stands, and what it is called there (builtins are not hidden).
 RENAMED = {
-    "range": "range_", "max": "max_", "min": "min_", "sum": "sum_", "abs": "abs_",
-    "round": "round_", "maximum": "maximum_", "minimum": "minimum_",
-}  # fmt: skip
+    "range": "range_",
+    "max": "max_",
+    "min": "min_",
+    "sum": "sum_",
+    "abs": "abs_",
+    "round": "round_",
+    "maximum": "maximum_",
+    "minimum": "minimum_",
+}
 LANGUAGE = {
     "grid", "program_id", "num_programs", "context", "result", "range_n", "ceil_divide", "full",
     "zeros", "arange", "broadcast", "reshape", "transpose", "cast", "bitcast", "where",
@@ -29,8 +35,17 @@ ROLES = {
     "copy_threads", "commit_threads", "wait_threads", "store_threads", "load_operand",
     "matrix_sync", "copy_pages", "store_add", "send", "clear_rows",
 }  # fmt: skip
-DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-          "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8", "u32": "uint32"}  # fmt: skip
+DTYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u32": "uint32",
+}
 
 
 def __getattr__(name: str) -> Any:

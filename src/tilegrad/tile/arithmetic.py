@@ -50,9 +50,12 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
     for sizes in zip(*padded):
         live = {s for s in sizes if s != 1}
         if len(live) > 1:
-            raise ShapeError("the shapes of tiles do not fit", op=f"tile.{op}",
-                             expected="equal sizes, or 1", got=" and ".join(map(str, shapes)),
-                             )  # fmt: skip
+            raise ShapeError(
+                "the shapes of tiles do not fit",
+                op=f"tile.{op}",
+                expected="equal sizes, or 1",
+                got=" and ".join(map(str, shapes)),
+            )
         result.append(live.pop() if live else 1)
     return tuple(result)
 
@@ -79,8 +82,9 @@ def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
             if len(starts) > 1:
                 raise ShapeError(
                     f"partial tiles that end in different places along axis {axis}",
-                    op=f"tile.{op}", hint="give one of them values first: tile.fill(x, 0)",
-                )  # fmt: skip
+                    op=f"tile.{op}",
+                    hint="give one of them values first: tile.fill(x, 0)",
+                )
             limit = found[0].limit  # type: ignore[union-attr]
             for e in found[1:]:
                 limit = minimum(limit, e.limit)  # type: ignore[union-attr]
@@ -105,8 +109,12 @@ def elementwise(name: str, *values: Any) -> Any:
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
     if name in BITS and dtype.is_float:
-        raise DTypeError("bits of floats cannot be combined", op=f"tile.{name}",
-                         expected="integers or bools", got=dtype)  # fmt: skip
+        raise DTypeError(
+            "bits of floats cannot be combined",
+            op=f"tile.{name}",
+            expected="integers or bools",
+            got=dtype,
+        )
     b = tracer(name).builder
     tiles = [cast(tile_of(v, dtype, name), dtype) for v in values]
     shape = broadcast_shape(name, [t.shape for t in tiles])

@@ -36,8 +36,10 @@ def batched_launches(launches: Launches, flags: Sequence[bool], size: Size) -> L
 class _Batcher:
     def __init__(self, body: Body, flags: Sequence[bool], size: Size) -> None:
         self.body, self.size = body, size
-        given = [(p.attrs["name"], _with_batch(p.type, size) if on else p.type)
-                 for p, on in zip(body.parameters, flags)]  # fmt: skip
+        given = [
+            (p.attrs["name"], _with_batch(p.type, size) if on else p.type)
+            for p, on in zip(body.parameters, flags)
+        ]
         self.b = PlacedBuilder(body.name, given)  # type: ignore[arg-type]
         self.mapping: dict[Node, Node] = dict(zip(body.parameters, self.b.parameters))
         self.batched = {p for p, on in zip(body.parameters, flags) if on}
@@ -97,5 +99,3 @@ def _with_batch(type_: Any, size: Size) -> Memory:
     if strides is not None:
         strides = (product(type_.shape), *strides)
     return Memory((size, *type_.shape), type_.dtype, type_.scope, type_.use, strides, type_.layout)
-
-

@@ -71,9 +71,11 @@ class Bounds:
         """Ranges of the whole numbers that a loop carries: a range that holds what the loop begins
         with, and what a trip that begins within it ends with, holds all trips."""
         block = loop.blocks[0]
-        carried = [(a, given, result) for a, given, result
-                   in zip(block.arguments[1:], loop.inputs[2:], block.results)
-                   if a.shape == () and a.dtype.is_integer]  # fmt: skip
+        carried = [
+            (a, given, result)
+            for a, given, result in zip(block.arguments[1:], loop.inputs[2:], block.results)
+            if a.shape == () and a.dtype.is_integer
+        ]
         if not carried:
             return
         for a, given, _ in carried:
@@ -86,8 +88,7 @@ class Bounds:
             if not moving:
                 return
             guesses += 1
-            self.ranges.update({a: wider[a] if guesses < GUESSES else of_dtype(a)
-                                for a in moving})  # fmt: skip
+            self.ranges.update({a: wider[a] if guesses < GUESSES else of_dtype(a) for a in moving})
 
     def _visit(self, node: Node) -> None:
         name = node.op.name

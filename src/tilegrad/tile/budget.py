@@ -20,8 +20,13 @@ from .check import walk
 from .finding import Finding, finding, place_name
 from .skeleton import is_place
 
-LIMITS = {"registers_per_thread": 255, "registers_per_block": 65536, "named_barriers": 16,
-          "threads_per_block": 1024, "cluster": 8}  # fmt: skip
+LIMITS = {
+    "registers_per_thread": 255,
+    "registers_per_block": 65536,
+    "named_barriers": 16,
+    "threads_per_block": 1024,
+    "cluster": 8,
+}
 BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 MARGIN = 24  # addresses, indices, descriptors
@@ -70,10 +75,17 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
     have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
-    return [finding(
-        "error", "shared_bytes", f"places and barriers of {body.name} take {at} bytes of shared "
-        f"memory, which has {have}", largest, None, "fewer stages or smaller tiles",
-    )]  # fmt: skip
+    return [
+        finding(
+            "error",
+            "shared_bytes",
+            f"places and barriers of {body.name} take {at} bytes of shared "
+            f"memory, which has {have}",
+            largest,
+            None,
+            "fewer stages or smaller tiles",
+        )
+    ]
 
 
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
@@ -91,20 +103,37 @@ def boxes(body: Body) -> list[Finding]:
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:
-            found.append(finding(
-                "error", "box", f"a box of {shape} has a side above {BOX}", node, place,
-                "copy it in parts",
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "box",
+                    f"a box of {shape} has a side above {BOX}",
+                    node,
+                    place,
+                    "copy it in parts",
+                )
+            )
         if row % 16:
-            found.append(finding(
-                "error", "box", f"rows of {row} bytes of {place_name(place)} are no multiple of "
-                "16 bytes", node, place,
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "box",
+                    f"rows of {row} bytes of {place_name(place)} are no multiple of 16 bytes",
+                    node,
+                    place,
+                )
+            )
         elif span and row > span and row % span:
-            found.append(finding(
-                "error", "box", f"rows of {row} bytes of {place_name(place)} are not made of "
-                f"spans of {type_.layout}", node, place,
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "box",
+                    f"rows of {row} bytes of {place_name(place)} are not made of "
+                    f"spans of {type_.layout}",
+                    node,
+                    place,
+                )
+            )
     return found
 
 
@@ -117,8 +146,13 @@ def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]
             found.append(finding("error", "copies", f"{target.name} has no {node.op.name}", node))
     cluster = prod(body.notes.get("cluster", (1,)))
     if cluster > limits["cluster"]:
-        found.append(finding("error", "cluster", f"a cluster of {cluster} programs, {target.name} "
-                             f"has at most {limits['cluster']}"))  # fmt: skip
+        found.append(
+            finding(
+                "error",
+                "cluster",
+                f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}",
+            )
+        )
     return found
 
 
@@ -127,24 +161,49 @@ def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[F
     found = []
     threads = 32 * sum(r.attrs["warps"] for r in roles)
     if threads > limits["threads_per_block"]:
-        found.append(finding("error", "threads", f"the roles have {threads} threads, a program at "
-                             f"most {limits['threads_per_block']}", roles[0]))  # fmt: skip
+        found.append(
+            finding(
+                "error",
+                "threads",
+                f"the roles have {threads} threads, a program at "
+                f"most {limits['threads_per_block']}",
+                roles[0],
+            )
+        )
     free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
     for node, around in walk(body.block):
         name, attrs = node.op.name, node.attrs
         inside = [n for n in around if n.op.name == "role"]
         if name in ("named_sync", "named_arrive"):
             if not 0 <= attrs["number"] < free:
-                found.append(finding("error", "named_barrier", f"named barrier {attrs['number']}: "
-                                     f"numbers 0 to {free - 1} are free", node))  # fmt: skip
+                found.append(
+                    finding(
+                        "error",
+                        "named_barrier",
+                        f"named barrier {attrs['number']}: numbers 0 to {free - 1} are free",
+                        node,
+                    )
+                )
             if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= limits["threads_per_block"]:
-                found.append(finding("error", "named_barrier", f"{attrs['threads']} threads are "
-                                     "no whole number of warps", node))  # fmt: skip
+                found.append(
+                    finding(
+                        "error",
+                        "named_barrier",
+                        f"{attrs['threads']} threads are no whole number of warps",
+                        node,
+                    )
+                )
         if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
-            found.append(finding(
-                "error", "warps", f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps "
-                "and multiplies: matrix_async takes groups of 4", node, inside[0],
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "warps",
+                    f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps "
+                    "and multiplies: matrix_async takes groups of 4",
+                    node,
+                    inside[0],
+                )
+            )
     return found
 
 
@@ -160,26 +219,51 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
     for role in roles:
         asked, threads = role.attrs["registers"], 32 * role.attrs["warps"]
         if asked and (asked % 8 or not 24 <= asked <= 256):
-            found.append(finding("error", "registers", f"{role.attrs['name']} asks for {asked} "
-                                 "registers: a multiple of 8 in 24..256", role))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "registers",
+                    f"{role.attrs['name']} asks for {asked} registers: a multiple of 8 in 24..256",
+                    role,
+                )
+            )
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
         places, peak = estimate(role.blocks[0], threads)
         least = places - operands(role.blocks[0], threads)
         if least > most:
-            found.append(finding(
-                "error", "registers", f"register places of {role.attrs['name']} take {least} "
-                f"registers a thread, it may hold {most}", role, None,
-                "smaller tiles, or more warps for the role",
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "registers",
+                    f"register places of {role.attrs['name']} take {least} "
+                    f"registers a thread, it may hold {most}",
+                    role,
+                    None,
+                    "smaller tiles, or more warps for the role",
+                )
+            )
         elif peak + MARGIN > most:
-            found.append(finding(
-                "warning", "registers", f"{role.attrs['name']} holds about {peak + MARGIN} "
-                f"registers a thread, it may hold {most}: it may spill", role,
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "warning",
+                    "registers",
+                    f"{role.attrs['name']} holds about {peak + MARGIN} "
+                    f"registers a thread, it may hold {most}: it may spill",
+                    role,
+                )
+            )
     if roles and taken > file:
-        found.append(finding("error", "registers", f"the roles take {taken} registers, there are "
-                             f"{file}", roles[0], None, "ask for fewer"))  # fmt: skip
+        found.append(
+            finding(
+                "error",
+                "registers",
+                f"the roles take {taken} registers, there are {file}",
+                roles[0],
+                None,
+                "ask for fewer",
+            )
+        )
     return found
 
 

@@ -134,8 +134,9 @@ class BodyBuilder:
         """An `atom` for a number from memory, brought within its bounds: what is simplified
         relies on them."""
         node = self.apply("maximum", node, self.constant(low, node.dtype))
-        return self.atom(name, self.apply("minimum", node, self.constant(high, node.dtype)),
-                         low, high)  # fmt: skip
+        return self.atom(
+            name, self.apply("minimum", node, self.constant(high, node.dtype)), low, high
+        )
 
     def program(self, axis: int, size: Size) -> Size:
         """This program's number along a grid axis."""
@@ -228,9 +229,13 @@ class BodyBuilder:
     # ---- memory ---------------------------------------------------------------------------
 
     def load(
-        self, memory: Node, index: Sequence[Size], shape: tuple[int, ...] = (),
-        axes: tuple[int, ...] = (), mask: Node | None = None,
-    ) -> Node:  # fmt: skip
+        self,
+        memory: Node,
+        index: Sequence[Size],
+        shape: tuple[int, ...] = (),
+        axes: tuple[int, ...] = (),
+        mask: Node | None = None,
+    ) -> Node:
         """A tile at an index."""
         scalars = [self.index(i) for i in index]
         if mask is None:
@@ -244,9 +249,13 @@ class BodyBuilder:
         return mask if mask.shape in ((), shape) else self.broadcast(mask, shape)
 
     def store(
-        self, memory: Node, value: Node, index: Sequence[Size], axes: tuple[int, ...] = (),
+        self,
+        memory: Node,
+        value: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...] = (),
         mask: Node | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a tile at an index."""
         scalars = [self.index(i) for i in index]
         extra = [] if mask is None else [self._mask(mask, value.shape)]
@@ -270,9 +279,12 @@ class BodyBuilder:
         self.add(ops.scatter(memory, value, offset, *extra, mode=mode))
 
     def require(
-        self, condition: Node, message: str, location: Location | str | None = None,
+        self,
+        condition: Node,
+        message: str,
+        location: Location | str | None = None,
         mask: Node | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End the run in an index error unless a condition holds wherever the mask does.
 
         It is recorded and the program goes on: what it guards needs a mask or a clamped index.
@@ -288,10 +300,16 @@ class BodyBuilder:
     # ---- control --------------------------------------------------------------------------
 
     def loop(
-        self, name: str, lower: Size, upper: Size, step: int,
-        body: Callable[[Size, list[Node]], Sequence[Node]], carried: Sequence[Node] = (),
-        unroll: int = 1, bounds: tuple[int, int] | None = None,
-    ) -> list[Node]:  # fmt: skip
+        self,
+        name: str,
+        lower: Size,
+        upper: Size,
+        step: int,
+        body: Callable[[Size, list[Node]], Sequence[Node]],
+        carried: Sequence[Node] = (),
+        unroll: int = 1,
+        bounds: tuple[int, int] | None = None,
+    ) -> list[Node]:
         """A loop; body(index, carried) -> carried. An empty or single trip is written out."""
         bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
         if isinstance(lower, int) and isinstance(upper, int):
@@ -311,9 +329,11 @@ class BodyBuilder:
         return [self.add(ops.get(node, index=i)) for i in range(len(carried))]
 
     def branch(
-        self, condition: Node, then: Callable[[], Sequence[Node]],
+        self,
+        condition: Node,
+        then: Callable[[], Sequence[Node]],
         otherwise: Callable[[], Sequence[Node]] = lambda: (),
-    ) -> list[Node]:  # fmt: skip
+    ) -> list[Node]:
         """One of two Blocks."""
         blocks = []
         for name, function in (("then", then), ("otherwise", otherwise)):

@@ -36,9 +36,13 @@ class KernelCallee(Callee):
     text_name = "kernel"
 
     def __init__(
-        self, name: str, launches: Launches, vjp: Derivative | None = None,
-        jvp: Derivative | None = None, tag: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        launches: Launches,
+        vjp: Derivative | None = None,
+        jvp: Derivative | None = None,
+        tag: str = "",
+    ) -> None:
         self._name, self.launches = name, launches
         self.vjp, self.jvp, self.tag = vjp, jvp, tag
 
@@ -87,8 +91,12 @@ class KernelCallee(Callee):
         """The types of the results."""
         wanted = self.types("read")
         if tuple(argument_types) != wanted:
-            raise ShapeError("the kernel was traced for other types", op=self.name,
-                             expected=wanted, got=argument_types)  # fmt: skip
+            raise ShapeError(
+                "the kernel was traced for other types",
+                op=self.name,
+                expected=wanted,
+                got=argument_types,
+            )
         return (*self.types("store"), *(wanted[i] for i in self.states))
 
     def to_text(self) -> str:
@@ -101,8 +109,10 @@ class KernelCallee(Callee):
         from .interpret import run
 
         symbols = bindings(self.types("read"), arrays)
-        inputs = [np.array(a, order="C") if i in self.states else np.ascontiguousarray(a)
-                  for i, a in enumerate(arrays)]  # fmt: skip
+        inputs = [
+            np.array(a, order="C") if i in self.states else np.ascontiguousarray(a)
+            for i, a in enumerate(arrays)
+        ]
         results = []
         for type_ in self.types("store"):
             shape = tuple(evaluate(s, symbols) for s in type_.shape)

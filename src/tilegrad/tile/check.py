@@ -28,11 +28,28 @@ USES = ("constant", "state", "value", "result")
 PLACED_OPS = frozenset(op.name for op in vars(placed).values() if isinstance(op, placed.Op)) - {
     "atomic_add"
 }
-STORES = {"store": 0, "scatter": 0, "matrix_store": 0, "copy_store": 0, "atomic_add": 0,
-          "write_place": 0, "copy_async": 0, "store_threads": 0,
-          "copy_pages": 0, "store_add": 0}  # fmt: skip
-READS = {"load": 0, "gather": 0, "matrix_load": 0, "copy_async": 1, "read_place": 0,
-         "copy_store": 1, "copy_threads": 1, "copy_pages": 1}  # fmt: skip
+STORES = {
+    "store": 0,
+    "scatter": 0,
+    "matrix_store": 0,
+    "copy_store": 0,
+    "atomic_add": 0,
+    "write_place": 0,
+    "copy_async": 0,
+    "store_threads": 0,
+    "copy_pages": 0,
+    "store_add": 0,
+}
+READS = {
+    "load": 0,
+    "gather": 0,
+    "matrix_load": 0,
+    "copy_async": 1,
+    "read_place": 0,
+    "copy_store": 1,
+    "copy_threads": 1,
+    "copy_pages": 1,
+}
 
 
 def verify_body(

@@ -216,8 +216,11 @@ class Task:
 
 def deadlock(tasks: list[Task]) -> DeadlockError:
     """The error that names every task and what it waits for."""
-    waits = [f"{t.agent.name} waits on {t.waiting.what()}"
-             for t in tasks if t.waiting is not None and not t.done]  # fmt: skip
+    waits = [
+        f"{t.agent.name} waits on {t.waiting.what()}"
+        for t in tasks
+        if t.waiting is not None and not t.done
+    ]
     return DeadlockError("tile.interpret", "deadlock: " + "; ".join(waits))
 
 

@@ -47,31 +47,43 @@ class Stage:
     def plain_range(self, values: Any) -> Iterable[Any]:
         """What a loop with return, break or continue inside runs over."""
         if isinstance(values, Range):
-            raise TraceError("a loop over tile.range cannot be left early", op="kernel",
-                             hint="no return, break, continue or else in it: use tile.where, or "
-                             "a smaller upper bound")  # fmt: skip
+            raise TraceError(
+                "a loop over tile.range cannot be left early",
+                op="kernel",
+                hint="no return, break, continue or else in it: use tile.where, or "
+                "a smaller upper bound",
+            )
         return values  # type: ignore[no-any-return]
 
     def plain_test(self, value: Any) -> bool:
         """The condition of a branch with return, break or continue inside, or of a while."""
         if isinstance(value, (TileValue, Index)):
             raise TraceError(
-                "the condition is known only when the kernel runs", op="kernel", got=repr(value),
+                "the condition is known only when the kernel runs",
+                op="kernel",
+                got=repr(value),
                 hint="such a branch cannot contain return, break or continue; loop with tile.range",
-            )  # fmt: skip
+            )
         return bool(value)
 
     # ---- loops ----------------------------------------------------------------------------
 
     def loop(
-        self, values: Any, body: Callable[..., Any], given: tuple[Any, ...],
+        self,
+        values: Any,
+        body: Callable[..., Any],
+        given: tuple[Any, ...],
         names: tuple[str, ...],
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...]:
         """for: staged over a Range, else as Python does it."""
         if not isinstance(values, Range):
             if isinstance(values, (TileValue, Index, MemoryValue)):
-                raise TraceError("this cannot be looped over", op="kernel", got=repr(values),
-                                 hint="use tile.range(n)")  # fmt: skip
+                raise TraceError(
+                    "this cannot be looped over",
+                    op="kernel",
+                    got=repr(values),
+                    hint="use tile.range(n)",
+                )
             for item in values:
                 given = body(item, *given)
             return given
@@ -81,40 +93,56 @@ class Stage:
         return _Loop(self.tracer, values, body, given, names).run()
 
     def _once(
-        self, values: Range, body: Callable[..., Any], given: tuple[Any, ...],
+        self,
+        values: Range,
+        body: Callable[..., Any],
+        given: tuple[Any, ...],
         names: tuple[str, ...],
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...]:
         """A loop of at most one trip, written out."""
         if high(values.upper) <= low(values.lower):
             return given
         item = values.lower if values.block is None else Rows(values.lower, values.block)
         found = body(item, *given)
         return tuple(
-            Undefined(name, "is set only inside the loop") if isinstance(before, Undefined)
-            else after for name, before, after in zip(names, given, found)
-        )  # fmt: skip
+            Undefined(name, "is set only inside the loop")
+            if isinstance(before, Undefined)
+            else after
+            for name, before, after in zip(names, given, found)
+        )
 
     # ---- branches -------------------------------------------------------------------------
 
     def branch(
-        self, test: Any, then: Callable[..., Any], otherwise: Callable[..., Any],
-        given: tuple[Any, ...], names: tuple[str, ...],
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self,
+        test: Any,
+        then: Callable[..., Any],
+        otherwise: Callable[..., Any],
+        given: tuple[Any, ...],
+        names: tuple[str, ...],
+    ) -> tuple[Any, ...]:
         """if: staged on a scalar tile, else as Python does it."""
         if isinstance(test, Undefined):
             raise test.fail()
         if not isinstance(test, TileValue):
             return then(*given) if test else otherwise(*given)  # type: ignore[no-any-return]
         if test.shape != () or test.dtype is not dtypes.bool_:
-            raise DTypeError("the condition is not a scalar", op="if", expected="a bool scalar",
-                             got=repr(test), hint="use tile.where for whole tiles")  # fmt: skip
+            raise DTypeError(
+                "the condition is not a scalar",
+                op="if",
+                expected="a bool scalar",
+                got=repr(test),
+                hint="use tile.where for whole tiles",
+            )
         known = set(self.tracer.builder.atoms)
         found = [self._part(f, given) for f in (then, otherwise)]
         changed = [i for i in range(len(given)) if any(_differs(given[i], f[i]) for f in found)]
         kept = [i for i in changed if not any(isinstance(f[i], Undefined) for f in found)]
         types = [_common(names[i], [f[i] for f in found]) for i in kept]
-        edges = [_join(names[i], [f[i].edges for f in found if isinstance(f[i], TileValue)])
-                 for i in kept]  # fmt: skip
+        edges = [
+            _join(names[i], [f[i].edges for f in found if isinstance(f[i], TileValue)])
+            for i in kept
+        ]
         for i, edge in zip(kept, edges):
             _check_leaving(names[i], edge, known, "if")
         results = self._both(test, (then, otherwise), given, kept, types)
@@ -131,9 +159,13 @@ class Stage:
             return function(*given)  # type: ignore[no-any-return]
 
     def _both(
-        self, test: TileValue, sides: Sequence[Callable[..., Any]], given: tuple[Any, ...],
-        kept: list[int], types: list[Tile],
-    ) -> list[Node]:  # fmt: skip
+        self,
+        test: TileValue,
+        sides: Sequence[Callable[..., Any]],
+        given: tuple[Any, ...],
+        kept: list[int],
+        types: list[Tile],
+    ) -> list[Node]:
         def side(function: Callable[..., Any], holds: bool) -> Callable[[], list[Node]]:
             def run() -> list[Node]:
                 self.tracer.branches.append((test.node, holds))
@@ -179,9 +211,10 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
         if not isinstance(v, TileValue) and not number(v):
             raise DTypeError(
                 f"the variable {name!r} holds {type(v).__name__} after code that is staged",
-                op="kernel", expected="a tile or a number",
+                op="kernel",
+                expected="a tile or a number",
                 hint="only tiles and numbers can change in a loop or a branch of the kernel",
-            )  # fmt: skip
+            )
     tiles = [v for v in values if isinstance(v, TileValue)]
     if not tiles:
         whole = not any(isinstance(v, float) for v in values)
@@ -191,9 +224,13 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
     first = tiles[0].node.type
     for v in tiles[1:]:
         if v.node.type != first:
-            raise ShapeError(f"the variable {name!r} changes its type", op="kernel",
-                             expected=first, got=v.node.type,
-                             hint="cast or broadcast it before")  # fmt: skip
+            raise ShapeError(
+                f"the variable {name!r} changes its type",
+                op="kernel",
+                expected=first,
+                got=v.node.type,
+                hint="cast or broadcast it before",
+            )
     assert isinstance(first, Tile)
     return first
 
@@ -208,8 +245,9 @@ def _join(name: str, several: Sequence[Edges]) -> Edges | None:
         if len(found) > 1:
             raise ShapeError(
                 f"the variable {name!r} holds partial tiles that end in different places",
-                op="kernel", hint="give it values first: tile.fill(x, 0)",
-            )  # fmt: skip
+                op="kernel",
+                hint="give it values first: tile.fill(x, 0)",
+            )
         result.append(found[0] if found else None)
     return tuple(result)
 
@@ -222,9 +260,10 @@ def _check_leaving(name: str, edges: Edges | None, known: set[Expr], op: str) ->
         inside = [a for size in edge for a in atoms(size) if a.kind == "loop" and a not in known]
         if inside:
             raise ShapeError(
-                f"the variable {name!r} carries a partial tile whose end moves", op=op,
+                f"the variable {name!r} carries a partial tile whose end moves",
+                op=op,
                 hint="give it values first: tile.fill(x, 0)",
-            )  # fmt: skip
+            )
 
 
 def fitted(value: Any, type_: Tile) -> TileValue:
@@ -239,9 +278,13 @@ class _Loop:
     """One staged loop: traced until the carried variables and their types stand still."""
 
     def __init__(
-        self, tracer: Tracer, values: Range, body: Callable[..., Any], given: tuple[Any, ...],
+        self,
+        tracer: Tracer,
+        values: Range,
+        body: Callable[..., Any],
+        given: tuple[Any, ...],
         names: tuple[str, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tracer, self.values, self.body = tracer, values, body
         self.given, self.names = given, names
         self.carried: dict[int, tuple[Tile, Edges | None]] = {}
@@ -318,18 +361,22 @@ class _Loop:
         name, start = self.names[i], self.given[i]
         if isinstance(start, TileValue):
             if start.node.type != type_:
-                raise ShapeError(f"the loop changes the type of {name!r}", op="for",
-                                 expected=f"{start.node.type}, as before the loop",
-                                 got=type_, hint="cast or broadcast it before the loop",
-                                 )  # fmt: skip
+                raise ShapeError(
+                    f"the loop changes the type of {name!r}",
+                    op="for",
+                    expected=f"{start.node.type}, as before the loop",
+                    got=type_,
+                    hint="cast or broadcast it before the loop",
+                )
             edges = _join(name, [e for e in (start.edges, edges) if e is not None])
         elif not number(start):
             _common(name, [start])
         known = self.carried.get(i)
         if known is not None:
             if known[0] != type_ and known[0].shape != ():
-                raise ShapeError(f"the loop changes the type of {name!r}", op="for",
-                                 expected=known[0], got=type_)  # fmt: skip
+                raise ShapeError(
+                    f"the loop changes the type of {name!r}", op="for", expected=known[0], got=type_
+                )
             edges = _join(name, [e for e in (known[1], edges) if e is not None])
             if known == (type_, edges):
                 return False
@@ -342,8 +389,9 @@ class _Loop:
         order = list(self.carried)
         starts = [b.add(fitted(self.given[i], self.carried[i][0]).node) for i in order]
         lower, upper = b.index(values.lower), b.index(values.upper)
-        node = b.add(ops.loop(lower, upper, *starts, blocks=(block,), step=values.step,
-                              unroll=values.unroll))  # fmt: skip
+        node = b.add(
+            ops.loop(lower, upper, *starts, blocks=(block,), step=values.step, unroll=values.unroll)
+        )
         answer = list(self.given)
         for i, (before, after) in enumerate(zip(self.given, found)):
             if isinstance(before, Undefined) and not isinstance(after, Undefined):

@@ -77,14 +77,19 @@ class Definition:
         given = dict(kwargs)
         for name, value in plan.sizes:
             if name not in names:
-                raise UserError(f"the kernel {self.name} has no argument {name!r}", op="schedule",
-                                expected=", ".join(names), got=name)  # fmt: skip
+                raise UserError(
+                    f"the kernel {self.name} has no argument {name!r}",
+                    op="schedule",
+                    expected=", ".join(names),
+                    got=name,
+                )
             given.setdefault(name, value)
         try:
             bound = self.signature.bind(*args, **given)
         except TypeError as error:
-            raise UserError(f"the arguments do not fit: {error}", op=self.name,
-                            expected=str(self.signature)) from None  # fmt: skip
+            raise UserError(
+                f"the arguments do not fit: {error}", op=self.name, expected=str(self.signature)
+            ) from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -97,8 +102,9 @@ class Definition:
             found = self.known.get(key)
         except TypeError:
             bad = [n for n, v in given.items() if getattr(v, "__hash__", None) is None]
-            raise DTypeError("an argument that is no Tensor must be hashable", op=self.name,
-                             got=", ".join(bad)) from None  # fmt: skip
+            raise DTypeError(
+                "an argument that is no Tensor must be hashable", op=self.name, got=", ".join(bad)
+            ) from None
         if found is None:
             found = self.known[key] = self.trace(given, plan, target, guards)
         return found
@@ -161,10 +167,13 @@ class Definition:
         for name, type_ in arrays:
             wanted = self.annotations.get(name)
             if isinstance(wanted, KTile) and wanted.dtype is not type_.dtype:
-                raise DTypeError(f"the argument {name} has another dtype than its annotation",
-                                 op=self.name, expected=wanted.dtype, got=type_.dtype,
-                                 hint=f"cast it first: x.to(tilegrad.{wanted.dtype})",
-                                 )  # fmt: skip
+                raise DTypeError(
+                    f"the argument {name} has another dtype than its annotation",
+                    op=self.name,
+                    expected=wanted.dtype,
+                    got=type_.dtype,
+                    hint=f"cast it first: x.to(tilegrad.{wanted.dtype})",
+                )
 
     def check_result(self, tracer: Tracer) -> None:
         """A result has the dtype that the annotation of the function names."""
@@ -172,9 +181,12 @@ class Definition:
         if isinstance(wanted, KTile):
             for result in tracer.results:
                 if result.dtype is not wanted.dtype:
-                    raise DTypeError("the result has another dtype than its annotation",
-                                     op=self.name, expected=wanted.dtype, got=result.dtype,
-                                     )  # fmt: skip
+                    raise DTypeError(
+                        "the result has another dtype than its annotation",
+                        op=self.name,
+                        expected=wanted.dtype,
+                        got=result.dtype,
+                    )
 
 
 def fitted(plan: Plan, stated: Plan, arrays: Sequence[tuple[str, Array]]) -> Plan:
@@ -183,8 +195,9 @@ def fitted(plan: Plan, stated: Plan, arrays: Sequence[tuple[str, Array]]) -> Pla
     if not sizes:
         return plan
     most = max(16, 1 << (max(high(s) for s in sizes) - 1).bit_length())
-    changes = {n: min(getattr(plan, n), most) for n in ("m", "n", "k")
-               if getattr(stated, n) is None}  # fmt: skip
+    changes = {
+        n: min(getattr(plan, n), most) for n in ("m", "n", "k") if getattr(stated, n) is None
+    }
     return replace(plan, **changes)
 
 

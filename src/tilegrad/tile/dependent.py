@@ -31,10 +31,16 @@ def check_dependent(skeleton: Skeleton) -> list[Finding]:
         unsure = [n for n in around if n.op.name in ("branch", "loop") and varies(skeleton, n)]
         if unsure and state(block) != ALL:
             who = f"the role {parts[0].attrs['name']}" if parts else "the program"
-            found.append(finding(
-                "error", "dependent", f"{who} comes to grid_dependency_wait on some paths only",
-                node, unsure[-1], "wait before the branch or loop, where every program comes by",
-            ))  # fmt: skip
+            found.append(
+                finding(
+                    "error",
+                    "dependent",
+                    f"{who} comes to grid_dependency_wait on some paths only",
+                    node,
+                    unsure[-1],
+                    "wait before the branch or loop, where every program comes by",
+                )
+            )
     return found + (early(skeleton) if waits else [])
 
 
@@ -68,10 +74,17 @@ def _early(
             if memory is None or memory not in skeleton.body.parameters:
                 continue
             if verb == "writes" or memory.type.use != "constant":  # type: ignore[union-attr]
-                found.append(finding(
-                    "error", "dependent", f"{who} {verb} {memory.attrs['name']} in some programs "
-                    "before it knows of grid_dependency_wait", node, None,
-                    "grid_dependency_wait before the branch or loop"))  # fmt: skip
+                found.append(
+                    finding(
+                        "error",
+                        "dependent",
+                        f"{who} {verb} {memory.attrs['name']} in some programs "
+                        "before it knows of grid_dependency_wait",
+                        node,
+                        None,
+                        "grid_dependency_wait before the branch or loop",
+                    )
+                )
         inside = unsure or (name in ("branch", "loop") and varies(skeleton, node))
         for inner in node.blocks:
             found += _early(skeleton, inner, who, inside, told)

@@ -45,9 +45,13 @@ def line_of(node: Node | None) -> str:
 
 
 def finding(
-    level: str, rule: str, message: str, node: Node | None = None, other: Node | None = None,
+    level: str,
+    rule: str,
+    message: str,
+    node: Node | None = None,
+    other: Node | None = None,
     hint: str = "",
-) -> Finding:  # fmt: skip
+) -> Finding:
     """A Finding located at Nodes."""
     where = None if node is None else node.location
     return Finding(level, rule, message, hint, line_of(node), line_of(other), where)

@@ -85,9 +85,13 @@ class Operations(Protocol):
         self, going: Callable[[Value], Mask], step: Callable[[Value], Value], x: Value
     ) -> Value: ...
     def rarely(
-        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
-        done: Callable[..., Value], *inputs: Value,
-    ) -> Value: ...  # fmt: skip
+        self,
+        name: str,
+        near: Callable[..., Any],
+        far: Callable[..., Any],
+        done: Callable[..., Value],
+        *inputs: Value,
+    ) -> Value: ...
 
 
 Coefficients = tuple[float, ...]
@@ -960,9 +964,7 @@ def floor_divide(operations: Operations, x: Value, y: Value) -> Value:
         whole = o.floor(quotient)
         up = o.less(scope.constant(0.5), o.subtract(quotient, whole))
         whole = o.add(whole, o.select(up, one, zero))
-        none = o.bitcast_float(
-            o.int_and(o.bitcast_int(ratio), scope.integer(scope.table.sign_bit))
-        )  # fmt: skip
+        none = o.bitcast_float(o.int_and(o.bitcast_int(ratio), scope.integer(scope.table.sign_bit)))
         whole = o.select(o.equal(quotient, zero), none, whole)
         return o.select(o.equal(y, zero), ratio, whole)
 

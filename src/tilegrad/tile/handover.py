@@ -38,8 +38,10 @@ def check_handover(body: Body) -> list[Finding]:
     nodes = [node for node, _ in walk(body.block)]
     if not any(node.op.name == "atomic_add" for node in nodes):
         return []
-    stored, read = ({n.inputs[0] for n in nodes if n.op.name in names and not is_place(n.inputs[0])}
-                    for names in (STORES, READS))  # fmt: skip
+    stored, read = (
+        {n.inputs[0] for n in nodes if n.op.name in names and not is_place(n.inputs[0])}
+        for names in (STORES, READS)
+    )
     counters = {n.inputs[0] for n in nodes if n.op.name == "atomic_add"}
     handed = (stored & read) - counters
     found: dict[Finding, None] = {}
@@ -67,18 +69,30 @@ def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, No
     elif name == "atomic_add":
         if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
             what = state.stored.inputs[0].attrs["name"]
-            found[finding(
-                "error", "fence", f"{what} is stored and counted without a fence('global') and a "
-                "meeting of the warps between", node, state.stored,
-                "fence('global') after the stores, then named_sync of the role, then count",
-            )] = None  # fmt: skip
+            found[
+                finding(
+                    "error",
+                    "fence",
+                    f"{what} is stored and counted without a fence('global') and a "
+                    "meeting of the warps between",
+                    node,
+                    state.stored,
+                    "fence('global') after the stores, then named_sync of the role, then count",
+                )
+            ] = None
         state.stored, state.counted = None, node
     elif name in READS and node.inputs[0] in handed and state.counted is not None:
-        found[finding(
-            "error", "fence", f"{node.inputs[0].attrs['name']} is read after a count without a "
-            "fence('global') between", node, state.counted,
-            "fence('global') after the atomic_add, before what other programs stored is read",
-        )] = None  # fmt: skip
+        found[
+            finding(
+                "error",
+                "fence",
+                f"{node.inputs[0].attrs['name']} is read after a count without a "
+                "fence('global') between",
+                node,
+                state.counted,
+                "fence('global') after the atomic_add, before what other programs stored is read",
+            )
+        ] = None
 
 
 __all__ = ["check_handover"]

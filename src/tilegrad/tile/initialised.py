@@ -66,8 +66,9 @@ class _Walker:
                 level = "error"
                 if memory in maybe:
                     level, text = "warning", text + " on some paths"
-                self.found[memory] = finding(level, "uninitialised", text, node, memory,
-                                             "write it first on every path")  # fmt: skip
+                self.found[memory] = finding(
+                    level, "uninitialised", text, node, memory, "write it first on every path"
+                )
             if name in WRITES:
                 surely.add(memory)
                 maybe.add(memory)

@@ -83,27 +83,35 @@ def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     """Whether 0 <= index is proved, whether index < size is, and whether one is surely wrong."""
     least, most, sure = extremes(t, index)
     room = combine(combine(size, 1, -1), most, -1)
-    below, above = low(least) >= 0 or low(index) >= 0, low(room) >= 0 or (
-        low(combine(size, index, -1)) >= 1)  # fmt: skip
+    below, above = (
+        low(least) >= 0 or low(index) >= 0,
+        low(room) >= 0 or (low(combine(size, index, -1)) >= 1),
+    )
     wrong = high(index) < 0 or high(combine(combine(size, 1, -1), index, -1)) < 0
     wrong |= sure and (high(least) < 0 or high(room) < 0)
     return below, above, wrong
 
 
 def _error(op: str, name: str, size: Size, axis: int, got: object) -> AxisError:
-    return AxisError(f"an index of {name} is out of bounds", op=f"tile.{op}",
-                     expected=f"0 <= index < {size} along axis {axis}", got=got,
-                     hint="a mask, or a branch, keeps a program from what is not there",
-                     )  # fmt: skip
+    return AxisError(
+        f"an index of {name} is out of bounds",
+        op=f"tile.{op}",
+        expected=f"0 <= index < {size} along axis {axis}",
+        got=got,
+        hint="a mask, or a branch, keeps a program from what is not there",
+    )
 
 
 def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
     """What the error of a guard says."""
     if axis is None:
-        return (f"tile.{op}: an offset into {name} is out of bounds\n"
-                f"  expected: 0 <= offset < {size}")  # fmt: skip
-    return (f"tile.{op}: an index of {name} is out of bounds\n"
-            f"  expected: 0 <= index < {size} along axis {axis}")  # fmt: skip
+        return (
+            f"tile.{op}: an offset into {name} is out of bounds\n  expected: 0 <= offset < {size}"
+        )
+    return (
+        f"tile.{op}: an index of {name} is out of bounds\n"
+        f"  expected: 0 <= index < {size} along axis {axis}"
+    )
 
 
 def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple[Size, ...], Any]:
@@ -184,9 +192,10 @@ def range_at(t: Tracer, node: Node) -> Range:
 def _plain(node: Node) -> Node:
     """A tile without what only repeats, reshapes or widens it."""
     while node.op.name == "broadcast" or (
-        node.op.name == "cast" and node.inputs[0].dtype.is_integer
+        node.op.name == "cast"
+        and node.inputs[0].dtype.is_integer
         and node.inputs[0].dtype.bits <= node.dtype.bits
-    ):  # fmt: skip
+    ):
         node = node.inputs[0]
     return node
 
@@ -247,9 +256,13 @@ def _guarded(
         return offset, mask
     bad = None if t.maybe or not isinstance(count, int) else _wrong(t, offset, count, mask)
     if bad is not None:
-        raise AxisError(f"an offset into {memory.name} is out of bounds", op=f"tile.{op}",
-                        expected=f"0 <= offset < {count}", got=bad,
-                        hint="a mask keeps elements that are not there out")  # fmt: skip
+        raise AxisError(
+            f"an offset into {memory.name} is out of bounds",
+            op=f"tile.{op}",
+            expected=f"0 <= offset < {count}",
+            got=bad,
+            hint="a mask keeps elements that are not there out",
+        )
     if not t.guards:
         return offset, mask
     b = t.builder
@@ -308,6 +321,9 @@ def bounded(t: Tracer, node: Node, least: int, most: int) -> Node:
     wide = b.cast(node, int64)
     kept = b.apply("maximum", wide, b.constant(least, int64))
     kept = b.apply("minimum", kept, b.constant(most, int64))
-    b.require(b.apply("equal", wide, kept), "tile.index: a number is out of its bounds\n"
-              f"  expected: {least} <= number <= {most}", user_location())  # fmt: skip
+    b.require(
+        b.apply("equal", wide, kept),
+        f"tile.index: a number is out of its bounds\n  expected: {least} <= number <= {most}",
+        user_location(),
+    )
     return kept

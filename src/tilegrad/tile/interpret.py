@@ -64,9 +64,14 @@ def run(
         for storage in storages:
             storage.history = History(storage.name, storage.data.size) if tracked else None
         machine = Machine(seed, dependent)
-        machine.run([Interpreter(body, storages, bound, grid, number, machine,
-                                 rank if len(numbers) > 1 else None)
-                     for rank, number in enumerate(numbers)])  # fmt: skip
+        machine.run(
+            [
+                Interpreter(
+                    body, storages, bound, grid, number, machine, rank if len(numbers) > 1 else None
+                )
+                for rank, number in enumerate(numbers)
+            ]
+        )
 
 
 def together(chosen: Iterable[int], grid: tuple[int, ...], size: int) -> Iterator[list[int]]:
@@ -146,9 +151,15 @@ class Interpreter:
     """Runs one program."""
 
     def __init__(
-        self, body: Body, storages: list[Storage], symbols: Mapping[str, int],
-        grid: tuple[int, ...], number: int, machine: Machine, rank: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        body: Body,
+        storages: list[Storage],
+        symbols: Mapping[str, int],
+        grid: tuple[int, ...],
+        number: int,
+        machine: Machine,
+        rank: int | None = None,
+    ) -> None:
         self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
         self.program = np.unravel_index(number, grid) if grid else ()
         self.tracked = has_op(body.block, "role")
@@ -157,11 +168,13 @@ class Interpreter:
         main.asynchronous = False
         self.frame = Frame(main, dict(zip(body.parameters, storages)))
         self.handlers: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-            **HANDLERS, **interpret_placed.HANDLERS
-        }  # fmt: skip
+            **HANDLERS,
+            **interpret_placed.HANDLERS,
+        }
         self.controls: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-            **CONTROLS, **interpret_placed.CONTROLS
-        }  # fmt: skip
+            **CONTROLS,
+            **interpret_placed.CONTROLS,
+        }
 
     def name(self, name: str) -> str:
         """A name, with the rank where there are several programs."""
@@ -210,9 +223,15 @@ class Interpreter:
     # ---- memory -----------------------------------------------------------------------------
 
     def region(
-        self, frame: Frame, node: Node, storage: Storage, index: Sequence[int],
-        shape: tuple[int, ...], axes: tuple[int, ...], mask: Array | None,
-    ) -> Array:  # fmt: skip
+        self,
+        frame: Frame,
+        node: Node,
+        storage: Storage,
+        index: Sequence[int],
+        shape: tuple[int, ...],
+        axes: tuple[int, ...],
+        mask: Array | None,
+    ) -> Array:
         """Offsets of a tile; where the mask holds they are inside, elsewhere 0."""
         offset, inside = storage.offsets(index, shape, axes)
         bad = ~inside if mask is None else ~inside & mask
@@ -414,13 +433,25 @@ def _hole(self: Interpreter, frame: Frame, node: Node) -> Any:
 
 
 HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-    "program": _program, "symbol": _symbol, "constant": _constant, "iota": _iota, "get": _get,
-    "load": _load, "store": _store, "gather": _gather, "scatter": _scatter,
-    "allocate": _allocate, "sort": _sort, "hole": _hole, "prefetch": _prefetch,
+    "program": _program,
+    "symbol": _symbol,
+    "constant": _constant,
+    "iota": _iota,
+    "get": _get,
+    "load": _load,
+    "store": _store,
+    "gather": _gather,
+    "scatter": _scatter,
+    "allocate": _allocate,
+    "sort": _sort,
+    "hole": _hole,
+    "prefetch": _prefetch,
     "require": _require,
-    "matrix_zero": _matrix_zero, "matrix_load": _matrix_load,
-    "matrix_dot": _matrix_dot, "matrix_store": _matrix_store,
-}  # fmt: skip
+    "matrix_zero": _matrix_zero,
+    "matrix_load": _matrix_load,
+    "matrix_dot": _matrix_dot,
+    "matrix_store": _matrix_store,
+}
 
 
 def _loop(self: Interpreter, frame: Frame, node: Node) -> Steps:
@@ -439,5 +470,6 @@ def _branch(self: Interpreter, frame: Frame, node: Node) -> Steps:
 
 
 CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-    "loop": _loop, "branch": _branch,
-}  # fmt: skip
+    "loop": _loop,
+    "branch": _branch,
+}

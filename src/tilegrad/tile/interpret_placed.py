@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-
 def _ints(frame: Frame, nodes: Any) -> list[int]:
     return [int(frame.values[n]) for n in nodes]
 
@@ -119,9 +118,14 @@ def _copy_async(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 def _begin_copy(
-    self: Interpreter, frame: Frame, node: Node, place: Storage, into: Array, phases: Phases,
+    self: Interpreter,
+    frame: Frame,
+    node: Node,
+    place: Storage,
+    into: Array,
+    phases: Phases,
     index: list[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A copy to a place, whose bytes land on a barrier at some time."""
     memory, agent, shape = frame.values[node.inputs[1]], frame.agent, node.attrs["shape"]
     if index is None:
@@ -158,15 +162,19 @@ def _copy_multicast(self: Interpreter, frame: Frame, node: Node) -> None:
     *lead, row, first = _ints(frame, node.inputs[4 + len(memory.shape) :])
     chosen = node.attrs["mask"] << first
     if chosen >> len(self.machine.programs):
-        raise InternalError("tile.interpret", f"copy_multicast to ranks {chosen:b}, of a cluster "
-                            f"of {len(self.machine.programs)}")  # fmt: skip
+        raise InternalError(
+            "tile.interpret",
+            f"copy_multicast to ranks {chosen:b}, of a cluster of {len(self.machine.programs)}",
+        )
     for rank in range(len(self.machine.programs)):
         if chosen >> rank & 1:
             place = _remote(self, node, node.inputs[0], rank)
             whole = _whole(place, lead, node)
             if not 0 <= row <= len(whole) - shape[0]:
-                raise InternalError("tile.interpret", f"copy_multicast of rows from {row} on "
-                                    f"leaves {place.name}{place.shape}")  # fmt: skip
+                raise InternalError(
+                    "tile.interpret",
+                    f"copy_multicast of rows from {row} on leaves {place.name}{place.shape}",
+                )
             phases = _phases(frame, node, 2, _remote(self, node, node.inputs[2], rank))
             _begin_copy(self, frame, node, place, whole[row : row + shape[0]], phases)
 
@@ -405,7 +413,8 @@ def _store_add(self: Interpreter, frame: Frame, node: Node) -> None:
         raise InternalError("tile.interpret", f"store_add leaves {storage.name}{storage.shape}")
     self.machine.depends(frame.agent, storage, "writes")
     storage.data[offset] = numeric.elementwise(
-        "add", storage.type.dtype, [storage.data[offset], value])  # fmt: skip
+        "add", storage.type.dtype, [storage.data[offset], value]
+    )
 
 
 def _dependency(self: Interpreter, frame: Frame, node: Node) -> None:
@@ -417,20 +426,40 @@ def _nothing(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-    "barrier": _barrier, "arrive": _arrive, "expect": _expect, "named_arrive": _named_arrive,
-    "fence": _fence, "copy_async": _copy_async, "copy_store": _copy_store,
-    "commit_copies": _commit("copy_store"), "matrix_async": _matrix_async,
-    "matrix_fence": _matrix_fence, "matrix_commit": _commit("matrix_async"),
-    "register_tile": _register_tile, "read_place": _read_place, "write_place": _write_place,
-    "atomic_add": _atomic_add, "store_add": _store_add, "grid_dependency_wait": _dependency,
-    "grid_launch_dependents": _nothing, "copy_multicast": _copy_multicast,
+    "barrier": _barrier,
+    "arrive": _arrive,
+    "expect": _expect,
+    "named_arrive": _named_arrive,
+    "fence": _fence,
+    "copy_async": _copy_async,
+    "copy_store": _copy_store,
+    "commit_copies": _commit("copy_store"),
+    "matrix_async": _matrix_async,
+    "matrix_fence": _matrix_fence,
+    "matrix_commit": _commit("matrix_async"),
+    "register_tile": _register_tile,
+    "read_place": _read_place,
+    "write_place": _write_place,
+    "atomic_add": _atomic_add,
+    "store_add": _store_add,
+    "grid_dependency_wait": _dependency,
+    "grid_launch_dependents": _nothing,
+    "copy_multicast": _copy_multicast,
     "copy_pages": _copy_pages,
-    "arrive_remote": _arrive_remote, "cluster_rank": _cluster_rank,
-    "send": _send, "clear_rows": _clear_rows,
-    "copy_threads": _copy_threads, "commit_threads": _commit("copy_threads"),
-    "store_threads": _store_threads, "load_operand": _load_operand, "matrix_sync": _matrix_sync,
-}  # fmt: skip
+    "arrive_remote": _arrive_remote,
+    "cluster_rank": _cluster_rank,
+    "send": _send,
+    "clear_rows": _clear_rows,
+    "copy_threads": _copy_threads,
+    "commit_threads": _commit("copy_threads"),
+    "store_threads": _store_threads,
+    "load_operand": _load_operand,
+    "matrix_sync": _matrix_sync,
+}
 CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-    "wait": _wait, "named_sync": _named_sync, "wait_copies": _group_wait("copy_store"),
-    "matrix_wait": _group_wait("matrix_async"), "wait_threads": _group_wait("copy_threads"),
-}  # fmt: skip
+    "wait": _wait,
+    "named_sync": _named_sync,
+    "wait_copies": _group_wait("copy_store"),
+    "matrix_wait": _group_wait("matrix_async"),
+    "wait_threads": _group_wait("copy_threads"),
+}

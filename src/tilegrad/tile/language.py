@@ -51,8 +51,11 @@ from .value import cast as cast_tile
 
 INF = math.inf
 IDENTITY: dict[str, Callable[[DType], Any]] = {
-    "sum": lambda d: 0, "prod": lambda d: 1, "max": lambda d: d.lowest, "min": lambda d: d.highest,
-}  # fmt: skip
+    "sum": lambda d: 0,
+    "prod": lambda d: 1,
+    "max": lambda d: d.lowest,
+    "min": lambda d: d.highest,
+}
 
 # ---- the grid ---------------------------------------------------------------------------------
 
@@ -67,9 +70,13 @@ def program_id(axis: int = 0) -> Any:
     """This program's number along an axis of the grid."""
     t = tracer("program_id")
     if t.grid is None or not 0 <= axis < len(t.grid):
-        raise AxisError("the grid has no such axis", op="tile.program_id",
-                        expected=f"0 <= axis < {len(t.grid or ())}", got=axis,
-                        hint="declare the grid first: tile.grid(...)")  # fmt: skip
+        raise AxisError(
+            "the grid has no such axis",
+            op="tile.program_id",
+            expected=f"0 <= axis < {len(t.grid or ())}",
+            got=axis,
+            hint="declare the grid first: tile.grid(...)",
+        )
     return index_of(t.programs[axis])
 
 
@@ -100,13 +107,14 @@ class Context:
         t = tracer("context")
         columns = t.inputs[0].type.shape[-1] if t.inputs and t.inputs[0].ndim else None
         if not isinstance(columns, int):
-            raise ShapeError("T.d needs a static number of columns", op="tile.context",
-                             got=columns)  # fmt: skip
+            raise ShapeError("T.d needs a static number of columns", op="tile.context", got=columns)
         if t.stated.k is not None and t.block_of("k") < columns:
             raise ShapeError(
-                "the Plan's k does not hold a whole row", op="tile.context",
-                expected=f"k >= {columns}", got=t.block_of("k"),
-            )  # fmt: skip
+                "the Plan's k does not hold a whole row",
+                op="tile.context",
+                expected=f"k >= {columns}",
+                got=t.block_of("k"),
+            )
         return columns
 
 
@@ -117,17 +125,21 @@ def context() -> Context:
 
 
 def result(
-    shape: Sequence[Any], dtype: Any = dtypes.float32, *, fill: float | str | None = None,
+    shape: Sequence[Any],
+    dtype: Any = dtypes.float32,
+    *,
+    fill: float | str | None = None,
     name: str = "",
-) -> MemoryValue:  # fmt: skip
+) -> MemoryValue:
     """An array the kernel gives back; `fill` sets all of it before any program runs.
 
     Without it every element must be written: where that is not so, it is an error, and where it is
     not known, the rest is 0. With fill="none" nothing is set, and nobody may read the rest.
     """
     if isinstance(fill, str) and fill != "none":
-        raise UserError("no such fill", op="tile.result", expected='a number or "none"',
-                        got=repr(fill))  # fmt: skip
+        raise UserError(
+            "no such fill", op="tile.result", expected='a number or "none"', got=repr(fill)
+        )
     sizes = [size_of(s, "size") for s in shape]
     return tracer("result").add_result(sizes, dtype_of(dtype), name, fill)
 
@@ -158,9 +170,14 @@ def static(value: Any, what: str) -> int:
     """An integer that is known while tracing."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ShapeError(f"the {what} is not static", op="kernel", expected="a plain integer",
-                     got=repr(value), hint="the shape of a tile is fixed when it is compiled; "
-                     "pass sizes as static (keyword) arguments")  # fmt: skip
+    raise ShapeError(
+        f"the {what} is not static",
+        op="kernel",
+        expected="a plain integer",
+        got=repr(value),
+        hint="the shape of a tile is fixed when it is compiled; "
+        "pass sizes as static (keyword) arguments",
+    )
 
 
 def static_shape(shape: Any) -> tuple[int, ...]:
@@ -241,8 +258,9 @@ def broadcast(x: Any, shape: Any) -> TileValue:
     """x repeated to a shape."""
     value, sizes = tile_of(x, op="broadcast"), static_shape(shape)
     if broadcast_shape("broadcast", [value.shape, sizes]) != sizes:
-        raise ShapeError("the tile does not broadcast", op="tile.broadcast", expected=sizes,
-                         got=value.shape)  # fmt: skip
+        raise ShapeError(
+            "the tile does not broadcast", op="tile.broadcast", expected=sizes, got=value.shape
+        )
     return broadcast_tile(value, sizes)
 
 
@@ -250,8 +268,9 @@ def reshape(x: Any, shape: Any) -> TileValue:
     """The elements in row-major order under another shape."""
     value, sizes = tile_of(x, op="reshape"), static_shape(shape)
     if math.prod(sizes) != math.prod(value.shape):
-        raise ShapeError("another number of elements", op="tile.reshape", expected=value.shape,
-                         got=sizes)  # fmt: skip
+        raise ShapeError(
+            "another number of elements", op="tile.reshape", expected=value.shape, got=sizes
+        )
     edges, zero = _reshaped_edges(value, sizes)
     node = tracer("reshape").builder.add(ops.reshape(value.node, shape=sizes))
     return TileValue(node, edges, zero)
@@ -265,8 +284,12 @@ def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tu
     if [s for s, _, _ in live] != [s for s in sizes if s != 1] or any(
         e is not None for s, e in zip(value.shape, value.edges) if s == 1
     ):
-        raise ShapeError("a partial tile cannot be cut up", op="tile.reshape", got=value.shape,
-                         hint="give it values first: tile.fill(x, 0)")  # fmt: skip
+        raise ShapeError(
+            "a partial tile cannot be cut up",
+            op="tile.reshape",
+            got=value.shape,
+            hint="give it values first: tile.fill(x, 0)",
+        )
     rest = iter(live)
     found = [next(rest) if s != 1 else (1, None, False) for s in sizes]
     return tuple(e for _, e, _ in found), tuple(z for _, _, z in found)
@@ -304,8 +327,13 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
     sizes = []
     for k in key:
         if k is not None and k != slice(None):
-            raise ShapeError("a tile is cut up", op="tile index", expected="only : and None",
-                             got=key, hint="load the part you need")  # fmt: skip
+            raise ShapeError(
+                "a tile is cut up",
+                op="tile index",
+                expected="only : and None",
+                got=key,
+                hint="load the part you need",
+            )
         sizes.append(1 if k is None else next(rest, 0))
     sizes += list(rest)
     if 0 in sizes:
@@ -322,8 +350,9 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
     """The same bits as another dtype of the same width."""
     value, chosen = tile_of(x, op="bitcast"), dtype_of(dtype)
     if value.dtype.bits != chosen.bits:
-        raise DTypeError("dtypes of different widths", op="tile.bitcast", expected=value.dtype,
-                         got=chosen)  # fmt: skip
+        raise DTypeError(
+            "dtypes of different widths", op="tile.bitcast", expected=value.dtype, got=chosen
+        )
     node = tracer("bitcast").builder.add(ops.bitcast(value.node, dtype=chosen))
     return TileValue(node, value.edges)
 
@@ -519,17 +548,22 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
     """a @ b (+ c) of tiles (m, k) and (k, n); sums are kept in float32 (int32 for integers)."""
     left, right = tile_of(a, op="dot"), tile_of(b, op="dot")
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
-        raise ShapeError("the tiles do not multiply", op="tile.dot", expected="(m, k) and (k, n)",
-                         got=f"{left.shape} and {right.shape}",
-                         hint="tile.transpose(b) swaps the axes of a tile")  # fmt: skip
+        raise ShapeError(
+            "the tiles do not multiply",
+            op="tile.dot",
+            expected="(m, k) and (k, n)",
+            got=f"{left.shape} and {right.shape}",
+            hint="tile.transpose(b) swaps the axes of a tile",
+        )
     both = promote(left.dtype, right.dtype)
     chosen = dtype_of(dtype) if dtype is not None else accumulator(both)
     shape = (left.shape[0], right.shape[1])
     start = zeros(shape, chosen) if c is None else tile_of(c, chosen, "dot")
     if start.shape != shape:
         if not (number(c) or broadcast_shape("dot", [start.shape, shape]) == shape):
-            raise ShapeError("the accumulator has another shape", op="tile.dot", expected=shape,
-                             got=start.shape)  # fmt: skip
+            raise ShapeError(
+                "the accumulator has another shape", op="tile.dot", expected=shape, got=start.shape
+            )
         start = broadcast_tile(start, shape)
     edges: list[Edge | None] = [left.edges[0], right.edges[1]]
     whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
@@ -545,8 +579,12 @@ def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:
     """
     value = tile_of(scores, op="softmax_online")
     if value.ndim != 2 or not value.dtype.is_float:
-        raise ShapeError("scores are not a tile of rows and columns", op="tile.softmax_online",
-                         expected="a float tile (rows, columns)", got=repr(value))  # fmt: skip
+        raise ShapeError(
+            "scores are not a tile of rows and columns",
+            op="tile.softmax_online",
+            expected="a float tile (rows, columns)",
+            got=repr(value),
+        )
     value = cast_tile(fill_axis(value, 1, -INF), dtypes.float32)
     largest = max_(value, 1)
     p = exp(elementwise("subtract", value, _finite(largest)[:, None]))
@@ -560,7 +598,13 @@ def _finite(x: TileValue) -> TileValue:
 
 
 def softmax_accumulate(
-    acc: Any, m: Any, l: Any, p: Any, values: Any, m_curr: Any, l_curr: Any  # noqa: E741
+    acc: Any,
+    m: Any,
+    l: Any,  # noqa: E741
+    p: Any,
+    values: Any,
+    m_curr: Any,
+    l_curr: Any,
 ) -> tuple[TileValue, TileValue, TileValue]:
     """(acc, m, l) after one more block: what was summed under an older maximum is scaled."""
     largest = maximum_(m, m_curr)
@@ -583,22 +627,39 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: 
             raise UserError("an index on top of subscripts", op=f"tile.{op}", got=repr(index))
         return source
     if not isinstance(source, MemoryValue):
-        raise DTypeError("not an array", op=f"tile.{op}", expected="an argument, a result or a "
-                         "place", got=repr(source))  # fmt: skip
-    start = index if isinstance(index, (tuple, list)) else (0,) * source.ndim if index is None \
-        else (index,)  # fmt: skip
+        raise DTypeError(
+            "not an array",
+            op=f"tile.{op}",
+            expected="an argument, a result or a place",
+            got=repr(source),
+        )
+    start = (
+        index
+        if isinstance(index, (tuple, list))
+        else (0,) * source.ndim
+        if index is None
+        else (index,)
+    )
     if len(start) != source.ndim:
-        raise ShapeError(f"{len(start)} indices for {source.name}", op=f"tile.{op}",
-                         expected=f"{source.ndim}, one for each axis of {source.node.type}",
-                         got=len(start))  # fmt: skip
+        raise ShapeError(
+            f"{len(start)} indices for {source.name}",
+            op=f"tile.{op}",
+            expected=f"{source.ndim}, one for each axis of {source.node.type}",
+            got=len(start),
+        )
     sizes = static_shape(() if shape is None else shape)
     if len(sizes) > source.ndim:
-        raise ShapeError("the tile has more axes than the array", op=f"tile.{op}",
-                         expected=source.node.type, got=sizes)  # fmt: skip
+        raise ShapeError(
+            "the tile has more axes than the array",
+            op=f"tile.{op}",
+            expected=source.node.type,
+            got=sizes,
+        )
     walked = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
     if len(walked) != len(sizes) or any(not 0 <= a < source.ndim for a in walked):
-        raise AxisError("axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes",
-                        got=walked)  # fmt: skip
+        raise AxisError(
+            "axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes", got=walked
+        )
     return Window(source, [size_of(i, "index") for i in start], sizes, walked)
 
 
@@ -612,15 +673,22 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
     *lead, _, columns = memory.type.shape
     width = static(index_of(columns) if cols is None else cols, "cols")
     if len(lead) > len(t.lead):
-        raise ShapeError(f"{memory.name} has more leading axes than the first argument",
-                         op="tile.load", expected=t.inputs[0].node.type, got=memory.node.type,
-                         )  # fmt: skip
+        raise ShapeError(
+            f"{memory.name} has more leading axes than the first argument",
+            op="tile.load",
+            expected=t.inputs[0].node.type,
+            got=memory.node.type,
+        )
     first = t.lead[len(t.lead) - len(lead) :]
     grid_sizes = (t.grid or ())[len(t.lead) - len(lead) : len(t.lead)]
     for size, wanted in zip(lead, grid_sizes):
         if size != wanted and size != 1:
-            raise ShapeError(f"the leading axes of {memory.name} differ from the grid's",
-                             op="tile.load", expected=wanted, got=size)  # fmt: skip
+            raise ShapeError(
+                f"the leading axes of {memory.name} differ from the grid's",
+                op="tile.load",
+                expected=wanted,
+                got=size,
+            )
     index = [0 if size == 1 else i for i, size in zip(first, lead)]
     rank = memory.ndim
     return Window(memory, [*index, chosen.start, 0], (chosen.count, width), (rank - 2, rank - 1))
@@ -638,10 +706,18 @@ def _offsets(source: Any, index: Any) -> TileValue | None:
 
 
 def load(
-    source: Any, index: Any = None, shape: Any = None, *, axes: Sequence[int] | None = None,
-    mask: Any = None, other: Any = None, rows: Any = None, cols: Any = None,
-    vector: int | None = None, prefetch: int | None = None,
-) -> TileValue:  # fmt: skip
+    source: Any,
+    index: Any = None,
+    shape: Any = None,
+    *,
+    axes: Sequence[int] | None = None,
+    mask: Any = None,
+    other: Any = None,
+    rows: Any = None,
+    cols: Any = None,
+    vector: int | None = None,
+    prefetch: int | None = None,
+) -> TileValue:
     """A tile of an array: `x[i, 0:64]`, an index and a shape, linear offsets, or rows and cols.
 
     Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
@@ -682,8 +758,12 @@ def _given_mask(mask: Any, shape: tuple[int, ...], op: str) -> Node | None:
         return None
     test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None, op)
     if test.dtype is not dtypes.bool_ or broadcast_shape(op, [test.shape, shape]) != shape:
-        raise ShapeError("the mask does not fit the tile", op=f"tile.{op}",
-                         expected=f"a bool tile {shape}", got=repr(test))  # fmt: skip
+        raise ShapeError(
+            "the mask does not fit the tile",
+            op=f"tile.{op}",
+            expected=f"a bool tile {shape}",
+            got=repr(test),
+        )
     return broadcast_tile(test, shape).node
 
 
@@ -699,23 +779,32 @@ def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> T
 
 
 def store(
-    target: Any, *given: Any, mask: Any = None, axes: Sequence[int] | None = None,
+    target: Any,
+    *given: Any,
+    mask: Any = None,
+    axes: Sequence[int] | None = None,
     unique: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a tile: store(out[i, 0:64], x), store(out, index, x) or store(out, offsets, x).
 
     What lies beyond the end of the array, or where the mask is false, is not written. No two
     programs may write one element; where only the data makes it so, `unique` promises it.
     """
     if len(given) not in (1, 2):
-        raise UserError("wrong number of arguments", op="tile.store",
-                        expected="store(array[...], tile) or store(array, index, tile)",
-                        got=1 + len(given))  # fmt: skip
+        raise UserError(
+            "wrong number of arguments",
+            op="tile.store",
+            expected="store(array[...], tile) or store(array, index, tile)",
+            got=1 + len(given),
+        )
     index, value = (None, given[0]) if len(given) == 1 else given
     memory = target.memory if isinstance(target, Window) else target
     if isinstance(memory, MemoryValue) and not memory.writable:
-        raise TraceError(f"the argument {memory.name} is only read", op="tile.store",
-                         hint="write to an array made by tile.result(...)")  # fmt: skip
+        raise TraceError(
+            f"the argument {memory.name} is only read",
+            op="tile.store",
+            hint="write to an array made by tile.result(...)",
+        )
     if not isinstance(memory, MemoryValue):
         raise DTypeError("not an array", op="tile.store", got=repr(target))
     tile = cast_tile(tile_of(value, memory.dtype, "store"), memory.dtype)
@@ -732,8 +821,12 @@ def store(
 
 def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
     if broadcast_shape("store", [tile.shape, box.shape]) != box.shape:
-        raise ShapeError("the tile does not fit the part of the array", op="tile.store",
-                         expected=box.shape, got=tile.shape)  # fmt: skip
+        raise ShapeError(
+            "the tile does not fit the part of the array",
+            op="tile.store",
+            expected=box.shape,
+            got=tile.shape,
+        )
     tile = broadcast_tile(tile, box.shape)
     edges = join_edges("store", [tile, TileValue(tile.node, box.edges())])
     b = tracer("store").builder
@@ -741,8 +834,16 @@ def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> Non
     whole = b.logical_and(mask_of(box.shape, edges), given)
     index, whole = within("store", box, whole, given is not None)
     b.store(box.memory.node, tile.node, index, box.axes, whole)
-    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes, mask=whole,
-                          cut=given is not None or edges != box.edges(), unique=unique)  # fmt: skip
+    tracer("store").touch(
+        "store",
+        box.memory,
+        box.index,
+        box.shape,
+        box.axes,
+        mask=whole,
+        cut=given is not None or edges != box.edges(),
+        unique=unique,
+    )
 
 
 def _scatter(
@@ -774,12 +875,19 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     `index` is a tile of linear offsets, or one integer for each axis.
     """
     if not isinstance(memory, MemoryValue) or not memory.writable:
-        raise TraceError("not an array the kernel writes", op="tile.atomic_add",
-                         got=repr(memory), hint="tile.result(shape, dtype, fill=0)")  # fmt: skip
+        raise TraceError(
+            "not an array the kernel writes",
+            op="tile.atomic_add",
+            got=repr(memory),
+            hint="tile.result(shape, dtype, fill=0)",
+        )
     if memory.dtype.bits < 32 or memory.dtype.kind == "bool":
-        raise DTypeError("no atomic op on this dtype", op="tile.atomic_add",
-                         expected="floats and integers of 32 or 64 bits", got=memory.dtype,
-                         )  # fmt: skip
+        raise DTypeError(
+            "no atomic op on this dtype",
+            op="tile.atomic_add",
+            expected="floats and integers of 32 or 64 bits",
+            got=memory.dtype,
+        )
     b = tracer("atomic_add").builder
     offsets, box = _offsets(memory, index), None
     if offsets is None:
@@ -799,9 +907,15 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         _, whole = within("atomic_add", box, whole, given is not None)
     inputs = [memory.node, tile.node, places]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
-    tracer("atomic_add").touch("add", memory, None if box is None else box.index, offsets.shape,
-                               offsets=places if box is None else None, mask=whole,
-                               cut=True)  # fmt: skip
+    tracer("atomic_add").touch(
+        "add",
+        memory,
+        None if box is None else box.index,
+        offsets.shape,
+        offsets=places if box is None else None,
+        mask=whole,
+        cut=True,
+    )
     return TileValue(node, edges)
 
 
@@ -812,11 +926,13 @@ def require(condition: Any, message: str) -> None:
     """
     test = tile_of(condition, None, "require")
     if test.dtype is not dtypes.bool_:
-        raise DTypeError("not a condition", op="tile.require", expected="a bool tile",
-                         got=repr(test))  # fmt: skip
+        raise DTypeError(
+            "not a condition", op="tile.require", expected="a bool tile", got=repr(test)
+        )
     b = tracer("require").builder
-    b.require(test.node, f"tile.require: {message}", user_location(),
-              mask_of(test.shape, test.edges))  # fmt: skip
+    b.require(
+        test.node, f"tile.require: {message}", user_location(), mask_of(test.shape, test.edges)
+    )
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:

@@ -58,8 +58,8 @@ def _has_large(block: Block, limit: int) -> bool:
 
 
 def _names_unit(block: Block) -> bool:
-    return any(n.op.group == "matrix" or any(_names_unit(i) for i in n.blocks)
-               for n in block.nodes)  # fmt: skip
+    return any(n.op.group == "matrix" or any(_names_unit(i) for i in n.blocks) for n in block.nodes)
+
 
 DEEPEST = 96  # values on values before one is stored
 
@@ -248,8 +248,9 @@ class _Legalizer(MatrixPieces):
         inner, axis, kind = self.source(node.inputs[0]), node.attrs["axis"], node.attrs["kind"]
         place = self.b.allocate(node.shape, node.dtype, self.scope)
         last = len(node.shape) - 1
-        rest = (*node.shape[:axis], *node.shape[axis + 1 :]) if axis < last else (
-            *node.shape[:-1], 1)  # fmt: skip
+        rest = (
+            (*node.shape[:axis], *node.shape[axis + 1 :]) if axis < last else (*node.shape[:-1], 1)
+        )
 
         def line(index: Indices, lanes: int) -> None:
             outer = index[:-1] if axis == last else index
@@ -304,8 +305,14 @@ class _Legalizer(MatrixPieces):
 
         def column(j: Size, _: list[Node]) -> Sequence[Node]:
             whole = m // rows * rows
-            self.b.loop("row", 0, whole, rows, lambda i, _: tile(i, j, rows) or [],  # type: ignore[func-returns-value]
-                        bounds=(0, max(0, whole - rows)))  # fmt: skip
+            self.b.loop(
+                "row",
+                0,
+                whole,
+                rows,
+                lambda i, _: tile(i, j, rows) or [],  # type: ignore[func-returns-value]
+                bounds=(0, max(0, whole - rows)),
+            )
             if whole < m:
                 tile(whole, j, m - whole)
             return []
@@ -335,9 +342,11 @@ class _Legalizer(MatrixPieces):
         attrs = node.attrs
         known = attrs["scope"] in self.target.memories
         self.values[node] = self.b.allocate(
-            attrs["shape"], attrs["dtype"], attrs["scope"] if known else self.scope,
+            attrs["shape"],
+            attrs["dtype"],
+            attrs["scope"] if known else self.scope,
             attrs["layout"] if known else "",
-        )  # fmt: skip
+        )
 
     def at(self, base: Sequence[Node], axes: tuple[int, ...], index: Indices) -> list[Size]:
         """Where in a Memory a piece of a tile begins."""
@@ -369,9 +378,16 @@ class _Legalizer(MatrixPieces):
         value = self.source(node.inputs[1])
         mask = self.mask(node.inputs[-1] if attrs["masked"] else None)
         axes = attrs["axes"]
-        self.each(value.shape, lambda index, lanes: self.b.store(
-            memory, value.piece(index, lanes), self.at(base, axes, index), (axes[-1],),
-            mask(index, lanes)))  # fmt: skip
+        self.each(
+            value.shape,
+            lambda index, lanes: self.b.store(
+                memory,
+                value.piece(index, lanes),
+                self.at(base, axes, index),
+                (axes[-1],),
+                mask(index, lanes),
+            ),
+        )
 
     def _gather(self, node: Node) -> None:
         memory, offset = self.value(node.inputs[0]), self.source(node.inputs[1])
@@ -386,9 +402,16 @@ class _Legalizer(MatrixPieces):
         memory = self.value(node.inputs[0])
         value, offset = (self.source(i) for i in node.inputs[1:3])
         mask = self.mask(node.inputs[3] if len(node.inputs) > 3 else None)
-        self.each(offset.shape, lambda index, lanes: self.b.scatter(
-            memory, value.piece(index, lanes), offset.piece(index, lanes), mask(index, lanes),
-            node.attrs["mode"]))  # fmt: skip
+        self.each(
+            offset.shape,
+            lambda index, lanes: self.b.scatter(
+                memory,
+                value.piece(index, lanes),
+                offset.piece(index, lanes),
+                mask(index, lanes),
+                node.attrs["mode"],
+            ),
+        )
 
     def _require(self, node: Node) -> None:
         condition = self.source(node.inputs[0])
@@ -461,8 +484,12 @@ class _Legalizer(MatrixPieces):
         first = node.blocks[0].results
         wide = [i for i, r in enumerate(first) if self.large(r)]
         own = [i for i in range(len(first)) if i not in wide]
-        places = {i: self.stored(self.b.allocate(first[i].shape, first[i].dtype, self.scope),
-                                 first[i].shape) for i in wide}  # fmt: skip
+        places = {
+            i: self.stored(
+                self.b.allocate(first[i].shape, first[i].dtype, self.scope), first[i].shape
+            )
+            for i in wide
+        }
         blocks = []
         for block in node.blocks:
             with self.b.builder.block(block.name) as new:
@@ -474,4 +501,3 @@ class _Legalizer(MatrixPieces):
             blocks.append(new)
         made = self.b.add(ops.branch(self.value(node.inputs[0]), blocks=tuple(blocks)))
         self.results(node, own, made, places)
-

@@ -48,15 +48,22 @@ class MatrixPieces(Pieces):
             def step(p: Size, sums: list[Node]) -> list[Node]:
                 left = [self.taken(a, i + r, p, (unit.m, unit.k), unit) for r in rows]
                 shape = (unit.k // group, unit.n * group)
-                right = [self.taken(packed, p // group, (j + q) * group, shape, unit)
-                         for q in columns]  # fmt: skip
+                right = [
+                    self.taken(packed, p // group, (j + q) * group, shape, unit) for q in columns
+                ]
                 pairs = [(x, y) for x in left for y in right]
-                return [self.b.add(ops.matrix_dot(s, x, y, unit=unit.name))
-                        for s, (x, y) in zip(sums, pairs)]  # fmt: skip
+                return [
+                    self.b.add(ops.matrix_dot(s, x, y, unit=unit.name))
+                    for s, (x, y) in zip(sums, pairs)
+                ]
 
             shape = (unit.m, unit.n)
-            first = [self.zero(shape, node.dtype, unit) if begin is None
-                     else self.taken(begin, *c, shape, unit) for c in corners]  # fmt: skip
+            first = [
+                self.zero(shape, node.dtype, unit)
+                if begin is None
+                else self.taken(begin, *c, shape, unit)
+                for c in corners
+            ]
             bounds = (0, depth - unit.k)
             sums = self.b.loop("k", 0, depth, unit.k, step, first, bounds=bounds)
             for total, corner in zip(sums, corners):
@@ -70,8 +77,9 @@ class MatrixPieces(Pieces):
         """A tile of zeros of its own."""
         return self.b.add(ops.matrix_zero(shape=shape, dtype=dtype, unit=unit.name))
 
-    def taken(self, memory: Node, row: Size, column: Size, shape: tuple[int, int],
-              unit: MatrixUnit) -> Node:  # fmt: skip
+    def taken(
+        self, memory: Node, row: Size, column: Size, shape: tuple[int, int], unit: MatrixUnit
+    ) -> Node:
         """A tile in the unit's registers."""
         where = [self.b.index(row), self.b.index(column)]
         return self.b.add(ops.matrix_load(memory, *where, shape=shape, unit=unit.name))

@@ -75,8 +75,9 @@ def _moved(given: Lines, node: Node) -> Lines | None:
     """A tile after a broadcast, or after a reshape that adds or drops axes of size 1."""
     own, to = node.inputs[0].shape, node.shape
     if node.op.name == "broadcast":
-        held = [0 if s == 1 < n else f for s, n, f in
-                zip(own, to[len(to) - len(own) :], given.factors)]  # fmt: skip
+        held = [
+            0 if s == 1 < n else f for s, n, f in zip(own, to[len(to) - len(own) :], given.factors)
+        ]
         return Lines((*[0] * (len(to) - len(own)), *held), given.base)
     if [s for s in own if s != 1] != [s for s in to if s != 1]:
         return None
@@ -112,8 +113,9 @@ def box_of(
     walked: list[int | None] = []
     rest, used = whole.base, 0
     for size, stride in zip(shape, _strides(shape)):
-        axis = next((a for a, f in enumerate(whole.factors) if f == stride and a not in walked),
-                    None)  # fmt: skip
+        axis = next(
+            (a for a, f in enumerate(whole.factors) if f == stride and a not in walked), None
+        )
         test = next((v for v, limit in tests if limit == size and _counts(v, axis)), None)
         start = test.base if test is not None else floor_divide(rest, stride)
         end = combine(start, 0 if axis is None else offset.shape[axis] - 1, 1)

@@ -24,14 +24,29 @@ Integer = Any
 
 # The bits of 2/pi after the point in words of an integer's width, a word of zeros before them.
 TWO_OVER_PI = {
-    "float32": (0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599,
-                0x3C439041),
-    "float64": (0x0000000000000000, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041,
-                0xFE5163ABDEBBC561, 0xB7246E3A424DD2E0, 0x06492EEA09D1921C, 0xFE1DEB1CB129A73E,
-                0xE88235F52EBB4484, 0xE99C7026B45F7E41, 0x3991D639835339F4, 0x9C845F8BBDF9283B,
-                0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7, 0x4F463F669E5FEA2D,
-                0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08),
-}  # fmt: skip
+    "float32": (0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041),
+    "float64": (
+        0x0000000000000000,
+        0xA2F9836E4E441529,
+        0xFC2757D1F534DDC0,
+        0xDB6295993C439041,
+        0xFE5163ABDEBBC561,
+        0xB7246E3A424DD2E0,
+        0x06492EEA09D1921C,
+        0xFE1DEB1CB129A73E,
+        0xE88235F52EBB4484,
+        0xE99C7026B45F7E41,
+        0x3991D639835339F4,
+        0x9C845F8BBDF9283B,
+        0x1FF897FFDE05980F,
+        0xEF2F118B5A0A6D1F,
+        0x6D367ECF27CB09B7,
+        0x4F463F669E5FEA2D,
+        0x7527BAC7EBE5F17B,
+        0x3D0739F78A5292EA,
+        0x6BFB5FB11F8D5D08,
+    ),
+}
 HIGHER = {"float32": (100, 100), "float64": (500, 583)}  # powers of two that multiply a divisor
 
 
@@ -89,9 +104,7 @@ def far_angle(scope: Scope, x: Value) -> tuple[Integer, Value, Value]:
     below = o.int_shift_right(high, width - 1)  # all ones where the rest is negative
     r, r_low = _as_angle(scope, o.int_xor(high, below), o.int_xor(low, below), width)
     sign = o.int_and(o.int_xor(below, o.bitcast_int(x)), scope.integer(table.sign_bit))
-    r, r_low = (
-        o.bitcast_float(o.int_xor(o.bitcast_int(part), sign)) for part in (r, r_low)
-    )  # fmt: skip
+    r, r_low = (o.bitcast_float(o.int_xor(o.bitcast_int(part), sign)) for part in (r, r_low))
     negative = o.int_shift_right(o.bitcast_int(x), width - 1)
     n = o.int_subtract(o.int_xor(n, negative), negative)
     finite = o.less(o.absolute(x), scope.constant(math.inf))
@@ -143,8 +156,12 @@ def _as_angle(scope: Scope, high: Integer, low: Integer, width: int) -> tuple[Va
     """pi/2 times a fraction in two words that is not negative, in two parts."""
     o, half = scope.operations, width // 2
     mask = scope.integer((1 << half) - 1)
-    parts = [o.int_shift_right_unsigned(high, half), o.int_and(high, mask),
-             o.int_shift_right_unsigned(low, half), o.int_and(low, mask)]  # fmt: skip
+    parts = [
+        o.int_shift_right_unsigned(high, half),
+        o.int_and(high, mask),
+        o.int_shift_right_unsigned(low, half),
+        o.int_and(low, mask),
+    ]
     scales = [2.0 ** (2 - half - half * i) for i in range(4)]
     floats = [scope.scale(o.to_float(part), scale) for part, scale in zip(parts, scales)]
     total, lost = scope.two_sum(floats[0], floats[1])

@@ -341,11 +341,18 @@ def _part(x: Array, *, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
 
 
 SHAPE: dict[str, Callable[..., Array]] = {
-    "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose, "part": _part,
-}  # fmt: skip
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "part": _part,
+}
 FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-BOOL_FOLDS: dict[str, Any] = {"sum": np.logical_or, "prod": np.logical_and,
-                              "max": np.logical_or, "min": np.logical_and}  # fmt: skip
+BOOL_FOLDS: dict[str, Any] = {
+    "sum": np.logical_or,
+    "prod": np.logical_and,
+    "max": np.logical_or,
+    "min": np.logical_and,
+}
 
 
 def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:

@@ -31,14 +31,30 @@ def _tile(node: Node) -> Tile:
 # ---- scalars and leaves ---------------------------------------------------------------------
 
 INDEX = Tile((), int64)
-program = Op(tile, "program", lambda *, axis: INDEX, attrs=("axis",),
-             meaning="number of this program along a grid axis")  # fmt: skip
-symbol = Op(tile, "symbol", lambda *, value: INDEX, attrs=("value",),
-            meaning="run-time value of a Symbol")  # fmt: skip
-constant = Op(tile, "constant", lambda *, value, dtype, shape: Tile(shape, dtype),
-              attrs=("value", "dtype", "shape"), meaning="one value everywhere")  # fmt: skip
-iota = Op(tile, "iota", lambda *, size, dtype: Tile((size,), dtype), attrs=("size", "dtype"),
-          meaning="0 .. size-1")  # fmt: skip
+program = Op(
+    tile,
+    "program",
+    lambda *, axis: INDEX,
+    attrs=("axis",),
+    meaning="number of this program along a grid axis",
+)
+symbol = Op(
+    tile, "symbol", lambda *, value: INDEX, attrs=("value",), meaning="run-time value of a Symbol"
+)
+constant = Op(
+    tile,
+    "constant",
+    lambda *, value, dtype, shape: Tile(shape, dtype),
+    attrs=("value", "dtype", "shape"),
+    meaning="one value everywhere",
+)
+iota = Op(
+    tile,
+    "iota",
+    lambda *, size, dtype: Tile((size,), dtype),
+    attrs=("size", "dtype"),
+    meaning="0 .. size-1",
+)
 
 # ---- elementwise ----------------------------------------------------------------------------
 
@@ -47,16 +63,41 @@ UNARY = ("negative", "absolute", "square_root", "reciprocal", "exp", "exp2", "lo
          "tanh", "erf", "erfc", "erf_inverse", "floor",
          "ceil", "round", "trunc", "bit_not", "sign", "quick_exp",
          "quick_exp2", "quick_reciprocal")  # fmt: skip
-BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod",
-          "power",
-          "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
-          "multiply_high", "unsigned_divide", "unsigned_remainder",
-          "quick_divide")  # fmt: skip
+BINARY = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "power",
+    "maximum",
+    "minimum",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "shift_left",
+    "shift_right",
+    "multiply_high",
+    "unsigned_divide",
+    "unsigned_remainder",
+    "quick_divide",
+)
 # The quick ones may be off by 2**-18 of the value, and flush what is below the least normal number:
 # for values that are rounded to 16 bits, or weighed by their own size.
 COMPARE = ("equal", "not_equal", "less", "less_equal")
-COMMUTATIVE = {"add", "multiply", "maximum", "minimum", "bit_and", "bit_or", "bit_xor", "equal",
-               "not_equal"}  # fmt: skip
+COMMUTATIVE = {
+    "add",
+    "multiply",
+    "maximum",
+    "minimum",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "equal",
+    "not_equal",
+}
 
 
 def _same(op: str, *inputs: Node) -> Tile:
@@ -99,8 +140,12 @@ def _where(condition: Node, a: Node, b: Node) -> Type:
 
 where = ELEMENTWISE["where"] = Op(tile, "where", _where, group="ternary")
 multiply_add = ELEMENTWISE["multiply_add"] = Op(
-    tile, "multiply_add", lambda a, b, c: _same("multiply_add", a, b, c), group="ternary",
-    meaning="a * b + c, rounded once")  # fmt: skip
+    tile,
+    "multiply_add",
+    lambda a, b, c: _same("multiply_add", a, b, c),
+    group="ternary",
+    meaning="a * b + c, rounded once",
+)
 
 
 def _byte_dot(a: Node, b: Node, c: Node) -> Type:
@@ -111,9 +156,13 @@ def _byte_dot(a: Node, b: Node, c: Node) -> Type:
 
 
 byte_dot = ELEMENTWISE["byte_dot"] = Op(
-    tile, "byte_dot", _byte_dot, group="ternary",
+    tile,
+    "byte_dot",
+    _byte_dot,
+    group="ternary",
     meaning="c + the sum of the products of a's four bytes, unsigned, by b's, signed; "
-    "int32 alone, and it wraps")  # fmt: skip
+    "int32 alone, and it wraps",
+)
 
 
 def _byte_permute(a: Node, b: Node, chosen: Node) -> Type:
@@ -124,13 +173,23 @@ def _byte_permute(a: Node, b: Node, chosen: Node) -> Type:
 
 
 byte_permute = ELEMENTWISE["byte_permute"] = Op(
-    tile, "byte_permute", _byte_permute, group="ternary",
+    tile,
+    "byte_permute",
+    _byte_permute,
+    group="ternary",
     meaning="byte i is the one of a (0..3) and b (4..7) that the low three bits of the third's "
-    "hexadecimal digit i name; int32 alone")  # fmt: skip
-cast = Op(tile, "cast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
-          group="unary")  # fmt: skip
-bitcast = Op(tile, "bitcast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",),
-             group="unary")  # fmt: skip
+    "hexadecimal digit i name; int32 alone",
+)
+cast = Op(
+    tile, "cast", lambda x, *, dtype: Tile(_tile(x).shape, dtype), attrs=("dtype",), group="unary"
+)
+bitcast = Op(
+    tile,
+    "bitcast",
+    lambda x, *, dtype: Tile(_tile(x).shape, dtype),
+    attrs=("dtype",),
+    group="unary",
+)
 
 # ---- shape ----------------------------------------------------------------------------------
 
@@ -143,26 +202,64 @@ def _broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
     return Tile(shape, x.dtype)
 
 
-broadcast = Op(tile, "broadcast", _broadcast, attrs=("shape",), group="shape",
-               meaning="repeated to the shape, axes counted from the right")  # fmt: skip
-reshape = Op(tile, "reshape", lambda x, *, shape: Tile(shape, x.dtype), attrs=("shape",),
-             group="shape", meaning="row-major order kept")  # fmt: skip
-transpose = Op(tile, "transpose",
-               lambda x, *, order: Tile(tuple(_tile(x).shape[a] for a in order), x.dtype),
-               attrs=("order",), group="shape", meaning="axes in another order")  # fmt: skip
+broadcast = Op(
+    tile,
+    "broadcast",
+    _broadcast,
+    attrs=("shape",),
+    group="shape",
+    meaning="repeated to the shape, axes counted from the right",
+)
+reshape = Op(
+    tile,
+    "reshape",
+    lambda x, *, shape: Tile(shape, x.dtype),
+    attrs=("shape",),
+    group="shape",
+    meaning="row-major order kept",
+)
+transpose = Op(
+    tile,
+    "transpose",
+    lambda x, *, order: Tile(tuple(_tile(x).shape[a] for a in order), x.dtype),
+    attrs=("order",),
+    group="shape",
+    meaning="axes in another order",
+)
 
 
-stack = Op(tile, "stack", lambda *xs: Tile((len(xs), 1), xs[0].dtype), group="shape",
-           meaning="scalars as a column: shape (n, 1)")  # fmt: skip
-stack_rows = Op(tile, "stack_rows", lambda *xs: Tile((len(xs),) + xs[0].shape, xs[0].dtype),
-                group="shape", meaning="tiles of one shape along a new first axis")  # fmt: skip
-extract = Op(tile, "extract", lambda x, *, index: Tile(_tile(x).shape[1:], x.dtype),
-             attrs=("index",), group="shape", meaning="one index of the first axis")  # fmt: skip
+stack = Op(
+    tile,
+    "stack",
+    lambda *xs: Tile((len(xs), 1), xs[0].dtype),
+    group="shape",
+    meaning="scalars as a column: shape (n, 1)",
+)
+stack_rows = Op(
+    tile,
+    "stack_rows",
+    lambda *xs: Tile((len(xs),) + xs[0].shape, xs[0].dtype),
+    group="shape",
+    meaning="tiles of one shape along a new first axis",
+)
+extract = Op(
+    tile,
+    "extract",
+    lambda x, *, index: Tile(_tile(x).shape[1:], x.dtype),
+    attrs=("index",),
+    group="shape",
+    meaning="one index of the first axis",
+)
 
 
-part = Op(tile, "part", lambda x, *, start, shape: Tile(shape, x.dtype),
-          attrs=("start", "shape"), group="shape",
-          meaning="a rectangle of the tile, from the index `start` on")  # fmt: skip
+part = Op(
+    tile,
+    "part",
+    lambda x, *, start, shape: Tile(shape, x.dtype),
+    attrs=("start", "shape"),
+    group="shape",
+    meaning="a rectangle of the tile, from the index `start` on",
+)
 
 
 def _reduce(x: Node, *, axis: int, kind: str) -> Type:
@@ -170,10 +267,22 @@ def _reduce(x: Node, *, axis: int, kind: str) -> Type:
     return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)
 
 
-reduce = Op(tile, "reduce", _reduce, attrs=("axis", "kind"), group="reduce",
-            meaning="sum, prod, max or min along one axis of the tile")  # fmt: skip
-cumulative = Op(tile, "cumulative", lambda x, *, axis, kind: _tile(x), attrs=("axis", "kind"),
-                group="reduce", meaning="running sum, prod, max or min along one axis")  # fmt: skip
+reduce = Op(
+    tile,
+    "reduce",
+    _reduce,
+    attrs=("axis", "kind"),
+    group="reduce",
+    meaning="sum, prod, max or min along one axis of the tile",
+)
+cumulative = Op(
+    tile,
+    "cumulative",
+    lambda x, *, axis, kind: _tile(x),
+    attrs=("axis", "kind"),
+    group="reduce",
+    meaning="running sum, prod, max or min along one axis",
+)
 
 
 def _dot(a: Node, b: Node, c: Node) -> Type:
@@ -194,8 +303,9 @@ def _memory(node: Node) -> Memory:
     return node.type
 
 
-def _load(memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...],
-          masked: bool) -> Type:  # fmt: skip
+def _load(
+    memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...], masked: bool
+) -> Type:
     rank = len(_memory(memory).shape)
     if len(inputs) != rank + int(masked) or len(axes) != len(shape):
         raise _fail("load", f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
@@ -204,10 +314,17 @@ def _load(memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, 
     return Tile(shape, memory.dtype)
 
 
-load = Op(tile, "load", _load, attrs=("shape", "axes", "masked"), effect=True, group="memory",
-          meaning="a tile at the index (one scalar per Memory axis): tile axis i walks Memory "
-          "axis axes[i]; where a last mask input is false the value is 0 and nothing is "
-          "read")  # fmt: skip
+load = Op(
+    tile,
+    "load",
+    _load,
+    attrs=("shape", "axes", "masked"),
+    effect=True,
+    group="memory",
+    meaning="a tile at the index (one scalar per Memory axis): tile axis i walks Memory "
+    "axis axes[i]; where a last mask input is false the value is 0 and nothing is "
+    "read",
+)
 
 
 def _store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], masked: bool) -> Type:
@@ -217,40 +334,76 @@ def _store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], mask
     return NOTHING
 
 
-store = Op(tile, "store", _store, attrs=("axes", "masked"), effect=True, group="memory",
-           meaning="write a tile at the index, as load reads it")  # fmt: skip
+store = Op(
+    tile,
+    "store",
+    _store,
+    attrs=("axes", "masked"),
+    effect=True,
+    group="memory",
+    meaning="write a tile at the index, as load reads it",
+)
 
 
 def _gather(memory: Node, offset: Node, *mask: Node) -> Type:
     return Tile(_tile(offset).shape, memory.dtype)
 
 
-gather = Op(tile, "gather", _gather, effect=True, group="memory",
-            meaning="elements at linear offsets (in elements); masked off ones are 0")  # fmt: skip
-scatter = Op(tile, "scatter", lambda memory, value, offset, *mask, mode: NOTHING, attrs=("mode",),
-             effect=True, group="memory",
-             meaning="write, or combine ('add', 'multiply', 'max', 'min'), elements at linear "
-             "offsets; equal offsets within a tile are taken in order")  # fmt: skip
+gather = Op(
+    tile,
+    "gather",
+    _gather,
+    effect=True,
+    group="memory",
+    meaning="elements at linear offsets (in elements); masked off ones are 0",
+)
+scatter = Op(
+    tile,
+    "scatter",
+    lambda memory, value, offset, *mask, mode: NOTHING,
+    attrs=("mode",),
+    effect=True,
+    group="memory",
+    meaning="write, or combine ('add', 'multiply', 'max', 'min'), elements at linear "
+    "offsets; equal offsets within a tile are taken in order",
+)
 
 
-prefetch = Op(tile, "prefetch", lambda memory, *index, to: NOTHING, attrs=("to",), effect=True,
-              group="memory", meaning="bring the line at an index into a cache, 'l1' or 'l2'; it "
-              "may lie past the end")  # fmt: skip
+prefetch = Op(
+    tile,
+    "prefetch",
+    lambda memory, *index, to: NOTHING,
+    attrs=("to",),
+    effect=True,
+    group="memory",
+    meaning="bring the line at an index into a cache, 'l1' or 'l2'; it may lie past the end",
+)
 
 
 def _allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:
     return Memory(shape, dtype, scope, "state", None, layout)
 
 
-allocate = Op(tile, "allocate", _allocate, attrs=("shape", "dtype", "scope", "layout"),
-              effect=True, group="memory",
-              meaning="a place in a Scope, private to the program, not initialised")  # fmt: skip
-sort_rows = Op(tile, "sort",
-               lambda keys, places, other_keys, other_places, count, *, size, descending: NOTHING,
-               attrs=("size", "descending"), effect=True, group="memory",
-               meaning="stable sort of the first `count` keys of a Memory, in place, moving "
-               "`places` along; nan is largest; two Memories of the same sizes are "
-               "scratch")  # fmt: skip
+allocate = Op(
+    tile,
+    "allocate",
+    _allocate,
+    attrs=("shape", "dtype", "scope", "layout"),
+    effect=True,
+    group="memory",
+    meaning="a place in a Scope, private to the program, not initialised",
+)
+sort_rows = Op(
+    tile,
+    "sort",
+    lambda keys, places, other_keys, other_places, count, *, size, descending: NOTHING,
+    attrs=("size", "descending"),
+    effect=True,
+    group="memory",
+    meaning="stable sort of the first `count` keys of a Memory, in place, moving "
+    "`places` along; nan is largest; two Memories of the same sizes are "
+    "scratch",
+)
 
 # ---- conditions -----------------------------------------------------------------------------
 
@@ -261,10 +414,17 @@ def _require(condition: Node, *, message: str, location: str) -> Type:
     return NOTHING
 
 
-require = Op(tile, "require", _require, attrs=("message", "location"), effect=True, group="check",
-             meaning="every element of a bool tile holds, else the run ends in an index error "
-             "with this message at 'file:line'; the program goes on, so an access guards itself "
-             "by its mask or a clamped index")  # fmt: skip
+require = Op(
+    tile,
+    "require",
+    _require,
+    attrs=("message", "location"),
+    effect=True,
+    group="check",
+    meaning="every element of a bool tile holds, else the run ends in an index error "
+    "with this message at 'file:line'; the program goes on, so an access guards itself "
+    "by its mask or a clamped index",
+)
 
 # ---- control --------------------------------------------------------------------------------
 
@@ -276,13 +436,24 @@ def _loop(*inputs: Node, step: int, unroll: int, blocks: tuple[Block, ...]) -> T
     return Tuple(carried)
 
 
-loop = Op(tile, "loop", _loop, attrs=("step", "unroll"), effect=True, group="control",
-          meaning="inputs: lower, upper, carried...; Block(index, carried...) -> carried; runs "
-          "for index = lower, lower+step, ... < upper")  # fmt: skip
-branch = Op(tile, "branch",
-            lambda condition, *, blocks: Tuple(tuple(r.type for r in blocks[0].results)),
-            effect=True, group="control",
-            meaning="two Blocks() -> results; the first runs where the scalar holds")  # fmt: skip
+loop = Op(
+    tile,
+    "loop",
+    _loop,
+    attrs=("step", "unroll"),
+    effect=True,
+    group="control",
+    meaning="inputs: lower, upper, carried...; Block(index, carried...) -> carried; runs "
+    "for index = lower, lower+step, ... < upper",
+)
+branch = Op(
+    tile,
+    "branch",
+    lambda condition, *, blocks: Tuple(tuple(r.type for r in blocks[0].results)),
+    effect=True,
+    group="control",
+    meaning="two Blocks() -> results; the first runs where the scalar holds",
+)
 
 
 def _get(x: Node, *, index: int) -> Type:
@@ -296,8 +467,15 @@ def _hole(*inputs: Node, name: str, type: Type) -> Type:
     return type
 
 
-hole = Op(tile, "hole", _hole, attrs=("name", "type"), effect=True, group="hole",
-          meaning="a named place that fusion fills: epilogue(acc, rows, columns)")  # fmt: skip
+hole = Op(
+    tile,
+    "hole",
+    _hole,
+    attrs=("name", "type"),
+    effect=True,
+    group="hole",
+    meaning="a named place that fusion fills: epilogue(acc, rows, columns)",
+)
 
 
 # ---- matrix units ---------------------------------------------------------------------------
@@ -309,13 +487,36 @@ def _matrix_load(memory: Node, *index: Node, shape: tuple[int, ...], unit: str) 
     return Tile(shape, memory.dtype)
 
 
-matrix_zero = Op(tile, "matrix_zero", lambda *, shape, dtype, unit: Tile(shape, dtype),
-                 attrs=("shape", "dtype", "unit"), group="matrix")  # fmt: skip
-matrix_load = Op(tile, "matrix_load", _matrix_load, attrs=("shape", "unit"), effect=True,
-                 group="matrix", meaning="load a 2-D tile into the unit's Scope")  # fmt: skip
-matrix_dot = Op(tile, "matrix_dot", lambda acc, a, b, *, unit: _tile(acc), attrs=("unit",),
-                group="matrix",
-                meaning="acc + a @ b; b holds groups of k packed along its rows, as elements or "
-                "as words of 32 bits")  # fmt: skip
-matrix_store = Op(tile, "matrix_store", lambda memory, value, *index, unit: NOTHING,
-                  attrs=("unit",), effect=True, group="matrix")  # fmt: skip
+matrix_zero = Op(
+    tile,
+    "matrix_zero",
+    lambda *, shape, dtype, unit: Tile(shape, dtype),
+    attrs=("shape", "dtype", "unit"),
+    group="matrix",
+)
+matrix_load = Op(
+    tile,
+    "matrix_load",
+    _matrix_load,
+    attrs=("shape", "unit"),
+    effect=True,
+    group="matrix",
+    meaning="load a 2-D tile into the unit's Scope",
+)
+matrix_dot = Op(
+    tile,
+    "matrix_dot",
+    lambda acc, a, b, *, unit: _tile(acc),
+    attrs=("unit",),
+    group="matrix",
+    meaning="acc + a @ b; b holds groups of k packed along its rows, as elements or "
+    "as words of 32 bits",
+)
+matrix_store = Op(
+    tile,
+    "matrix_store",
+    lambda memory, value, *index, unit: NOTHING,
+    attrs=("unit",),
+    effect=True,
+    group="matrix",
+)

@@ -109,11 +109,16 @@ class Machine:
                     self.agent(f"{kind} of {self.on(rank, name)}")
         size, main = len(self.names), skeleton.body.notes.get("warps", 4)
         self.roles = {
-            (rank, node): Role(self.names[number], number,
-                               main if node is None else node.attrs["warps"], rank, size,
-                               node is None)
+            (rank, node): Role(
+                self.names[number],
+                number,
+                main if node is None else node.attrs["warps"],
+                rank,
+                size,
+                node is None,
+            )
             for rank, node, number in numbered
-        }  # fmt: skip
+        }
 
     def _declare(self, rank: int, ops: list[Node]) -> None:
         """Agents of barriers, so that every clock has its full length from the start."""
@@ -141,9 +146,14 @@ class Machine:
         return len(self.names) - 1
 
     def report(
-        self, rule: str, message: str, node: Node, other: Node | None = None, level: str = "error",
+        self,
+        rule: str,
+        message: str,
+        node: Node,
+        other: Node | None = None,
+        level: str = "error",
         hint: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note a Finding, each pair of ops once."""
         key = (rule, node, other)
         if key not in self.findings and len(self.findings) < MOST_FINDINGS:
@@ -238,8 +248,9 @@ class Machine:
         waits = []
         for role in stuck:
             node, values = role.events[role.at]
-            waits.append(f"{role.name} waits on {self.awaited(role, node, values)} "
-                         f"at {line_of(node)}")  # fmt: skip
+            waits.append(
+                f"{role.name} waits on {self.awaited(role, node, values)} at {line_of(node)}"
+            )
         first = stuck[0].events[stuck[0].at][0]
         second = stuck[1].events[stuck[1].at][0] if len(stuck) > 1 else None
         self.report("deadlock", "; ".join(waits), first, second)
@@ -249,8 +260,10 @@ class Machine:
         if node.op.name == "wait":
             return f"{self.bars[role.rank, node.inputs[0]][values[0]]} with parity {values[1]}"
         round_ = self.rounds[role.rank, node.attrs["number"]]
-        return (f"named barrier {round_.number} ({round_.arrived} of {node.attrs['threads']} "
-                "threads came)")  # fmt: skip
+        return (
+            f"named barrier {round_.number} ({round_.arrived} of {node.attrs['threads']} "
+            "threads came)"
+        )
 
     def end(self) -> None:
         """The program is over: copies have landed, waits were not overtaken."""
@@ -258,9 +271,15 @@ class Machine:
             main = self.roles[rank, None]
             self.settled(main)
             if self.dependent and main.clock[self.grid] < 1:
-                self.report("dependent", "the program may end before grid_dependency_wait",
-                            next(n for n, _ in walk(self.skeleton.body.block)
-                                 if n.op.name == "grid_dependency_wait"))  # fmt: skip
+                self.report(
+                    "dependent",
+                    "the program may end before grid_dependency_wait",
+                    next(
+                        n
+                        for n, _ in walk(self.skeleton.body.block)
+                        if n.op.name == "grid_dependency_wait"
+                    ),
+                )
         for (rank, node), bars in self.bars.items():
             known = self.roles[rank, None].clock
             for bar in bars:
@@ -270,19 +289,28 @@ class Machine:
     def left(self, bar: Bar, node: Node, known: Clock) -> None:
         """Bytes that nobody counts, and copies that nobody waits for."""
         if bar.arrived == bar.count and bar.expected != bar.landed:
-            self.report("bytes", f"{bar} never ends this phase", node,
-                        hint="expect exactly the bytes that the copies land")  # fmt: skip
+            self.report(
+                "bytes",
+                f"{bar} never ends this phase",
+                node,
+                hint="expect exactly the bytes that the copies land",
+            )
         elif bar.landed or bar.expected or known[bar.agent] < len(bar.over):
             if bar.landed or bar.expected or self.copied(bar):
-                self.report("unfinished", f"the program ends with copies on {bar.name} under way",
-                            node, hint="wait for the barrier before the end")  # fmt: skip
+                self.report(
+                    "unfinished",
+                    f"the program ends with copies on {bar.name} under way",
+                    node,
+                    hint="wait for the barrier before the end",
+                )
 
     def copied(self, bar: Bar) -> bool:
         """Whether the last phase of a barrier had copies."""
         return any(
             r.write is not None and r.write.agent == bar.agent and r.write.epoch == len(bar.over)
-            for p in self.places.values() for r in p.regions.values()
-        )  # fmt: skip
+            for p in self.places.values()
+            for r in p.regions.values()
+        )
 
     def overtaken(self, bar: Bar) -> None:
         """A phase that may end while a role still waits for the one before."""
@@ -292,8 +320,9 @@ class Machine:
                     "phase",
                     f"{bar.name} may end phase {over} before {self.names[agent]} comes to wait "
                     f"for {'the start' if over == 0 else f'phase {over - 1}'}, which then "
-                    "waits for ever or one phase too long", node,
-                )  # fmt: skip
+                    "waits for ever or one phase too long",
+                    node,
+                )
 
     # ---- who touches what -------------------------------------------------------------------
 
@@ -313,20 +342,34 @@ class Machine:
         return place_name(place.node) + at
 
     def race(
-        self, place: Place, region: Region, node: Node, agent: int, verb: str, other: Touch,
+        self,
+        place: Place,
+        region: Region,
+        node: Node,
+        agent: int,
+        verb: str,
+        other: Touch,
         done: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Report two unordered accesses."""
         self.report(
-            "race", f"{self.names[agent]} {verb} {self.name_of(place, region)} while "
+            "race",
+            f"{self.names[agent]} {verb} {self.name_of(place, region)} while "
             f"{self.names[other.agent]} {done} it, and no barrier or wait orders the two",
-            node, other.node,
-        )  # fmt: skip
+            node,
+            other.node,
+        )
 
     def touch(
-        self, place: Place, region: Region, role: Role, node: Node, writes: bool, agent: int,
+        self,
+        place: Place,
+        region: Region,
+        role: Role,
+        node: Node,
+        writes: bool,
+        agent: int,
         epoch: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An agent of a role touches a box: it must know of all that conflicts."""
         clock, verb = role.clock, "writes" if writes else "reads"
         engine = role.number < agent <= role.number + len(ENGINES)
@@ -350,8 +393,13 @@ class Machine:
     def require(self, place: Place, region: Region, role: Role, node: Node) -> None:
         """A place is read: it must have been written."""
         if place.scope != "global" and not place.initialised(region):
-            self.report("uninitialised", f"{role.name} reads {self.name_of(place, region)}, which "
-                        "nothing has written on this path", node, place.node)  # fmt: skip
+            self.report(
+                "uninitialised",
+                f"{role.name} reads {self.name_of(place, region)}, which "
+                "nothing has written on this path",
+                node,
+                place.node,
+            )
 
     def plain(self, place: Place, region: Region, role: Role, node: Node, writes: bool) -> None:
         """A plain load or store of a role."""
@@ -367,9 +415,15 @@ class Machine:
             role.unfenced.append(region.plain)
 
     def asynchronous(
-        self, place: Place, region: Region, role: Role, node: Node, writes: bool, agent: int,
+        self,
+        place: Place,
+        region: Region,
+        role: Role,
+        node: Node,
+        writes: bool,
+        agent: int,
         epoch: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A copy or a matrix op touches a box: plain stores before it are fenced."""
         if not writes:
             self.require(place, region, role, node)
@@ -380,23 +434,34 @@ class Machine:
         if writes:
             region.plain = None
 
-    def published(
-        self, place: Place, region: Region, plain: Plain, role: Role, node: Node
-    ) -> None:
+    def published(self, place: Place, region: Region, plain: Plain, role: Role, node: Node) -> None:
         """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
         what = self.name_of(place, region)
         if plain.fence is None:
-            self.report("fence", f"{node.op.name} of {role.name} meets plain stores to {what} "
-                        "without fence('async')", node, plain.node)  # fmt: skip
+            self.report(
+                "fence",
+                f"{node.op.name} of {role.name} meets plain stores to {what} "
+                "without fence('async')",
+                node,
+                plain.node,
+            )
         elif plain.agent != role.number and role.clock[plain.agent] < plain.fence:
-            self.report("fence", f"{node.op.name} of {role.name} does not know of the "
-                        f"fence('async') after the stores to {what}", node, plain.node)  # fmt: skip
+            self.report(
+                "fence",
+                f"{node.op.name} of {role.name} does not know of the "
+                f"fence('async') after the stores to {what}",
+                node,
+                plain.node,
+            )
         elif plain.agent == role.number and not role.alone and role.synced <= plain.fence:
             self.report(
-                "fence", f"{node.op.name} of {role.name} meets stores to {what} by all "
-                f"{role.warps} warps, which have not met since their fence('async')", node,
-                plain.node, hint="named_sync with the role's own threads after the fence",
-            )  # fmt: skip
+                "fence",
+                f"{node.op.name} of {role.name} meets stores to {what} by all "
+                f"{role.warps} warps, which have not met since their fence('async')",
+                node,
+                plain.node,
+                hint="named_sync with the role's own threads after the fence",
+            )
 
     def met(self, place: Place, plain: Plain | None, role: Role, node: Node) -> None:
         """A role reads what its own warps stored: other threads may hold it now."""
@@ -404,10 +469,14 @@ class Machine:
             return
         if not role.alone and role.synced <= plain.epoch:
             self.report(
-                "warps", f"{role.name} reads {place_name(place.node)}, which its {role.warps} "
-                "warps stored, and they have not met since", node, plain.node, "warning",
+                "warps",
+                f"{role.name} reads {place_name(place.node)}, which its {role.warps} "
+                "warps stored, and they have not met since",
+                node,
+                plain.node,
+                "warning",
                 "named_sync with the role's own threads, unless each thread reads its own",
-            )  # fmt: skip
+            )
 
     def crossed(self, place: Place, region: Region, role: Role, node: Node) -> None:
         """A role's threads write what its warps read: all of them must be past the read."""
@@ -415,18 +484,25 @@ class Machine:
             read = near.reads.get(role.number)
             if read is not None and not role.alone and role.synced <= read.epoch:
                 self.report(
-                    "warps", f"{role.name} writes {place_name(place.node)}, which its "
-                    f"{role.warps} warps read, and they have not met since", node, read.node,
+                    "warps",
+                    f"{role.name} writes {place_name(place.node)}, which its "
+                    f"{role.warps} warps read, and they have not met since",
+                    node,
+                    read.node,
                     hint="named_sync with the role's own threads between the two",
-                )  # fmt: skip
+                )
 
     def depends(self, role: Role, memory: Node, node: Node, writes: bool) -> None:
         """Parameters are touched after the dependency wait, but for reads of constants."""
         if self.dependent and role.clock[self.grid] < 1 and not is_place(memory):
             if writes or memory.type.use != "constant":  # type: ignore[union-attr]
                 verb = "writes" if writes else "reads"
-                self.report("dependent", f"{role.name} {verb} {memory.attrs['name']} before it "
-                            "knows of grid_dependency_wait", node)  # fmt: skip
+                self.report(
+                    "dependent",
+                    f"{role.name} {verb} {memory.attrs['name']} before it "
+                    "knows of grid_dependency_wait",
+                    node,
+                )
 
     # ---- barriers ---------------------------------------------------------------------------
 
@@ -434,23 +510,35 @@ class Machine:
         """One barrier of an array."""
         bars = self.bars[rank, node]
         if not 0 <= stage < len(bars):
-            self.report("index", f"{op.op.name} at stage {stage} of the {len(bars)} barriers "
-                        f"{node.attrs['name']}", op, node)  # fmt: skip
+            self.report(
+                "index",
+                f"{op.op.name} at stage {stage} of the {len(bars)} barriers {node.attrs['name']}",
+                op,
+                node,
+            )
             return None
         return bars[stage]
 
     def come(
-        self, role: Role, bar: Bar, node: Node, arrivals: int, expected: int, landed: int,
+        self,
+        role: Role,
+        bar: Bar,
+        node: Node,
+        arrivals: int,
+        expected: int,
+        landed: int,
         tells: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An arrival or a copy, in a phase that the role knows to have begun; it tells who waits
         of all that the role did, or of itself alone."""
         if role.clock[bar.agent] < len(bar.over):
             verb = "copies" if landed else "arrives"
             self.report(
-                "phase", f"{role.name} {verb} on {bar.name} in phase {len(bar.over)} without "
-                "knowing that the phase before is over: it may count for the wrong one", node,
-            )  # fmt: skip
+                "phase",
+                f"{role.name} {verb} on {bar.name} in phase {len(bar.over)} without "
+                "knowing that the phase before is over: it may count for the wrong one",
+                node,
+            )
         before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
         bar.come(role.clock if tells else [0] * len(role.clock), arrivals, expected, landed)
         if len(bar.over) > before and not bytes_:  # it ended the phase, if it knew of all others
@@ -459,5 +547,9 @@ class Machine:
             if all(others):
                 role.clock[bar.agent] = len(bar.over)
         if bar.arrived > bar.count:
-            self.report("arrivals", f"{bar}: more arrivals than it counts", node,
-                        hint="the count of the barrier is who arrives in one phase")  # fmt: skip
+            self.report(
+                "arrivals",
+                f"{bar}: more arrivals than it counts",
+                node,
+                hint="the count of the barrier is who arrives in one phase",
+            )

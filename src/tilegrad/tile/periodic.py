@@ -191,13 +191,16 @@ class _Loop:
         if name == "multiply" and any(b is not None for b in by):
             return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])
         divisor = by[1] if len(by) > 1 else None
-        if divisor and name in ("floor_divide", "unsigned_divide", "remainder",
-                                "unsigned_remainder"):  # fmt: skip
+        if divisor and name in (
+            "floor_divide",
+            "unsigned_divide",
+            "remainder",
+            "unsigned_remainder",
+        ):
             more = abs(divisor) // gcd(divisor, shifts[0])
             divides = name.endswith("divide")
             return period * more, shifts[0] * more // divisor if divides else 0
         return None
-
 
     def constant(self, node: Node) -> Any:
         """The value of a scalar that is the same all along, if it is known."""

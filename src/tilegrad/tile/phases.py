@@ -15,8 +15,17 @@ from .access import Clock, join
 class Bar:
     """One barrier: the phase under way, what came, and the clock of each phase that is over."""
 
-    __slots__ = ("agent", "arrived", "coming", "count", "expected", "landed", "name", "over",
-                 "waits")  # fmt: skip
+    __slots__ = (
+        "agent",
+        "arrived",
+        "coming",
+        "count",
+        "expected",
+        "landed",
+        "name",
+        "over",
+        "waits",
+    )
 
     def __init__(self, name: str, count: int, agent: int) -> None:
         self.name, self.count, self.agent = name, count, agent

@@ -164,8 +164,13 @@ class Pieces:
 
         walk(())
 
-    def keep(self, source: Source, shape: tuple[int, ...] | None = None,
-             dtype: DType | None = None, place: Node | None = None) -> Source:  # fmt: skip
+    def keep(
+        self,
+        source: Source,
+        shape: tuple[int, ...] | None = None,
+        dtype: DType | None = None,
+        place: Node | None = None,
+    ) -> Source:
         """The value stored, row-major, maybe under another shape of as many elements."""
         dtype = dtype or source.dtype
         if place is None:
@@ -173,9 +178,15 @@ class Pieces:
         if source.turned is not None:
             self.turn(source.turned, place)
         else:
-            self.each(source.shape, lambda index, lanes: self.b.store(
-                place, self.b.cast(source.piece(index, lanes), dtype), index,
-                (len(source.shape) - 1,)))  # fmt: skip
+            self.each(
+                source.shape,
+                lambda index, lanes: self.b.store(
+                    place,
+                    self.b.cast(source.piece(index, lanes), dtype),
+                    index,
+                    (len(source.shape) - 1,),
+                ),
+            )
         found = self.stored(place, source.shape)
         return found if shape is None or shape == source.shape else self.reshaped(found, shape)
 
@@ -207,8 +218,14 @@ class Pieces:
             self.b.store(place, self.b.add(ops.transpose(tile, order=(1, 0))), (j, i), (0, 1))
 
         def line(i: Size, _: list[Node]) -> Sequence[Node]:
-            self.b.loop("column", 0, columns, side, lambda j, _: square(i, j) or [],  # type: ignore[func-returns-value]
-                        bounds=(0, columns - side))  # fmt: skip
+            self.b.loop(
+                "column",
+                0,
+                columns,
+                side,
+                lambda j, _: square(i, j) or [],  # type: ignore[func-returns-value]
+                bounds=(0, columns - side),
+            )
             return []
 
         self.b.loop("row", 0, rows, side, line, bounds=(0, rows - side))

@@ -66,15 +66,28 @@ def _role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) -
     return NOTHING
 
 
-role = Op(tile, "role", _role, attrs=("name", "warps", "registers"), effect=True, group="role",
-          meaning="warps that run this Block beside the roles next to it; registers is the most "
-          "a thread may hold, 0 for what the target gives")  # fmt: skip
+role = Op(
+    tile,
+    "role",
+    _role,
+    attrs=("name", "warps", "registers"),
+    effect=True,
+    group="role",
+    meaning="warps that run this Block beside the roles next to it; registers is the most "
+    "a thread may hold, 0 for what the target gives",
+)
 
 # ---- barriers -------------------------------------------------------------------------------
 
-barrier = Op(tile, "barrier", lambda *, name, count, stages: Barrier(count),
-             attrs=("name", "count", "stages"), effect=True, group="barrier",
-             meaning="an array of barriers, one per stage of a pipeline")  # fmt: skip
+barrier = Op(
+    tile,
+    "barrier",
+    lambda *, name, count, stages: Barrier(count),
+    attrs=("name", "count", "stages"),
+    effect=True,
+    group="barrier",
+    meaning="an array of barriers, one per stage of a pipeline",
+)
 
 
 def _on_barrier(op: str, inputs: int) -> Callable[..., Type]:
@@ -87,30 +100,72 @@ def _on_barrier(op: str, inputs: int) -> Callable[..., Type]:
     return infer
 
 
-arrive = Op(tile, "arrive", _on_barrier("arrive", 1), effect=True, group="barrier",
-            meaning="inputs barrier, stage: one arrival in the phase under way")  # fmt: skip
-expect = Op(tile, "expect", _on_barrier("expect", 1), attrs=("bytes",), effect=True,
-            group="barrier", meaning="one arrival that also announces bytes to land")  # fmt: skip
-wait = Op(tile, "wait", _on_barrier("wait", 2), effect=True, group="barrier",
-          meaning="inputs barrier, stage, parity: until the phase of this parity is "
-          "over")  # fmt: skip
-named_sync = Op(tile, "named_sync", lambda *, number, threads: NOTHING,
-                attrs=("number", "threads"), effect=True, group="barrier",
-                meaning="arrive with this role's threads at a numbered barrier and wait until "
-                "`threads` have")  # fmt: skip
-named_arrive = Op(tile, "named_arrive", lambda *, number, threads: NOTHING,
-                  attrs=("number", "threads"), effect=True, group="barrier",
-                  meaning="arrive at a numbered barrier, do not wait")  # fmt: skip
+arrive = Op(
+    tile,
+    "arrive",
+    _on_barrier("arrive", 1),
+    effect=True,
+    group="barrier",
+    meaning="inputs barrier, stage: one arrival in the phase under way",
+)
+expect = Op(
+    tile,
+    "expect",
+    _on_barrier("expect", 1),
+    attrs=("bytes",),
+    effect=True,
+    group="barrier",
+    meaning="one arrival that also announces bytes to land",
+)
+wait = Op(
+    tile,
+    "wait",
+    _on_barrier("wait", 2),
+    effect=True,
+    group="barrier",
+    meaning="inputs barrier, stage, parity: until the phase of this parity is over",
+)
+named_sync = Op(
+    tile,
+    "named_sync",
+    lambda *, number, threads: NOTHING,
+    attrs=("number", "threads"),
+    effect=True,
+    group="barrier",
+    meaning="arrive with this role's threads at a numbered barrier and wait until `threads` have",
+)
+named_arrive = Op(
+    tile,
+    "named_arrive",
+    lambda *, number, threads: NOTHING,
+    attrs=("number", "threads"),
+    effect=True,
+    group="barrier",
+    meaning="arrive at a numbered barrier, do not wait",
+)
 FENCES = ("async", "global")
-fence = Op(tile, "fence", lambda *, kind: NOTHING, attrs=("kind",), effect=True, group="barrier",
-           meaning="'async': this role's plain stores are seen by copies and matrix ops; "
-           "'global': by other programs")  # fmt: skip
+fence = Op(
+    tile,
+    "fence",
+    lambda *, kind: NOTHING,
+    attrs=("kind",),
+    effect=True,
+    group="barrier",
+    meaning="'async': this role's plain stores are seen by copies and matrix ops; "
+    "'global': by other programs",
+)
 
 # ---- copies ---------------------------------------------------------------------------------
 
 
-def _boxed(op: str, place: Memory, memory: Memory, shape: tuple[int, ...], axes: tuple[int, ...],
-           scalars: int) -> Type:  # fmt: skip
+def _boxed(
+    op: str,
+    place: Memory,
+    memory: Memory,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    scalars: int,
+) -> Type:
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
         raise _fail(op, f"a box of {shape} over axes {axes} does not fit the place {place}")
     wanted = len(memory.shape) + len(place.shape) - len(shape)
@@ -127,53 +182,106 @@ def _rows(op: str, place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
-def _copy_async(place: Node, memory: Node, barrier_: Node, stage: Node, *index: Node,
-                shape: tuple[int, ...], axes: tuple[int, ...], row: int) -> Type:  # fmt: skip
+def _copy_async(
+    place: Node,
+    memory: Node,
+    barrier_: Node,
+    stage: Node,
+    *index: Node,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    row: int,
+) -> Type:
     _barrier_of("copy_async", barrier_)
     into, source = _place("copy_async", place), _place("copy_async", memory)
-    return _boxed("copy_async", _rows("copy_async", into, shape, row), source, shape, axes,
-                  len(index))  # fmt: skip
+    return _boxed(
+        "copy_async", _rows("copy_async", into, shape, row), source, shape, axes, len(index)
+    )
 
 
-copy_async = Op(tile, "copy_async", _copy_async, attrs=("shape", "axes", "row"), effect=True,
-                group="copy",
-                meaning="inputs place, Memory, barrier, stage, Memory index, then the place's "
-                "leading index: copies a box, tile axis i walking Memory axis axes[i], into the "
-                "last axes of the place from `row` on; its bytes land on the barrier")  # fmt: skip
+copy_async = Op(
+    tile,
+    "copy_async",
+    _copy_async,
+    attrs=("shape", "axes", "row"),
+    effect=True,
+    group="copy",
+    meaning="inputs place, Memory, barrier, stage, Memory index, then the place's "
+    "leading index: copies a box, tile axis i walking Memory axis axes[i], into the "
+    "last axes of the place from `row` on; its bytes land on the barrier",
+)
 
 
-def _copy_store(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
-                axes: tuple[int, ...]) -> Type:  # fmt: skip
+def _copy_store(
+    memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> Type:
     source, into = _place("copy_store", place), _place("copy_store", memory)
     return _boxed("copy_store", source, into, shape, axes, len(index))
 
 
-copy_store = Op(tile, "copy_store", _copy_store, attrs=("shape", "axes"), effect=True,
-                group="copy", meaning="inputs Memory, place, Memory index, then the place's "
-                "leading index: writes a box back, in the group being collected")  # fmt: skip
+copy_store = Op(
+    tile,
+    "copy_store",
+    _copy_store,
+    attrs=("shape", "axes"),
+    effect=True,
+    group="copy",
+    meaning="inputs Memory, place, Memory index, then the place's "
+    "leading index: writes a box back, in the group being collected",
+)
 
 
-def _copy_multicast(place: Node, memory: Node, barrier_: Node, stage: Node, *index: Node,
-                    shape: tuple[int, ...], axes: tuple[int, ...], mask: int) -> Type:  # fmt: skip
+def _copy_multicast(
+    place: Node,
+    memory: Node,
+    barrier_: Node,
+    stage: Node,
+    *index: Node,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    mask: int,
+) -> Type:
     _barrier_of("copy_multicast", barrier_)
     into, source = _place("copy_multicast", place), _place("copy_multicast", memory)
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:  # type: ignore[operator]
         raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
-    return _boxed("copy_multicast", changed(into, shape=(*into.shape[: -len(shape)], *shape)),
-                  source, shape, axes, len(index) - 2)  # fmt: skip
+    return _boxed(
+        "copy_multicast",
+        changed(into, shape=(*into.shape[: -len(shape)], *shape)),
+        source,
+        shape,
+        axes,
+        len(index) - 2,
+    )
 
 
-copy_multicast = Op(tile, "copy_multicast", _copy_multicast, attrs=("shape", "axes", "mask"),
-                    effect=True, group="copy",
-                    meaning="copy_async of some rows of a place, to the same place of every "
-                    "program of the cluster whose bit of the mask is set, its bytes landing on the "
-                    "same barrier there; the last inputs are the first row, and the rank that bit "
-                    "0 of the mask stands for")  # fmt: skip
+copy_multicast = Op(
+    tile,
+    "copy_multicast",
+    _copy_multicast,
+    attrs=("shape", "axes", "mask"),
+    effect=True,
+    group="copy",
+    meaning="copy_async of some rows of a place, to the same place of every "
+    "program of the cluster whose bit of the mask is set, its bytes landing on the "
+    "same barrier there; the last inputs are the first row, and the rank that bit "
+    "0 of the mask stands for",
+)
 
-def _copy_pages(place: Node, memory: Node, barrier_: Node, stage: Node, pages: Node, *index: Node,
-                shape: tuple[int, ...], axes: tuple[int, ...], hint: str) -> Type:  # fmt: skip
+
+def _copy_pages(
+    place: Node,
+    memory: Node,
+    barrier_: Node,
+    stage: Node,
+    pages: Node,
+    *index: Node,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    hint: str,
+) -> Type:
     _barrier_of("copy_pages", barrier_)
     into, source = _place("copy_pages", place), _place("copy_pages", memory)
     count = _place_rows(into, shape)
@@ -181,8 +289,14 @@ def _copy_pages(place: Node, memory: Node, barrier_: Node, stage: Node, pages: N
         raise _fail("copy_pages", f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
         raise _fail("copy_pages", f"no hint is called {hint!r}")
-    return _boxed("copy_pages", changed(into, shape=(*into.shape[: -len(shape)], *shape)),
-                  source, shape, axes, len(index))  # fmt: skip
+    return _boxed(
+        "copy_pages",
+        changed(into, shape=(*into.shape[: -len(shape)], *shape)),
+        source,
+        shape,
+        axes,
+        len(index),
+    )
 
 
 def _place_rows(into: Memory, shape: tuple[int, ...]) -> int:
@@ -194,55 +308,109 @@ def _place_rows(into: Memory, shape: tuple[int, ...]) -> int:
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
-copy_pages = Op(tile, "copy_pages", _copy_pages, attrs=("shape", "axes", "hint"), effect=True,
-                group="copy",
-                meaning="inputs place, Memory, barrier, stage, a tile of page numbers, Memory "
-                "index, then the place's leading index: one copy_async for each page, its number "
-                "added to the Memory's first index, into the rows of the place one after "
-                "another; each thread of the first warp issues one")  # fmt: skip
-commit_copies = Op(tile, "commit_copies", lambda: NOTHING, effect=True, group="copy",
-                   meaning="close this role's group of copy_store")  # fmt: skip
-wait_copies = Op(tile, "wait_copies", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
-                 group="copy", meaning="until at most `pending` groups are under way")  # fmt: skip
+copy_pages = Op(
+    tile,
+    "copy_pages",
+    _copy_pages,
+    attrs=("shape", "axes", "hint"),
+    effect=True,
+    group="copy",
+    meaning="inputs place, Memory, barrier, stage, a tile of page numbers, Memory "
+    "index, then the place's leading index: one copy_async for each page, its number "
+    "added to the Memory's first index, into the rows of the place one after "
+    "another; each thread of the first warp issues one",
+)
+commit_copies = Op(
+    tile,
+    "commit_copies",
+    lambda: NOTHING,
+    effect=True,
+    group="copy",
+    meaning="close this role's group of copy_store",
+)
+wait_copies = Op(
+    tile,
+    "wait_copies",
+    lambda *, pending: NOTHING,
+    attrs=("pending",),
+    effect=True,
+    group="copy",
+    meaning="until at most `pending` groups are under way",
+)
 
-def _copy_threads(place: Node, memory: Node, *index: Node, shape: tuple[int, ...],
-                  axes: tuple[int, ...], row: int) -> Type:  # fmt: skip
+
+def _copy_threads(
+    place: Node, memory: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...], row: int
+) -> Type:
     into, source = _place("copy_threads", place), _place("copy_threads", memory)
     if len(shape) != 2:
         raise _fail("copy_threads", f"a box of {shape} has no rows")
-    return _boxed("copy_threads", _rows("copy_threads", into, shape, row), source, shape, axes,
-                  len(index))  # fmt: skip
+    return _boxed(
+        "copy_threads", _rows("copy_threads", into, shape, row), source, shape, axes, len(index)
+    )
 
 
-copy_threads = Op(tile, "copy_threads", _copy_threads, attrs=("shape", "axes", "row"),
-                  effect=True, group="copy",
-                  meaning="inputs place, Memory, Memory index, then the place's leading index: the "
-                  "role's threads copy a box into the place's rows from `row` on, in the group "
-                  "being collected; what lies outside of the Memory is 0")  # fmt: skip
-commit_threads = Op(tile, "commit_threads", lambda: NOTHING, effect=True, group="copy",
-                    meaning="close this role's group of copy_threads")  # fmt: skip
-wait_threads = Op(tile, "wait_threads", lambda *, pending: NOTHING, attrs=("pending",),
-                  effect=True, group="copy",
-                  meaning="until each thread's own copies are there, but for those of the last "
-                  "`pending` groups")  # fmt: skip
+copy_threads = Op(
+    tile,
+    "copy_threads",
+    _copy_threads,
+    attrs=("shape", "axes", "row"),
+    effect=True,
+    group="copy",
+    meaning="inputs place, Memory, Memory index, then the place's leading index: the "
+    "role's threads copy a box into the place's rows from `row` on, in the group "
+    "being collected; what lies outside of the Memory is 0",
+)
+commit_threads = Op(
+    tile,
+    "commit_threads",
+    lambda: NOTHING,
+    effect=True,
+    group="copy",
+    meaning="close this role's group of copy_threads",
+)
+wait_threads = Op(
+    tile,
+    "wait_threads",
+    lambda *, pending: NOTHING,
+    attrs=("pending",),
+    effect=True,
+    group="copy",
+    meaning="until each thread's own copies are there, but for those of the last `pending` groups",
+)
 
 
-def _store_threads(memory: Node, place: Node, *index: Node, shape: tuple[int, ...],
-                   axes: tuple[int, ...]) -> Type:  # fmt: skip
+def _store_threads(
+    memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> Type:
     source, into = _place("store_threads", place), _place("store_threads", memory)
     return _boxed("store_threads", source, into, shape, axes, len(index))
 
 
-store_threads = Op(tile, "store_threads", _store_threads, attrs=("shape", "axes"), effect=True,
-                   group="copy", meaning="inputs Memory, place, Memory index, then the place's "
-                   "leading index: the role's threads write a box of the place, of which what "
-                   "lies outside of the Memory is dropped")  # fmt: skip
+store_threads = Op(
+    tile,
+    "store_threads",
+    _store_threads,
+    attrs=("shape", "axes"),
+    effect=True,
+    group="copy",
+    meaning="inputs Memory, place, Memory index, then the place's "
+    "leading index: the role's threads write a box of the place, of which what "
+    "lies outside of the Memory is dropped",
+)
 
 # ---- matrix products ------------------------------------------------------------------------
 
 
-def _matrix_async(accumulator: Node, a: Node, b: Node, accumulate: Node, *index: Node,
-                  transpose_a: bool, transpose_b: bool) -> Type:  # fmt: skip
+def _matrix_async(
+    accumulator: Node,
+    a: Node,
+    b: Node,
+    accumulate: Node,
+    *index: Node,
+    transpose_a: bool,
+    transpose_b: bool,
+) -> Type:
     places = [_place("matrix_async", x) for x in (accumulator, a, b)]
     if len(index) != sum(len(p.shape) - 2 for p in places):
         raise _fail("matrix_async", f"{len(index)} leading indices for {places}")
@@ -256,19 +424,44 @@ def _matrix_async(accumulator: Node, a: Node, b: Node, accumulate: Node, *index:
     return NOTHING
 
 
-matrix_async = Op(tile, "matrix_async", _matrix_async, attrs=("transpose_a", "transpose_b"),
-                  effect=True, group="matrix_async",
-                  meaning="inputs accumulator, a, b, accumulate, then the leading indices of the "
-                  "three places: accumulator = a @ b (+ accumulator where accumulate holds), of "
-                  "as many columns of b as the accumulator has; a transposed operand is stored "
-                  "(k, m) or (n, k)")  # fmt: skip
-matrix_fence = Op(tile, "matrix_fence", lambda: NOTHING, effect=True, group="matrix_async",
-                  meaning="registers written so far may be used by matrix_async")  # fmt: skip
-matrix_commit = Op(tile, "matrix_commit", lambda: NOTHING, effect=True, group="matrix_async",
-                   meaning="close this role's group of matrix_async")  # fmt: skip
-matrix_wait = Op(tile, "matrix_wait", lambda *, pending: NOTHING, attrs=("pending",), effect=True,
-                 group="matrix_async",
-                 meaning="until at most `pending` groups are under way")  # fmt: skip
+matrix_async = Op(
+    tile,
+    "matrix_async",
+    _matrix_async,
+    attrs=("transpose_a", "transpose_b"),
+    effect=True,
+    group="matrix_async",
+    meaning="inputs accumulator, a, b, accumulate, then the leading indices of the "
+    "three places: accumulator = a @ b (+ accumulator where accumulate holds), of "
+    "as many columns of b as the accumulator has; a transposed operand is stored "
+    "(k, m) or (n, k)",
+)
+matrix_fence = Op(
+    tile,
+    "matrix_fence",
+    lambda: NOTHING,
+    effect=True,
+    group="matrix_async",
+    meaning="registers written so far may be used by matrix_async",
+)
+matrix_commit = Op(
+    tile,
+    "matrix_commit",
+    lambda: NOTHING,
+    effect=True,
+    group="matrix_async",
+    meaning="close this role's group of matrix_async",
+)
+matrix_wait = Op(
+    tile,
+    "matrix_wait",
+    lambda *, pending: NOTHING,
+    attrs=("pending",),
+    effect=True,
+    group="matrix_async",
+    meaning="until at most `pending` groups are under way",
+)
+
 
 def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
     into, source = _place("load_operand", operand), _place("load_operand", place)
@@ -281,11 +474,17 @@ def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpos
     return NOTHING
 
 
-load_operand = Op(tile, "load_operand", _load_operand, attrs=("start", "transpose"), effect=True,
-                  group="matrix_sync",
-                  meaning="inputs register place (m, k) or (n, k), place, then the place's leading "
-                  "index: some of the place's columns (its rows, if transposed), from `start` "
-                  "on")  # fmt: skip
+load_operand = Op(
+    tile,
+    "load_operand",
+    _load_operand,
+    attrs=("start", "transpose"),
+    effect=True,
+    group="matrix_sync",
+    meaning="inputs register place (m, k) or (n, k), place, then the place's leading "
+    "index: some of the place's columns (its rows, if transposed), from `start` "
+    "on",
+)
 
 
 def _matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
@@ -298,17 +497,28 @@ def _matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int])
     return NOTHING
 
 
-matrix_sync = Op(tile, "matrix_sync", _matrix_sync, attrs=("warps",), effect=True,
-                 group="matrix_sync",
-                 meaning="accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, "
-                 "by warps that stand in a grid (down, across)")  # fmt: skip
+matrix_sync = Op(
+    tile,
+    "matrix_sync",
+    _matrix_sync,
+    attrs=("warps",),
+    effect=True,
+    group="matrix_sync",
+    meaning="accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, "
+    "by warps that stand in a grid (down, across)",
+)
 
 # ---- places ---------------------------------------------------------------------------------
 
-register_tile = Op(tile, "register_tile",
-                   lambda *, shape, dtype: Memory(shape, dtype, "register", "state"),
-                   attrs=("shape", "dtype"), effect=True, group="memory",
-                   meaning="a place in the registers of a role, not initialised")  # fmt: skip
+register_tile = Op(
+    tile,
+    "register_tile",
+    lambda *, shape, dtype: Memory(shape, dtype, "register", "state"),
+    attrs=("shape", "dtype"),
+    effect=True,
+    group="memory",
+    meaning="a place in the registers of a role, not initialised",
+)
 
 
 def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
@@ -317,16 +527,25 @@ def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     if rows:
         first, count = rows
         if type_.scope == "register" or first % 8:
-            raise _fail("read_place", f"rows {rows} of {type_}: registers are read whole, other "
-                        "places from a multiple of 8 on")  # fmt: skip
+            raise _fail(
+                "read_place",
+                f"rows {rows} of {type_}: registers are read whole, other "
+                "places from a multiple of 8 on",
+            )
         shape = (count, *shape[1:])
         _rows("read_place", type_, shape, first)  # type: ignore[arg-type]
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 
-read_place = Op(tile, "read_place", _read_place, attrs=("rows",), effect=True, group="memory",
-                meaning="the tile at the leading index of a place, or `rows` (first, count) of "
-                "it")  # fmt: skip
+read_place = Op(
+    tile,
+    "read_place",
+    _read_place,
+    attrs=("rows",),
+    effect=True,
+    group="memory",
+    meaning="the tile at the leading index of a place, or `rows` (first, count) of it",
+)
 
 
 def _write_place(place: Node, value: Node, *index: Node) -> Type:
@@ -335,8 +554,14 @@ def _write_place(place: Node, value: Node, *index: Node) -> Type:
     return NOTHING
 
 
-write_place = Op(tile, "write_place", _write_place, effect=True, group="memory",
-                 meaning="replace the tile at the leading index of a place")  # fmt: skip
+write_place = Op(
+    tile,
+    "write_place",
+    _write_place,
+    effect=True,
+    group="memory",
+    meaning="replace the tile at the leading index of a place",
+)
 
 
 def _clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
@@ -345,20 +570,36 @@ def _clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
     return NOTHING
 
 
-clear_rows = Op(tile, "clear_rows", _clear_rows, effect=True, group="memory",
-                meaning="inputs place, start, stop, then the place's leading index: zeros in the "
-                "rows from start to before stop, as far as there are any")  # fmt: skip
+clear_rows = Op(
+    tile,
+    "clear_rows",
+    _clear_rows,
+    effect=True,
+    group="memory",
+    meaning="inputs place, start, stop, then the place's leading index: zeros in the "
+    "rows from start to before stop, as far as there are any",
+)
 
 # ---- clusters -------------------------------------------------------------------------------
 # Body.notes["cluster"] = (n,): n neighbouring programs run together, see each other's shared
 # places, and end together.
 
-cluster_rank = Op(tile, "cluster_rank", lambda: ops.INDEX, group="grid",
-                  meaning="number of this program within its cluster")  # fmt: skip
-arrive_remote = Op(tile, "arrive_remote", _on_barrier("arrive_remote", 2), effect=True,
-                   group="barrier",
-                   meaning="inputs barrier, stage, rank: arrive at the barrier of the cluster's "
-                   "program of that rank")  # fmt: skip
+cluster_rank = Op(
+    tile,
+    "cluster_rank",
+    lambda: ops.INDEX,
+    group="grid",
+    meaning="number of this program within its cluster",
+)
+arrive_remote = Op(
+    tile,
+    "arrive_remote",
+    _on_barrier("arrive_remote", 2),
+    effect=True,
+    group="barrier",
+    meaning="inputs barrier, stage, rank: arrive at the barrier of the cluster's "
+    "program of that rank",
+)
 
 
 SENDS = ("all", "shares", "one")
@@ -368,8 +609,10 @@ def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, t
     _barrier_of("send", barrier_)
     into = _place("send", place)
     if to not in SENDS or (to == "one" and not index):
-        raise _fail("send", f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' "
-                    "with its rank")  # fmt: skip
+        raise _fail(
+            "send",
+            f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' with its rank",
+        )
     lead = index[1:] if to == "one" else index
     shape, given = into.shape[len(lead) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
@@ -379,19 +622,30 @@ def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, t
     return NOTHING
 
 
-send = Op(tile, "send", _send, attrs=("to",), effect=True, group="copy",
-          meaning="inputs place, value, barrier, stage, then the place's leading index: into "
-          "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
-          "(this one too) the whole value, or 'shares' of its rows in the order of ranks; to 'one' "
-          "the whole value, its rank being an input after the stage")  # fmt: skip
+send = Op(
+    tile,
+    "send",
+    _send,
+    attrs=("to",),
+    effect=True,
+    group="copy",
+    meaning="inputs place, value, barrier, stage, then the place's leading index: into "
+    "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
+    "(this one too) the whole value, or 'shares' of its rows in the order of ranks; to 'one' "
+    "the whole value, its rank being an input after the stage",
+)
 
 # ---- between programs -----------------------------------------------------------------------
 
-atomic_add = Op(tile, "atomic_add",
-                lambda memory, value, offset, *mask: Tile(offset.shape, memory.dtype),
-                effect=True, group="memory",
-                meaning="add to elements at linear offsets in one step each, as seen by all "
-                "programs; gives the values before; masked off ones are 0")  # fmt: skip
+atomic_add = Op(
+    tile,
+    "atomic_add",
+    lambda memory, value, offset, *mask: Tile(offset.shape, memory.dtype),
+    effect=True,
+    group="memory",
+    meaning="add to elements at linear offsets in one step each, as seen by all "
+    "programs; gives the values before; masked off ones are 0",
+)
 
 
 def _store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
@@ -401,15 +655,33 @@ def _store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -
     return NOTHING
 
 
-store_add = Op(tile, "store_add", _store_add, attrs=("axes",), effect=True, group="memory",
-               meaning="inputs Memory, value, index: add a tile to what lies at the index, each "
-               "element in one step as seen by all programs, in no order")  # fmt: skip
-grid_dependency_wait = Op(tile, "grid_dependency_wait", lambda: NOTHING, effect=True, group="grid",
-                          meaning="until the launches this one depends on are done: comes before "
-                          "any read that is not of a constant, and any global write")  # fmt: skip
-grid_launch_dependents = Op(tile, "grid_launch_dependents", lambda: NOTHING, effect=True,
-                            group="grid",
-                            meaning="launches that depend on this may start")  # fmt: skip
+store_add = Op(
+    tile,
+    "store_add",
+    _store_add,
+    attrs=("axes",),
+    effect=True,
+    group="memory",
+    meaning="inputs Memory, value, index: add a tile to what lies at the index, each "
+    "element in one step as seen by all programs, in no order",
+)
+grid_dependency_wait = Op(
+    tile,
+    "grid_dependency_wait",
+    lambda: NOTHING,
+    effect=True,
+    group="grid",
+    meaning="until the launches this one depends on are done: comes before "
+    "any read that is not of a constant, and any global write",
+)
+grid_launch_dependents = Op(
+    tile,
+    "grid_launch_dependents",
+    lambda: NOTHING,
+    effect=True,
+    group="grid",
+    meaning="launches that depend on this may start",
+)
 
 
 class PlacedBuilder(BodyBuilder):
@@ -438,38 +710,93 @@ class PlacedBuilder(BodyBuilder):
         self.add(wait(barrier_, self.index(stage), self.index(parity)))
 
     def copy_async(
-        self, place: Node, at: Sequence[Size], memory: Node, index: Sequence[Size],
-        axes: tuple[int, ...], barrier_: Node, stage: Size, rows: tuple[int, int] | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        place: Node,
+        at: Sequence[Size],
+        memory: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...],
+        barrier_: Node,
+        stage: Size,
+        rows: tuple[int, int] | None = None,
+    ) -> int:
         """Copy a box into the place at a leading index, or into `rows` (first, count) of it; gives
         its bytes."""
         shape, row = place.type.shape[len(at) :], 0  # type: ignore[union-attr]
         if rows is not None:
             row, shape = rows[0], (rows[1], *shape[1:])
         scalars = [self.index(i) for i in (*index, *at)]
-        self.add(copy_async(place, memory, barrier_, self.index(stage), *scalars,
-                            shape=shape, axes=axes, row=row))  # fmt: skip
+        self.add(
+            copy_async(
+                place,
+                memory,
+                barrier_,
+                self.index(stage),
+                *scalars,
+                shape=shape,
+                axes=axes,
+                row=row,
+            )
+        )
         return place.dtype.storage_bytes(math.prod(shape))  # type: ignore[no-any-return, arg-type]
 
     def copy_multicast(
-        self, place: Node, at: Sequence[Size], rows: tuple[Size, int], memory: Node,
-        index: Sequence[Size], axes: tuple[int, ...], barrier_: Node, stage: Size, mask: int,
+        self,
+        place: Node,
+        at: Sequence[Size],
+        rows: tuple[Size, int],
+        memory: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...],
+        barrier_: Node,
+        stage: Size,
+        mask: int,
         first: Size = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Copy `rows` (first, count) of a place to all programs of the cluster in a mask."""
         shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
         scalars = [self.index(i) for i in (*index, *at, rows[0], first)]
-        self.add(copy_multicast(place, memory, barrier_, self.index(stage), *scalars,
-                                shape=shape, axes=axes, mask=mask))  # fmt: skip
+        self.add(
+            copy_multicast(
+                place,
+                memory,
+                barrier_,
+                self.index(stage),
+                *scalars,
+                shape=shape,
+                axes=axes,
+                mask=mask,
+            )
+        )
 
     def copy_pages(
-        self, place: Node, at: Sequence[Size], memory: Node, pages: Node, index: Sequence[Size],
-        shape: tuple[int, int], axes: tuple[int, ...], barrier_: Node, stage: Size, hint: str = "",
-    ) -> int:  # fmt: skip
+        self,
+        place: Node,
+        at: Sequence[Size],
+        memory: Node,
+        pages: Node,
+        index: Sequence[Size],
+        shape: tuple[int, int],
+        axes: tuple[int, ...],
+        barrier_: Node,
+        stage: Size,
+        hint: str = "",
+    ) -> int:
         """Copy boxes of several pages into the rows of a place; gives their bytes."""
         scalars = [self.index(i) for i in (*index, *at)]
-        self.add(copy_pages(place, memory, barrier_, self.index(stage), pages, *scalars,
-                            shape=shape, axes=axes, hint=hint))  # fmt: skip
+        self.add(
+            copy_pages(
+                place,
+                memory,
+                barrier_,
+                self.index(stage),
+                pages,
+                *scalars,
+                shape=shape,
+                axes=axes,
+                hint=hint,
+            )
+        )
         count = math.prod((*pages.shape, *shape))
         return place.dtype.storage_bytes(count)  # type: ignore[no-any-return, arg-type]
 
@@ -490,37 +817,65 @@ class PlacedBuilder(BodyBuilder):
         self.add(send(place, value, barrier_, *scalars, to=to))
 
     def copy_store(
-        self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,
+        self,
+        memory: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...],
+        place: Node,
         at: Sequence[Size] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a box of the place back."""
         shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(copy_store(memory, place, *scalars, shape=shape, axes=axes))
 
     def matrix_async(
-        self, accumulator: Node, a: Node, b: Node, accumulate: Node | bool,
-        at: Sequence[Size] = (), transpose_a: bool = False, transpose_b: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        accumulator: Node,
+        a: Node,
+        b: Node,
+        accumulate: Node | bool,
+        at: Sequence[Size] = (),
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+    ) -> None:
         """Multiply and accumulate; `at` are the leading indices of accumulator, a and b."""
         if not isinstance(accumulate, Node):
             accumulate = self.constant(accumulate, bool_)
-        self.add(matrix_async(accumulator, a, b, accumulate, *[self.index(i) for i in at],
-                              transpose_a=transpose_a, transpose_b=transpose_b))  # fmt: skip
+        self.add(
+            matrix_async(
+                accumulator,
+                a,
+                b,
+                accumulate,
+                *[self.index(i) for i in at],
+                transpose_a=transpose_a,
+                transpose_b=transpose_b,
+            )
+        )
 
     def copy_threads(
-        self, place: Node, at: Sequence[Size], memory: Node, index: Sequence[Size],
-        axes: tuple[int, ...], rows: tuple[int, int],
-    ) -> None:  # fmt: skip
+        self,
+        place: Node,
+        at: Sequence[Size],
+        memory: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...],
+        rows: tuple[int, int],
+    ) -> None:
         """Copy into `rows` (first, count) of a place by all threads of the role."""
         shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(copy_threads(place, memory, *scalars, shape=shape, axes=axes, row=rows[0]))
 
     def store_threads(
-        self, memory: Node, index: Sequence[Size], axes: tuple[int, ...], place: Node,
+        self,
+        memory: Node,
+        index: Sequence[Size],
+        axes: tuple[int, ...],
+        place: Node,
         at: Sequence[Size] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a box of the place by all threads of the role."""
         shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
         scalars = [self.index(i) for i in (*index, *at)]
@@ -536,8 +891,11 @@ class PlacedBuilder(BodyBuilder):
         self, operand: Node, place: Node, at: Sequence[Size], start: int, transpose: bool = False
     ) -> None:
         """Registers of an operand of matrix_sync."""
-        self.add(load_operand(operand, place, *[self.index(i) for i in at], start=start,
-                              transpose=transpose))  # fmt: skip
+        self.add(
+            load_operand(
+                operand, place, *[self.index(i) for i in at], start=start, transpose=transpose
+            )
+        )
 
     def matrix_sync(self, accumulator: Node, a: Node, b: Node, warps: tuple[int, int]) -> None:
         """Multiply what is in registers and accumulate."""
@@ -604,9 +962,7 @@ def fill(
     return filled
 
 
-def rebuild(
-    body: Body, replace: Replace, parameters: Sequence[tuple[str, Memory]] = ()
-) -> Body:
+def rebuild(body: Body, replace: Replace, parameters: Sequence[tuple[str, Memory]] = ()) -> Body:
     """A copy of the Body in which replace(builder, node, inputs) stands for a Node if it gives
     another; `parameters` are added after the Body's own."""
     given = [(p.attrs["name"], p.type) for p in body.parameters]

@@ -15,8 +15,18 @@ from ..core.target import Target
 
 SWIZZLES = ("none", "xor")
 # How a search space may spell the parts of a Plan (the last three come from the block).
-SPELLINGS = {"BM": "m", "BN": "n", "BK": "k", "BD": "k", "block_m": "m", "block_n": "n",
-             "block_k": "k", "m": "m", "n": "n", "k": "k"}  # fmt: skip
+SPELLINGS = {
+    "BM": "m",
+    "BN": "n",
+    "BK": "k",
+    "BD": "k",
+    "block_m": "m",
+    "block_n": "n",
+    "block_k": "k",
+    "m": "m",
+    "n": "n",
+    "k": "k",
+}
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,16 @@ class Plan:
         """The Plan with every choice made: by the person, else by the Target's registers."""
         chosen = defaults(target)
         own = {n: getattr(self, n) for n in chosen.__dataclass_fields__ if n != "sizes"}
-        return replace(chosen, **{n: v for n, v in own.items() if v is not None},
-                       sizes=self.sizes)  # fmt: skip
+        return replace(chosen, **{n: v for n, v in own.items() if v is not None}, sizes=self.sizes)
 
     def notes(self) -> dict[str, Any]:
         """What an emitter reads from Body.notes."""
-        return {"warps": self.warps, "stages": self.stages, "vector": self.vector,
-                "swizzle": self.swizzle}  # fmt: skip
+        return {
+            "warps": self.warps,
+            "stages": self.stages,
+            "vector": self.vector,
+            "swizzle": self.swizzle,
+        }
 
     def to_record(self) -> dict[str, Any]:
         """The choices that were made, as plain data."""

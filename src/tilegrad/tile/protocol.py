@@ -51,9 +51,11 @@ def _wait(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
         return False
     if role.clock[bar.agent] < over - 1:
         machine.report(
-            "phase", f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
-            "the phase before is over: it may go on too early", node,
-        )  # fmt: skip
+            "phase",
+            f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
+            "the phase before is over: it may go on too early",
+            node,
+        )
     bar.waits.append((over, role.number, role.epoch, node))
     if over:
         ended = bar.over[over - 1]
@@ -68,14 +70,20 @@ def _named(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) ->
     if role.joined is None:
         if role.clock[round_.agent] < len(round_.over):
             machine.report(
-                "phase", f"{role.name} arrives at named barrier {round_.number} without knowing "
-                "that the round before is over: it may count for the wrong one", node, round_.node,
-            )  # fmt: skip
+                "phase",
+                f"{role.name} arrives at named barrier {round_.number} without knowing "
+                "that the round before is over: it may count for the wrong one",
+                node,
+                round_.node,
+            )
         if round_.arrived and threads != round_.threads:
             machine.report(
-                "arrivals", f"named barrier {round_.number} is used with {round_.threads} and "
-                f"with {threads} threads", node, round_.node,
-            )  # fmt: skip
+                "arrivals",
+                f"named barrier {round_.number} is used with {round_.threads} and "
+                f"with {threads} threads",
+                node,
+                round_.node,
+            )
         role.joined = len(round_.over)
         round_.threads, round_.node = threads, node
         round_.arrived += 32 * role.warps
@@ -84,8 +92,11 @@ def _named(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) ->
         else:
             join(round_.coming, role.clock)
         if round_.arrived > threads:
-            machine.report("arrivals", f"named barrier {round_.number}: {round_.arrived} of "
-                           f"{threads} threads came", node)  # fmt: skip
+            machine.report(
+                "arrivals",
+                f"named barrier {round_.number}: {round_.arrived} of {threads} threads came",
+                node,
+            )
         if round_.arrived >= threads:
             round_.coming[round_.agent] = len(round_.over) + 1
             round_.over.append(round_.coming)
@@ -114,8 +125,9 @@ def _lead(machine: Machine, rank: int, node: Node, memory: Node, lead: Any) -> A
     place = machine.place(rank, memory)
     region = place.at(lead)
     if region is None:
-        machine.report("index", f"{node.op.name} at {list(lead)} leaves {place_name(memory)}", node,
-                       memory)  # fmt: skip
+        machine.report(
+            "index", f"{node.op.name} at {list(lead)} leaves {place_name(memory)}", node, memory
+        )
     return place, region
 
 
@@ -224,8 +236,12 @@ def _matrix_async(machine: Machine, role: Role, node: Node, values: tuple[Any, .
         if region is None:
             return
         if place.scope == "register" and (memory in role.registers or not role.fenced):
-            machine.report("matrix_fence", f"{role.name} uses {place_name(memory)} in matrix_async "
-                           "without matrix_fence", node, memory)  # fmt: skip
+            machine.report(
+                "matrix_fence",
+                f"{role.name} uses {place_name(memory)} in matrix_async without matrix_fence",
+                node,
+                memory,
+            )
         found.append((place, region))
     for place, region in found[1:]:
         machine.asynchronous(place, region, role, node, False, *engine)
@@ -282,8 +298,9 @@ def _store_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, 
     if region is not None:
         machine.plain(place, region, role, node, False)
     into = machine.place(role.rank, memory)
-    machine.plain(into, into.boxed(index, node.attrs["shape"], node.attrs["axes"]), role, node,
-                  True)  # fmt: skip
+    machine.plain(
+        into, into.boxed(index, node.attrs["shape"], node.attrs["axes"]), role, node, True
+    )
 
 
 def _load_operand(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
@@ -296,8 +313,12 @@ def _load_operand(machine: Machine, role: Role, node: Node, values: tuple[Any, .
 
 
 def _matrix_sync(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
-    for memory, writes in ((node.inputs[1], False), (node.inputs[2], False),
-                           (node.inputs[0], False), (node.inputs[0], True)):  # fmt: skip
+    for memory, writes in (
+        (node.inputs[1], False),
+        (node.inputs[2], False),
+        (node.inputs[0], False),
+        (node.inputs[0], True),
+    ):
         place, region = _lead(machine, role.rank, node, memory, ())
         machine.plain(place, region, role, node, writes)
 
@@ -340,9 +361,14 @@ def _grid(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
     role.clock[machine.grid] = 1
 
 
-GROUPS = {"matrix_commit": "matrix_async", "matrix_wait": "matrix_async",
-          "commit_copies": "copy_store", "wait_copies": "copy_store",
-          "commit_threads": "copy_threads", "wait_threads": "copy_threads"}  # fmt: skip
+GROUPS = {
+    "matrix_commit": "matrix_async",
+    "matrix_wait": "matrix_async",
+    "commit_copies": "copy_store",
+    "wait_copies": "copy_store",
+    "commit_threads": "copy_threads",
+    "wait_threads": "copy_threads",
+}
 HANDLERS: dict[str, Handler] = {
     "barrier": _barrier, "allocate": _allocate, "register_tile": _allocate, "arrive": _arrive,
     "expect": _arrive, "arrive_remote": _arrive, "wait": _wait, "named_sync": _named,

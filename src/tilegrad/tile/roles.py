@@ -141,8 +141,11 @@ class Pipeline:
 def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> Pipeline:
     """The barriers of a ring of `stages` stages."""
     if stages < 1 or consumers < 1 or producers < 1:
-        raise UserError("a pipeline needs stages, producers and consumers", op="tile.pipeline",
-                        got=(stages, producers, consumers))  # fmt: skip
+        raise UserError(
+            "a pipeline needs stages, producers and consumers",
+            op="tile.pipeline",
+            got=(stages, producers, consumers),
+        )
     full = barrier(f"{name}_full", producers, stages)
     return Pipeline(full, barrier(f"{name}_empty", consumers, stages), stages)
 
@@ -166,23 +169,38 @@ def write(place: Any, value: Any, *index: Any) -> None:
 
 
 def copy_async(
-    place: Any, at: Any, memory: Any, index: Any, axes: Sequence[int], barrier_: BarrierValue,
-    stage: Any = 0, rows: tuple[int, int] | None = None,
-) -> int:  # fmt: skip
+    place: Any,
+    at: Any,
+    memory: Any,
+    index: Any,
+    axes: Sequence[int],
+    barrier_: BarrierValue,
+    stage: Any = 0,
+    rows: tuple[int, int] | None = None,
+) -> int:
     """Copy a box of an array into a place, or into `rows` (first, count) of it; its bytes land on
     the barrier. Gives the bytes."""
     return _builder("copy_async").copy_async(
-        _memory(place, "copy_async"), _sizes(at), _memory(memory, "copy_async"), _sizes(index),
-        tuple(axes), barrier_.node, size_of(stage, "stage"), rows,
-    )  # fmt: skip
+        _memory(place, "copy_async"),
+        _sizes(at),
+        _memory(memory, "copy_async"),
+        _sizes(index),
+        tuple(axes),
+        barrier_.node,
+        size_of(stage, "stage"),
+        rows,
+    )
 
 
 def copy_store(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any = ()) -> None:
     """Write a box of a place back, in the group being collected."""
     _builder("copy_store").copy_store(
-        _memory(memory, "copy_store"), _sizes(index), tuple(axes), _memory(place, "copy_store"),
+        _memory(memory, "copy_store"),
+        _sizes(index),
+        tuple(axes),
+        _memory(place, "copy_store"),
         _sizes(at),
-    )  # fmt: skip
+    )
     _touch_box(memory, index, axes, place, at)
 
 
@@ -193,25 +211,37 @@ def _touch_box(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any
 
 
 def matrix_async(
-    accumulator: Any, a: Any, b: Any, accumulate: Any, at: Any = (), *,
-    transpose_a: bool = False, transpose_b: bool = False,
-) -> None:  # fmt: skip
+    accumulator: Any,
+    a: Any,
+    b: Any,
+    accumulate: Any,
+    at: Any = (),
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
     total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
     test = accumulate if isinstance(accumulate, bool) else tile_of(accumulate).node
-    _builder("matrix_async").matrix_async(total, left, right, test, _sizes(at), transpose_a,
-                                          transpose_b)  # fmt: skip
+    _builder("matrix_async").matrix_async(
+        total, left, right, test, _sizes(at), transpose_a, transpose_b
+    )
 
 
 def copy_threads(
-    place: Any, at: Any, memory: Any, index: Any, axes: Sequence[int],
+    place: Any,
+    at: Any,
+    memory: Any,
+    index: Any,
+    axes: Sequence[int],
     rows: tuple[int, int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a box of an array into `rows` (first, count; all) of a place by the role's threads."""
     node, lead = _memory(place, "copy_threads"), _sizes(at)
     whole = (0, int(node.type.shape[len(lead)]))  # type: ignore[union-attr, arg-type]
-    _builder("copy_threads").copy_threads(node, lead, _memory(memory, "copy_threads"),
-                                          _sizes(index), tuple(axes), rows or whole)  # fmt: skip
+    _builder("copy_threads").copy_threads(
+        node, lead, _memory(memory, "copy_threads"), _sizes(index), tuple(axes), rows or whole
+    )
 
 
 def commit_threads() -> None:
@@ -227,9 +257,12 @@ def wait_threads(pending: int = 0) -> None:
 def store_threads(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any = ()) -> None:
     """Write a box of a place by the role's threads."""
     _builder("store_threads").store_threads(
-        _memory(memory, "store_threads"), _sizes(index), tuple(axes),
-        _memory(place, "store_threads"), _sizes(at),
-    )  # fmt: skip
+        _memory(memory, "store_threads"),
+        _sizes(index),
+        tuple(axes),
+        _memory(place, "store_threads"),
+        _sizes(at),
+    )
     _touch_box(memory, index, axes, place, at)
 
 
@@ -255,28 +288,57 @@ def cluster(size: int) -> Any:
 
 
 def copy_multicast(
-    place: Any, at: Any, rows: tuple[Any, int], memory: Any, index: Any, axes: Sequence[int],
-    barrier_: BarrierValue, stage: Any, mask: int,
-) -> None:  # fmt: skip
+    place: Any,
+    at: Any,
+    rows: tuple[Any, int],
+    memory: Any,
+    index: Any,
+    axes: Sequence[int],
+    barrier_: BarrierValue,
+    stage: Any,
+    mask: int,
+) -> None:
     """Copy `rows` (first, count) of a place to every program of the cluster in a mask."""
     _builder("copy_multicast").copy_multicast(
-        _memory(place, "copy_multicast"), _sizes(at), (size_of(rows[0], "row"), rows[1]),
-        _memory(memory, "copy_multicast"), _sizes(index), tuple(axes), barrier_.node,
-        size_of(stage, "stage"), mask,
-    )  # fmt: skip
+        _memory(place, "copy_multicast"),
+        _sizes(at),
+        (size_of(rows[0], "row"), rows[1]),
+        _memory(memory, "copy_multicast"),
+        _sizes(index),
+        tuple(axes),
+        barrier_.node,
+        size_of(stage, "stage"),
+        mask,
+    )
 
 
 def copy_pages(
-    place: Any, at: Any, memory: Any, pages: Any, index: Any, shape: tuple[int, int],
-    axes: Sequence[int], barrier_: BarrierValue, stage: Any = 0, hint: str = "",
-) -> int:  # fmt: skip
+    place: Any,
+    at: Any,
+    memory: Any,
+    pages: Any,
+    index: Any,
+    shape: tuple[int, int],
+    axes: Sequence[int],
+    barrier_: BarrierValue,
+    stage: Any = 0,
+    hint: str = "",
+) -> int:
     """Copy a box of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages. Gives the bytes."""
     numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64)
     return _builder("copy_pages").copy_pages(
-        _memory(place, "copy_pages"), _sizes(at), _memory(memory, "copy_pages"), numbers.node,
-        _sizes(index), shape, tuple(axes), barrier_.node, size_of(stage, "stage"), hint,
-    )  # fmt: skip
+        _memory(place, "copy_pages"),
+        _sizes(at),
+        _memory(memory, "copy_pages"),
+        numbers.node,
+        _sizes(index),
+        shape,
+        tuple(axes),
+        barrier_.node,
+        size_of(stage, "stage"),
+        hint,
+    )
 
 
 def store_add(memory: Any, value: Any, index: Any, axes: Sequence[int]) -> None:

@@ -59,13 +59,41 @@ def is_place(node: Node) -> bool:
     return isinstance(node.type, Memory) and node.op.name in ("allocate", "register_tile")
 
 
-WRITES = {"store": 0, "scatter": 0, "copy_store": 0, "atomic_add": 0, "matrix_store": 0,
-          "write_place": 0, "store_threads": 0, "store_add": 0, "clear_rows": 0}  # fmt: skip
-QUIET = {"named_sync", "named_arrive", "fence", "commit_copies", "wait_copies", "matrix_fence",
-         "commit_threads", "wait_threads", "matrix_sync",
-         "matrix_commit", "matrix_wait", "allocate", "register_tile", "barrier",
-         "grid_dependency_wait", "gather", "scatter", "atomic_add", "matrix_load",
-         "matrix_store", "sort", "store_add"}  # fmt: skip
+WRITES = {
+    "store": 0,
+    "scatter": 0,
+    "copy_store": 0,
+    "atomic_add": 0,
+    "matrix_store": 0,
+    "write_place": 0,
+    "store_threads": 0,
+    "store_add": 0,
+    "clear_rows": 0,
+}
+QUIET = {
+    "named_sync",
+    "named_arrive",
+    "fence",
+    "commit_copies",
+    "wait_copies",
+    "matrix_fence",
+    "commit_threads",
+    "wait_threads",
+    "matrix_sync",
+    "matrix_commit",
+    "matrix_wait",
+    "allocate",
+    "register_tile",
+    "barrier",
+    "grid_dependency_wait",
+    "gather",
+    "scatter",
+    "atomic_add",
+    "matrix_load",
+    "matrix_store",
+    "sort",
+    "store_add",
+}
 
 
 def written_parameters(body: Body) -> set[Node]:
@@ -116,26 +144,36 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
 # ---- scalar arithmetic --------------------------------------------------------------------------
 
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "negative": operator.neg, "absolute": abs,
+    "negative": operator.neg,
+    "absolute": abs,
     "bit_not": lambda a: not a if isinstance(a, bool) else ~a,
-}  # fmt: skip
+}
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
     "floor_divide": lambda a, b: a // b if b else 0,
     "remainder": lambda a, b: a % b if b else 0,
     "unsigned_divide": lambda a, b: a // b if b else 0,
     "unsigned_remainder": lambda a, b: a % b if b else 0,
-    "minimum": min, "maximum": max, "bit_and": operator.and_, "bit_or": operator.or_,
-    "bit_xor": operator.xor, "shift_left": lambda a, b: a << b if 0 <= b < 64 else 0,
+    "minimum": min,
+    "maximum": max,
+    "bit_and": operator.and_,
+    "bit_or": operator.or_,
+    "bit_xor": operator.xor,
+    "shift_left": lambda a, b: a << b if 0 <= b < 64 else 0,
     "shift_right": lambda a, b: a >> b if 0 <= b < 64 else 0,
-    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less": operator.lt,
     "less_equal": operator.le,
-}  # fmt: skip
+}
 EXTREMES = ("minimum", "maximum")
 COMPARES = ("equal", "not_equal", "less", "less_equal")
 TERNARY: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "where": lambda c, a, b: a if c else b, "multiply_add": lambda a, b, c: a * b + c,
-}  # fmt: skip
+    "where": lambda c, a, b: a if c else b,
+    "multiply_add": lambda a, b, c: a * b + c,
+}
 
 
 def is_scalar(node: Node) -> bool:
@@ -289,16 +327,27 @@ class Skeleton:
         carried, results = [], []
         for k, given in enumerate(block.arguments[1:]):
             if given in self.needed:
-                carried.append((self.slot(given), self.slot(node.inputs[2 + k]),
-                                self.slot(block.results[k])))  # fmt: skip
+                carried.append(
+                    (self.slot(given), self.slot(node.inputs[2 + k]), self.slot(block.results[k]))
+                )
                 results.append((k, self.slot(given)))
         inner = self._block(block)
         if not inner and not carried:
             return
         index = self.slot(block.arguments[0])
         bounds = (self.slot(node.inputs[0]), self.slot(node.inputs[1]))
-        code.append((LOOP, node, index, *bounds, node.attrs["step"], inner, carried,
-                     self._gets(node, dict(results))))  # fmt: skip
+        code.append(
+            (
+                LOOP,
+                node,
+                index,
+                *bounds,
+                node.attrs["step"],
+                inner,
+                carried,
+                self._gets(node, dict(results)),
+            )
+        )
 
     def _gets(self, node: Node, results: dict[int, int]) -> list[tuple[int, int]]:
         found = []
@@ -329,8 +378,9 @@ class Skeleton:
         found: dict[Any, Scenario] = {}
         for extra in (False, True):
             for pick in picks:
-                bound = {n: (low(s), min(low(s) + 1, high(s)), high(s))[pick]
-                         for n, s in names.items()}  # fmt: skip
+                bound = {
+                    n: (low(s), min(low(s) + 1, high(s)), high(s))[pick] for n, s in names.items()
+                }
                 grid = [evaluate(size, bound) for size in self.body.grid]
                 if any(size < 1 for size in grid):
                     continue
@@ -407,7 +457,8 @@ class _Run:
         events: list[Any] = []
         self.run(self.skeleton.code, values, events)
         self.skeleton.events += len(events) + sum(
-            len(done) for item in events if item[0] == "roles" for _, done in item[1])  # fmt: skip
+            len(done) for item in events if item[0] == "roles" for _, done in item[1]
+        )
         return events
 
     def run(self, code: Code, v: list[Any], out: list[Any]) -> None:
@@ -459,8 +510,9 @@ class _Run:
         i, stop = v[lower], v[upper]
         first, skipped, period = self.periods.middle(node, i, stop)
         if node not in self.repeating or not skipped:
-            if skipped and any(self.periods.depths[n] == self.periods.depths[node]
-                               for n in self.repeating):  # fmt: skip
+            if skipped and any(
+                self.periods.depths[n] == self.periods.depths[node] for n in self.repeating
+            ):
                 raise _Turned(node)  # others of its depth would leave out what it does not
             first, skipped = stop, 0
         seen: dict[int, list[int]] = {}

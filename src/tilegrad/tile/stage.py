@@ -59,16 +59,23 @@ def _compiled(function: Function) -> types.CodeType:
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        raise UserError("the source of the kernel cannot be read", op="kernel",
-                        got=getattr(function, "__qualname__", function),
-                        hint="write the kernel in a file, not in a prompt",
-                        ) from None  # fmt: skip
+        raise UserError(
+            "the source of the kernel cannot be read",
+            op="kernel",
+            got=getattr(function, "__qualname__", function),
+            hint="write the kernel in a file, not in a prompt",
+        ) from None
     file = inspect.getsourcefile(function) or function.__code__.co_filename
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
-        raise UserError("a kernel is a plain function", op="kernel", expected="def name(...):",
-                        got=type(definition).__name__, location=Location(file, first))  # fmt: skip
+        raise UserError(
+            "a kernel is a plain function",
+            op="kernel",
+            expected="def name(...):",
+            got=type(definition).__name__,
+            location=Location(file, first),
+        )
     ast.increment_lineno(tree, first - 1)
     rewriter = _Rewriter(file)
     new = rewriter.outermost(definition)
@@ -108,8 +115,9 @@ def set_names(nodes: list[ast.stmt]) -> list[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found[node.name] = None
             return
-        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
-                             ast.GeneratorExp)):  # fmt: skip
+        if isinstance(
+            node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+        ):
             return
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found[node.id] = None
@@ -164,8 +172,9 @@ class _Rewriter(ast.NodeTransformer):
     def started(self, node: ast.FunctionDef) -> list[ast.stmt]:
         """The rewritten body of a function, after every name it sets was given a value."""
         taken = {a.arg for a in _given(node.args)}
-        taken |= {n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal))
-                  for n in s.names}  # fmt: skip
+        taken |= {
+            n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names
+        }
         start: list[ast.stmt] = []
         for name in set_names(node.body):
             if name not in taken:
@@ -182,8 +191,9 @@ class _Rewriter(ast.NodeTransformer):
         function = ast.Attribute(ast.Name(STAGE, ast.Load()), name, ast.Load())
         return ast.Call(function, given, [])
 
-    def block(self, name: str, given: list[str], body: list[ast.stmt], names: list[str],
-              near: ast.stmt) -> ast.FunctionDef:  # fmt: skip
+    def block(
+        self, name: str, given: list[str], body: list[ast.stmt], names: list[str], near: ast.stmt
+    ) -> ast.FunctionDef:
         """A function of the body: (given, names) -> names."""
         back = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
         arguments = _arguments([ast.arg(n) for n in (*given, *names)])

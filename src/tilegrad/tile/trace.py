@@ -107,9 +107,13 @@ class Tracer:
     """One Body being traced."""
 
     def __init__(
-        self, name: str, parameters: Sequence[tuple[str, Memory]], plan: Plan,
-        stated: Plan | None = None, guards: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, Memory]],
+        plan: Plan,
+        stated: Plan | None = None,
+        guards: bool = True,
+    ) -> None:
         self.name, self.plan = name, plan
         self.guards = guards  # indices that only data decides are checked while the kernel runs
         self.limits: dict[Expr, Limit] = {}
@@ -157,38 +161,67 @@ class Tracer:
         return known
 
     def touch(
-        self, kind: str, memory: MemoryValue, index: Sequence[Size] | None = None,
-        tile: tuple[int, ...] = (), axes: tuple[int, ...] = (), *, offsets: Node | None = None,
-        mask: Node | None = None, cut: bool = False, unique: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        memory: MemoryValue,
+        index: Sequence[Size] | None = None,
+        tile: tuple[int, ...] = (),
+        axes: tuple[int, ...] = (),
+        *,
+        offsets: Node | None = None,
+        mask: Node | None = None,
+        cut: bool = False,
+        unique: bool = False,
+    ) -> None:
         """Note the access of a result by the Node that was added last."""
         if any(memory.node is r.node for r in self.results):
             node = self.builder.builder.open[-1].nodes[-1]
             self.accesses[node] = Access(
-                kind, node, memory.node, memory.type.shape, None if index is None else tuple(index),
-                tile, tuple(axes), offsets, mask, cut, unique, tuple(self.branches),
+                kind,
+                node,
+                memory.node,
+                memory.type.shape,
+                None if index is None else tuple(index),
+                tile,
+                tuple(axes),
+                offsets,
+                mask,
+                cut,
+                unique,
+                tuple(self.branches),
                 tuple(self.empty),
-            )  # fmt: skip
+            )
 
     def touch_at(
-        self, kind: str, memory: MemoryValue, box: Any, offsets: Node, tile: tuple[int, ...],
-        mask: Node | None, unique: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        memory: MemoryValue,
+        box: Any,
+        offsets: Node,
+        tile: tuple[int, ...],
+        mask: Node | None,
+        unique: bool = False,
+    ) -> None:
         """Note an access by offsets, which may be a Box."""
         if box is not None and offsets.shape == tile:
-            self.touch(kind, memory, box.start, tile, box.axes, mask=mask, cut=box.cut,
-                       unique=unique)  # fmt: skip
+            self.touch(
+                kind, memory, box.start, tile, box.axes, mask=mask, cut=box.cut, unique=unique
+            )
         else:
-            self.touch(kind, memory, None, tile, offsets=offsets, mask=mask, cut=True,
-                       unique=unique)  # fmt: skip
+            self.touch(
+                kind, memory, None, tile, offsets=offsets, mask=mask, cut=True, unique=unique
+            )
 
     # ---- grid and results -----------------------------------------------------------------
 
     def set_grid(self, sizes: Sequence[Size]) -> list[Size]:
         """Declare the grid; gives this program's numbers."""
         if self.grid is not None:
-            raise TraceError("the grid is declared twice", op="tile.grid",
-                             hint="tile.load(rows=...) implies a grid of row blocks")  # fmt: skip
+            raise TraceError(
+                "the grid is declared twice",
+                op="tile.grid",
+                hint="tile.load(rows=...) implies a grid of row blocks",
+            )
         if self.depth:
             raise TraceError("the grid is declared inside a loop or a branch", op="tile.grid")
         check_grid(sizes)
@@ -204,10 +237,13 @@ class Tracer:
         each block of its rows, times the sizes of its leading axes."""
         if self.rows is None:
             if not self.inputs or self.inputs[0].ndim < 2:
-                raise ShapeError("the grid cannot be implied", op="tile.load",
-                                 expected="a first argument of shape (..., rows, columns)",
-                                 got=repr(self.inputs[:1]), hint="declare it with tile.grid(...)",
-                                 )  # fmt: skip
+                raise ShapeError(
+                    "the grid cannot be implied",
+                    op="tile.load",
+                    expected="a first argument of shape (..., rows, columns)",
+                    got=repr(self.inputs[:1]),
+                    hint="declare it with tile.grid(...)",
+                )
             *lead, rows, _ = self.inputs[0].type.shape
             block = self.block_of("m")
             numbers = self.set_grid([*lead, ceil_divide(rows, block)])
@@ -223,9 +259,12 @@ class Tracer:
         return int(found)
 
     def add_result(
-        self, shape: Sequence[Size], dtype: DType, name: str = "",
+        self,
+        shape: Sequence[Size],
+        dtype: DType,
+        name: str = "",
         fill: float | str | None = None,
-    ) -> MemoryValue:  # fmt: skip
+    ) -> MemoryValue:
         """A new array that the kernel gives back."""
         if self.depth:
             raise TraceError("a result is declared inside a loop or a branch", op="tile.result")
@@ -253,10 +292,12 @@ class Tracer:
             rows = self.implied_rows()
             if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
                 raise ShapeError(
-                    "a returned tile is not a block of rows", op="kernel",
-                    expected=f"shape ({rows.count},) or ({rows.count}, columns)", got=repr(found),
+                    "a returned tile is not a block of rows",
+                    op="kernel",
+                    expected=f"shape ({rows.count},) or ({rows.count}, columns)",
+                    got=repr(found),
                     hint="declare other results with tile.result and write them with tile.store",
-                )  # fmt: skip
+                )
             *lead, count, _ = self.inputs[0].type.shape
             columns = [] if found.ndim == 1 else [self.columns_of(found)]
             out = self.add_result([*lead, count, *columns], found.dtype)
@@ -270,8 +311,11 @@ class Tracer:
     def finish(self) -> Body:
         """The Body."""
         if not self.results:
-            raise UserError(f"the kernel {self.name} has no result", op="kernel",
-                            expected="tile.result(...), or a returned tile")  # fmt: skip
+            raise UserError(
+                f"the kernel {self.name} has no result",
+                op="kernel",
+                expected="tile.result(...), or a returned tile",
+            )
         notes = {k: v for k, v in {**self.plan.notes(), **self.hints}.items() if v is not None}
         level = "placed" if self.placed else "portable"
         body = self.builder.finish(self.grid or (1,), **notes, level=level)
@@ -281,16 +325,28 @@ class Tracer:
 def check_grid(sizes: Sequence[Size]) -> None:
     """A grid is made of static and symbolic sizes, not negative, and a machine can count it."""
     if any(a.kind != "symbol" for size in sizes for a in atoms(size)):
-        raise TraceError("the grid depends on what the kernel computes", op="tile.grid",
-                         expected="integers and symbolic sizes", got=tuple(sizes))  # fmt: skip
+        raise TraceError(
+            "the grid depends on what the kernel computes",
+            op="tile.grid",
+            expected="integers and symbolic sizes",
+            got=tuple(sizes),
+        )
     if not sizes or any(high(size) < 0 for size in sizes):
-        raise ShapeError("no grid has such sizes", op="tile.grid",
-                         expected="one size or more, none negative", got=tuple(sizes))  # fmt: skip
+        raise ShapeError(
+            "no grid has such sizes",
+            op="tile.grid",
+            expected="one size or more, none negative",
+            got=tuple(sizes),
+        )
     count = prod(low(size) for size in sizes)
     if count > GRID_LIMIT:
-        raise ShapeError("the grid is too large", op="tile.grid",
-                         expected=f"at most {GRID_LIMIT} programs", got=count,
-                         hint="let each program do more: a larger block, or a loop")  # fmt: skip
+        raise ShapeError(
+            "the grid is too large",
+            op="tile.grid",
+            expected=f"at most {GRID_LIMIT} programs",
+            got=count,
+            hint="let each program do more: a larger block, or a loop",
+        )
 
 
 def make_range(op: str, *given: Any, unroll: int = 1, block: int | None = None) -> Range:

@@ -37,8 +37,11 @@ state = _State()
 def tracer(op: str) -> Tracer:
     """The Tracer of the kernel that is being traced in this thread."""
     if state.tracer is None:
-        raise TraceError("used outside of a kernel", op=f"tile.{op}",
-                         hint="call it inside a function decorated with @kernel")  # fmt: skip
+        raise TraceError(
+            "used outside of a kernel",
+            op=f"tile.{op}",
+            hint="call it inside a function decorated with @kernel",
+        )
     return state.tracer
 
 
@@ -51,9 +54,10 @@ class Undefined:
     def fail(self) -> UserError:
         """The error of using it."""
         return UserError(
-            f"the variable {self.name!r} {self.why}", op="kernel",
+            f"the variable {self.name!r} {self.why}",
+            op="kernel",
             hint="set it before the loop or the branch that changes it",
-        )  # fmt: skip
+        )
 
     def _use(self, *_: Any, **__: Any) -> Any:
         raise self.fail()
@@ -190,9 +194,10 @@ class Index:
 
     def _refuse(self) -> Any:
         raise TraceError(
-            f"{self.size} is known only when the kernel runs", op="kernel",
+            f"{self.size} is known only when the kernel runs",
+            op="kernel",
             hint="loop with tile.range(...); a tile's shape is made of plain integers",
-        )  # fmt: skip
+        )
 
     __int__ = __index__ = __float__ = __bool__ = _refuse
 
@@ -216,9 +221,12 @@ class TileValue:
     __slots__ = ("block", "edges", "linear", "node", "zero")
 
     def __init__(
-        self, node: Node, edges: Edges | None = None, zero: tuple[bool, ...] = (),
+        self,
+        node: Node,
+        edges: Edges | None = None,
+        zero: tuple[bool, ...] = (),
         linear: Size | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.node = node
         self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
         self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
@@ -229,10 +237,12 @@ class TileValue:
         """Itself, unless the loop, branch or role it was made in is over."""
         if self.block not in tracer("tile").builder.builder.open:
             raise UserError(
-                f"a tile made in the {self.block.name} is used after it", op="kernel",
-                got=repr(self), hint="what leaves a loop or a branch is a variable set before it; "
+                f"a tile made in the {self.block.name} is used after it",
+                op="kernel",
+                got=repr(self),
+                hint="what leaves a loop or a branch is a variable set before it; "
                 "roles share places, not tiles",
-            )  # fmt: skip
+            )
         return self
 
     def __repr__(self) -> str:
@@ -276,10 +286,12 @@ class TileValue:
 
     def _refuse(self) -> Any:
         raise TraceError(
-            "a tile has no value while the kernel is traced", op="kernel", got=repr(self),
+            "a tile has no value while the kernel is traced",
+            op="kernel",
+            got=repr(self),
             hint="use tile.where, or & | ~ in place of and, or, not; `if` takes a scalar tile, "
             "without return, break or continue inside",
-        )  # fmt: skip
+        )
 
     __bool__ = __int__ = __index__ = __float__ = __iter__ = _refuse
     __hash__ = None  # type: ignore[assignment]
@@ -298,16 +310,29 @@ def _operator(name: str, mirrored: bool = False) -> Any:
 
 OPERATORS: dict[str, Any] = {}
 for _name, _method in {
-    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv",
-    "floor_divide": "floordiv", "remainder": "mod", "power": "pow", "bit_and": "and",
-    "bit_or": "or", "bit_xor": "xor", "shift_left": "lshift", "shift_right": "rshift",
-}.items():  # fmt: skip
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "power": "pow",
+    "bit_and": "and",
+    "bit_or": "or",
+    "bit_xor": "xor",
+    "shift_left": "lshift",
+    "shift_right": "rshift",
+}.items():
     OPERATORS[f"__{_method}__"] = _operator(_name)
     OPERATORS[f"__r{_method}__"] = _operator(_name, True)
 for _name, _method, _swap in (
-    ("less", "lt", False), ("less_equal", "le", False), ("less", "gt", True),
-    ("less_equal", "ge", True), ("equal", "eq", False), ("not_equal", "ne", False),
-):  # fmt: skip
+    ("less", "lt", False),
+    ("less_equal", "le", False),
+    ("less", "gt", True),
+    ("less_equal", "ge", True),
+    ("equal", "eq", False),
+    ("not_equal", "ne", False),
+):
     OPERATORS[f"__{_method}__"] = _operator(_name, _swap)
 for _name, _method in {"negative": "neg", "absolute": "abs", "bit_not": "invert"}.items():
     OPERATORS[f"__{_method}__"] = lambda self, name=_name: elementwise(name, self)
@@ -351,8 +376,12 @@ class MemoryValue:
         return window_of(self, key if isinstance(key, tuple) else (key,))
 
     def __iter__(self) -> Any:
-        raise DTypeError("an array is not looped over in a kernel", op="kernel", got=repr(self),
-                         hint="loop over tile.range(n), and read a part of it")  # fmt: skip
+        raise DTypeError(
+            "an array is not looped over in a kernel",
+            op="kernel",
+            got=repr(self),
+            hint="loop over tile.range(n), and read a part of it",
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         from .language import store
@@ -366,9 +395,12 @@ class Window:
     __slots__ = ("axes", "index", "memory", "shape")
 
     def __init__(
-        self, memory: MemoryValue, index: Sequence[Size], shape: tuple[int, ...],
+        self,
+        memory: MemoryValue,
+        index: Sequence[Size],
+        shape: tuple[int, ...],
         axes: tuple[int, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
 
     def edges(self) -> Edges:
@@ -393,9 +425,13 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
         missing = len(sizes) - len(key) + 1
         key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
     if len(key) != len(sizes):
-        raise ShapeError(f"{len(key)} subscripts for {memory.name}", op="kernel",
-                         expected=f"{len(sizes)} for {memory.node.type}", got=len(key),
-                         hint="name every axis: x[i, 0:16], or use ...")  # fmt: skip
+        raise ShapeError(
+            f"{len(key)} subscripts for {memory.name}",
+            op="kernel",
+            expected=f"{len(sizes)} for {memory.node.type}",
+            got=len(key),
+            hint="name every axis: x[i, 0:16], or use ...",
+        )
     index: list[Size] = []
     shape: list[int] = []
     axes: list[int] = []
@@ -409,10 +445,12 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
         if k.step not in (None, 1) or not isinstance(length, int) or length < 1:
             raise ShapeError(
                 f"axis {axis} of {memory.name} is cut to a length that is not a static integer",
-                op="kernel", expected="start:start+length with an integer length",
-                got=f"{start}:{stop}", hint="the shape of a tile is fixed when it is compiled; an "
+                op="kernel",
+                expected="start:start+length with an integer length",
+                got=f"{start}:{stop}",
+                hint="the shape of a tile is fixed when it is compiled; an "
                 "integer that was loaded is made an index by tile.index(x)",
-            )  # fmt: skip
+            )
         index.append(start)
         shape.append(length)
         axes.append(axis)
@@ -439,8 +477,12 @@ def size_of(value: Any, what: str) -> Size:
         raise value.fail()
     if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
         return tracer(what).atom_of(value.checked().node, -FAR, FAR)
-    raise DTypeError(f"the {what} is not an integer", op="kernel",
-                     expected="an int, an index or an integer scalar", got=repr(value))  # fmt: skip
+    raise DTypeError(
+        f"the {what} is not an integer",
+        op="kernel",
+        expected="an int, an index or an integer scalar",
+        got=repr(value),
+    )
 
 
 def number(value: Any) -> bool:
@@ -458,15 +500,22 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
     if isinstance(value, Index):
         return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
-        own = dtypes.bool_ if isinstance(value, bool) else (
-            dtypes.int64 if isinstance(value, int) else dtypes.float32)  # fmt: skip
+        own = (
+            dtypes.bool_
+            if isinstance(value, bool)
+            else (dtypes.int64 if isinstance(value, int) else dtypes.float32)
+        )
         chosen = dtype or own
         if chosen.is_integer:
             value = int(value)
             if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
-                raise DTypeError("a number does not fit the dtype of its partner", op=f"tile.{op}",
-                                 expected=chosen, got=value, hint="cast the tile first",
-                                 )  # fmt: skip
+                raise DTypeError(
+                    "a number does not fit the dtype of its partner",
+                    op=f"tile.{op}",
+                    expected=chosen,
+                    got=value,
+                    hint="cast the tile first",
+                )
         return TileValue(b.constant(value, chosen))
     if isinstance(value, Window):
         from .language import load
@@ -475,8 +524,12 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
     if isinstance(value, MemoryValue) and not value.ndim:
         return TileValue(b.load(value.node, ()))  # an array without axes is a number
     if isinstance(value, MemoryValue):
-        raise DTypeError("an array is not a tile", op=f"tile.{op}", got=repr(value),
-                         hint="read a part of it: x[i, 0:64] or tile.load(...)")  # fmt: skip
+        raise DTypeError(
+            "an array is not a tile",
+            op=f"tile.{op}",
+            got=repr(value),
+            hint="read a part of it: x[i, 0:64] or tile.load(...)",
+        )
     raise DTypeError("not a tile or a number", op=f"tile.{op}", got=type(value).__name__)
 
 

@@ -29,8 +29,10 @@ from .trace import Access, Limit, Tracer
 
 FEW = 1 << 15  # boxes that are counted out
 SMALL = 1 << 22  # elements that are
-HINT = ("let each program write its own part; where they add to one element: tile.atomic_add; "
-        "where data makes them differ: tile.store(..., unique=True)")  # fmt: skip
+HINT = (
+    "let each program write its own part; where they add to one element: tile.atomic_add; "
+    "where data makes them differ: tile.store(..., unique=True)"
+)
 
 
 @dataclass
@@ -56,11 +58,21 @@ def judge(t: Tracer, body: Body) -> Judged:
         state, hole = coverage(t, result.type.shape, here)
         if state == "hole":
             where = [a.node for a in here if a.writes]
-            text = f"no program writes {result.name}{list(hole)}" if where else (
-                f"nothing writes {result.name}")  # fmt: skip
-            found.append(finding("error", "unwritten", text, (where or [result.node])[0], None,
-                                 "a grid and stores that reach all of it, or tile.result(..., "
-                                 "fill=0)"))  # fmt: skip
+            text = (
+                f"no program writes {result.name}{list(hole)}"
+                if where
+                else (f"nothing writes {result.name}")
+            )
+            found.append(
+                finding(
+                    "error",
+                    "unwritten",
+                    text,
+                    (where or [result.node])[0],
+                    None,
+                    "a grid and stores that reach all of it, or tile.result(..., fill=0)",
+                )
+            )
         elif state == "unknown":
             partial.add(result.name)
     return Judged(found, partial)
@@ -68,9 +80,18 @@ def judge(t: Tracer, body: Body) -> Judged:
 
 def _unfilled(name: str, accesses: Sequence[Access]) -> list[Finding]:
     """Elements that are added to have a value before."""
-    return [finding("error", "uninitialised", f"{name} is added to, and nothing set it before",
-                    a.node, None, "tile.result(..., fill=0)")
-            for a in accesses if a.kind == "add"][:1]  # fmt: skip
+    return [
+        finding(
+            "error",
+            "uninitialised",
+            f"{name} is added to, and nothing set it before",
+            a.node,
+            None,
+            "tile.result(..., fill=0)",
+        )
+        for a in accesses
+        if a.kind == "add"
+    ][:1]
 
 
 # ---- races -------------------------------------------------------------------------------------
@@ -114,8 +135,13 @@ def _by_itself(
     alone = {_only(t, a, program) for a in accesses}
     if len(alone) == 1 and None not in alone:
         return True
-    parts = dict.fromkeys(a for access in accesses for at in access.index or () for a in _parts(at)
-                          if program in atoms(a))  # fmt: skip
+    parts = dict.fromkeys(
+        a
+        for access in accesses
+        for at in access.index or ()
+        for a in _parts(at)
+        if program in atoms(a)
+    )
     whole_: Size = 0
     for part in parts:
         if any(_apart(t, part, programs, accesses, axis) for axis in axes):
@@ -242,8 +268,17 @@ class Cells:
 
     def _unit(self, axis: int) -> int:
         """What divides every start and length along an axis."""
-        return gcd(0, *[gcd(a.length(axis), *[at[axis] for _, at in found])
-                        for a, found in self.starts.items() if found]) or 1  # fmt: skip
+        return (
+            gcd(
+                0,
+                *[
+                    gcd(a.length(axis), *[at[axis] for _, at in found])
+                    for a, found in self.starts.items()
+                    if found
+                ],
+            )
+            or 1
+        )
 
     def _starts(self, access: Access) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
         """(program, index) of every box of an access; None where data decides, or too many."""
@@ -353,8 +388,12 @@ def number(value: Size, env: dict[Expr, int]) -> int:
     if value.kind == "sum":
         return value.constant + sum(f * prod(number(a, env) for a in p) for p, f in value.terms)
     a, b = (number(x, env) for x in value.args)
-    return {"div": lambda: a // b, "mod": lambda: a % b, "min": lambda: min(a, b),
-            "max": lambda: max(a, b)}[value.kind]()  # fmt: skip
+    return {
+        "div": lambda: a // b,
+        "mod": lambda: a % b,
+        "min": lambda: min(a, b),
+        "max": lambda: max(a, b),
+    }[value.kind]()
 
 
 # ---- coverage ----------------------------------------------------------------------------------

@@ -18,17 +18,36 @@ class RMSprop(Optimizer):
     """Steps scaled by a running mean of squared gradients, centered and with momentum if asked."""
 
     def __init__(
-        self, params: Any, lr: float | Rate = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
-        weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *,
+        self,
+        params: Any,
+        lr: float | Rate = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        *,
         maximize: bool = False,
-    ) -> None:  # fmt: skip
-        checked("RMSprop", alpha=(alpha, 0.0, math.inf), eps=(eps, 0.0, math.inf),
-                weight_decay=(weight_decay, 0.0, math.inf),
-                momentum=(momentum, 0.0, math.inf))  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "momentum": momentum, "alpha": alpha, "eps": eps, "centered": centered,
-            "weight_decay": weight_decay, "maximize": maximize,
-        })  # fmt: skip
+    ) -> None:
+        checked(
+            "RMSprop",
+            alpha=(alpha, 0.0, math.inf),
+            eps=(eps, 0.0, math.inf),
+            weight_decay=(weight_decay, 0.0, math.inf),
+            momentum=(momentum, 0.0, math.inf),
+        )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "alpha": alpha,
+                "eps": eps,
+                "centered": centered,
+                "weight_decay": weight_decay,
+                "maximize": maximize,
+            },
+        )
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         found = ["square_avg"]
@@ -37,9 +56,14 @@ class RMSprop(Optimizer):
         return (*found, "grad_avg") if group["centered"] else tuple(found)
 
     def update(
-        self, value: Tensor, gradient: Tensor, state: Moments, group: Group, rate: Tensor,
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        state: Moments,
+        group: Group,
+        rate: Tensor,
         step: Tensor,
-    ) -> tuple[Tensor, Moments]:  # fmt: skip
+    ) -> tuple[Tensor, Moments]:
         """value - rate * gradient / (sqrt(mean square - mean ** 2) + eps), through momentum."""
         alpha = group["alpha"]
         if group["weight_decay"]:
@@ -61,17 +85,34 @@ class Adagrad(Optimizer):
     """Steps scaled by the sum of all squared gradients so far."""
 
     def __init__(
-        self, params: Any, lr: float | Rate = 1e-2, lr_decay: float = 0.0,
-        weight_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10, *,
+        self,
+        params: Any,
+        lr: float | Rate = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
         maximize: bool = False,
-    ) -> None:  # fmt: skip
-        checked("Adagrad", lr_decay=(lr_decay, 0.0, math.inf), eps=(eps, 0.0, math.inf),
-                weight_decay=(weight_decay, 0.0, math.inf),
-                initial_accumulator_value=(initial_accumulator_value, 0.0, math.inf))  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value, "maximize": maximize,
-        })  # fmt: skip
+    ) -> None:
+        checked(
+            "Adagrad",
+            lr_decay=(lr_decay, 0.0, math.inf),
+            eps=(eps, 0.0, math.inf),
+            weight_decay=(weight_decay, 0.0, math.inf),
+            initial_accumulator_value=(initial_accumulator_value, 0.0, math.inf),
+        )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lr_decay": lr_decay,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "initial_accumulator_value": initial_accumulator_value,
+                "maximize": maximize,
+            },
+        )
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         return ("sum",)
@@ -82,9 +123,14 @@ class Adagrad(Optimizer):
         return {"sum": wrap(own_node(start.node))}
 
     def update(
-        self, value: Tensor, gradient: Tensor, state: Moments, group: Group, rate: Tensor,
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        state: Moments,
+        group: Group,
+        rate: Tensor,
         step: Tensor,
-    ) -> tuple[Tensor, Moments]:  # fmt: skip
+    ) -> tuple[Tensor, Moments]:
         """value - rate / (1 + step * lr_decay) * gradient / (sqrt(sum of squares) + eps)."""
         if group["weight_decay"]:
             gradient = gradient + value * group["weight_decay"]

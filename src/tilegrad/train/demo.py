@@ -58,28 +58,40 @@ def rate_at(share: float) -> float:
     return PEAK_RATE * (FLOOR + (1.0 - FLOOR) * 0.5 * (1.0 + math.cos(math.pi * rest)))
 
 
-def run_demo(steps: int | None = None, seconds: float = 60, seed: int = 0,
-             say: Callable[[str], Any] = lambda _: None, stage: Stage = lambda *_: None,
-             ) -> Demo:  # fmt: skip
+def run_demo(
+    steps: int | None = None,
+    seconds: float = 60,
+    seed: int = 0,
+    say: Callable[[str], Any] = lambda _: None,
+    stage: Stage = lambda *_: None,
+) -> Demo:
     """Train for so many steps, or seconds, and say what was written; Ctrl-C stops early.
 
     `say` gets lines of text; `stage` what is under way, how far, of how much, and a note.
     """
     if (steps is not None and steps < 1) or not seconds > 0:
-        raise UserError("nothing to do", op="demo", expected="steps >= 1 and seconds > 0",
-                        got=f"steps {steps}, seconds {seconds}")  # fmt: skip
+        raise UserError(
+            "nothing to do",
+            op="demo",
+            expected="steps >= 1 and seconds > 0",
+            got=f"steps {steps}, seconds {seconds}",
+        )
     manual_seed(seed)
     text = read_text()
     letters = sorted(set(text))
     data = np.searchsorted(np.array(letters), np.array(list(text)))
     model = GPT2(GPT2Config(len(letters), TOKENS, n_embd=128, n_layer=4, n_head=4))
     count = sum(int(p.numel()) for p in model.parameters())  # type: ignore[arg-type]
-    say(f"A GPT of {count:,} parameters learns to write, letter by letter, from "
-        f"{len(text):,} letters of Shakespeare. Ctrl-C stops early.")  # fmt: skip
+    say(
+        f"A GPT of {count:,} parameters learns to write, letter by letter, from "
+        f"{len(text):,} letters of Shakespeare. Ctrl-C stops early."
+    )
     history = _train(model, data, steps, seconds, seed, stage)
     speed = BATCH * TOKENS * max(history.steps - 1, 1) / max(history.seconds, 1e-9)
-    say(f"{history.steps} steps, loss {history.losses[0]:.2f} -> {_recent(history):.2f}, "
-        f"{speed:,.0f} tokens/s, compiled in {history.first_seconds:.1f} s")  # fmt: skip
+    say(
+        f"{history.steps} steps, loss {history.losses[0]:.2f} -> {_recent(history):.2f}, "
+        f"{speed:,.0f} tokens/s, compiled in {history.first_seconds:.1f} s"
+    )
     stage("writing a sample", 0, 1)
     sample = write(model.eval(), letters, 400, seed)
     stage("writing a sample", 1, 1)
@@ -87,8 +99,9 @@ def run_demo(steps: int | None = None, seconds: float = 60, seed: int = 0,
     return Demo(model, history, sample)
 
 
-def _train(model: GPT2, data: Any, steps: int | None, seconds: float, seed: int,
-           stage: Stage) -> History:  # fmt: skip
+def _train(
+    model: GPT2, data: Any, steps: int | None, seconds: float, seed: int, stage: Stage
+) -> History:
     optimizer = AdamW(model.parameters(), lr=rate_at(0.0), weight_decay=0.1, betas=(0.9, 0.99))
     total = float(steps) if steps is not None else float(seconds)
     begin = time.perf_counter()
@@ -102,12 +115,23 @@ def _train(model: GPT2, data: Any, steps: int | None, seconds: float, seed: int,
         spent = max(time.perf_counter() - begin - history.first_seconds, 1e-9)
         if number % 10 == 0:
             speed = number * BATCH * TOKENS / spent
-            stage("training", done, total,
-                  f"step {number + 1}, loss {_recent(history):.3f}, {speed:,.0f} tokens/s")
+            stage(
+                "training",
+                done,
+                total,
+                f"step {number + 1}, loss {_recent(history):.3f}, {speed:,.0f} tokens/s",
+            )
 
-    history = train(model, optimizer, windows(data, seed), GPT2.loss, steps=steps,
-                    seconds=None if steps is not None else seconds, clip=1.0,
-                    on_step=after)  # fmt: skip
+    history = train(
+        model,
+        optimizer,
+        windows(data, seed),
+        GPT2.loss,
+        steps=steps,
+        seconds=None if steps is not None else seconds,
+        clip=1.0,
+        on_step=after,
+    )
     stage("training", total, total)
     return history
 

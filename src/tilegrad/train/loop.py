@@ -54,10 +54,16 @@ def make_step(loss: Loss, clip: float | None = None) -> Any:
 
 
 def train(
-    model: Any, optimizer: Optimizer, batches: Iterable[tuple[Any, ...]], loss: Loss, *,
-    steps: int | None = None, seconds: float | None = None, clip: float | None = None,
+    model: Any,
+    optimizer: Optimizer,
+    batches: Iterable[tuple[Any, ...]],
+    loss: Loss,
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    clip: float | None = None,
     on_step: Callable[[int, float, History], None] | None = None,
-) -> History:  # fmt: skip
+) -> History:
     """Train on batches until they, the steps or the seconds run out, or Ctrl-C.
 
     `loss(model, *batch)` gives a scalar; `on_step(number, loss, history)` is called after each.
@@ -80,8 +86,9 @@ def train(
                 break
         history.stopped = stopping.is_set()
     if not history.losses:
-        raise UserError("nothing was trained", op="train", expected="at least one batch",
-                        got="none")  # fmt: skip
+        raise UserError(
+            "nothing was trained", op="train", expected="at least one batch", got="none"
+        )
     return history
 
 

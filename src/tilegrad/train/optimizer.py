@@ -64,8 +64,11 @@ class Optimizer:
         self.count = wrap(own_node(zeros(dtype=dtypes.float32).node))
         given = list(params)
         if not given:
-            raise UserError("no parameters", op=type(self).__name__,
-                            expected="Parameters, or dicts with 'params'")  # fmt: skip
+            raise UserError(
+                "no parameters",
+                op=type(self).__name__,
+                expected="Parameters, or dicts with 'params'",
+            )
         for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
             self.add_param_group(group)
 
@@ -78,18 +81,28 @@ class Optimizer:
             group[key] = value
         for parameter in found:
             if not isinstance(parameter, Tensor) or not parameter.dtype.is_float:
-                raise DTypeError("not a trainable Tensor", op=type(self).__name__,
-                                 expected="float Tensors", got=_named(parameter))  # fmt: skip
+                raise DTypeError(
+                    "not a trainable Tensor",
+                    op=type(self).__name__,
+                    expected="float Tensors",
+                    got=_named(parameter),
+                )
             if id(parameter) in self.state:
-                raise UserError("a parameter is given twice", op=type(self).__name__,
-                                got=_named(parameter), expected="each once")  # fmt: skip
+                raise UserError(
+                    "a parameter is given twice",
+                    op=type(self).__name__,
+                    got=_named(parameter),
+                    expected="each once",
+                )
             self.state[id(parameter)] = self._fresh(parameter, group)
         self.param_groups.append(group)
 
     def _fresh(self, parameter: Tensor, group: Group) -> Moments:
         wide = dtypes.float32 if parameter.dtype.bits < 32 else parameter.dtype
-        return {name: wrap(own_node(zeros(*parameter.shape, dtype=wide).node))
-                for name in self._kept(group)}  # fmt: skip
+        return {
+            name: wrap(own_node(zeros(*parameter.shape, dtype=wide).node))
+            for name in self._kept(group)
+        }
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         """Names of the moments this group needs."""
@@ -118,9 +131,7 @@ class Optimizer:
             realize(changed)  # else the next step would stand on this one's Graph
         return loss
 
-    def _change(
-        self, parameter: Tensor, group: Group, rate: Tensor, step: Tensor
-    ) -> list[Tensor]:
+    def _change(self, parameter: Tensor, group: Group, rate: Tensor, step: Tensor) -> list[Tensor]:
         """One parameter and its moments at their next values; returns them."""
         state = self.state[id(parameter)]
         wide = dtypes.float32 if parameter.dtype.bits < 32 else parameter.dtype
@@ -129,17 +140,23 @@ class Optimizer:
             gradient = -gradient
         value = cast(parameter.detach(), wide)
         before = {name: tensor.detach() for name, tensor in state.items()}
-        after, moments = self.update(value, gradient, before, group, cast(rate, wide),
-                                     cast(step, wide))  # fmt: skip
+        after, moments = self.update(
+            value, gradient, before, group, cast(rate, wide), cast(step, wide)
+        )
         for name, moment in moments.items():
             state[name].assign(moment)
         parameter.assign(cast(after, parameter.dtype))
         return [parameter, *state.values()]
 
     def update(
-        self, value: Tensor, gradient: Tensor, state: Moments, group: Group, rate: Tensor,
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        state: Moments,
+        group: Group,
+        rate: Tensor,
         step: Tensor,
-    ) -> tuple[Tensor, Moments]:  # fmt: skip
+    ) -> tuple[Tensor, Moments]:
         """The next value and moments of one parameter: what a subclass says."""
         raise UserError("no update", op=type(self).__name__, expected="a method update")
 
@@ -173,17 +190,20 @@ class Optimizer:
 
     def settings(self) -> tuple[Any, ...]:
         """What a trace depends on besides Tensors: the settings of the groups."""
-        return tuple([
-            tuple([v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)])
-            for group in self.param_groups
-        ])  # fmt: skip
+        return tuple(
+            [
+                tuple([v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)])
+                for group in self.param_groups
+            ]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State and settings, arranged as PyTorch does: parameters by number."""
         numbers = {id(p): i for i, p in enumerate(self.parameters())}
-        state = {i: {"step": self.count.detach(),
-                     **{n: t.detach() for n, t in self.state[key].items()}}
-                 for key, i in numbers.items()}  # fmt: skip
+        state = {
+            i: {"step": self.count.detach(), **{n: t.detach() for n, t in self.state[key].items()}}
+            for key, i in numbers.items()
+        }
         groups = []
         for group in self.param_groups:
             entry = {k: v for k, v in group.items() if k not in ("params", "lr")}
@@ -198,9 +218,12 @@ class Optimizer:
         groups, parameters = state_dict["param_groups"], list(self.parameters())
         sizes = [len(g["params"]) for g in groups]
         if sizes != [len(g["params"]) for g in self.param_groups]:
-            raise ShapeError("the groups do not fit", op=f"{type(self).__name__}.load_state_dict",
-                             expected=[len(g["params"]) for g in self.param_groups],
-                             got=sizes)  # fmt: skip
+            raise ShapeError(
+                "the groups do not fit",
+                op=f"{type(self).__name__}.load_state_dict",
+                expected=[len(g["params"]) for g in self.param_groups],
+                got=sizes,
+            )
         for group, given in zip(self.param_groups, groups):
             for key, value in given.items():
                 if key != "params" and (key in group or key == "lr"):
@@ -215,8 +238,12 @@ class Optimizer:
             if given.get(name) is not None:
                 found = lift(given[name])
                 if found.shape != moment.shape:
-                    raise ShapeError("a moment does not fit", op=f"{type(self).__name__}.{name}",
-                                     expected=moment.shape, got=found.shape)  # fmt: skip
+                    raise ShapeError(
+                        "a moment does not fit",
+                        op=f"{type(self).__name__}.{name}",
+                        expected=moment.shape,
+                        got=found.shape,
+                    )
                 moment.assign(found)
         if given.get("step") is not None:
             self.count.assign(lift(given["step"]))
@@ -261,27 +288,50 @@ class SGD(Optimizer):
     """Gradient descent, with momentum if asked for."""
 
     def __init__(
-        self, params: Any, lr: float | Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
-        weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
-    ) -> None:  # fmt: skip
-        checked("SGD", momentum=(momentum, 0.0, math.inf),
-                 weight_decay=(weight_decay, 0.0, math.inf))  # fmt: skip
+        self,
+        params: Any,
+        lr: float | Rate = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        checked(
+            "SGD", momentum=(momentum, 0.0, math.inf), weight_decay=(weight_decay, 0.0, math.inf)
+        )
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise UserError("nesterov needs momentum and no dampening", op="SGD",
-                            expected="momentum > 0, dampening = 0",
-                            got=f"momentum {momentum}, dampening {dampening}")  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize,
-        })  # fmt: skip
+            raise UserError(
+                "nesterov needs momentum and no dampening",
+                op="SGD",
+                expected="momentum > 0, dampening = 0",
+                got=f"momentum {momentum}, dampening {dampening}",
+            )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "maximize": maximize,
+            },
+        )
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(
-        self, value: Tensor, gradient: Tensor, state: Moments, group: Group, rate: Tensor,
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        state: Moments,
+        group: Group,
+        rate: Tensor,
         step: Tensor,
-    ) -> tuple[Tensor, Moments]:  # fmt: skip
+    ) -> tuple[Tensor, Moments]:
         """value - rate * (gradient + weight_decay * value), smoothed by the momentum."""
         if group["weight_decay"]:
             gradient = gradient + value * group["weight_decay"]
@@ -303,25 +353,48 @@ class Adam(Optimizer):
     default_decay = 0.0
 
     def __init__(
-        self, params: Any, lr: float | Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float | None = None, amsgrad: bool = False, *,
+        self,
+        params: Any,
+        lr: float | Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,
+        amsgrad: bool = False,
+        *,
         maximize: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         decay = self.default_decay if weight_decay is None else weight_decay
-        checked(type(self).__name__, beta1=(betas[0], 0.0, 1.0), beta2=(betas[1], 0.0, 1.0),
-                 eps=(eps, 0.0, math.inf), weight_decay=(decay, 0.0, math.inf))  # fmt: skip
-        super().__init__(params, {
-            "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": decay,
-            "amsgrad": amsgrad, "maximize": maximize,
-        })  # fmt: skip
+        checked(
+            type(self).__name__,
+            beta1=(betas[0], 0.0, 1.0),
+            beta2=(betas[1], 0.0, 1.0),
+            eps=(eps, 0.0, math.inf),
+            weight_decay=(decay, 0.0, math.inf),
+        )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": tuple(betas),
+                "eps": eps,
+                "weight_decay": decay,
+                "amsgrad": amsgrad,
+                "maximize": maximize,
+            },
+        )
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         return (*self.moments, "max_exp_avg_sq") if group["amsgrad"] else self.moments
 
     def update(
-        self, value: Tensor, gradient: Tensor, state: Moments, group: Group, rate: Tensor,
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        state: Moments,
+        group: Group,
+        rate: Tensor,
         step: Tensor,
-    ) -> tuple[Tensor, Moments]:  # fmt: skip
+    ) -> tuple[Tensor, Moments]:
         """value - rate * mean / (sqrt(mean square) + eps), both freed of their bias."""
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
         if decay:

@@ -104,10 +104,17 @@ class Settings:
 
 
 def matmul(
-    shapes: Sequence[Shape], dtype: Any = bfloat16, device: str = "cuda:0", budget: float = 60.0,
-    *, layout: str = "kk", table: PlanTable | None = None, trials: Path | None = None,
-    commit: str = "", report: Callable[[Progress], None] | None = None,
-) -> list[Result]:  # fmt: skip
+    shapes: Sequence[Shape],
+    dtype: Any = bfloat16,
+    device: str = "cuda:0",
+    budget: float = 60.0,
+    *,
+    layout: str = "kk",
+    table: PlanTable | None = None,
+    trials: Path | None = None,
+    commit: str = "",
+    report: Callable[[Progress], None] | None = None,
+) -> list[Result]:
     """Tune products of (m, n, k) on a GPU and keep the best Plans in a PlanTable (that of the
     cache folder by default); `budget` is in seconds, for all of them together."""
     products = [product_of(shape, dtype, layout) for shape in shapes]
@@ -128,8 +135,12 @@ def product_of(shape: Shape, dtype: Any, layout: str = "kk") -> Product:
     """A problem to tune, checked."""
     kind: DType = dtype_of(dtype)
     if kind not in DTYPES:
-        raise UserError("no wide matmul of this dtype", op="tune",
-                        expected=", ".join(d.name for d in DTYPES), got=kind)  # fmt: skip
+        raise UserError(
+            "no wide matmul of this dtype",
+            op="tune",
+            expected=", ".join(d.name for d in DTYPES),
+            got=kind,
+        )
     if len(shape) != 3 or not all(isinstance(s, int) and s > 0 for s in shape):
         raise UserError("bad shape", op="tune", expected="(m, n, k), all above 0", got=shape)
     m, n, k = shape
@@ -137,9 +148,12 @@ def product_of(shape: Shape, dtype: Any, layout: str = "kk") -> Product:
     dense = {"a": k if layout[0] == "k" else m, "b": k if layout[1] == "k" else n, "result": n}
     for name, size in dense.items():
         if size * kind.size % 16:
-            raise UserError("rows that the wide matmul cannot copy", op="tune",
-                            expected="rows of a multiple of 16 bytes",
-                            got=f"{size * kind.size} bytes in a row of {name}")  # fmt: skip
+            raise UserError(
+                "rows that the wide matmul cannot copy",
+                op="tune",
+                expected="rows of a multiple of 16 bytes",
+                got=f"{size * kind.size} bytes in a row of {name}",
+            )
     return Product(m, n, k, kind.name, layout)
 
 
@@ -148,23 +162,35 @@ def machine_of(device: str) -> Machine:
     found = devices()
     number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
     if not 0 <= number < len(found):
-        raise UserError("no such GPU" if found else "there is no GPU here", op="tune",
-                        expected=f"cuda:0 to cuda:{len(found) - 1}" if found else
-                        "a machine with an NVIDIA GPU and its driver", got=device,
-                        hint="`tilegrad doctor` shows what this machine has")  # fmt: skip
+        raise UserError(
+            "no such GPU" if found else "there is no GPU here",
+            op="tune",
+            expected=f"cuda:0 to cuda:{len(found) - 1}"
+            if found
+            else "a machine with an NVIDIA GPU and its driver",
+            got=device,
+            hint="`tilegrad doctor` shows what this machine has",
+        )
     facts = found[number]
     major, minor = facts["compute_capability_major"], facts["compute_capability_minor"]
     target = target_of(facts)
     if not any(unit.name.startswith("wgmma") for unit in target.matrix):
-        raise UserError("this GPU does not run the wide matmul", op="tune",
-                        expected="compute capability 9.0", got=f"{major}.{minor}")  # fmt: skip
+        raise UserError(
+            "this GPU does not run the wide matmul",
+            op="tune",
+            expected="compute capability 9.0",
+            got=f"{major}.{minor}",
+        )
     return Machine(target, facts["name"], f"sm_{major}{minor}a", number)
 
 
 def origin_of(machine: Machine, commit: str = "") -> dict[str, str]:
     """Where measurements come from: device, date and commit."""
-    return {"device": machine.name, "date": datetime.date.today().isoformat(),
-            "commit": commit or _commit()}  # fmt: skip
+    return {
+        "device": machine.name,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit or _commit(),
+    }
 
 
 def _commit() -> str:
@@ -246,8 +272,11 @@ class Search:
         plan, turned = candidate
         ready = Ready(candidate)
         try:
-            body = fill(wide_matmul(turn(x) if turned else x, plan), "epilogue",
-                        lambda b, inputs, added: inputs[0])  # fmt: skip
+            body = fill(
+                wide_matmul(turn(x) if turned else x, plan),
+                "epilogue",
+                lambda b, inputs, added: inputs[0],
+            )
             text, entry = emit(body, "matmul", self.target)
             ready.text = content_key(text)[:16]
             code = text.encode()
@@ -286,8 +315,9 @@ class Search:
         wrong = [t for t in outcome.value if t.seconds is None]
         return outcome.value, f"wrong: error {wrong[0].error:.1e}" if wrong else ""
 
-    def conclude(self, product: Product, tried: dict[Candidate, tuple[Ready, Trial]],
-                 measured: int) -> Result | None:  # fmt: skip
+    def conclude(
+        self, product: Product, tried: dict[Candidate, tuple[Ready, Trial]], measured: int
+    ) -> Result | None:
         """The fastest of a last comparison; None where no Plan ran."""
         best = fastest(tried)[:FINALISTS]
         if not best:
@@ -321,8 +351,11 @@ class Search:
 
 def fastest(tried: dict[Candidate, tuple[Ready, Trial]]) -> list[Candidate]:
     """Candidates with seconds, the fastest first."""
-    timed = [(trial.seconds, number, c) for number, (c, (_, trial)) in enumerate(tried.items())
-             if trial.seconds is not None]  # fmt: skip
+    timed = [
+        (trial.seconds, number, c)
+        for number, (c, (_, trial)) in enumerate(tried.items())
+        if trial.seconds is not None
+    ]
     return [c for _, _, c in sorted(timed, key=lambda row: row[:2])]
 
 

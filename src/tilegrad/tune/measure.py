@@ -47,12 +47,14 @@ class Product:
     def operands(self) -> Operands:
         """The same as the kernel knows it."""
         dtype = dtype_of(self.dtype)
-        return Operands(self.m, self.n, self.k, dtype, dtype, self.layout[0] == "k",
-                        self.layout[1] == "k")  # fmt: skip
+        return Operands(
+            self.m, self.n, self.k, dtype, dtype, self.layout[0] == "k", self.layout[1] == "k"
+        )
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.dtype}" + (
-            "" if self.layout == "kk" else f" {self.layout}")  # fmt: skip
+            "" if self.layout == "kk" else f" {self.layout}"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,10 @@ def measure(
     for turn in range(rounds):
         for i in good if turn % 2 == 0 else reversed(good):
             times[i].append(inputs.seconds(graphs[i], repeats[i]))
-    return [Timing(statistics.median(times[i]) if i in times else None, error)
-            for i, error in enumerate(errors)]  # fmt: skip
+    return [
+        Timing(statistics.median(times[i]) if i in times else None, error)
+        for i, error in enumerate(errors)
+    ]
 
 
 def _repeats(inputs: Inputs, graph: Replay) -> int:
@@ -112,17 +116,21 @@ class Inputs:
         cache = device.target.memories["l2"].bytes
         count = min(MOST_SETS, max(2, -(-CACHES * cache // (size * (m * k + n * k + m * n)))))
         random = np.random.default_rng(0)
-        self.patterns = [random.standard_normal(PERIOD, np.float32).astype(self.dtype.numpy)
-                         for _ in range(2)]  # fmt: skip
-        self.sets = [tuple(device.allocate(size * s) for s in (m * k, n * k, m * n))
-                     for _ in range(count)]  # fmt: skip
+        self.patterns = [
+            random.standard_normal(PERIOD, np.float32).astype(self.dtype.numpy) for _ in range(2)
+        ]
+        self.sets = [
+            tuple(device.allocate(size * s) for s in (m * k, n * k, m * n)) for _ in range(count)
+        ]
         for one in self.sets:
             for buffer, pattern in zip(one, self.patterns):
                 self._fill(buffer, pattern)
         device.synchronize()
         target = device.target
-        expected = max(2 * m * n * k / target.peak_flops(self.dtype),
-                       size * (m * k + n * k + m * n) / target.peak_bytes())  # fmt: skip
+        expected = max(
+            2 * m * n * k / target.peak_flops(self.dtype),
+            size * (m * k + n * k + m * n) / target.peak_bytes(),
+        )
         self.turns = max(1, min(MOST_SETS, int(GRAPH_SECONDS / expected)) // count)
 
     @property
@@ -154,8 +162,13 @@ class Inputs:
 
     def replay(self, prepared: Prepared, turned: bool) -> Replay:
         """A graph of launches over all sets, in turns."""
-        return Replay(self.device, [Operation(prepared, self.pointers(i % len(self.sets), turned))
-                                    for i in range(self.launches)])  # fmt: skip
+        return Replay(
+            self.device,
+            [
+                Operation(prepared, self.pointers(i % len(self.sets), turned))
+                for i in range(self.launches)
+            ],
+        )
 
     def seconds(self, graph: Replay, repeats: int) -> float:
         """Seconds of one launch."""

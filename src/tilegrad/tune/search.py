@@ -32,17 +32,23 @@ def plans_in(space: Mapping[str, Sequence[Any]], base: Plan) -> list[Plan]:
         raise UserError("an empty space", op="autotune", expected="dict(BM=[64, 128], ...)")
     for name, values in space.items():
         if isinstance(values, (str, bytes)) or not len(values):
-            raise UserError(f"no choices for {name}", op="autotune", expected="a list",
-                            got=values)  # fmt: skip
+            raise UserError(f"no choices for {name}", op="autotune", expected="a list", got=values)
     names = list(space)
-    return [base.with_(**dict(zip(names, chosen)))
-            for chosen in itertools.product(*[space[n] for n in names])]  # fmt: skip
+    return [
+        base.with_(**dict(zip(names, chosen)))
+        for chosen in itertools.product(*[space[n] for n in names])
+    ]
 
 
 def search(
-    plans: Sequence[Plan], build: Build, buffers: Sequence[Any], symbols: Mapping[str, int],
-    target: Target, budget_ms: float, device: str = "cpu",
-) -> Entry:  # fmt: skip
+    plans: Sequence[Plan],
+    build: Build,
+    buffers: Sequence[Any],
+    symbols: Mapping[str, int],
+    target: Target,
+    budget_ms: float,
+    device: str = "cpu",
+) -> Entry:
     """Measure Plans; the Entry of the fastest, with every Trial."""
     trials: list[Trial] = []
     seen: dict[Any, Plan] = {}
@@ -84,8 +90,10 @@ def _refusal(refused: Sequence[tuple[Plan, UserError]]) -> UserError:
         kinds.setdefault(str(error).splitlines()[0], []).append((plan, error))
     if len(kinds) == 1:
         return refused[0][1]
-    shown = [f"{len(found)} of {len(refused)}, such as {found[0][0]}: {found[0][1]}"
-             for found in list(kinds.values())[:8]]  # fmt: skip
+    shown = [
+        f"{len(found)} of {len(refused)}, such as {found[0][0]}: {found[0][1]}"
+        for found in list(kinds.values())[:8]
+    ]
     return UserError("no Plan of the space can be run\n" + "\n".join(shown), op="autotune")
 
 
@@ -108,7 +116,8 @@ def _programs(inputs: Sequence[Node], outputs: Sequence[Node], target: Target) -
     """What a Graph compiles to: equal for Plans that make no difference here."""
     recipe, _ = recipe_of(schedule_for(inputs, outputs, target), target)
     return tuple(sorted(key for _, key, *_ in recipe.programs)), tuple(
-        (s.kind, str(s.grid)) for s in recipe.steps)  # fmt: skip
+        (s.kind, str(s.grid)) for s in recipe.steps
+    )
 
 
 def measure(run: Callable[[], Any], budget_ms: float) -> float:

@@ -59,8 +59,12 @@ def _shared(x: Operands, plan: WidePlan, turned: bool, target: Target) -> Iterat
     together = plan.cluster * plan.split
     if plan.split == 1:
         for programs in (target.cores, target.cores // 8 * 8, target.cores - 16):
-            yield replace(plan, programs=min(programs, tiles_of(x, plan, turned) * plan.cluster)
-                          // together * together)  # fmt: skip
+            yield replace(
+                plan,
+                programs=min(programs, tiles_of(x, plan, turned) * plan.cluster)
+                // together
+                * together,
+            )
     for cluster, across in ((1, False), (2, False), (2, True)):
         made = replace(plan, cluster=cluster, across=across)
         yield populated(x, made, turned, target)

@@ -53,5 +53,9 @@ class TrialLog:
             with open(self.path, "a") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise UserError("Trials cannot be kept", op="tune", got=f"{self.path}: {error}",
-                            hint="name another file") from error  # fmt: skip
+            raise UserError(
+                "Trials cannot be kept",
+                op="tune",
+                got=f"{self.path}: {error}",
+                hint="name another file",
+            ) from error

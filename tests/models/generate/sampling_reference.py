@@ -13,10 +13,15 @@ import numpy as np
 
 
 def processed(
-    logits: np.ndarray, *, bias: Mapping[int, float] | None = None, repetition: float = 1.0,
-    presence: float = 0.0, frequency: float = 0.0, prompt: Sequence[int] = (),
+    logits: np.ndarray,
+    *,
+    bias: Mapping[int, float] | None = None,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+    prompt: Sequence[int] = (),
     output: Sequence[int] = (),
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Logits with the bias added and the penalties taken off."""
     x = np.asarray(logits, np.float64).copy()
     for token, value in (bias or {}).items():

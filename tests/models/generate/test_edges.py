@@ -51,10 +51,27 @@ def logits(llm: LLM, known: list[int]) -> Any:
 
 
 PROMPTS: list[Any] = [
-    None, 5, 2.5, {"a": 1}, {"a"}, (x for x in "ab"), "", [[]], ["a", ""], ["a", None], ["a", 5],
-    [1.5, 2.0], np.array([1.0, 2.0]), [True, False], [-1], [258], [10**30], "a\ud800b", [["a"]],
+    None,
+    5,
+    2.5,
+    {"a": 1},
+    {"a"},
+    (x for x in "ab"),
+    "",
+    [[]],
+    ["a", ""],
+    ["a", None],
+    ["a", 5],
+    [1.5, 2.0],
+    np.array([1.0, 2.0]),
+    [True, False],
+    [-1],
+    [258],
+    [10**30],
+    "a\ud800b",
+    [["a"]],
     [[65], [None]],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: repr(p)[:20])
@@ -64,12 +81,25 @@ def test_what_is_no_prompt(llm: LLM, prompt: Any) -> None:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": True}, {"max_tokens": "5"},
-    {"max_tokens": 2.5}, {"stop": [""]}, {"stop": ""}, {"stop": [None]}, {"stop": [["a"]]},
-    {"stop": ["x" * 5000]}, {"stop": [str(i) for i in range(65)]}, {"stop_tokens": 5},
-    {"stop_tokens": ["a"]}, {"stop_tokens": [2.5]}, {"logit_bias": {258: 1.0}},
-    {"logit_bias": {65: float("nan")}}, {"temperature": float("nan")}, {"seed": 1 << 64},
-]  # fmt: skip
+    {"max_tokens": 0},
+    {"max_tokens": -1},
+    {"max_tokens": True},
+    {"max_tokens": "5"},
+    {"max_tokens": 2.5},
+    {"stop": [""]},
+    {"stop": ""},
+    {"stop": [None]},
+    {"stop": [["a"]]},
+    {"stop": ["x" * 5000]},
+    {"stop": [str(i) for i in range(65)]},
+    {"stop_tokens": 5},
+    {"stop_tokens": ["a"]},
+    {"stop_tokens": [2.5]},
+    {"logit_bias": {258: 1.0}},
+    {"logit_bias": {65: float("nan")}},
+    {"temperature": float("nan")},
+    {"seed": 1 << 64},
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: repr(s)[:30])
@@ -160,18 +190,30 @@ def test_a_long_prompt_beside_a_short_one(long: LLM) -> None:
 
 
 def test_files_without_weights_and_odd_defaults(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "words.gguf", read_gguf(write_file(tmp_path / "m.gguf")).metadata, {},
-               kinds={"tokenizer.ggml.merges": ("array", "string")})  # fmt: skip
+    write_gguf(
+        tmp_path / "words.gguf",
+        read_gguf(write_file(tmp_path / "m.gguf")).metadata,
+        {},
+        kinds={"tokenizer.ggml.merges": ("array", "string")},
+    )
     with pytest.raises(UserError, match="no weights"):
         LLM(tmp_path / "words.gguf")
 
 
 BAD_GENERATION: list[dict[str, Any]] = [
-    {"top_k": float("nan")}, {"top_k": 2.5}, {"top_p": 10**400}, {"top_p": 0.0},
-    {"temperature": "hot"}, {"temperature": -1.0}, {"min_p": 2}, {"repetition_penalty": 0.0},
-    {"do_sample": "yes"}, {"eos_token_id": [END, 258]}, {"eos_token_id": "</s>"},
+    {"top_k": float("nan")},
+    {"top_k": 2.5},
+    {"top_p": 10**400},
+    {"top_p": 0.0},
+    {"temperature": "hot"},
+    {"temperature": -1.0},
+    {"min_p": 2},
+    {"repetition_penalty": 0.0},
+    {"do_sample": "yes"},
+    {"eos_token_id": [END, 258]},
+    {"eos_token_id": "</s>"},
     {"eos_token_id": [True]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("bad", BAD_GENERATION, ids=str)
@@ -183,12 +225,16 @@ def test_generation_config_is_checked(tmp_path: Path, bad: dict[str, Any]) -> No
 
 
 KINDS: list[dict[str, Any]] = [
-    {}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 5, "seed": 9},
-    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.01, "seed": 4}, {"repetition_penalty": 1.5},
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 0.7, "top_k": 5, "seed": 9},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.01, "seed": 4},
+    {"repetition_penalty": 1.5},
     {"presence_penalty": 1.0, "frequency_penalty": 0.5, "temperature": 1.0, "seed": 5},
-    {"logit_bias": {65: 5.0, 66: -100.0}}, {"logprobs": 3},
+    {"logit_bias": {65: 5.0, 66: -100.0}},
+    {"logprobs": 3},
     {"logprobs": 2, "temperature": 1.0, "seed": 8},
-]  # fmt: skip
+]
 
 
 def told(piece: Any) -> tuple[Any, ...]:
@@ -203,8 +249,12 @@ def test_neighbours_that_sample_in_other_ways(llm: LLM) -> None:
         wanted = []
         for _ in range(chance.randint(2, 6)):
             how = {"max_tokens": chance.randint(1, 25), "ignore_end": True}
-            wanted.append(("".join(chance.choices("abcdefg ", k=chance.randint(1, 40))),
-                           how | chance.choice(KINDS)))  # fmt: skip
+            wanted.append(
+                (
+                    "".join(chance.choices("abcdefg ", k=chance.randint(1, 40))),
+                    how | chance.choice(KINDS),
+                )
+            )
         alone = [[told(p) for p in llm.stream(prompt, **how)] for prompt, how in wanted]
         streams = [llm.stream(prompt, **how) for prompt, how in wanted]
         beside: list[list[Any]] = [[] for _ in streams]

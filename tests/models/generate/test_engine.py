@@ -215,8 +215,13 @@ def test_steps_of_few_keys_are_steps_of_their_own(
     """A request that grows past them goes on in the step for any number; each compiles once."""
     monkeypatch.setattr(nn.PagedCache, "few_keys", lambda self, requests, heads, dtype: 16)
     told: list[float] = []
-    engine = Engine(model_of("llama"), requests=2, context=64, page=16,
-                    tell=lambda what, done, total: told.append(done))  # fmt: skip
+    engine = Engine(
+        model_of("llama"),
+        requests=2,
+        context=64,
+        page=16,
+        tell=lambda what, done, total: told.append(done),
+    )
     engine.overlaps = overlaps
     seen: list[tuple[int, int | None]] = []
     launch = engine.steps.launch
@@ -237,4 +242,13 @@ def test_steps_of_few_keys_are_steps_of_their_own(
 
 def test_buckets() -> None:
     assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 200, 256)] == [
-        1, 2, 4, 4, 8, 8, 16, 256, 256]  # fmt: skip
+        1,
+        2,
+        4,
+        4,
+        8,
+        8,
+        16,
+        256,
+        256,
+    ]

@@ -20,9 +20,18 @@ from tilegrad.models.generate.request import Request
 from tilegrad.targets.ptx import driver
 from tilegrad.tensor.kernel import target_of
 
-CONFIG = DecoderConfig("llama", vocabulary=64, width=32, layers=1, heads=2, key_heads=1,
-                       head_width=64, hidden=32, context=48,
-                       rotary=Rotary(10000.0, 64))  # fmt: skip
+CONFIG = DecoderConfig(
+    "llama",
+    vocabulary=64,
+    width=32,
+    layers=1,
+    heads=2,
+    key_heads=1,
+    head_width=64,
+    hidden=32,
+    context=48,
+    rotary=Rotary(10000.0, 64),
+)
 PROMPTS = {"a": (5, 9, 33, 2, 17, 40, 21), "b": (7, 11), "c": (50, 3, 3)}
 
 

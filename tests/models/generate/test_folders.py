@@ -61,22 +61,32 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert stopped.finish == "stop"
     assert [p.token for p in llm.stream(prompt, max_tokens=6, ignore_end=True)] == list(free.tokens)
     wrong: list[Any] = [
-        lambda: llm.generate("text"), lambda: llm.chat("text"), lambda: list(llm.stream("text")),
-        lambda: llm.tokenizer.decode([1]), lambda: llm.generate(prompt, stop="end"),
-    ]  # fmt: skip
+        lambda: llm.generate("text"),
+        lambda: llm.chat("text"),
+        lambda: list(llm.stream("text")),
+        lambda: llm.tokenizer.decode([1]),
+        lambda: llm.generate(prompt, stop="end"),
+    ]
     for call in wrong:
         with pytest.raises(UserError, match="no tokenizer") as caught:
             call()
         assert "tokenizer.json" in str(caught.value) and "vocab.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("files, what", [
-    ({"model_index.json": {"_class_name": "StableDiffusionPipeline"}},
-     r"this is a diffusers pipeline \(StableDiffusionPipeline\)"),
-    ({"config.json": {"_class_name": "UNet2DConditionModel", "sample_size": 64}},
-     r"this is a part of a diffusers pipeline \(UNet2DConditionModel\)"),
-    ({"config.json": {"model_type": "mamba" * 10**5}}, "unknown architecture"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files, what",
+    [
+        (
+            {"model_index.json": {"_class_name": "StableDiffusionPipeline"}},
+            r"this is a diffusers pipeline \(StableDiffusionPipeline\)",
+        ),
+        (
+            {"config.json": {"_class_name": "UNet2DConditionModel", "sample_size": 64}},
+            r"this is a part of a diffusers pipeline \(UNet2DConditionModel\)",
+        ),
+        ({"config.json": {"model_type": "mamba" * 10**5}}, "unknown architecture"),
+    ],
+)
 def test_folders_of_something_else(tmp_path: Path, files: dict[str, Any], what: str) -> None:
     from safetensors.numpy import save_file
 

@@ -74,8 +74,7 @@ def test_an_answer(llm: LLM) -> None:
 
 def test_several_prompts_at_once_are_as_each_alone(llm: LLM) -> None:
     answers = llm.generate(list(PROMPTS), max_tokens=9)
-    assert [a.tokens for a in answers] == [
-        llm.generate(p, max_tokens=9).tokens for p in PROMPTS]  # fmt: skip
+    assert [a.tokens for a in answers] == [llm.generate(p, max_tokens=9).tokens for p in PROMPTS]
     assert is_idle(llm)
 
 
@@ -206,7 +205,8 @@ def test_a_chat_goes_through_the_template(llm: LLM) -> None:
     ids = llm.chat_ids("Hi", system="Be brief.")
     assert llm.tokenizer.decode(ids, show_special=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\n")  # fmt: skip
+        "<|im_start|>assistant\n"
+    )
     answer = llm.chat([{"role": "user", "content": "Hi"}], max_tokens=5)
     assert answer.prompt_tokens == len(llm.chat_ids("Hi"))
     assert "".join(p.text for p in llm.chat_stream("Hi", max_tokens=5)) == answer.text
@@ -220,8 +220,10 @@ def test_sampling_is_repeatable_and_reaches_the_engine(llm: LLM) -> None:
     assert beside[1].tokens == first.tokens
     mixed = llm.generate("tiles", max_tokens=12, logprobs=3)
     assert list(mixed.tokens) == greedy(llm, "tiles", 12)
-    assert all(len(top) == 3 and top[0] == (t, p) for t, p, top in
-               zip(mixed.tokens, mixed.logprobs, mixed.top))  # fmt: skip
+    assert all(
+        len(top) == 3 and top[0] == (t, p)
+        for t, p, top in zip(mixed.tokens, mixed.logprobs, mixed.top)
+    )
     banned = llm.generate("tiles", max_tokens=12, logit_bias={mixed.tokens[0]: -100.0})
     assert banned.tokens[0] == mixed.top[0][1][0]
     assert not first.logprobs and is_idle(llm)
@@ -231,8 +233,7 @@ def test_scores(llm: LLM) -> None:
     ids = llm.tokenizer.encode(PROMPTS[3])
     rows = logits(llm, ids).astype(np.float64)
     wanted = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
-    np.testing.assert_allclose(
-        llm.score(ids), wanted[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(llm.score(ids), wanted[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
 
 
 def test_what_does_not_fit_is_refused(llm: LLM) -> None:
@@ -242,10 +243,13 @@ def test_what_does_not_fit_is_refused(llm: LLM) -> None:
     assert llm.generate("x" * 127).finish == "length"
     assert len(llm.generate("tiles", max_tokens=10**6).tokens) == 123
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        ("", {}, "no tokens"), (3, {}, "text or ids"), ("a", {"max_tokens": 0}, "max_tokens"),
-        ("a", {"temperature": -1.0}, "temperature"), ("a", {"stop": [""]}, "stop string"),
+        ("", {}, "no tokens"),
+        (3, {}, "text or ids"),
+        ("a", {"max_tokens": 0}, "max_tokens"),
+        ("a", {"temperature": -1.0}, "temperature"),
+        ("a", {"stop": [""]}, "stop string"),
         ([BYTES + 2], {}, "vocabulary"),
-    ]  # fmt: skip
+    ]
     for prompt, settings, why in wrong:
         with pytest.raises(UserError, match=why):
             llm.generate(prompt, **settings)
@@ -313,9 +317,11 @@ def test_a_folder_in_bfloat16_computes_in_it(tmp_path: Path) -> None:
 
 
 def test_importing_is_light_and_the_name_is_there() -> None:
-    code = ("import sys, tilegrad; before = set(sys.modules); tilegrad.LLM; "
-            "assert 'tilegrad.models.generate.llm' not in before; "
-            "heavy = {'llvmlite', 'jinja2', 'tokenizers', 'huggingface_hub', 'torch'}; "
-            "print(sorted(heavy & set(sys.modules)))")  # fmt: skip
+    code = (
+        "import sys, tilegrad; before = set(sys.modules); tilegrad.LLM; "
+        "assert 'tilegrad.models.generate.llm' not in before; "
+        "heavy = {'llvmlite', 'jinja2', 'tokenizers', 'huggingface_hub', 'torch'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr

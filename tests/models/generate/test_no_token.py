@@ -28,12 +28,19 @@ from tilegrad.models.generate.sampling import (
     sample,
 )
 
-VARIANTS = [Variant(), Variant(logprobs=20), Variant(draws=True), Variant(True, True, True),
-            Variant(True, True, True, 20)]  # fmt: skip
+VARIANTS = [
+    Variant(),
+    Variant(logprobs=20),
+    Variant(draws=True),
+    Variant(True, True, True),
+    Variant(True, True, True, 20),
+]
 KINDS: list[Sampling] = [
-    Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_k=3, seed=2),
+    Sampling(),
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=0.7, top_k=3, seed=2),
     Sampling(temperature=1.0, top_p=0.5, min_p=0.1, seed=3),
-]  # fmt: skip
+]
 
 
 def rows_of(vocabulary: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -55,8 +62,15 @@ def rows_of(vocabulary: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
     return rows, good
 
 
-def picked(variant: Variant, sampling: Sampling, logits: Any, words: int, target: Any = None,
-           state: Any = None, slots: Any = None) -> Any:  # fmt: skip
+def picked(
+    variant: Variant,
+    sampling: Sampling,
+    logits: Any,
+    words: int,
+    target: Any = None,
+    state: Any = None,
+    slots: Any = None,
+) -> Any:
     """What a step gives for logits."""
     logits = possible(logits, words)
     if variant == Variant():
@@ -89,8 +103,11 @@ def test_rows_have_a_token_or_none(variant: Variant, vocabulary: int, words: int
 
 
 @pytest.mark.usefixtures("assembled")
-@pytest.mark.parametrize("variant, vocabulary", [
-    (Variant(), 280), (Variant(), 1 << 14), (Variant(draws=True), 280)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "variant, vocabulary",
+    [(Variant(), 280), (Variant(), 1 << 14), (Variant(draws=True), 280)],
+    ids=str,
+)
 def test_ptx_finds_the_same_rows(variant: Variant, vocabulary: int) -> None:
     """2**14 tokens are looked at in parts."""
     rows, good = rows_of(vocabulary)
@@ -107,8 +124,10 @@ def test_ptx_finds_the_same_rows(variant: Variant, vocabulary: int) -> None:
 
     made = tg.jit(run).lower(tg.tensor(rows), state, slots)
     own = {n: t.numpy().copy() for n, t in state.tensors().items()}
-    values = [own[s.name] if s.kind == "state" else rows if s.index == 0 else slots.numpy()
-              for s in made.sources]  # fmt: skip
+    values = [
+        own[s.name] if s.kind == "state" else rows if s.index == 0 else slots.numpy()
+        for s in made.sources
+    ]
     found = run_graph(made.inputs, made.outputs, values)[made.places[0].number]
     if not variant.draws:
         assert found[good].tolist() == rows[good, :words].argmax(-1).tolist()
@@ -137,9 +156,16 @@ def engine_of(token: int | None) -> Engine:
     return Engine(model, requests=3, context=64, page=16, pages=6, chunk=16)
 
 
-@pytest.mark.parametrize("sampling, overlaps", [
-    (None, False), (None, True), (Sampling(logprobs=3), False), (KINDS[2], True),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "sampling, overlaps",
+    [
+        (None, False),
+        (None, True),
+        (Sampling(logprobs=3), False),
+        (KINDS[2], True),
+    ],
+    ids=str,
+)
 def test_one_request_ends_and_its_neighbours_go_on(sampling: Any, overlaps: bool) -> None:
     """Pages that held NaN are used anew, by requests that need longer ones."""
     engine, alone = engine_of(POISON), engine_of(None)

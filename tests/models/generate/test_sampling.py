@@ -143,15 +143,20 @@ def kept(p: np.ndarray, samplings: list[Sampling]) -> np.ndarray:
 
 
 LIMITS = some.builds(
-    Sampling, temperature=some.just(1.0), top_k=some.sampled_from([0, -1, 1, 2, 3, 7, 30, 500]),
+    Sampling,
+    temperature=some.just(1.0),
+    top_k=some.sampled_from([0, -1, 1, 2, 3, 7, 30, 500]),
     top_p=some.sampled_from([1.0, 0.999, 0.95, 0.7, 0.31, 0.003]),
     min_p=some.sampled_from([0.0, 0.0, 0.021, 0.3, 1.0]),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(some.lists(LIMITS, min_size=6, max_size=6), some.integers(0, 2**32 - 1),
-       some.sampled_from(["ties", "plain", "few", "wide", "flat"]))  # fmt: skip
+@given(
+    some.lists(LIMITS, min_size=6, max_size=6),
+    some.integers(0, 2**32 - 1),
+    some.sampled_from(["ties", "plain", "few", "wide", "flat"]),
+)
 def test_sets_are_those_of_the_reference(samplings, seed, kind) -> None:
     rng = np.random.default_rng(seed)
     rows = 6
@@ -168,8 +173,12 @@ def test_sets_are_those_of_the_reference(samplings, seed, kind) -> None:
     p = np.exp(x - x.max(-1, keepdims=True)).astype(np.float32)
     found = kept(p, samplings)
     for row, s in enumerate(samplings):
-        expected, near = exact_cut(p[row].astype(np.float64), s.top_k, float(np.float32(s.top_p)),
-                                   float(np.float32(s.min_p)))  # fmt: skip
+        expected, near = exact_cut(
+            p[row].astype(np.float64),
+            s.top_k,
+            float(np.float32(s.top_p)),
+            float(np.float32(s.min_p)),
+        )
         if near > 1e-5:
             assert np.flatnonzero(found[row]).tolist() == np.flatnonzero(expected).tolist()
 
@@ -180,10 +189,13 @@ def test_sets_of_large_vocabularies(vocabulary) -> None:
     x = rng.normal(size=(5, vocabulary)) * np.array([1.0, 2, 4, 0.01, 3])[:, None]
     x[4] = np.round(x[4] * 8) / 8  # as bfloat16 logits: many equals
     p = np.exp(x - x.max(-1, keepdims=True)).astype(np.float32)
-    samplings = [Sampling(temperature=1, top_p=0.9), Sampling(temperature=1, top_k=50),
-                 Sampling(temperature=1, top_k=400, top_p=0.95),
-                 Sampling(temperature=1, top_p=0.99),
-                 Sampling(temperature=1, top_k=1111, top_p=0.8, min_p=0.001)]  # fmt: skip
+    samplings = [
+        Sampling(temperature=1, top_p=0.9),
+        Sampling(temperature=1, top_k=50),
+        Sampling(temperature=1, top_k=400, top_p=0.95),
+        Sampling(temperature=1, top_p=0.99),
+        Sampling(temperature=1, top_k=1111, top_p=0.8, min_p=0.001),
+    ]
     found = kept(p, samplings)
     for row, s in enumerate(samplings):
         expected, near = exact_cut(p[row].astype(np.float64), s.top_k, s.top_p, s.min_p)
@@ -212,11 +224,14 @@ LOGITS = {
     "flat": np.zeros(1000),
 }
 SETTINGS = {
-    "temperature": {"temperature": 1.0}, "cold": {"temperature": 0.3},
-    "hot": {"temperature": 2.0, "top_k": 60}, "top_k": {"temperature": 0.8, "top_k": 5},
-    "top_p": {"temperature": 1.0, "top_p": 0.83}, "min_p": {"temperature": 1.0, "min_p": 0.21},
+    "temperature": {"temperature": 1.0},
+    "cold": {"temperature": 0.3},
+    "hot": {"temperature": 2.0, "top_k": 60},
+    "top_k": {"temperature": 0.8, "top_k": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.83},
+    "min_p": {"temperature": 1.0, "min_p": 0.21},
     "all": {"temperature": 0.9, "top_k": 40, "top_p": 0.77, "min_p": 0.013},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOGITS)
@@ -229,8 +244,9 @@ def test_draws_have_the_distribution(name, setting) -> None:
 
 def test_rare_tokens_of_a_large_vocabulary() -> None:
     """Uniform over 2**17 tokens: no place is preferred, and few draws meet."""
-    found = np.concatenate([drawn(np.zeros(1 << 17), Sampling(temperature=1, seed=s), 40)
-                            for s in range(5)])  # fmt: skip
+    found = np.concatenate(
+        [drawn(np.zeros(1 << 17), Sampling(temperature=1, seed=s), 40) for s in range(5)]
+    )
     assert len(set(found.tolist())) >= 198
     chi_square_fits(found >> 14, np.full(8, 1 / 8))
 
@@ -242,8 +258,15 @@ def test_penalties_and_bias() -> None:
     bias = {7: 1.5, 20: 2.0, 40: -math.inf, 59: -1.0}
     given = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.6}
     sampling = Sampling(temperature=0.9, top_p=0.97, seed=2, logit_bias=bias, **given)
-    x = processed(logits, bias=bias, repetition=1.3, presence=0.4, frequency=-0.6, prompt=prompt,
-                  output=output)  # fmt: skip
+    x = processed(
+        logits,
+        bias=bias,
+        repetition=1.3,
+        presence=0.4,
+        frequency=-0.6,
+        prompt=prompt,
+        output=output,
+    )
     found = drawn(logits, sampling, 4000, prompt, output)
     chi_square_fits(found, distribution(x, temperature=0.9, top_p=0.97))
     cold = Sampling(logit_bias=bias, **given)
@@ -363,32 +386,66 @@ def test_logprobs_of_tiny_vocabularies() -> None:
 # ---- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field, value", [
-    ("temperature", -0.1), ("temperature", 2.1), ("temperature", math.nan), ("temperature", "1"),
-    ("top_k", -2), ("top_k", 1.5), ("top_k", True), ("top_p", 0.0), ("top_p", 1.01),
-    ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", math.inf),
-    ("presence_penalty", 2.5), ("frequency_penalty", -2.5), ("seed", 1 << 63), ("seed", 0.5),
-    ("logprobs", 21), ("logprobs", -1), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}),
-    ("logit_bias", {1: math.inf}), ("logit_bias", [1, 2]), ("logit_bias", {"1": 1.0}),
-    ("logit_bias", dict.fromkeys(range(513), 1.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", math.nan),
+        ("temperature", "1"),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("seed", 1 << 63),
+        ("seed", 0.5),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", dict.fromkeys(range(513), 1.0)),
+    ],
+)
 def test_what_is_out_of_range_is_named(field, value) -> None:
     with pytest.raises(UserError, match=field):
         Sampling(**{field: value})
 
 
 def test_limits_at_the_ends_of_their_ranges() -> None:
-    Sampling(temperature=2, top_k=-1, top_p=1, min_p=1, repetition_penalty=1e-3, seed=-(1 << 63),
-             presence_penalty=-2, frequency_penalty=2, logit_bias={0: -math.inf},
-             logprobs=20)  # fmt: skip
+    Sampling(
+        temperature=2,
+        top_k=-1,
+        top_p=1,
+        min_p=1,
+        repetition_penalty=1e-3,
+        seed=-(1 << 63),
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={0: -math.inf},
+        logprobs=20,
+    )
 
 
 def test_state_refuses_what_does_not_fit() -> None:
     state = SamplingState(2, 10)
-    for wrong in (lambda: state.set_row(2, Sampling()), lambda: state.clear_row(-1),
-                  lambda: state.set_row(0, Sampling(logit_bias={10: 1.0})),
-                  lambda: state.set_row(0, Sampling(presence_penalty=1.0), [10]),
-                  lambda: SamplingState(0, 10), lambda: SamplingState(1, 1 << 25)):  # fmt: skip
+    for wrong in (
+        lambda: state.set_row(2, Sampling()),
+        lambda: state.clear_row(-1),
+        lambda: state.set_row(0, Sampling(logit_bias={10: 1.0})),
+        lambda: state.set_row(0, Sampling(presence_penalty=1.0), [10]),
+        lambda: SamplingState(0, 10),
+        lambda: SamplingState(1, 1 << 25),
+    ):
         with pytest.raises(UserError):
             wrong()
     with pytest.raises(ShapeError, match="logits"):
@@ -444,14 +501,19 @@ def test_ptx_draws_what_the_cpu_draws() -> None:
     logits[0] = np.round(logits[0])  # equals at both cuts
     own = {n: t.numpy().copy() for n, t in state.tensors().items()}
     slots = np.arange(rows, dtype=np.int32)
-    values = [own[s.name] if s.kind == "state" else logits if s.index == 0 else slots
-              for s in made.sources]  # fmt: skip
+    values = [
+        own[s.name] if s.kind == "state" else logits if s.index == 0 else slots
+        for s in made.sources
+    ]
     found = run_graph(made.inputs, made.outputs, values)
     expected = step(logits, state, slots, slots, variant)
     for place, want in zip(made.places, expected):
         got = found[place.number]
-        assert np.allclose(got, want, atol=2e-5) if want.dtype == np.float32 else \
-            got.tolist() == want.tolist()  # fmt: skip
+        assert (
+            np.allclose(got, want, atol=2e-5)
+            if want.dtype == np.float32
+            else got.tolist() == want.tolist()
+        )
 
 
 @pytest.mark.usefixtures("assembled")

@@ -28,9 +28,12 @@ from tilegrad.models.tokens.detokenize import Detokenizer
 POISON = 7  # a byte whose embedding is NaN
 LIMIT = 90.0  # seconds after which a thread hangs
 KINDS: list[dict[str, Any]] = [
-    {}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_k": 9, "seed": 1},
-    {"stop": ["\u2603", "e"]}, {"logit_bias": {65: 4.0}},
-]  # fmt: skip
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 0.8, "top_k": 9, "seed": 1},
+    {"stop": ["\u2603", "e"]},
+    {"logit_bias": {65: 4.0}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +112,7 @@ def test_a_bad_prompt_among_several(llm: LLM) -> None:
     assert (first, *(p.token for p in stream)) == llm.generate("abc", max_tokens=12).tokens
 
 
-def test_a_request_that_cannot_begin_fails_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_begin_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = llm.generate("abc", max_tokens=6).tokens
 
     def fails(self: Any, *given: Any) -> None:
@@ -205,8 +206,7 @@ def failing(llm: LLM, chance: random.Random, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine.steps, "launch", maybe(0.02, launch))
     patch.setattr(engine.steps, "ragged", maybe(0.02, ragged))
     patch.setattr(Detokenizer, "add", lambda self, token: maybe(0.005, add)(self, token))
-    patch.setattr(SamplingState, "set_row",
-                  lambda self, *given: maybe(0.05, set_row)(self, *given))  # fmt: skip
+    patch.setattr(SamplingState, "set_row", lambda self, *given: maybe(0.05, set_row)(self, *given))
 
 
 def asks(llm: LLM, chance: random.Random, alone: dict[Any, Any], ended: list[str]) -> None:
@@ -262,8 +262,12 @@ def test_threads_with_failures(llm: LLM, seed: int, overlaps: bool) -> None:
     try:
         with pytest.MonkeyPatch.context() as patch:
             failing(llm, chance, patch)
-            in_threads(*(lambda n=n: asks(llm, random.Random(100 * seed + n), alone, ended)
-                         for n in range(6)))  # type: ignore[misc]  # fmt: skip
+            in_threads(
+                *(
+                    lambda n=n: asks(llm, random.Random(100 * seed + n), alone, ended)
+                    for n in range(6)
+                )
+            )  # type: ignore[misc]
     finally:
         llm.engine.overlaps = False
     assert len(ended) == 72 and {"injected", "bad", "left", "length"} <= set(ended)

@@ -15,16 +15,25 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SHAPES = {
-    "attn_q": (WIDTH, WIDTH), "attn_k": (HEAD, WIDTH), "attn_v": (HEAD, WIDTH),
-    "attn_output": (WIDTH, WIDTH), "ffn_gate": (HIDDEN, WIDTH), "ffn_up": (HIDDEN, WIDTH),
+    "attn_q": (WIDTH, WIDTH),
+    "attn_k": (HEAD, WIDTH),
+    "attn_v": (HEAD, WIDTH),
+    "attn_output": (WIDTH, WIDTH),
+    "ffn_gate": (HIDDEN, WIDTH),
+    "ffn_up": (HIDDEN, WIDTH),
     "ffn_down": (WIDTH, HIDDEN),
-}  # fmt: skip
+}
 FOLDER_NAMES = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
+}
 
 
 def letters() -> list[str]:
@@ -55,16 +64,22 @@ def weights(seed: int = 5) -> dict[str, Any]:
 def write_file(path: Path, context: int = 128, template: str | None = TEMPLATE) -> Path:
     """The model as a GGUF file; bytes are tokens."""
     metadata: dict[str, Any] = {
-        "general.architecture": "llama", "llama.embedding_length": WIDTH,
-        "llama.block_count": LAYERS, "llama.attention.head_count": WIDTH // HEAD,
-        "llama.attention.head_count_kv": 1, "llama.feed_forward_length": HIDDEN,
-        "llama.context_length": context, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0, "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.merges": [],
+        "general.architecture": "llama",
+        "llama.embedding_length": WIDTH,
+        "llama.block_count": LAYERS,
+        "llama.attention.head_count": WIDTH // HEAD,
+        "llama.attention.head_count_kv": 1,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.context_length": context,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.merges": [],
         "tokenizer.ggml.tokens": [*letters(), "<|im_start|>", "<|im_end|>"],
         "tokenizer.ggml.token_type": [1] * BYTES + [3, 3],
         "tokenizer.ggml.eos_token_id": END,
-    }  # fmt: skip
+    }
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     write_gguf(path, metadata, weights(), kinds={"tokenizer.ggml.merges": ("array", "string")})
@@ -76,35 +91,65 @@ def write_folder(folder: Path, generation: dict[str, Any], dtype: Any = np.float
     from safetensors.numpy import save_file
 
     folder.mkdir()
-    named = {"model.embed_tokens.weight": "token_embd.weight",
-             "model.norm.weight": "output_norm.weight"}  # fmt: skip
+    named = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     for i in range(LAYERS):
-        named |= {f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight"
-                  for ours, theirs in FOLDER_NAMES.items()}  # fmt: skip
+        named |= {
+            f"model.layers.{i}.{theirs}.weight": f"blk.{i}.{ours}.weight"
+            for ours, theirs in FOLDER_NAMES.items()
+        }
     found = weights()
     save_file({n: found[g].astype(dtype) for n, g in named.items()}, folder / "model.safetensors")
     config = {
-        "model_type": "llama", "vocab_size": BYTES + 2, "hidden_size": WIDTH,
-        "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "num_attention_heads": WIDTH // HEAD, "num_key_value_heads": 1,
-        "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "hidden_act": "silu", "tie_word_embeddings": True,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": BYTES + 2,
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": WIDTH // HEAD,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
     signs = {sign: i for i, sign in enumerate(letters())}
-    extra = [{"id": BYTES + i, "content": text, "special": True, "single_word": False,
-              "lstrip": False, "rstrip": False, "normalized": False}
-             for i, text in enumerate(("<|im_start|>", "<|im_end|>"))]  # fmt: skip
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-             "use_regex": True}  # fmt: skip
+    extra = [
+        {
+            "id": BYTES + i,
+            "content": text,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for i, text in enumerate(("<|im_start|>", "<|im_end|>"))
+    ]
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     tokenizer = {
-        "version": "1.0", "added_tokens": extra, "normalizer": None, "pre_tokenizer": level,
-        "post_processor": None, "decoder": level,
+        "version": "1.0",
+        "added_tokens": extra,
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
         "model": {"type": "BPE", "vocab": signs, "merges": []},
-    }  # fmt: skip
-    tables = {"config.json": config, "generation_config.json": generation,
-              "tokenizer.json": tokenizer,
-              "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-              }  # fmt: skip
+    }
+    tables = {
+        "config.json": config,
+        "generation_config.json": generation,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": TEMPLATE},
+    }
     for name, table in tables.items():
         (folder / name).write_text(json.dumps(table))
     return folder

@@ -26,8 +26,15 @@ from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
 from .backward_walk import Walk
 from .shape import AttentionShape, backward_parameters
 
-__all__ = ["Backward", "BackwardPlan", "Launch", "attention_backward", "candidates", "choose",
-           "why_not"]  # fmt: skip
+__all__ = [
+    "Backward",
+    "BackwardPlan",
+    "Launch",
+    "attention_backward",
+    "candidates",
+    "choose",
+    "why_not",
+]
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,12 @@ class Backward:
 
 
 def attention_backward(
-    x: AttentionShape, plan: BackwardPlan, more: Sequence[Memory] = (), wanted: Sequence[str] = (),
+    x: AttentionShape,
+    plan: BackwardPlan,
+    more: Sequence[Memory] = (),
+    wanted: Sequence[str] = (),
     name: str = "attention_backward",
-) -> Backward:  # fmt: skip
+) -> Backward:
     """All launches; arguments are named as `backward_parameters` names them."""
     why = why_not(x, plan, wanted)
     if why:
@@ -61,9 +71,13 @@ def attention_backward(
         names = (*inputs, "dk", "dv", "sums")
         body = Walk(x, plan, ("dk", "dv"), [(n, given[n]) for n in names], f"{name}_keys").build()
         return Backward(
-            (Launch(clear(x, plan, f"{name}_clear"), ("sums",)), Launch(body, names),
-             Launch(rounded(x, plan, given["dq"], f"{name}_round"), ("sums", "dq"))),
-            (("sums", given["sums"]),))  # fmt: skip
+            (
+                Launch(clear(x, plan, f"{name}_clear"), ("sums",)),
+                Launch(body, names),
+                Launch(rounded(x, plan, given["dq"], f"{name}_round"), ("sums", "dq")),
+            ),
+            (("sums", given["sums"]),),
+        )
     launches = []
     for side, gives in sides(plan):
         names = (*inputs, *gives)
@@ -106,8 +120,12 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
     shape = sums_shape(x, plan)
     b = BodyBuilder(name, [("sums", Memory(shape, float32)), ("dq", dq)])
     line, block, half = (b.program(axis, size) for axis, size in enumerate(shape[:3]))
-    sums = b.load(b.parameters[0], (line, block, half, *[0] * 6), shape[3:],  # type: ignore[arg-type]
-                  tuple(range(3, 9)))  # fmt: skip
+    sums = b.load(
+        b.parameters[0],
+        (line, block, half, *[0] * 6),
+        shape[3:],  # type: ignore[arg-type]
+        tuple(range(3, 9)),
+    )
     columns = 8 * int(shape[3])  # type: ignore[arg-type]
     lines = b.add(ops.transpose(sums, order=(1, 4, 2, 0, 3, 5)))
     value = parts.scaled(b, b.add(ops.reshape(lines, shape=(64, columns))), x.scale)
@@ -124,6 +142,11 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
     if x.width != columns_of(x, plan)[0]:
         across = b.apply("add", b.add(ops.iota(size=columns, dtype=int64)), b.index(column))
         mask = b.logical_and(mask, b.apply("less", across, b.index(x.width)))
-    b.store(b.parameters[1], b.cast(value, x.dtype), tuple(of[a] for a in order),
-            (order.index("t"), 3), mask)  # fmt: skip
+    b.store(
+        b.parameters[1],
+        b.cast(value, x.dtype),
+        tuple(of[a] for a in order),
+        (order.index("t"), 3),
+        mask,
+    )
     return b.finish(shape[:3])

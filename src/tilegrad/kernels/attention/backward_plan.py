@@ -19,8 +19,17 @@ ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 SHARED_BYTES = 226 << 10
 NEAR_BYTES = 24 << 20  # that caches keep while programs walk
-EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts", "key",
-          "offset")  # fmt: skip
+EXTRAS = (
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "key_lengths",
+    "query_starts",
+    "key_starts",
+    "key",
+    "offset",
+)
 
 COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
@@ -68,36 +77,42 @@ def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
     return max(width, value_width) if plan.apart else width + value_width
 
 
-def why_not(
-    x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequence[str] = ()
-) -> str:
+def why_not(x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequence[str] = ()) -> str:
     """Why no Body can be right for a shape (with a Plan); '' where one can."""
     other = sorted(set(x.extras) - set(EXTRAS))
     wrong = [
         (x.dtype not in (bfloat16, float16), "q, k and v are bfloat16 or float16"),
-        (any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-         "head sizes are multiples of 8 up to 256"),
+        (
+            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
+            "head sizes are multiples of 8 up to 256",
+        ),
         (x.heads % x.key_heads != 0, "query heads come in whole groups"),
         (bool(other), f"not with {', '.join(other)} yet"),
         (bool(wanted), f"no gradient of {', '.join(wanted)} here"),
         (any(order[-1] != "d" for order in x.orders), "heads' elements lie next to each other"),
-    ]  # fmt: skip
+    ]
     if plan is not None:
         sides = ("keys",) if plan.fast else ("keys", "queries")
         whole = 128 if max(columns_of(x, plan)[:1]) <= 64 else 64
         wrong += [
-            (any(b % 16 or not 16 <= b <= 256 for b in (plan.queries, plan.keys)),
-             "blocks are multiples of 16 up to 256"),
+            (
+                any(b % 16 or not 16 <= b <= 256 for b in (plan.queries, plan.keys)),
+                "blocks are multiples of 16 up to 256",
+            ),
             (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
             (plan.fast and plan.turns, "consumers meet for dq"),
-            (plan.fast and (plan.apart or "query_starts" in x.extras),
-             "no sums of sequences in a row, or of wide heads"),
+            (
+                plan.fast and (plan.apart or "query_starts" in x.extras),
+                "no sums of sequences in a row, or of wide heads",
+            ),
             (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
             (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
             (plan.section < 1, "programs of one head or more are mixed"),
-            (any(shared_bytes(x, plan, side) > SHARED_BYTES for side in sides),
-             "the ring does not fit shared memory"),
-        ]  # fmt: skip
+            (
+                any(shared_bytes(x, plan, side) > SHARED_BYTES for side in sides),
+                "the ring does not fit shared memory",
+            ),
+        ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
@@ -112,20 +127,29 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
     elif costly:
         found = [BackwardPlan(64 if narrow else 48, 3, 96, 2), BackwardPlan(32, 4, 64, 2)]
     elif narrow:
-        found = [BackwardPlan(128, 2, 128, 2, late=True), BackwardPlan(96, 3, 144, 2),
-                 BackwardPlan(96, 3, 128, 3, late=True), BackwardPlan(64, 4, 160, 2),
-                 BackwardPlan(128, 2, 128, 2, late=True, turns=True)]  # fmt: skip
+        found = [
+            BackwardPlan(128, 2, 128, 2, late=True),
+            BackwardPlan(96, 3, 144, 2),
+            BackwardPlan(96, 3, 128, 3, late=True),
+            BackwardPlan(64, 4, 160, 2),
+            BackwardPlan(128, 2, 128, 2, late=True, turns=True),
+        ]
     else:
-        found = [BackwardPlan(64, 3, 128, 2), BackwardPlan(80, 2, 112, 2, late=True),
-                 BackwardPlan(64, 4, 96, 2), BackwardPlan(64, 2, 144, 2),
-                 BackwardPlan(64, 3, 128, 2, turns=True),
-                 BackwardPlan(80, 2, 112, 2, late=True, turns=True)]  # fmt: skip
+        found = [
+            BackwardPlan(64, 3, 128, 2),
+            BackwardPlan(80, 2, 112, 2, late=True),
+            BackwardPlan(64, 4, 96, 2),
+            BackwardPlan(64, 2, 144, 2),
+            BackwardPlan(64, 3, 128, 2, turns=True),
+            BackwardPlan(80, 2, 112, 2, late=True, turns=True),
+        ]
     if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
         block = 128 if padded(x.width) <= 64 else 64
         first = replace(found[0], queries=block, fast=True)
         ways = (True,) if block == 128 else (False, True)
-        found = [replace(first, query_stages=stages, late=late)
-                 for stages in (2, 3) for late in ways]  # fmt: skip
+        found = [
+            replace(first, query_stages=stages, late=late) for stages in (2, 3) for late in ways
+        ]
     found = [replace(p, section=section(x)) for p in found]
     return [p for p in found if not why_not(x, p)]
 

@@ -29,7 +29,7 @@ from ...ir.symbol import (
     minimum,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...tile import ops, placed
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
@@ -44,9 +44,13 @@ class Walk:
     """Builds one Body."""
 
     def __init__(
-        self, x: AttentionShape, plan: BackwardPlan, gives: Sequence[str], parameters: Parameters,
+        self,
+        x: AttentionShape,
+        plan: BackwardPlan,
+        gives: Sequence[str],
+        parameters: Parameters,
         name: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.x, self.plan, self.gives = x, plan, gives
         self.of_keys = "dq" not in gives
         self.b = PlacedBuilder(name, parameters)
@@ -115,10 +119,10 @@ class Walk:
         """What is kept, the ring, what is known of each query; ds on its way to dq."""
         b = self.b
         count = 2 if self.with_changes else 1
-        self.kept = [self.place((2, n, OWN, w))
-                     for n, w in zip(self.pieces[:count], self.wide)]  # fmt: skip
-        self.ring = [self.place((self.stages, n, self.columns, w))
-                     for n, w in zip(self.pieces, self.wide)]  # fmt: skip
+        self.kept = [self.place((2, n, OWN, w)) for n, w in zip(self.pieces[:count], self.wide)]
+        self.ring = [
+            self.place((self.stages, n, self.columns, w)) for n, w in zip(self.pieces, self.wide)
+        ]
         self.ready = b.barrier("ready", 1)
         self.full = [b.barrier(f"full{i}", 1, self.stages) for i in range(2)]
         self.empty = b.barrier("empty", 2, self.stages)
@@ -171,16 +175,22 @@ class Walk:
             first = floor_divide(start_of(names[0], middle), ROWS)
             here = b.less_equal(combine(first, middle, 1), place)
             below = b.index(combine(middle, 1, -1))
-            return [b.apply("where", here, b.index(middle), carried[0]),
-                    b.apply("where", here, carried[1], below)]  # fmt: skip
+            return [
+                b.apply("where", here, b.index(middle), carried[0]),
+                b.apply("where", here, carried[1], below),
+            ]
 
         ends = [b.constant(0, int64), b.constant(self.sequences - 1, int64)]
         found = b.loop("half", 0, (self.sequences - 1).bit_length(), 1, halve, ends)
         sequence = b.atom("sequence", found[0], 0, self.sequences - 1)
         starts = {name: start_of(name, sequence) for name in names}
-        counts = {name: self.held("count", maximum(combine(
-            start_of(name, combine(sequence, 1, 1)), starts[name], -1), 0))
-            for name in names}  # fmt: skip
+        counts = {
+            name: self.held(
+                "count",
+                maximum(combine(start_of(name, combine(sequence, 1, 1)), starts[name], -1), 0),
+            )
+            for name in names
+        }
         self.query_start, self.key_start = starts["query_starts"], starts["key_starts"]
         self.queries, self.limit = counts["query_starts"], counts["key_starts"]
         block = combine(place, combine(floor_divide(starts[names[0]], ROWS), sequence, 1), -1)
@@ -315,8 +325,9 @@ class Walk:
         if not isinstance(self.queries, int) or self.queries % max(count, self.step):
             left = b.cast(b.index(combine(self.queries, token, -1)), int32)
             inside = b.apply("less", parts.line(b, count), left)
-        lse, delta = (b.load(self.memory[n], index, (count,), (2,), inside)
-                      for n in ("lse", "delta"))  # fmt: skip
+        lse, delta = (
+            b.load(self.memory[n], index, (count,), (2,), inside) for n in ("lse", "delta")
+        )
         nothing = parts.number(b, -math.inf)
         some = b.logical_and(inside, b.apply("less", nothing, lse))
         assert some is not None
@@ -334,8 +345,9 @@ class Consumer:
         self.sums: list[Node] = []
         if walk.with_changes:
             self.back = b.register_tile((OWN, columns), float32)  # dout v^T
-            self.sums = [b.register_tile((OWN, walk.wide[0]), float32, 0.0)
-                         for _ in range(walk.pieces[0])]  # fmt: skip
+            self.sums = [
+                b.register_tile((OWN, walk.wide[0]), float32, 0.0) for _ in range(walk.pieces[0])
+            ]
             self.changes = b.register_tile((OWN, columns), self.x.dtype)
         self.with_values = "dv" in walk.gives
         if self.with_values:
@@ -429,8 +441,14 @@ class Consumer:
         if w.fast:
             half, piece = (0, self.own) if w.pieces[0] > 1 else (self.own, 0)
             for keys in range(2):
-                b.matrix_async(self.turned, w.passed, w.kept[0], keys > 0,
-                               (turn, keys, half, keys, piece), transpose_a=True)  # fmt: skip
+                b.matrix_async(
+                    self.turned,
+                    w.passed,
+                    w.kept[0],
+                    keys > 0,
+                    (turn, keys, half, keys, piece),
+                    transpose_a=True,
+                )
             b.do(placed.matrix_commit)
         if late:
             self.add_values(stage)
@@ -519,8 +537,12 @@ class Consumer:
         memory = w.memory[name]
         sizes = memory.type.shape  # type: ignore[union-attr]
         query, key = (token, self.row) if w.of_keys else (self.row, token)
-        at = (w.batch, w.query_head(member), combine(query, w.query_start, 1),
-              combine(key, w.key_start, 1))  # fmt: skip
+        at = (
+            w.batch,
+            w.query_head(member),
+            combine(query, w.query_start, 1),
+            combine(key, w.key_start, 1),
+        )
         index = [0 if size == 1 else place for size, place in zip(sizes, at)]
         order = (3, 2) if w.of_keys else (2, 3)
         axes = tuple(a for a in order if sizes[a] != 1)

@@ -46,8 +46,9 @@ class Consumer:
         if self.columns < kernel.keys:
             self.first_scores = b.register_tile((64, self.columns), float32)
         self.piece = kernel.keys // kernel.pieces
-        self.weights = [b.register_tile((64, self.piece), self.x.dtype)
-                        for _ in range(kernel.pieces)]  # fmt: skip
+        self.weights = [
+            b.register_tile((64, self.piece), self.x.dtype) for _ in range(kernel.pieces)
+        ]
         late = self.plan.late
         self.total = b.register_tile((64, kernel.value_width), float32, 0.0 if late else None)
         self.shrink = b.register_tile((64, 1), float32) if late else None
@@ -216,8 +217,7 @@ class Consumer:
     def multiply_keys(self, query_stage: Size, turn: Size, step: Size, scores: Node) -> None:
         """Scores of a block."""
         at = (query_stage, self.own, self.k.stage(turn, step)[0], 0)
-        self.b.matrix_async(scores, self.k.queries, self.k.rings[0], False, at,
-                            transpose_b=True)  # fmt: skip
+        self.b.matrix_async(scores, self.k.queries, self.k.rings[0], False, at, transpose_b=True)
         self.b.do(placed.matrix_commit)
 
     def multiply_values(self, turn: Size, step: Size, columns: int, first: Size = 0) -> None:
@@ -322,8 +322,9 @@ class Consumer:
         if "slopes" in x.extras:
             slope = b.load(self.k.memory["slopes"], (work.head,))
             apart = combine(key, combine(work.first, 64 * self.own, 1), -1)
-            far = b.apply("subtract", parts.line(b, s.shape[1], apart),
-                          parts.column(b, parts.line(b, 64)))  # fmt: skip
+            far = b.apply(
+                "subtract", parts.line(b, s.shape[1], apart), parts.column(b, parts.line(b, 64))
+            )
             s = b.apply("multiply_add", b.cast(far, float32), slope, s)
         return s
 
@@ -333,8 +334,9 @@ class Consumer:
         memory = k.memory[name]
         sizes = memory.type.shape  # type: ignore[union-attr]
         row = combine(work.first, 64 * self.own, 1)
-        index = [0 if size == 1 else at for size, at in zip(sizes, (work.batch, work.head, row,
-                                                                    key))]  # fmt: skip
+        index = [
+            0 if size == 1 else at for size, at in zip(sizes, (work.batch, work.head, row, key))
+        ]
         axes = tuple(a for a in (2, 3) if sizes[a] != 1)
         shape = tuple((64, k.keys)[a - 2] for a in axes)
         inside: Node | None = None
@@ -375,8 +377,11 @@ class Consumer:
         result = b.cast(b.apply("multiply", b.read(self.total), over), x.dtype)
         if k.packed:  # what lies after the last row is another sequence's
             past = combine(combine(work.first, 64 * (self.own + 1), 1), work.queries, -1)
-            b.branch(b.less(0, past), lambda: self.write_rows(work, result) or (),
-                     lambda: self.write_out(work, stage, result) or ())  # fmt: skip
+            b.branch(
+                b.less(0, past),
+                lambda: self.write_rows(work, result) or (),
+                lambda: self.write_out(work, stage, result) or (),
+            )
         else:
             self.write_out(work, stage, result)
         natural = parts.scaled(b, b.apply("add", top, b.apply("log2", whole)), parts.LN2)
@@ -416,8 +421,10 @@ class Consumer:
         for first in range(0, k.value_width, wide * pieces):
             if plan.staged:
                 b.do(placed.wait_copies, pending=0)
-            at = [((self.own, i) if plan.staged else (stage, self.own), first + i * wide)
-                  for i in range(pieces)]  # fmt: skip
+            at = [
+                ((self.own, i) if plan.staged else (stage, self.own), first + i * wide)
+                for i in range(pieces)
+            ]
             for where, start in at:
                 piece = result
                 if wide != k.value_width:

@@ -11,6 +11,7 @@ through a staged tile while the next begins.
 Costs of a tile of m queries over n keys: reads (m + 2 n) width elements, 4 m n width operations on
 the matrix units and m n exponentials. Invariant: the order of a sum over keys depends on the
 Plan and on which keys a tile sees alone.
+`why_not` is long: a list of conditions, one after the other.
 """
 
 from __future__ import annotations
@@ -34,8 +35,17 @@ from .walk import Walk, Work
 
 SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
 REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
-TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts",
-         "key", "offset")  # extras
+TAKEN = (
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "key_lengths",
+    "query_starts",
+    "key_starts",
+    "key",
+    "offset",
+)  # extras
 RANDOM = {"key", "offset"}
 STARTS = {"query_starts", "key_starts"}
 
@@ -78,20 +88,28 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
     wrong = [
         (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
-        (any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-         "widths are multiples of 8 up to 256"),
+        (
+            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
+            "widths are multiples of 8 up to 256",
+        ),
         (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
         (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
         (low(x.keys) < 1, "there may be no keys"),
-        (not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
-         "dropout has a rate below 1, a key and an offset"),
+        (
+            not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
+            "dropout has a rate below 1, a key and an offset",
+        ),
         (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
         (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
-        (len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
-         "sequences one after another have a batch of 1 and starts of queries and of keys"),
-        (bool(STARTS & set(x.extras)) and bool({"bias", "mask", "key_lengths"} & set(x.extras)),
-         "sequences one after another, with a bias, mask or lengths"),
-    ]  # fmt: skip
+        (
+            len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
+            "sequences one after another have a batch of 1 and starts of queries and of keys",
+        ),
+        (
+            bool(STARTS & set(x.extras)) and bool({"bias", "mask", "key_lengths"} & set(x.extras)),
+            "sequences one after another, with a bias, mask or lengths",
+        ),
+    ]
     if plan is not None:
         rows, keys = plan.tile
         value_width = padded(x.value_width)
@@ -99,18 +117,26 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
             (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
             (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
             (plan.stages < 2, "a ring has two stages or more"),
-            (plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
-             "staged pieces divide the columns"),
-            (not plan.staged and value_width != padded(x.width),
-             "results are wider or narrower than the place of queries"),
-            ((plan.narrow or plan.late) and not plan.overlap,
-             "a narrow block, or sums that shrink late, need overlap"),
-            (plan.chained and (plan.query_stages < 2 or not plan.overlap),
-             "a chain needs overlap and queries of two tiles"),
+            (
+                plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
+                "staged pieces divide the columns",
+            ),
+            (
+                not plan.staged and value_width != padded(x.width),
+                "results are wider or narrower than the place of queries",
+            ),
+            (
+                (plan.narrow or plan.late) and not plan.overlap,
+                "a narrow block, or sums that shrink late, need overlap",
+            ),
+            (
+                plan.chained and (plan.query_stages < 2 or not plan.overlap),
+                "a chain needs overlap and queries of two tiles",
+            ),
             (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),
             (not plan.staged and bool(STARTS & set(x.extras)), "an end within a tile is staged"),
             (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
-        ]  # fmt: skip
+        ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
@@ -150,9 +176,10 @@ class WideAttention(Walk):
         narrow = any(self.columns(own) < self.keys for own in range(self.halves))
         self.pieces = self.keys // 64 if narrow else 1  # in which values lie
         shapes = ((self.keys, self.width), (self.keys // self.pieces, self.value_width))
-        self.rings = [b.allocate((plan.stages, pieces, *shape), x.dtype, "shared",
-                                 layout_of(shape[1], x))
-                      for pieces, shape in zip((1, self.pieces), shapes)]  # fmt: skip
+        self.rings = [
+            b.allocate((plan.stages, pieces, *shape), x.dtype, "shared", layout_of(shape[1], x))
+            for pieces, shape in zip((1, self.pieces), shapes)
+        ]
         if plan.staged:
             shape = (self.halves, plan.together, 64, plan.staged)
             layout = swizzle_of(plan.staged, x.dtype)
@@ -160,8 +187,7 @@ class WideAttention(Walk):
         self.query_full = b.barrier("query_full", 1, plan.query_stages)
         self.query_empty = b.barrier("query_empty", self.halves, plan.query_stages)
         self.full = [b.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
-        self.empty = [b.barrier(f"{of}_empty", self.halves, plan.stages)
-                      for of in ("key", "value")]  # fmt: skip
+        self.empty = [b.barrier(f"{of}_empty", self.halves, plan.stages) for of in ("key", "value")]
         self.program = b.program(0, plan.programs)
         few, registers = self.registers[self.halves]
         b.role("producer", 4, few, self.producer)
@@ -202,8 +228,9 @@ class WideAttention(Walk):
         b.expect(self.query_full, stage, self.rows * self.width * self.x.dtype.size)
         for own in range(self.halves):
             index, axes = self.index(0, work, combine(work.first, 64 * own, 1))
-            b.copy_async(self.queries, (stage, own), self.memory["q"], index, axes,
-                         self.query_full, stage)  # fmt: skip
+            b.copy_async(
+                self.queries, (stage, own), self.memory["q"], index, axes, self.query_full, stage
+            )
 
     def load(self, which: int, work: Work, turn: Size, step: Size) -> None:
         """A block of keys (0) or values (1)."""
@@ -215,8 +242,15 @@ class WideAttention(Walk):
         for piece in range(self.pieces if which else 1):
             at = combine(key, piece * self.keys // self.pieces, 1)
             index, axes = self.index(1 + which, work, at)
-            b.copy_async(self.rings[which], (stage, piece), self.memory["kv"[which]], index, axes,
-                         self.full[which], stage)  # fmt: skip
+            b.copy_async(
+                self.rings[which],
+                (stage, piece),
+                self.memory["kv"[which]],
+                index,
+                axes,
+                self.full[which],
+                stage,
+            )
 
     # ---- consumers --------------------------------------------------------------------------
 

@@ -54,9 +54,12 @@ def quick_tanh(b: BodyBuilder, x: Node, factor: float) -> Node:
 
 
 def within(
-    b: BodyBuilder, shape: tuple[int, int], lowest: Size | None, highest: Size | None,
+    b: BodyBuilder,
+    shape: tuple[int, int],
+    lowest: Size | None,
+    highest: Size | None,
     end: Size | None,
-) -> Node:  # fmt: skip
+) -> Node:
     """Whether keys are seen: columns lie in [row + lowest, row + highest] and below `end`.
 
     Rows and columns count from the Tile's corner; None is no limit. Columns are compared eight at

@@ -38,8 +38,11 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
         return ((192, 128), (128, 192), (128, 128), (192, 96), (64, 128))
     if wide <= 128:
         cut = x.band != (None, None)
-        return ((128, 128), (128, 176), (128, 144), (64, 128)) if cut else (
-            (128, 176), (128, 128), (128, 160), (64, 128))  # fmt: skip
+        return (
+            ((128, 128), (128, 176), (128, 144), (64, 128))
+            if cut
+            else ((128, 176), (128, 128), (128, 160), (64, 128))
+        )
     if wide <= 192:
         return ((128, 112), (128, 96), (128, 80), (128, 64))
     return ((128, 80), (128, 64), (128, 48))
@@ -49,8 +52,13 @@ def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
     """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
     value_width = padded(x.value_width)
     piece = next(p for p in (64, 32, 16) if value_width % p == 0)
-    for query_stages, pieces in ((2, value_width // piece), (2, 1), (1, value_width // piece),
-                                 (1, 1), (1, 0)):  # fmt: skip
+    for query_stages, pieces in (
+        (2, value_width // piece),
+        (2, 1),
+        (1, value_width // piece),
+        (1, 1),
+        (1, 0),
+    ):
         staged = piece if pieces else 0
         found = replace(plan, query_stages=query_stages, staged=staged, together=max(1, pieces))
         if not why_not(x, found):
@@ -101,8 +109,9 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = ROW_CYCLES * rows + step * each
     group = max(1, min(plan.section, count))
-    whole = np.concatenate([np.repeat(work, min(group, count - at))
-                            for at in range(0, count, group)])  # fmt: skip
+    whole = np.concatenate(
+        [np.repeat(work, min(group, count - at)) for at in range(0, count, group)]
+    )
     whole = np.tile(whole, 1 if count == lanes else -(-lanes // count))[: lanes * len(each)]
     programs = plan.programs
     filled = np.zeros(-(-len(whole) // programs) * programs)
@@ -136,8 +145,12 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
     wide = max(padded(x.width), padded(x.value_width)) > 64
     cut, long = x.band[1] is not None, high(x.queries) >= SHORT
     late = plan.tile[0] > 64 and (wide or plan.tile[0] > 128) and not (cut and not (wide and long))
-    tried = [replace(plan, narrow=cut, late=late, chained=cut and late),
-             replace(plan, narrow=cut, late=late), replace(plan, narrow=cut), plan]  # fmt: skip
+    tried = [
+        replace(plan, narrow=cut, late=late, chained=cut and late),
+        replace(plan, narrow=cut, late=late),
+        replace(plan, narrow=cut),
+        plan,
+    ]
     return next(p for p in tried if not why_not(x, p))
 
 
@@ -146,15 +159,24 @@ def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
     found: dict[AttentionPlan, None] = {}
     for made in plans(x, target):
         both = replace(made, chained=True, narrow=True)
-        tried = [ordered(x, made), made, replace(made, chained=True), replace(made, narrow=True),
-                 both,
-                 replace(both, turns=False), replace(made, late=True), replace(both, late=True),
-                 replace(made, late=True, narrow=True),
-                 replace(made, turns=False), replace(made, overlap=False),
-                 replace(made, overlap=False, turns=False),
-                 replace(made, query_stages=1), replace(made, stages=made.stages + 1),
-                 replace(made, section=max(1, made.section // 4)),
-                 replace(made, section=4 * made.section)]  # fmt: skip
+        tried = [
+            ordered(x, made),
+            made,
+            replace(made, chained=True),
+            replace(made, narrow=True),
+            both,
+            replace(both, turns=False),
+            replace(made, late=True),
+            replace(both, late=True),
+            replace(made, late=True, narrow=True),
+            replace(made, turns=False),
+            replace(made, overlap=False),
+            replace(made, overlap=False, turns=False),
+            replace(made, query_stages=1),
+            replace(made, stages=made.stages + 1),
+            replace(made, section=max(1, made.section // 4)),
+            replace(made, section=4 * made.section),
+        ]
         for plan in tried:
             if not why_not(x, plan) and (not plan.narrow or x.band[1] is not None):
                 found[plan] = None

@@ -83,6 +83,7 @@ def backward_parameters(
     made += list(zip(x.extras, more))
     results = [(f"d{name}", Memory(x.sizes(name), x.dtype, use="result")) for name in "qkv"]
     given = dict(zip(x.extras, more))
-    results += [(f"d{name}", Memory(given[name].shape, given[name].dtype, use="result"))
-                for name in wanted]  # fmt: skip
+    results += [
+        (f"d{name}", Memory(given[name].shape, given[name].dtype, use="result")) for name in wanted
+    ]
     return made + results

@@ -25,7 +25,7 @@ from ...ir.symbol import (
     minimum,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import Memory
 from ...tile.placed import PlacedBuilder
 from . import parts
@@ -89,12 +89,15 @@ class Walk:
         x = self.x
         if {"key_lengths", "key_starts"} & set(x.extras):
             return True
-        past = self.low is not None and high(combine(
-            combine(x.queries, self.low, 1), x.keys, -1)) > 0  # fmt: skip
+        past = (
+            self.low is not None and high(combine(combine(x.queries, self.low, 1), x.keys, -1)) > 0
+        )
         if isinstance(x.keys, int) and x.keys % self.keys == 0:
             return past
-        within = self.high is not None and low(combine(x.keys, combine(
-            self.high, x.queries, 1), -1)) >= 0  # fmt: skip
+        within = (
+            self.high is not None
+            and low(combine(x.keys, combine(self.high, x.queries, 1), -1)) >= 0
+        )
         return not within
 
     def count_right(self) -> int:
@@ -135,8 +138,10 @@ class Walk:
             return 0
         if isinstance(self.high, int):
             firsts = range(self.high, self.high + self.rows * self.keys, self.rows)
-            if not any(-(-(first + 64 * ends[0]) // self.keys) < -(-(first + 64 * ends[1])
-                       // self.keys) for first in firsts):  # fmt: skip
+            if not any(
+                -(-(first + 64 * ends[0]) // self.keys) < -(-(first + 64 * ends[1]) // self.keys)
+                for first in firsts
+            ):
                 return 0
         last = minimum(combine(work.first, 64 * ends[0], 1), work.queries)
         stop = maximum(minimum(work.limit, combine(last, self.high, 1)), 0)
@@ -234,8 +239,9 @@ class Walk:
         limit = x.keys
         if "key_lengths" in x.extras:
             length = self.b.cast(self.b.load(self.memory["key_lengths"], (batch,)), int64)
-            limit = self.held("limit", minimum(
-                self.b.bounded("length", length, 0, high(x.keys)), x.keys))  # fmt: skip
+            limit = self.held(
+                "limit", minimum(self.b.bounded("length", length, 0, high(x.keys)), x.keys)
+            )
         return self.blocks_seen(batch, held("head", head), first, x.queries, limit)
 
     def locate_packed(self, number: Size) -> Work:
@@ -252,15 +258,24 @@ class Walk:
             first = floor_divide(start_of("query_starts", middle, x.queries), self.rows)
             here = b.less_equal(combine(first, middle, 1), place)
             below = b.index(combine(middle, 1, -1))
-            return [b.apply("where", here, b.index(middle), carried[0]),
-                    b.apply("where", here, carried[1], below)]  # fmt: skip
+            return [
+                b.apply("where", here, b.index(middle), carried[0]),
+                b.apply("where", here, carried[1], below),
+            ]
 
         ends = [b.constant(0, int64), b.index(combine(self.sequences, 1, -1))]
         found = b.loop("half", 0, (many - 1).bit_length(), 1, halve, ends)
         sequence = b.atom("sequence", found[0], 0, many - 1)
         query_start = start_of("query_starts", sequence, x.queries)
-        queries = held("queries", maximum(combine(start_of(
-            "query_starts", combine(sequence, 1, 1), x.queries), query_start, -1), 0))  # fmt: skip
+        queries = held(
+            "queries",
+            maximum(
+                combine(
+                    start_of("query_starts", combine(sequence, 1, 1), x.queries), query_start, -1
+                ),
+                0,
+            ),
+        )
         key_start, limit = self.keys_of(sequence, queries)
         block = combine(place, combine(floor_divide(query_start, self.rows), sequence, 1), -1)
         if self.high is not None:  # the last queries see most
@@ -284,9 +299,7 @@ class Walk:
         stop = self.start_of("key_starts", combine(sequence, 1, 1), self.x.keys)
         return start, self.held("limit", maximum(combine(stop, start, -1), 0))
 
-    def blocks_seen(
-        self, batch: Size, head: Size, first: Size, queries: Size, limit: Size
-    ) -> Work:
+    def blocks_seen(self, batch: Size, head: Size, first: Size, queries: Size, limit: Size) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         keys, held = self.keys, self.held
         start: Size = 0
@@ -355,4 +368,3 @@ class Walk:
         head = floor_divide(work.head, self.x.group) if which in (1, 2) else work.head
         of = {"b": work.batch, "h": head, "t": token, "d": 0}
         return tuple(of[axis] for axis in order), (order.index("t"), 3)
-

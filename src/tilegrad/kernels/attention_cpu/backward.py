@@ -46,8 +46,14 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
 class Backward(Forward):
     """What both Bodies share: probabilities and the gradient of scores of one block."""
 
-    def __init__(self, x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str,
-                 results: Sequence[str]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        x: AttentionShape,
+        more: Sequence[Memory],
+        plan: CpuPlan,
+        name: str,
+        results: Sequence[str],
+    ) -> None:
         given = backward_parameters(x, more)
         kept = [(n, t) for n, t in given if t.use != "result" or n in results]
         Builder.__init__(self, x, kept, plan, name)
@@ -219,8 +225,10 @@ class KeyGradient(Backward):
         rest = floor_divide(p, blocks)
         self.key_head, self.batch = modulo(rest, x.key_heads), floor_divide(rest, x.key_heads)
         self.block_places()
-        self.sums = {"dk": self.scratch(plan.keys, self.columns(x.width)),
-                     "dv": self.scratch(plan.keys, self.columns(x.value_width))}  # fmt: skip
+        self.sums = {
+            "dk": self.scratch(plan.keys, self.columns(x.width)),
+            "dv": self.scratch(plan.keys, self.columns(x.value_width)),
+        }
         self.keys_of()
         self.clear()
         self.take_keys()
@@ -262,8 +270,7 @@ class KeyGradient(Backward):
             index = (number, combine(number, 1, 1))
             key, end = (b.cast(b.load(self.memory["key_starts"], (i,)), int64) for i in index)
             own = b.apply("bit_and", b.apply("less", key, stop), b.apply("less", first, end))
-            lower, upper = (b.cast(b.load(self.memory["query_starts"], (i,)), int64)
-                            for i in index)  # fmt: skip
+            lower, upper = (b.cast(b.load(self.memory["query_starts"], (i,)), int64) for i in index)
             least, most = (
                 b.apply("minimum", carried[0], lower),
                 b.apply("maximum", carried[1], upper),
@@ -293,8 +300,14 @@ class KeyGradient(Backward):
         """All queries of one head."""
         x = self.x
         self.head = combine(multiply(self.key_head, x.group), g, 1)
-        self.b.loop("queries", self.lower, self.upper, self.plan.queries, self.some_queries,
-                    bounds=(0, max(0, high(x.queries) - 1)))  # fmt: skip
+        self.b.loop(
+            "queries",
+            self.lower,
+            self.upper,
+            self.plan.queries,
+            self.some_queries,
+            bounds=(0, max(0, high(x.queries) - 1)),
+        )
         return ()
 
     def some_queries(self, first: Size, _: list[Node]) -> Sequence[Node]:
@@ -314,8 +327,10 @@ class KeyGradient(Backward):
         self.copy_rows("q", *where, x.width, self.query_rows)
         self.copy_rows("dout", *where, x.value_width, self.out_rows)
         self.gradient_of_scores()
-        for name, scores, rows in (("dv", self.scores, self.out_rows),
-                                   ("dk", self.change_of, self.query_rows)):  # fmt: skip
+        for name, scores, rows in (
+            ("dv", self.scores, self.out_rows),
+            ("dk", self.change_of, self.query_rows),
+        ):
             place = self.sums[name]
 
             def left(step: Size, at: Size, size: int, scores: Node = scores) -> Node:
@@ -336,8 +351,9 @@ class KeyGradient(Backward):
 
         def store(r: Size, value: Node, d: int) -> None:
             index = self.at(name, self.batch, self.key_head, combine(self.key, r, 1), d)
-            b.store(self.memory[name], b.cast(value, x.dtype), index, (axis,),
-                    self.below(d, n, width))  # fmt: skip
+            b.store(
+                self.memory[name], b.cast(value, x.dtype), index, (axis,), self.below(d, n, width)
+            )
 
         def row(r: Size, _: list[Node]) -> Sequence[Node]:
             for d in range(0, width, n):

@@ -62,8 +62,10 @@ class Rows(Builder):
     def row_at(self, r: Size) -> tuple[Size, Size]:
         """Head and query of a row."""
         x = self.x
-        return (combine(multiply(self.key_head, x.group), floor_divide(r, x.queries), 1),
-                modulo(r, x.queries))  # fmt: skip
+        return (
+            combine(multiply(self.key_head, x.group), floor_divide(r, x.queries), 1),
+            modulo(r, x.queries),
+        )
 
     def each_row(self, body: Callable[[Size], None]) -> None:
         """A loop over the rows."""
@@ -88,9 +90,13 @@ class Rows(Builder):
     def store_line(self, r: Size, d: Size, part: Node) -> None:
         """Write a piece of a row of the result."""
         head, query = self.row_at(r)
-        self.b.store(self.memory["out"], part, self.at("out", self.batch, head, query, d),
-                     (self.order("out").index("d"),),
-                     self.below(d, self.lanes, self.x.value_width))  # fmt: skip
+        self.b.store(
+            self.memory["out"],
+            part,
+            self.at("out", self.batch, head, query, d),
+            (self.order("out").index("d"),),
+            self.below(d, self.lanes, self.x.value_width),
+        )
 
     def put(self, r: Size, line: Callable[[Size], Node], most: Node, total: Node) -> None:
         """Store a finished row: line(d) are sums of products not divided yet."""
@@ -113,8 +119,15 @@ class Rows(Builder):
 class Decode(Rows):
     """Builds the Body that streams keys and values."""
 
-    def __init__(self, x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str,
-                 parts: int, keeps_sums: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        x: AttentionShape,
+        more: Sequence[Memory],
+        plan: CpuPlan,
+        name: str,
+        parts: int,
+        keeps_sums: bool = True,
+    ) -> None:
         given = parameters(x, more)
         self.parts = parts
         if parts > 1:
@@ -135,8 +148,14 @@ class Decode(Rows):
         self.places()
         self.each_row(self.prepare)
         self.keys_of()
-        b.loop("keys", self.lower, self.upper, plan.keys, self.block,
-               bounds=(0, max(0, high(x.keys) - 1)))  # fmt: skip
+        b.loop(
+            "keys",
+            self.lower,
+            self.upper,
+            plan.keys,
+            self.block,
+            bounds=(0, max(0, high(x.keys) - 1)),
+        )
         self.each_row(self.finish)
         return b.finish((grid,), plan=plan)
 
@@ -154,21 +173,31 @@ class Decode(Rows):
         b, x, n = self.b, self.x, self.lanes
         factor = x.scale / x.softcap if x.softcap else x.scale * LOG2_E
         index = self.at("q", self.batch, *self.row_at(r), d)
-        part = b.load(self.memory["q"], index, (n,), (self.order("q").index("d"),),
-                      self.below(d, n, x.width))  # fmt: skip
+        part = b.load(
+            self.memory["q"], index, (n,), (self.order("q").index("d"),), self.below(d, n, x.width)
+        )
         return b.apply("multiply", b.cast(part, self.sum), self.constant(factor))
 
     def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
         """Neighbouring keys, a piece of each."""
         n, order = self.lanes, self.order("k")
-        return self.b.load(self.memory["k"], self.at("k", self.batch, self.key_head, token, d),
-                           (n, n), (order.index("t"), order.index("d")), mask)  # fmt: skip
+        return self.b.load(
+            self.memory["k"],
+            self.at("k", self.batch, self.key_head, token, d),
+            (n, n),
+            (order.index("t"), order.index("d")),
+            mask,
+        )
 
     def value_line(self, token: Size, d: int, wide: int) -> Node:
         """A piece of a value."""
-        return self.b.load(self.memory["v"], self.at("v", self.batch, self.key_head, token, d),
-                           (wide,), (self.order("v").index("d"),),
-                           self.below(d, wide, self.x.value_width))  # fmt: skip
+        return self.b.load(
+            self.memory["v"],
+            self.at("v", self.batch, self.key_head, token, d),
+            (wide,),
+            (self.order("v").index("d"),),
+            self.below(d, wide, self.x.value_width),
+        )
 
     def prepare(self, r: Size) -> None:
         """A query, scaled; its sums empty (or a sink in them)."""
@@ -269,8 +298,9 @@ class Decode(Rows):
             return [b.apply("multiply_add", b.cast(keys, self.sum), query, carried[0])]
 
         top = -(-x.width // n) * n
-        sums = b.loop("chunk", 0, top, n, chunk, [b.constant(0, self.sum, (n, n))],
-                      bounds=(0, top - n))[0]  # fmt: skip
+        sums = b.loop(
+            "chunk", 0, top, n, chunk, [b.constant(0, self.sum, (n, n))], bounds=(0, top - n)
+        )[0]
         total = b.add(ops.reduce(sums, axis=1, kind="sum"))
         total = self.changed(total, r, j)
         if inside is not None:
@@ -338,8 +368,9 @@ class Decode(Rows):
         zeros = b.constant(0, self.sum, (n,))
         sums = b.loop("powers", 0, stop, n, powers, [zeros], bounds=bounds)[0]
         total = b.apply("multiply", b.load(self.total, (r,)), decay)
-        b.store(self.total, b.apply("add", total, b.add(ops.reduce(sums, axis=0, kind="sum"))),
-                (r,))  # fmt: skip
+        b.store(
+            self.total, b.apply("add", total, b.add(ops.reduce(sums, axis=0, kind="sum"))), (r,)
+        )
         b.store(self.most, most, (r,))
         size = self.result.type.shape[1]  # type: ignore[union-attr]
 
@@ -373,12 +404,12 @@ class Decode(Rows):
             zeros = b.constant(0, self.sum, (rows, wide))
             sums = [b.load(self.result, (first, d), (rows, wide), (0, 1)), *[zeros] * (ways - 1)]
             even = multiply(floor_divide(self.count, ways), ways)
-            sums = b.loop("key", 0, even, ways, step, sums, unroll=4 // ways,
-                          bounds=(0, plan.keys - ways))  # fmt: skip
+            sums = b.loop(
+                "key", 0, even, ways, step, sums, unroll=4 // ways, bounds=(0, plan.keys - ways)
+            )
             if ways > 1:
                 total = b.apply("add", *sums)
-                sums = b.loop("last", even, self.count, 1, step, [total],
-                              bounds=(0, plan.keys - 1))  # fmt: skip
+                sums = b.loop("last", even, self.count, 1, step, [total], bounds=(0, plan.keys - 1))
             b.store(self.result, sums[0], (first, d), (0, 1))
 
         tiles = -(-count // plan.rows)
@@ -403,8 +434,13 @@ class Decode(Rows):
         b.store(self.memory["sums"], total, place)
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-            b.store(self.memory["partial"], line(d), (*place, d), (4,),
-                    self.below(d, n, self.x.value_width))  # fmt: skip
+            b.store(
+                self.memory["partial"],
+                line(d),
+                (*place, d),
+                (4,),
+                self.below(d, n, self.x.value_width),
+            )
             return ()
 
         self.chunks(self.x.value_width, chunk)
@@ -417,10 +453,13 @@ class Decode(Rows):
 class Combine(Rows):
     """Builds the Body that puts parts together."""
 
-    def __init__(self, x: AttentionShape, plan: CpuPlan, name: str, parts: int,
-                 keeps_sums: bool = True) -> None:  # fmt: skip
-        given = [(n, Memory(t.shape, t.dtype)) for n, t in
-                 zip(("partial", "maxima", "sums"), partial_types(x, plan, parts))]  # fmt: skip
+    def __init__(
+        self, x: AttentionShape, plan: CpuPlan, name: str, parts: int, keeps_sums: bool = True
+    ) -> None:
+        given = [
+            (n, Memory(t.shape, t.dtype))
+            for n, t in zip(("partial", "maxima", "sums"), partial_types(x, plan, parts))
+        ]
         given += parameters(x)[3:] if keeps_sums else parameters(x)[3:-1]
         super().__init__(x, given, plan, name)
         self.parts = parts
@@ -452,8 +491,13 @@ class Combine(Rows):
         def line(d: Size) -> Node:
             value = b.constant(0, self.sum, (n,))
             for at, weight in zip(place, weights):
-                part = b.load(self.memory["partial"], (*at, d), (n,), (4,),
-                              self.below(d, n, self.x.value_width))  # fmt: skip
+                part = b.load(
+                    self.memory["partial"],
+                    (*at, d),
+                    (n,),
+                    (4,),
+                    self.below(d, n, self.x.value_width),
+                )
                 value = b.apply("multiply_add", part, weight, value)
             return value
 

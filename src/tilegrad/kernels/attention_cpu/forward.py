@@ -37,8 +37,17 @@ from ..attention.shape import AttentionShape, parameters
 from .tiles import LOG2_E, PAD, Builder, CpuPlan
 
 # extras that these kernels read
-TAKEN = ("bias", "mask", "slopes", "sinks", "key_lengths", "query_starts", "key_starts",
-         "key", "offset")  # fmt: skip
+TAKEN = (
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "key_lengths",
+    "query_starts",
+    "key_starts",
+    "key",
+    "offset",
+)
 FAR = 1 << 30  # more than any token's number
 
 
@@ -63,8 +72,14 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
 class Forward(Builder):
     """Builds the forward Body."""
 
-    def __init__(self, x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str,
-                 keeps_sums: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        x: AttentionShape,
+        more: Sequence[Memory],
+        plan: CpuPlan,
+        name: str,
+        keeps_sums: bool = True,
+    ) -> None:
         given = parameters(x, more)
         super().__init__(x, given if keeps_sums else given[:-1], plan, name)
         self.set_factor()
@@ -96,8 +111,14 @@ class Forward(Builder):
         self.places()
         self.prepare()
         self.keys_of()
-        b.loop("keys", self.lower, self.upper, plan.keys, self.block,
-               bounds=(0, max(0, high(x.keys) - 1)))  # fmt: skip
+        b.loop(
+            "keys",
+            self.lower,
+            self.upper,
+            plan.keys,
+            self.block,
+            bounds=(0, max(0, high(x.keys) - 1)),
+        )
         self.finish()
         return b.finish((grid,), plan=plan)
 
@@ -163,8 +184,9 @@ class Forward(Builder):
         self.each_limit()
         rows = [b.load(self.limits, (number, 0), (queries,), (1,)) for number in range(2)]
         wanted = ((0, "min"), (1, "max"), (0, "max"), (1, "min"))
-        found = [b.cast(b.add(ops.reduce(rows[row], axis=0, kind=kind)), int64)
-                 for row, kind in wanted]  # fmt: skip
+        found = [
+            b.cast(b.add(ops.reduce(rows[row], axis=0, kind=kind)), int64) for row, kind in wanted
+        ]
         found[1] = b.apply("minimum", found[1], b.index(combine(x.keys, 1, -1)))
         found[0] = b.apply("maximum", found[0], b.index(0))
         top = max(1, high(x.keys))
@@ -230,13 +252,21 @@ class Forward(Builder):
 
     def take_keys(self) -> None:
         """A block of keys in scratch."""
-        self.copy_rows("k", self.batch, self.key_head, self.key, self.count, self.x.width,
-                       self.key_rows)  # fmt: skip
+        self.copy_rows(
+            "k", self.batch, self.key_head, self.key, self.count, self.x.width, self.key_rows
+        )
 
     def take_values(self) -> None:
         """A block of values in scratch."""
-        self.copy_rows("v", self.batch, self.key_head, self.key, self.count,
-                       self.x.value_width, self.value_rows)  # fmt: skip
+        self.copy_rows(
+            "v",
+            self.batch,
+            self.key_head,
+            self.key,
+            self.count,
+            self.x.value_width,
+            self.value_rows,
+        )
 
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
@@ -374,8 +404,9 @@ class Forward(Builder):
                 return [self.greater(b.load(self.scores, (j, c), (width,), (1,)), carried[0])]
 
             start = b.constant(-math.inf, self.sum, (width,))
-            found = b.loop("largest", 0, self.rows(), 1, largest, [start], unroll=4,
-                           bounds=(0, plan.keys - 1))[0]  # fmt: skip
+            found = b.loop(
+                "largest", 0, self.rows(), 1, largest, [start], unroll=4, bounds=(0, plan.keys - 1)
+            )[0]
             if self.factor != 1.0:
                 found = b.apply("multiply", found, self.constant(self.factor))
             most = self.greater(found, before)
@@ -404,8 +435,9 @@ class Forward(Builder):
             b.store(self.scores, self.dropped(found, j, c), (j, c), (1,))
             return [b.apply("add", carried[0], found)]
 
-        return b.loop("powers", 0, self.count, 1, row, [total], unroll=2,
-                      bounds=(0, self.plan.keys - 1))[0]  # fmt: skip
+        return b.loop(
+            "powers", 0, self.count, 1, row, [total], unroll=2, bounds=(0, self.plan.keys - 1)
+        )[0]
 
     def probability(self, j: Size, c: Size, width: int, base: Node) -> Node:
         """2**(factor * score + base)."""
@@ -468,8 +500,13 @@ class Forward(Builder):
                 part = b.load(self.result, (d, i), (n, n), (0, 1))
                 part = self.turn(b.apply("multiply", part, share))
                 mask = self.both(inside, self.below(d, n, x.value_width), (n, n))
-                b.store(self.memory["out"], b.cast(part, x.dtype),
-                        self.at("out", self.batch, self.head, token, d), axes, mask)  # fmt: skip
+                b.store(
+                    self.memory["out"],
+                    b.cast(part, x.dtype),
+                    self.at("out", self.batch, self.head, token, d),
+                    axes,
+                    mask,
+                )
                 return ()
 
             self.chunks(x.value_width, chunk)

@@ -38,8 +38,11 @@ SPACE = 32  # elements after each row of probabilities
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     """The Plan for a shape, or None where no matrix unit of the Target fits."""
-    units = [u for u in target.matrix_units(x.dtype, x.dtype)
-             if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16]  # fmt: skip
+    units = [
+        u
+        for u in target.matrix_units(x.dtype, x.dtype)
+        if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16
+    ]
     if not units or target.lanes(x.sum_dtype) != TILE:
         return None
     queries = fitting(x, target, 512, PAIR)
@@ -126,8 +129,9 @@ class MatrixForward(Forward):
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
                 tokens = [minimum(combine(start, r, 1), last) for r in range(TILE)]
-                lines = [self.line("q", self.head, t, multiply(s, PAIR), PAIR, x.width)
-                         for t in tokens]  # fmt: skip
+                lines = [
+                    self.line("q", self.head, t, multiply(s, PAIR), PAIR, x.width) for t in tokens
+                ]
                 value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
                 b.store(self.packed, value, (i, s, 0, 0), (2, 3))
                 return ()
@@ -158,9 +162,17 @@ class MatrixForward(Forward):
             start = combine(self.key, multiply(g, PAIR), 1)
 
             def chunk(t: Size, _: list[Node]) -> Sequence[Node]:
-                lines = [self.line("v", self.key_head, minimum(combine(start, r, 1), last),
-                                   multiply(t, TILE), TILE, self.x.value_width)
-                         for r in range(PAIR)]  # fmt: skip
+                lines = [
+                    self.line(
+                        "v",
+                        self.key_head,
+                        minimum(combine(start, r, 1), last),
+                        multiply(t, TILE),
+                        TILE,
+                        self.x.value_width,
+                    )
+                    for r in range(PAIR)
+                ]
                 rows = [self.beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
                 value = self.turn_pairs(b.add(ops.stack_rows(*rows)))
                 b.store(self.value_tiles, value, (t, g, 0, 0), (2, 3))
@@ -169,8 +181,14 @@ class MatrixForward(Forward):
             b.loop("chunk", 0, self.wide, 1, chunk)
             return ()
 
-        b.loop("group", 0, ceil_divide(self.count, PAIR), 1, group,
-               bounds=(0, self.plan.keys // PAIR - 1))  # fmt: skip
+        b.loop(
+            "group",
+            0,
+            ceil_divide(self.count, PAIR),
+            1,
+            group,
+            bounds=(0, self.plan.keys // PAIR - 1),
+        )
 
     # ---- products -------------------------------------------------------------------------
 
@@ -180,9 +198,17 @@ class MatrixForward(Forward):
         scalars = [b.index(i) for i in index]
         return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
 
-    def multiply_tiles(self, rows: list[Size], column: Size, depth: Size, limit: int,
-                       load: tuple[str, str], sums: list[Node], place: Node,
-                       shift: Size) -> None:  # fmt: skip
+    def multiply_tiles(
+        self,
+        rows: list[Size],
+        column: Size,
+        depth: Size,
+        limit: int,
+        load: tuple[str, str],
+        sums: list[Node],
+        place: Node,
+        shift: Size,
+    ) -> None:
         """A row or two of tiles by two columns: place = sums + product over depth.
 
         The columns of `place` are shifted by as many tiles as said.
@@ -193,8 +219,10 @@ class MatrixForward(Forward):
         def step(s: Size, carried: list[Node]) -> Sequence[Node]:
             above = [left(r, s) for r in rows]
             beside = [right(combine(column, c, 1), s) for c in range(2)]
-            return [b.add(ops.matrix_dot(total, above[n // 2], beside[n % 2], unit=unit))
-                    for n, total in enumerate(carried)]  # fmt: skip
+            return [
+                b.add(ops.matrix_dot(total, above[n // 2], beside[n % 2], unit=unit))
+                for n, total in enumerate(carried)
+            ]
 
         found = b.loop("depth", 0, depth, 1, step, sums, bounds=(0, limit - 1))
         for n, total in enumerate(found):
@@ -231,16 +259,29 @@ class MatrixForward(Forward):
 
         def down(r: Size, _: list[Node]) -> Sequence[Node]:
             def column(c: Size, _: list[Node]) -> Sequence[Node]:
-                self.multiply_tiles([r, combine(r, 1, 1)], c, self.deep, self.deep,
-                                    ("key_tile", "query_tile"), [zero() for _ in range(4)],
-                                    self.scores, 0)  # fmt: skip
+                self.multiply_tiles(
+                    [r, combine(r, 1, 1)],
+                    c,
+                    self.deep,
+                    self.deep,
+                    ("key_tile", "query_tile"),
+                    [zero() for _ in range(4)],
+                    self.scores,
+                    0,
+                )
                 return ()
 
             b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
             return ()
 
-        b.loop("down", 0, multiply(ceil_divide(self.count, PAIR), 2), 2, down,
-               bounds=(0, self.plan.keys // TILE - 2))  # fmt: skip
+        b.loop(
+            "down",
+            0,
+            multiply(ceil_divide(self.count, PAIR), 2),
+            2,
+            down,
+            bounds=(0, self.plan.keys // TILE - 2),
+        )
 
     def gather_values(self) -> None:
         """result = decay * result + values^T @ probabilities^T."""
@@ -258,12 +299,22 @@ class MatrixForward(Forward):
         def strip(rows: list[Size]) -> None:
             def column(c: Size, _: list[Node]) -> Sequence[Node]:
                 own = combine(c, shift, 1)
-                places = [(multiply(r, TILE), multiply(combine(own, n, 1), TILE))
-                          for r in rows for n in range(2)]  # fmt: skip
+                places = [
+                    (multiply(r, TILE), multiply(combine(own, n, 1), TILE))
+                    for r in rows
+                    for n in range(2)
+                ]
                 sums = [self.tile(self.result, *place) for place in places]
-                self.multiply_tiles(rows, c, ceil_divide(self.count, PAIR),
-                                    self.plan.keys // PAIR, ("value_tile", "pair_tile"), sums,
-                                    self.result, shift)  # fmt: skip
+                self.multiply_tiles(
+                    rows,
+                    c,
+                    ceil_divide(self.count, PAIR),
+                    self.plan.keys // PAIR,
+                    ("value_tile", "pair_tile"),
+                    sums,
+                    self.result,
+                    shift,
+                )
                 return ()
 
             b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
@@ -302,5 +353,4 @@ class MatrixForward(Forward):
             b.store(self.pairs, pair, (floor_divide(j, 2), multiply(c, 2)), (1,))
             return [b.apply("add", carried[0], b.apply("add", *found))]
 
-        return b.loop("powers", 0, self.rows(), 2, two, [total],
-                      bounds=(0, self.plan.keys - 2))[0]  # fmt: skip
+        return b.loop("powers", 0, self.rows(), 2, two, [total], bounds=(0, self.plan.keys - 2))[0]

@@ -78,8 +78,9 @@ class MatrixBackward(Backward):
 
             def step(s: Size, _: list[Node]) -> Sequence[Node]:
                 tokens = [minimum(combine(start, r, 1), last) for r in range(TILE)]
-                lines = [self.line(name, self.head, t, multiply(s, PAIR), PAIR, width)
-                         for t in tokens]  # fmt: skip
+                lines = [
+                    self.line(name, self.head, t, multiply(s, PAIR), PAIR, width) for t in tokens
+                ]
                 value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
                 b.store(place, value, (i, s, 0, 0), (2, 3))
                 return ()
@@ -130,9 +131,15 @@ class MatrixBackward(Backward):
     # ---- products -------------------------------------------------------------------------
 
     def tile_product(
-        self, down: Size, across: int, depth: Size, left: Callable[[Size, Size], Node],
-        right: Callable[[Size, Size], Node], place: Node, adds: bool,
-    ) -> None:  # fmt: skip
+        self,
+        down: Size,
+        across: int,
+        depth: Size,
+        left: Callable[[Size, Size], Node],
+        right: Callable[[Size, Size], Node],
+        place: Node,
+        adds: bool,
+    ) -> None:
         """place (+)= product, in squares of two by two tiles; `depth` in steps of 32."""
         b, unit = self.b, self.plan.unit
 
@@ -140,14 +147,22 @@ class MatrixBackward(Backward):
             both = [(combine(r, i, 1), combine(c, j, 1)) for i in range(2) for j in range(2)]
             spots = [[b.index(multiply(t, TILE)) for t in pair] for pair in both]
             shape = {"shape": (TILE, TILE), "unit": unit}
-            sums = [b.add(ops.matrix_load(place, *spot, **shape) if adds else
-                          ops.matrix_zero(dtype=self.sum, **shape)) for spot in spots]  # fmt: skip
+            sums = [
+                b.add(
+                    ops.matrix_load(place, *spot, **shape)
+                    if adds
+                    else ops.matrix_zero(dtype=self.sum, **shape)
+                )
+                for spot in spots
+            ]
 
             def step(s: Size, carried: list[Node]) -> Sequence[Node]:
                 above = [left(combine(r, i, 1), s) for i in range(2)]
                 beside = [right(combine(c, i, 1), s) for i in range(2)]
-                return [b.add(ops.matrix_dot(total, above[i // 2], beside[i % 2], unit=unit))
-                        for i, total in enumerate(carried)]  # fmt: skip
+                return [
+                    b.add(ops.matrix_dot(total, above[i // 2], beside[i % 2], unit=unit))
+                    for i, total in enumerate(carried)
+                ]
 
             found = b.loop("depth", 0, depth, 1, step, sums, bounds=(0, max(0, high(depth) - 1)))
             for total, spot in zip(found, spots):
@@ -227,9 +242,15 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
         def right(c: Size, s: Size) -> Node:
             return self.tile(self.pairs, multiply(s, TILE), multiply(c, PAIR))
 
-        self.tile_product(tiles_of(self.x.width), self.plan.queries // TILE,
-                          ceil_divide(self.count, PAIR), left, right, self.result,
-                          True)  # fmt: skip
+        self.tile_product(
+            tiles_of(self.x.width),
+            self.plan.queries // TILE,
+            ceil_divide(self.count, PAIR),
+            left,
+            right,
+            self.result,
+            True,
+        )
         return ()
 
     def turn_keys(self) -> None:
@@ -240,9 +261,17 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
             start = combine(self.key, multiply(g, PAIR), 1)
 
             def chunk(t: Size, _: list[Node]) -> Sequence[Node]:
-                lines = [self.line("k", self.key_head, minimum(combine(start, r, 1), last),
-                                   multiply(t, TILE), TILE, self.x.width)
-                         for r in range(PAIR)]  # fmt: skip
+                lines = [
+                    self.line(
+                        "k",
+                        self.key_head,
+                        minimum(combine(start, r, 1), last),
+                        multiply(t, TILE),
+                        TILE,
+                        self.x.width,
+                    )
+                    for r in range(PAIR)
+                ]
                 rows = [self.beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
                 value = self.turn_pairs(b.add(ops.stack_rows(*rows)))
                 b.store(self.turned_keys, value, (t, g, 0, 0), (2, 3))
@@ -251,8 +280,14 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
             b.loop("chunk", 0, -(-self.x.width // TILE), 1, chunk)
             return ()
 
-        b.loop("group", 0, ceil_divide(self.count, PAIR), 1, group,
-               bounds=(0, self.plan.keys // PAIR - 1))  # fmt: skip
+        b.loop(
+            "group",
+            0,
+            ceil_divide(self.count, PAIR),
+            1,
+            group,
+            bounds=(0, self.plan.keys // PAIR - 1),
+        )
 
     def round_scores(self) -> None:
         """Gradients of scores in pairs of keys; 0 for keys past the last."""
@@ -279,10 +314,14 @@ class MatrixKeyGradient(MatrixBackward, KeyGradient):
         super().block_places()
         x, plan = self.x, self.plan
         shape = (plan.keys, plan.queries + SPACE)
-        self.left = {"dv": self.scratch(*shape, dtype=bfloat16),
-                     "dk": self.scratch(*shape, dtype=bfloat16)}  # fmt: skip
-        self.right = {"dv": self.tiles(plan.queries // PAIR, tiles_of(x.value_width)),
-                      "dk": self.tiles(plan.queries // PAIR, tiles_of(x.width))}  # fmt: skip
+        self.left = {
+            "dv": self.scratch(*shape, dtype=bfloat16),
+            "dk": self.scratch(*shape, dtype=bfloat16),
+        }
+        self.right = {
+            "dv": self.tiles(plan.queries // PAIR, tiles_of(x.value_width)),
+            "dk": self.tiles(plan.queries // PAIR, tiles_of(x.width)),
+        }
 
     def some_queries(self, first: Size, _: list[Node]) -> Sequence[Node]:
         """What a block of queries adds."""
@@ -305,8 +344,15 @@ class MatrixKeyGradient(MatrixBackward, KeyGradient):
             def right(c: Size, s: Size, memory: Node = self.right[name]) -> Node:
                 return self.tile(memory, s, c, 0, 0)
 
-            self.tile_product(floor_divide(self.rows(), TILE), tiles_of(width),
-                              plan.queries // PAIR, left, right, self.sums[name], True)  # fmt: skip
+            self.tile_product(
+                floor_divide(self.rows(), TILE),
+                tiles_of(width),
+                plan.queries // PAIR,
+                left,
+                right,
+                self.sums[name],
+                True,
+            )
         return ()
 
     def pair_rows(self, name: str, width: int, place: Node) -> None:
@@ -314,11 +360,14 @@ class MatrixKeyGradient(MatrixBackward, KeyGradient):
         b, last = self.b, combine(self.stop, 1, -1)
 
         def two(i: Size, _: list[Node]) -> Sequence[Node]:
-            tokens = [minimum(combine(self.first, combine(multiply(i, 2), n, 1), 1), last)
-                      for n in range(2)]  # fmt: skip
+            tokens = [
+                minimum(combine(self.first, combine(multiply(i, 2), n, 1), 1), last)
+                for n in range(2)
+            ]
             for t in range(-(-width // TILE)):
-                lines = [self.line(name, self.head, token, t * TILE, TILE, width)
-                         for token in tokens]  # fmt: skip
+                lines = [
+                    self.line(name, self.head, token, t * TILE, TILE, width) for token in tokens
+                ]
                 spot = (floor_divide(i, TILE), t, modulo(i, TILE), 0)
                 b.store(place, self.beside(*lines), spot, (3,))
             return ()

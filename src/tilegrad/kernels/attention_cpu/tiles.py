@@ -22,8 +22,13 @@ LOG2_E = 1.4426950408889634
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
 # 2**x - 1 = x * (these, from the lowest power on), |x| <= 1/2; off by 9e-8 and 3e-6 of 2**x
-EXACT = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957,
-         0.001326472731307149)  # fmt: skip
+EXACT = (
+    0.6931470036506653,
+    0.24022242426872253,
+    0.05550733581185341,
+    0.009671512991189957,
+    0.001326472731307149,
+)
 SHORT = (0.6931241750717163, 0.24024099111557007, 0.055906426161527634, 0.009582852944731712)
 
 
@@ -53,8 +58,9 @@ class CpuPlan:
 class Builder:
     """What forward and backward share: indices, scratch, products, powers of two."""
 
-    def __init__(self, x: AttentionShape, given: Sequence[tuple[str, Memory]], plan: CpuPlan,
-                 name: str) -> None:  # fmt: skip
+    def __init__(
+        self, x: AttentionShape, given: Sequence[tuple[str, Memory]], plan: CpuPlan, name: str
+    ) -> None:
         self.x, self.plan, self.lanes = x, plan, plan.lanes
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
@@ -98,8 +104,9 @@ class Builder:
         deep = None if columns is None else b.broadcast(columns, shape)
         return b.logical_and(wide, deep)
 
-    def square(self, name: str, batch: Size, head: Size, token: Size, limit: Size, d: Size,
-               width: int) -> Node:  # fmt: skip
+    def square(
+        self, name: str, batch: Size, head: Size, token: Size, limit: Size, d: Size, width: int
+    ) -> Node:
         """lanes tokens x lanes of d, in the accumulator's dtype, 0 past the ends."""
         b, n = self.b, self.lanes
         order = self.order(name)
@@ -112,24 +119,39 @@ class Builder:
         """A square, transposed."""
         return self.b.add(ops.transpose(x, order=(1, 0)))
 
-    def copy_rows(self, name: str, batch: Size, head: Size, first: Size, count: Size, width: int,
-                  place: Node) -> None:  # fmt: skip
+    def copy_rows(
+        self, name: str, batch: Size, head: Size, first: Size, count: Size, width: int, place: Node
+    ) -> None:
         """place[r, :] = tokens first ... of k, v or others, as they lie."""
         b, n = self.b, self.lanes
 
         def row(r: Size, _: list[Node]) -> Sequence[Node]:
             for d in range(0, width, n):
                 index = self.at(name, batch, head, combine(first, r, 1), d)
-                part = b.load(self.memory[name], index, (n,), (self.order(name).index("d"),),
-                              self.below(d, n, width))  # fmt: skip
+                part = b.load(
+                    self.memory[name],
+                    index,
+                    (n,),
+                    (self.order(name).index("d"),),
+                    self.below(d, n, width),
+                )
                 b.store(place, b.cast(part, self.sum), (r, d), (1,))
             return ()
 
         most = high(place.type.shape[0])  # type: ignore[union-attr]
         b.loop("row", 0, count, 1, row, bounds=(0, most - 1))
 
-    def turn_rows(self, name: str, batch: Size, head: Size, first: Size, limit: Size, width: int,
-                  place: Node, factor: float = 1.0) -> None:  # fmt: skip
+    def turn_rows(
+        self,
+        name: str,
+        batch: Size,
+        head: Size,
+        first: Size,
+        limit: Size,
+        width: int,
+        place: Node,
+        factor: float = 1.0,
+    ) -> None:
         """place[d, i] = factor * token first + i of q: for a block of queries."""
         b, n = self.b, self.lanes
 
@@ -180,10 +202,15 @@ class Builder:
         return b.add(ops.bitcast(b.apply("add", bits[1], exponent), dtype=float32))
 
     def product(
-        self, rows: Size, depth: Size, left: Callable[[Size, Size, int], Node], right: Node,
-        place: Node, start: Callable[[Size, Size, int], Node] | None = None,
+        self,
+        rows: Size,
+        depth: Size,
+        left: Callable[[Size, Size, int], Node],
+        right: Node,
+        place: Node,
+        start: Callable[[Size, Size, int], Node] | None = None,
         columns: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """place[r, :] = start + sum over depth of left(r ...) times right[depth, :].
 
         The columns are the queries, or as many as said, a multiple of the register tile's width.
@@ -202,8 +229,9 @@ class Builder:
                 if start is not None:
                     total = start(first, c, size)
                 limit = right.type.shape[0]  # type: ignore[union-attr]
-                total = b.loop("depth", 0, depth, 1, step, [total], unroll=4,
-                               bounds=(0, high(limit) - 1))[0]  # fmt: skip
+                total = b.loop(
+                    "depth", 0, depth, 1, step, [total], unroll=4, bounds=(0, high(limit) - 1)
+                )[0]
                 b.store(place, total, (first, c), (0, 1))
                 return ()
 

@@ -41,8 +41,9 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
     b = PlacedBuilder(name, parameters)
     last = 1 + len(x.weights)
-    return JointMatmul(x, plan, b, b.parameters[0], b.parameters[1:last],
-                       b.parameters[last:]).build()  # fmt: skip
+    return JointMatmul(
+        x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
+    ).build()
 
 
 def _stored(size: Size, k: Size, along_k: bool) -> tuple[Size, Size]:
@@ -53,18 +54,23 @@ class JointMatmul(WideMatmul):
     """Builds one Body of `joint_matmul`."""
 
     def __init__(
-        self, x: Operands, plan: WidePlan, b: PlacedBuilder, tokens: Node,
-        weights: Sequence[Node], results: Sequence[Node],
-        epilogues: Sequence[Epilogue] | None = None, prologue: Prologue | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        x: Operands,
+        plan: WidePlan,
+        b: PlacedBuilder,
+        tokens: Node,
+        weights: Sequence[Node],
+        results: Sequence[Node],
+        epilogues: Sequence[Epilogue] | None = None,
+        prologue: Prologue | None = None,
+    ) -> None:
         self.weights, self.results = list(weights), list(results)
         self.products = len(self.weights) if x.gated else 1
         self.epilogues = list(epilogues or [self.hole_of(i) for i in range(len(self.results))])
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
-        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0],
-                         prologue=prologue)
+        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0], prologue=prologue)
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
         for n in x.weights:
@@ -78,10 +84,14 @@ class JointMatmul(WideMatmul):
             (len(self.weights) != len(x.weights), "a Memory for each weight"),
             (x.gated and len(set(x.weights)) != 1, "gated weights are of one size"),
             (x.batch != 1, "no batch"),
-            (any(v % 64 if x.turned else v % 8 for v in x.span(plan.tile)[: 1 if x.turned else 2]),
-             "an accumulator has 64 rows, and columns in eights"),
+            (
+                any(
+                    v % 64 if x.turned else v % 8 for v in x.span(plan.tile)[: 1 if x.turned else 2]
+                ),
+                "an accumulator has 64 rows, and columns in eights",
+            ),
             (x.gated and x.turned and plan.across, "gated weights are not shared"),
-        ]  # fmt: skip
+        ]
         for is_wrong, why in wrong:
             if is_wrong:
                 raise InternalError("kernels.matmul.joint", f"{why}: {plan} for {x}")
@@ -104,8 +114,9 @@ class JointMatmul(WideMatmul):
 
             if number == last:
                 return here()
-            self.b.branch(self.b.less(along, self.starts[number + 1]), here,
-                          lambda: among(number + 1))  # fmt: skip
+            self.b.branch(
+                self.b.less(along, self.starts[number + 1]), here, lambda: among(number + 1)
+            )
             return ()
 
         among(0)
@@ -195,8 +206,12 @@ class JointMatmul(WideMatmul):
         def hole(*given: object) -> Node:
             *pieces, (_, row, column) = given
             shape = pieces[0].shape  # type: ignore[attr-defined]
-            return self.b.hole(name, Tile(shape, float32), *pieces,
-                               self.positions(64, row, (64, 1)),
-                               self.positions(shape[1], column, (1, shape[1])))  # fmt: skip
+            return self.b.hole(
+                name,
+                Tile(shape, float32),
+                *pieces,
+                self.positions(64, row, (64, 1)),
+                self.positions(shape[1], column, (1, shape[1])),
+            )
 
         return hole

@@ -64,11 +64,13 @@ def why_not(x: Operands, target: Target) -> str:
         (x.m != 1 or x.batch != 1, "one token"),
         (x.dtype.size != 2, "16-bit floats"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
-        (not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
-         "rows are whole lines, as many for each warp"),
+        (
+            not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
+            "rows are whole lines, as many for each warp",
+        ),
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
         (target.kind != "gpu", "threads"),
-    ]  # fmt: skip
+    ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
@@ -88,10 +90,16 @@ class Matvec:
     """Builds one Body: weights and results as the schedule or a test gives them."""
 
     def __init__(
-        self, x: Operands, plan: MatvecPlan, b: PlacedBuilder, token: Callable[[], Node],
-        weights: Sequence[Node], results: Sequence[Node], epilogues: Sequence[Epilogue],
+        self,
+        x: Operands,
+        plan: MatvecPlan,
+        b: PlacedBuilder,
+        token: Callable[[], Node],
+        weights: Sequence[Node],
+        results: Sequence[Node],
+        epilogues: Sequence[Epilogue],
         ahead: Sequence[Ask] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
         float32; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, token
@@ -132,8 +140,7 @@ class Matvec:
 
             if number == last:
                 return here()
-            b.branch(b.less(self.program, self.starts[number + 1]), here,
-                     lambda: among(number + 1))  # fmt: skip
+            b.branch(b.less(self.program, self.starts[number + 1]), here, lambda: among(number + 1))
             return ()
 
         among(0)
@@ -145,15 +152,20 @@ class Matvec:
         constant = all(w.type.use == "constant" for w in weights)  # type: ignore[union-attr]
         if not constant:
             b.do(placed.grid_dependency_wait)
-        rows = [b.load(w, (multiply(combine(row, r, 1), self.lines), 0), (self.lines, LINE), (0, 1))
-                for w in weights for r in range(self.rows)]  # fmt: skip
+        rows = [
+            b.load(w, (multiply(combine(row, r, 1), self.lines), 0), (self.lines, LINE), (0, 1))
+            for w in weights
+            for r in range(self.rows)
+        ]
         if constant:
             b.do(placed.grid_dependency_wait)
         for ask in self.ahead[number : number + 1]:
             ask((self.rows, 1), (0, row, 0))
         sums = self.sums(rows, self.token())
-        pieces = [b.add(ops.stack(*sums[n * self.rows : (n + 1) * self.rows]))
-                  for n in range(self.products)]  # fmt: skip
+        pieces = [
+            b.add(ops.stack(*sums[n * self.rows : (n + 1) * self.rows]))
+            for n in range(self.products)
+        ]
         self.write(number, row, pieces)
 
     def sums(self, rows: Sequence[Node], token: Node) -> list[Node]:

@@ -38,8 +38,7 @@ GATED = 0.985  # of the rate, where each product has a part of the tile's column
 SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
 STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
-EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9,
-              64: 0.85}  # fmt: skip
+EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9, 64: 0.85}
 # few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
 NORM, FEW = 3.7, 128
 FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
@@ -67,15 +66,28 @@ def choose(x: Operands, target: Target) -> Choice:
 
 def ranked(x: Operands, target: Target) -> list[Choice]:
     """All Plans of the space, the most promising first; `x` is not turned."""
-    found = [Choice(plan, turned, expected(x, plan, turned, target))
-             for plan, turned in dict.fromkeys(space(x, target))]  # fmt: skip
+    found = [
+        Choice(plan, turned, expected(x, plan, turned, target))
+        for plan, turned in dict.fromkeys(space(x, target))
+    ]
     return sorted(found, key=lambda c: c.seconds)
 
 
 def turn(x: Operands) -> Operands:
     """The same product with b's columns as rows: (a b)^T = b^T a^T."""
-    return Operands(x.n, x.m, x.k, x.dtype, x.result, x.b_along_k, x.a_along_k, x.batch, True,
-                    x.weights, x.gated)  # fmt: skip
+    return Operands(
+        x.n,
+        x.m,
+        x.k,
+        x.dtype,
+        x.result,
+        x.b_along_k,
+        x.a_along_k,
+        x.batch,
+        True,
+        x.weights,
+        x.gated,
+    )
 
 
 def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
@@ -115,8 +127,16 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         if wide % (staged * split):
             continue
         programs = tiles * split if split > 1 else min(cores, tiles)
-        plan = WidePlan((rows, wide, depth), 0, programs, 1, staged, split=split, dependent=True,
-                        early=tiles <= cores)  # fmt: skip
+        plan = WidePlan(
+            (rows, wide, depth),
+            0,
+            programs,
+            1,
+            staged,
+            split=split,
+            dependent=True,
+            early=tiles <= cores,
+        )
         stages = most_stages(turn(x), plan, target, 24)
         if stages >= 3:
             yield replace(plan, stages=stages), True
@@ -129,16 +149,20 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
         unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
         limit = CLUSTERS[split] if split > 1 else target.cores
         least = high(x.batch) * high(x.n) // limit // unit * unit
-        wide = (tn for tn in range(max(unit, least), 257, unit)
-                if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit)  # fmt: skip
+        wide = (
+            tn
+            for tn in range(max(unit, least), 257, unit)
+            if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit
+        )
         for tn in itertools.islice(wide, 1):
             depth = (128 if tm + tn <= 160 else 64) * 2 // size
             columns = x.span((tm, tn, depth))[1] // split
             staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
             staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
             tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
-            plan = WidePlan((tm, tn, depth), 0, tiles * split, group_of(x), staged, split=split,
-                            dependent=True)  # fmt: skip
+            plan = WidePlan(
+                (tm, tn, depth), 0, tiles * split, group_of(x), staged, split=split, dependent=True
+            )
             stages = most_stages(x, plan, target, 24)
             if stages >= 3:
                 yield replace(plan, stages=stages), False
@@ -172,8 +196,18 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
         walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
-        plan = WidePlan(tile, 0, walkers * cluster * split, group_of(x), staged, cluster, across,
-                        split, True, together=columns // staged if at_once else 1)  # fmt: skip
+        plan = WidePlan(
+            tile,
+            0,
+            walkers * cluster * split,
+            group_of(x),
+            staged,
+            cluster,
+            across,
+            split,
+            True,
+            together=columns // staged if at_once else 1,
+        )
         stages = most_stages(x, plan, target, 8)
         if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
             yield replace(plan, stages=stages), False

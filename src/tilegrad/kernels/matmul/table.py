@@ -33,8 +33,10 @@ def problem_key(x: Operands, machine: str, epilogue: str = PLAIN, m: int | None 
     several = "-w" + "+".join(map(str, x.weights)) if x.weights else ""
     gated = "-gated" if x.gated else ""
     m = high(x.m) if m is None else m
-    return (f"matmul-{machine}-{x.dtype.name}-{x.result.name}-{layout}-{epilogue}{gated}{several}"
-            f"-b{high(x.batch)}-n{high(x.n)}-k{high(x.k)}-m{m}")  # fmt: skip
+    return (
+        f"matmul-{machine}-{x.dtype.name}-{x.result.name}-{layout}-{epilogue}{gated}{several}"
+        f"-b{high(x.batch)}-n{high(x.n)}-k{high(x.k)}-m{m}"
+    )
 
 
 def machine_name(target: Target) -> str:

@@ -32,7 +32,7 @@ from ...ir.symbol import (
     minimum,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import Memory, Tile
 from ...tile import ops, placed
 from ...tile.build import Body
@@ -60,12 +60,19 @@ class ThreadPlan:
 def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
     lead = () if x.batch == 1 else (x.batch,)
-    b = PlacedBuilder(name, [
-        ("a", Memory((*lead, *((x.m, x.k) if x.a_along_k else (x.k, x.m))), x.dtype)),
-        ("b", Memory((*lead, *((x.n, x.k) if x.b_along_k else (x.k, x.n))), x.dtype,
-                     use="constant")),
-        ("c", Memory((*lead, x.m, x.n), x.result, use="result")),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        name,
+        [
+            ("a", Memory((*lead, *((x.m, x.k) if x.a_along_k else (x.k, x.m))), x.dtype)),
+            (
+                "b",
+                Memory(
+                    (*lead, *((x.n, x.k) if x.b_along_k else (x.k, x.n))), x.dtype, use="constant"
+                ),
+            ),
+            ("c", Memory((*lead, x.m, x.n), x.result, use="result")),
+        ],
+    )
     return ThreadMatmul(x, plan, b, b.parameters).build()
 
 
@@ -73,9 +80,13 @@ class ThreadMatmul:
     """Builds one Body of `thread_matmul`."""
 
     def __init__(
-        self, x: Operands, plan: ThreadPlan, b: PlacedBuilder, memories: Sequence[Node],
+        self,
+        x: Operands,
+        plan: ThreadPlan,
+        b: PlacedBuilder,
+        memories: Sequence[Node],
         epilogue: Epilogue | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
         self.a, self.weight, self.c = memories
         tm, tn, tk = plan.tile
@@ -83,8 +94,11 @@ class ThreadMatmul:
         self.steps = ceil_divide(x.k, tk)
         self.groups = tk // DEPTH  # of products in a stage
         if plan.programs and low(self.steps) < plan.stages - 1:
-            raise InternalError("kernels.thread_matmul", f"{self.steps} steps of k are fewer than "
-                                f"a ring of {plan.stages} stages holds ahead")  # fmt: skip
+            raise InternalError(
+                "kernels.thread_matmul",
+                f"{self.steps} steps of k are fewer than "
+                f"a ring of {plan.stages} stages holds ahead",
+            )
         self.tiles_m, self.tiles_n = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
         self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
 
@@ -121,9 +135,11 @@ class ThreadMatmul:
         within = modulo(rest, wide)
         row = combine(first, modulo(within, rows), 1)
         column = floor_divide(within, rows)
-        return (self.held("batch", batch, self.x.batch, 1),
-                self.held("row", multiply(row, tm), self.tiles_m, tm),
-                self.held("column", multiply(column, tn), self.tiles_n, tn))  # fmt: skip
+        return (
+            self.held("batch", batch, self.x.batch, 1),
+            self.held("row", multiply(row, tm), self.tiles_m, tm),
+            self.held("column", multiply(column, tn), self.tiles_n, tn),
+        )
 
     def held(self, name: str, value: Size, count: Size = 0, each: int = 0) -> Size:
         """A value computed here, once, within `count` places; said where that is no Symbol."""
@@ -144,8 +160,10 @@ class ThreadMatmul:
             self.copy((where, step * tk), step, range(self.groups))
             b.do(placed.commit_threads)
         total = b.register_tile((tm, tn), float32)
-        self.operands = [(b.register_tile((tm, DEPTH), x.dtype), b.register_tile((tn, DEPTH),
-                          x.dtype)) for _ in range(plan.buffers)]  # fmt: skip
+        self.operands = [
+            (b.register_tile((tm, DEPTH), x.dtype), b.register_tile((tn, DEPTH), x.dtype))
+            for _ in range(plan.buffers)
+        ]
         self.meet(plan.stages - 2)
         self.load(0, 0)
         if plan.programs:
@@ -160,9 +178,7 @@ class ThreadMatmul:
             self.tile(total, 0, program, where)
         b.do(placed.wait_threads, pending=0)
 
-    def tile(
-        self, total: Node, count: Size, number: Size, where: Corner | None = None
-    ) -> None:
+    def tile(self, total: Node, count: Size, number: Size, where: Corner | None = None) -> None:
         """One tile; copies past its end are those of the next one."""
         b, plan = self.b, self.plan
         following = None
@@ -238,8 +254,10 @@ class ThreadMatmul:
     def copy(self, source: Source, stage: Size, groups: Sequence[int]) -> None:
         """What is copied beside some groups of products; past the end of k that is zeros."""
         (batch, row, column), k = source
-        sides = ((self.left, self.a, row, self.x.a_along_k),
-                 (self.right, self.weight, column, self.x.b_along_k))  # fmt: skip
+        sides = (
+            (self.left, self.a, row, self.x.a_along_k),
+            (self.right, self.weight, column, self.x.b_along_k),
+        )
         parts = [(side, rows) for side in sides for rows in self.shares(side[0])]
         beside = max(1, self.groups - 1)
         for number, ((place, memory, at, along_k), rows) in enumerate(parts):
@@ -278,8 +296,11 @@ class ThreadMatmul:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
         b, (batch, row, column) = self.b, where
         down, wide = piece.shape
-        inputs = [piece, self.positions(down, row, (down, 1)),
-                  self.positions(wide, column, (1, wide))]  # fmt: skip
+        inputs = [
+            piece,
+            self.positions(down, row, (down, 1)),
+            self.positions(wide, column, (1, wide)),
+        ]
         if self.x.batch != 1:
             inputs.append(b.index(batch))
         return b.hole("epilogue", Tile(piece.shape, float32), *inputs)

@@ -31,10 +31,18 @@ TILE_SECONDS = 2.5e-6  # from a program's start to its first product, and after 
 START_SECONDS = 3e-6
 GROUP_ROWS = 2048  # walked together: what they read again should still be in the L2 cache
 TILES = (  # tile of m and n, warps down and across
-    (128, 256, 2, 4), (256, 128, 4, 2), (128, 128, 2, 2), (64, 256, 1, 4), (256, 64, 4, 1),
-    (64, 128, 2, 2), (64, 64, 2, 2), (32, 128, 1, 4), (32, 64, 1, 4), (16, 128, 1, 4),
+    (128, 256, 2, 4),
+    (256, 128, 4, 2),
+    (128, 128, 2, 2),
+    (64, 256, 1, 4),
+    (256, 64, 4, 1),
+    (64, 128, 2, 2),
+    (64, 64, 2, 2),
+    (32, 128, 1, 4),
+    (32, 64, 1, 4),
+    (16, 128, 1, 4),
     (16, 64, 1, 4),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

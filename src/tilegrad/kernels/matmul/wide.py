@@ -33,7 +33,7 @@ from ...ir.symbol import (
     minimum,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import Memory, Tile
 from ...tile import ops, placed
 from ...tile.build import Body
@@ -114,25 +114,28 @@ def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
     return plain and placed_as and dtype is x.dtype and wide % plan.staged == 0 and wide <= tn
 
 
-def wide_matmul(
-    x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: int = 0
-) -> Body:
+def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: int = 0) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
 
     With `beside`, as many matrices like the result, in the operands' dtype, follow c and come
     through the ring; the hole's last inputs are their pieces.
     """
     lead = () if x.batch == 1 else (x.batch,)
-    shapes = ((x.m, x.k) if x.a_along_k else (x.k, x.m),
-              (x.n, x.k) if x.b_along_k else (x.k, x.n),
-              (x.n, x.m) if x.turned else (x.m, x.n))  # fmt: skip
+    shapes = (
+        (x.m, x.k) if x.a_along_k else (x.k, x.m),
+        (x.n, x.k) if x.b_along_k else (x.k, x.n),
+        (x.n, x.m) if x.turned else (x.m, x.n),
+    )
     uses = ("constant", "value") if x.turned else ("value", "constant")
-    b = PlacedBuilder(name, [
-        ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
-        ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
-        ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
-        *((f"r{i}", Memory((*lead, *shapes[2]), x.dtype, use="value")) for i in range(beside)),
-    ])  # fmt: skip
+    b = PlacedBuilder(
+        name,
+        [
+            ("a", Memory((*lead, *shapes[0]), x.dtype, use=uses[0])),
+            ("b", Memory((*lead, *shapes[1]), x.dtype, use=uses[1])),
+            ("c", Memory((*lead, *shapes[2]), x.result, use="result")),
+            *((f"r{i}", Memory((*lead, *shapes[2]), x.dtype, use="value")) for i in range(beside)),
+        ],
+    )
     return WideMatmul(x, plan, b, b.parameters[:3], beside=b.parameters[3:]).build()
 
 
@@ -174,10 +177,17 @@ class WideMatmul:
     """Builds one Body of `wide_matmul`."""
 
     def __init__(
-        self, x: Operands, plan: WidePlan, b: PlacedBuilder, memories: Sequence[Node],
-        epilogue: Epilogue | None = None, costly: bool = False, beside: Sequence[Node] = (),
-        prologue: Prologue | None = None, ask: Ask | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        x: Operands,
+        plan: WidePlan,
+        b: PlacedBuilder,
+        memories: Sequence[Node],
+        epilogue: Epilogue | None = None,
+        costly: bool = False,
+        beside: Sequence[Node] = (),
+        prologue: Prologue | None = None,
+        ask: Ask | None = None,
+    ) -> None:
         self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
         self.prologue, self.ask = prologue, ask
         self.own = 0  # the consumer that is being built
@@ -330,19 +340,28 @@ class WideMatmul:
         for number, memory in enumerate(self.beside):
             stage, lap = self.turn(turn, self.beside_step(fill, number))
             b.wait(self.empty, stage, (lap + 1) % 2)
-            b.expect(self.full, stage,
-                     len(chunks) * self.span[0] * self.wide * memory.dtype.size)  # fmt: skip
+            b.expect(self.full, stage, len(chunks) * self.span[0] * self.wide * memory.dtype.size)
             for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
                 at = (combine(row, 64 * own, 1), combine(column, chunk * self.wide, 1))
                 place, index, begin = self.beside_place(stage, chunk, own)
                 if cluster == 1:
-                    b.copy_async(place, index, memory, (*lead, *at), axes, self.full, stage,
-                                 (begin, 64))  # fmt: skip
+                    b.copy_async(
+                        place, index, memory, (*lead, *at), axes, self.full, stage, (begin, 64)
+                    )
                     continue
                 at = self.of_neighbour(near, combine(at[0], first, 1), at[1])
-                b.copy_multicast(place, index, (combine(begin, first, 1), count), memory,
-                                 (*lead, *at), axes, self.full, stage, 1 << near,
-                                 self.first)  # fmt: skip
+                b.copy_multicast(
+                    place,
+                    index,
+                    (combine(begin, first, 1), count),
+                    memory,
+                    (*lead, *at),
+                    axes,
+                    self.full,
+                    stage,
+                    1 << near,
+                    self.first,
+                )
 
     def chunks_of(self, fill: int) -> range:
         """The chunks of columns that come with one of the stages that a matrix beside takes."""
@@ -419,11 +438,20 @@ class WideMatmul:
             index = (*lead, *((at, k) if x.a_along_k else (k, at)))
             if shared:
                 rows = (0, self.left.type.shape[2])  # type: ignore[union-attr]
-                b.copy_multicast(self.left, (stage, half), rows, self.a, index, axes,
-                                 self.full, stage, self.mask, self.first)  # fmt: skip
+                b.copy_multicast(
+                    self.left,
+                    (stage, half),
+                    rows,
+                    self.a,
+                    index,
+                    axes,
+                    self.full,
+                    stage,
+                    self.mask,
+                    self.first,
+                )
             else:
-                b.copy_async(self.left, (stage, half), self.a, index, axes, self.full,
-                             stage)  # fmt: skip
+                b.copy_async(self.left, (stage, half), self.a, index, axes, self.full, stage)
 
     def fill_right(self, stage: Size, where: Where, step: Size, at: tuple[int, ...] = ()) -> None:
         """A tile of b; shared along m, each program brings some of its rows for all."""
@@ -439,8 +467,18 @@ class WideMatmul:
         rows = self.right.type.shape[-2] // plan.cluster  # type: ignore[union-attr]
         first = multiply(self.near, rows)
         index = (combine(index[0], first, 1), index[1])
-        b.copy_multicast(self.right, (stage, *at), (first, rows), weight, (*lead, *index), axes,
-                         self.full, stage, self.mask, self.first)  # fmt: skip
+        b.copy_multicast(
+            self.right,
+            (stage, *at),
+            (first, rows),
+            weight,
+            (*lead, *index),
+            axes,
+            self.full,
+            stage,
+            self.mask,
+            self.first,
+        )
 
     @property
     def mask(self) -> int:
@@ -515,8 +553,15 @@ class WideMatmul:
     def one_product(self, total: Node, number: int, own: int, stage: Size, more: Node) -> None:
         """One product of a stage."""
         x, at = self.x, self.places(number, own, stage)
-        self.b.matrix_async(total, self.left, self.right, more, at,
-                            transpose_a=not x.a_along_k, transpose_b=x.b_along_k)  # fmt: skip
+        self.b.matrix_async(
+            total,
+            self.left,
+            self.right,
+            more,
+            at,
+            transpose_a=not x.a_along_k,
+            transpose_b=x.b_along_k,
+        )
 
     def places(self, _: int, own: int, stage: Size) -> tuple[Size, ...]:
         """Where in the ring the operands of a product lie."""
@@ -546,8 +591,9 @@ class WideMatmul:
             ready = []  # computed before the next barrier: what it reads comes at once
             fill, chunk = divmod(first // ahead, self.per_fill)
             if chunk == 0:
-                near = [self.read_beside(own, count, fill, i, sums[0])
-                        for i in range(len(self.beside))]  # fmt: skip
+                near = [
+                    self.read_beside(own, count, fill, i, sums[0]) for i in range(len(self.beside))
+                ]
             for number_ in range(first, min(pieces, first + ahead)):
                 turn = combine(multiply(count, pieces), number_, 1)
                 place = (own, modulo(turn, self.rooms))
@@ -589,13 +635,16 @@ class WideMatmul:
             return combine(self.near, multiply(share, self.plan.cluster), 1)
 
         first = own * self.products
-        others = [self.held("other", modulo(combine(self.share, away, 1), split))
-                  for away in range(1, split)]  # fmt: skip
+        others = [
+            self.held("other", modulo(combine(self.share, away, 1), split))
+            for away in range(1, split)
+        ]
         b.expect(self.gathered, own, self.products * (split - 1) * 64 * wide * float32.size)
         for number, (slot, share) in itertools.product(range(self.products), enumerate(others)):
             piece = self.columns_of(sums[number], share, wide)
-            b.send(self.partial, piece, self.gathered, own, rank(share), first + number, slot,
-                   to="one")  # fmt: skip
+            b.send(
+                self.partial, piece, self.gathered, own, rank(share), first + number, slot, to="one"
+            )
         b.wait(self.gathered, own, 0)
         found = []
         for number in range(self.products):
@@ -636,8 +685,11 @@ class WideMatmul:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
         piece, *near, (batch, row, column) = given
         b = self.b
-        inputs = [piece, self.positions(64, row, (64, 1)),
-                  self.positions(piece.shape[1], column, (1, piece.shape[1]))]  # fmt: skip
+        inputs = [
+            piece,
+            self.positions(64, row, (64, 1)),
+            self.positions(piece.shape[1], column, (1, piece.shape[1])),
+        ]
         if self.x.batch != 1:
             inputs.append(b.index(batch))
         return b.hole("epilogue", Tile(piece.shape, float32), *inputs, *near)

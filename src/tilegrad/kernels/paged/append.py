@@ -41,16 +41,21 @@ class Rotary:
 def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]:
     """q, k, v, frequencies, scales (of 8 bits), table, lengths, query_starts, keys, values, and
     the turned queries."""
-    made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
-            ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
-            ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
-            ("frequencies", Memory((max(1, rotary.width // 2),), float32))]  # fmt: skip
+    made = [
+        ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
+        ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
+        ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
+        ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
+    ]
     if x.scaled:
         made.append(("scales", Memory((2,), float32)))
-    made += [("table", Memory((x.requests, x.most_pages), int32)),
-             ("lengths", Memory((x.requests,), int32)),
-             ("query_starts", Memory((x.requests + 1,), int32)), *cache_parameters(x),
-             ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result"))]  # fmt: skip
+    made += [
+        ("table", Memory((x.requests, x.most_pages), int32)),
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((x.requests + 1,), int32)),
+        *cache_parameters(x),
+        ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result")),
+    ]
     return made
 
 
@@ -105,11 +110,18 @@ class _Append:
         page = b.cast(b.load(memory["table"], (request, at // x.page)), int64)
         slot = (b.atom("page", page, 0, high(x.pages) - 1), self.head, at % x.page)
         angle = self.angles(place)
-        scales = ([b.load(memory["scales"], (i,)) for i in range(2)] if x.scaled else [])
+        scales = [b.load(memory["scales"], (i,)) for i in range(2)] if x.scaled else []
         queries = (self.token, self.head * x.group)
         self.turn(memory["q"], memory["turned"], queries, queries, x.group, angle, None)
-        self.turn(memory["k"], memory["keys"], (self.token, self.head), slot, 1, angle,
-                  scales[0] if scales else None)  # fmt: skip
+        self.turn(
+            memory["k"],
+            memory["keys"],
+            (self.token, self.head),
+            slot,
+            1,
+            angle,
+            scales[0] if scales else None,
+        )
         value = b.load(memory["v"], (self.token, self.head, 0), (x.value_width,), (2,))
         value = self.kept(b.cast(value, float32), x.cache, scales[1] if scales else None)
         b.store(memory["values"], value, (*slot, 0), (3,))
@@ -128,8 +140,13 @@ class _Append:
             line = b.apply("add", b.add(ops.iota(size=step, dtype=int64)), b.index(first))
             after = b.apply("less", b.index(row), line)
             after = b.broadcast(b.add(ops.reshape(after, shape=(step, 1))), shape)
-            b.store(self.memory["values"], b.constant(0.0, x.cache, shape), (page, head, first, 0),
-                    (2, 3), after)  # fmt: skip
+            b.store(
+                self.memory["values"],
+                b.constant(0.0, x.cache, shape),
+                (page, head, first, 0),
+                (2, 3),
+                after,
+            )
             return ()
 
         def zeros() -> Sequence[Node]:
@@ -158,9 +175,15 @@ class _Append:
         return b.cast(value, dtype)
 
     def turn(
-        self, source: Node, into: Node, where: Sequence[Size], to: Sequence[Size], count: int,
-        angle: tuple[Node, Node] | None, scale: Node | None,
-    ) -> None:  # fmt: skip
+        self,
+        source: Node,
+        into: Node,
+        where: Sequence[Size],
+        to: Sequence[Size],
+        count: int,
+        angle: tuple[Node, Node] | None,
+        scale: Node | None,
+    ) -> None:
         """Heads from one Memory to another, their first elements turned."""
         b, width, rotary = self.b, self.x.width, self.rotary
         ends = (len(source.type.shape), len(into.type.shape))  # type: ignore[union-attr]
@@ -168,11 +191,15 @@ class _Append:
             first, second = (b.cast(self.half(source, where, count, i), float32) for i in (0, 1))
             cosine, sine = (b.broadcast(v, first.shape) for v in angle)
             turned = (
-                b.apply("subtract", b.apply("multiply", first, cosine),
-                        b.apply("multiply", second, sine)),
-                b.apply("add", b.apply("multiply", second, cosine),
-                        b.apply("multiply", first, sine)),
-            )  # fmt: skip
+                b.apply(
+                    "subtract",
+                    b.apply("multiply", first, cosine),
+                    b.apply("multiply", second, sine),
+                ),
+                b.apply(
+                    "add", b.apply("multiply", second, cosine), b.apply("multiply", first, sine)
+                ),
+            )
             for i, value in enumerate(turned):
                 self.write_half(into, to, self.kept(value, into.dtype, scale), i)
         rest = width - rotary.width
@@ -207,6 +234,9 @@ class _Append:
             start = start + i * stride  # type: ignore[operator]
         head = b.add(ops.reshape(b.add(ops.iota(size=count, dtype=int64)), shape=(count, 1)))
         pair = b.add(ops.reshape(b.add(ops.iota(size=half, dtype=int64)), shape=(1, half)))
-        line = b.apply("add", b.apply("multiply", head, b.constant(self.x.width, int64)),
-                       b.apply("multiply", pair, b.constant(2, int64)))  # fmt: skip
+        line = b.apply(
+            "add",
+            b.apply("multiply", head, b.constant(self.x.width, int64)),
+            b.apply("multiply", pair, b.constant(2, int64)),
+        )
         return b.apply("add", line, b.index(start))

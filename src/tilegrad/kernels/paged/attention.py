@@ -15,6 +15,7 @@ page number, keys, products, part, combine.
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
 the cache holds there. Invariant: a pair's result depends on its own pages, and on how the work
 list cut it, alone.
+`producer` is long: one loop, in the order of what it copies.
 """
 
 from __future__ import annotations
@@ -122,8 +123,9 @@ class _Attend(Steps):
         def one(number: Size, carried: list[Node]) -> Sequence[Node]:
             turn, *found = carried
             following = record(number + 1)
-            sizes = {f: b.atom(f"field{f}", node, *self.bounds(f))
-                     for f, node in zip(fields, found)}  # fmt: skip
+            sizes = {
+                f: b.atom(f"field{f}", node, *self.bounds(f)) for f, node in zip(fields, found)
+            }
             sizes[HEAD] = sizes[HEAD] + self.near
             before = b.atom("turn", turn, 0, 2 * plan.stages - 1)
             body(sizes, before)  # type: ignore[operator]
@@ -137,20 +139,29 @@ class _Attend(Steps):
         x, plan = self.x, self.plan
         keys = self.most_blocks * plan.block
         return {
-            REQUEST: (0, high(x.requests) - 1), HEAD: (0, x.key_heads // self.spread - 1),
-            TOKEN: (0, high(x.tokens) - 1), TOKENS: (0, self.per),
-            SEES: (-high(x.tokens), keys), FIRST: (0, self.most_blocks - 1),
+            REQUEST: (0, high(x.requests) - 1),
+            HEAD: (0, x.key_heads // self.spread - 1),
+            TOKEN: (0, high(x.tokens) - 1),
+            TOKENS: (0, self.per),
+            SEES: (-high(x.tokens), keys),
+            FIRST: (0, self.most_blocks - 1),
             BLOCKS: (0, self.most_blocks),
-            SLOT: (-1, self.rows - 1), FROM: (0, self.rows - 1), PARTS: (1, self.walkers),
-        }[field]  # fmt: skip
+            SLOT: (-1, self.rows - 1),
+            FROM: (0, self.rows - 1),
+            PARTS: (1, self.walkers),
+        }[field]
 
     # ---- bringing ---------------------------------------------------------------------------
 
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
         b, plan, x = self.b, self.plan, self.x
-        memory, ring, full, empty = (self.cache[which], self.rings[which], self.full[which],
-                                     self.empty[which])  # fmt: skip
+        memory, ring, full, empty = (
+            self.cache[which],
+            self.rings[which],
+            self.full[which],
+            self.empty[which],
+        )
         width = self.widths[which]
         rows = min(x.page, plan.block)
         bytes_ = plan.block * width * x.cache.size
@@ -162,8 +173,18 @@ class _Attend(Steps):
             b.wait(empty, stage, (lap + 1) % 2)
             b.expect(full, stage, bytes_)
             within = (sizes[FIRST] + s) * plan.block % x.page if x.page > plan.block else 0
-            b.copy_pages(ring, (stage,), memory, pages, (0, sizes[HEAD], within, 0),
-                         (rows, width), (2, 3), full, stage, plan.hint)  # fmt: skip
+            b.copy_pages(
+                ring,
+                (stage,),
+                memory,
+                pages,
+                (0, sizes[HEAD], within, 0),
+                (rows, width),
+                (2, 3),
+                full,
+                stage,
+                plan.hint,
+            )
             return ()
 
         def item(sizes: dict[int, Size], before: Size) -> None:
@@ -174,8 +195,10 @@ class _Attend(Steps):
                 following = pages(s + together)
                 copy(s, carried[0], sizes, before)
                 for i in range(1, together):
-                    b.branch(b.less(s + i, sizes[BLOCKS]),
-                             lambda i=i: copy(s + i, carried[i], sizes, before))  # fmt: skip
+                    b.branch(
+                        b.less(s + i, sizes[BLOCKS]),
+                        lambda i=i: copy(s + i, carried[i], sizes, before),
+                    )
                 return following
 
             b.loop("step", 0, sizes[BLOCKS], together, some, pages(0))
@@ -211,12 +234,15 @@ class _Attend(Steps):
         self.load_queries(sizes)
         rows = plan.rows
         b.write(self.total, b.constant(0.0, float32, (self.widths[1], rows)))
-        start = [b.constant(-math.inf, float32, (1, rows)),
-                 b.constant(0.0, float32, (plan.block, rows))]  # fmt: skip
+        start = [
+            b.constant(-math.inf, float32, (1, rows)),
+            b.constant(0.0, float32, (plan.block, rows)),
+        ]
 
         def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-            return self.step(self.slot(before, s), sizes[FIRST] + s, sizes[SEES], sizes[TOKENS],
-                             carried)  # fmt: skip
+            return self.step(
+                self.slot(before, s), sizes[FIRST] + s, sizes[SEES], sizes[TOKENS], carried
+            )
 
         best, sums = b.loop("step", 0, sizes[BLOCKS], 1, step, start)
         self.finish(sizes, best, sums)
@@ -264,8 +290,12 @@ class _Attend(Steps):
         sums = b.add(ops.reshape(b.add(ops.reduce(sums, axis=0, kind="sum")), shape=best.shape))
         some = b.apply("less", b.constant(0.0, float32), sums)
         one = b.constant(1.0, float32)
-        scale = b.apply("where", some, b.apply("divide", one, b.apply("where", some, sums, one)),
-                        b.constant(0.0, float32))  # fmt: skip
+        scale = b.apply(
+            "where",
+            some,
+            b.apply("divide", one, b.apply("where", some, sums, one)),
+            b.constant(0.0, float32),
+        )
         if self.factors:
             scale = b.apply("multiply", scale, self.factors[1])
         result = b.apply("multiply", b.read(self.total), scale)
@@ -273,8 +303,12 @@ class _Attend(Steps):
 
         def whole() -> Sequence[Node]:
             offset, inside = self.places(sizes, shape, 1, x.value_width)
-            b.scatter(self.out, b.cast(result, x.dtype), b.broadcast(offset, shape),
-                      b.broadcast(inside, shape))  # fmt: skip
+            b.scatter(
+                self.out,
+                b.cast(result, x.dtype),
+                b.broadcast(offset, shape),
+                b.broadcast(inside, shape),
+            )
             return ()
 
         def part() -> Sequence[Node]:
@@ -317,8 +351,18 @@ class _Attend(Steps):
         b.store(self.counters, b.constant(0, int32), (sizes[FROM], self.near))
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         together = 1 << (room.bit_length() - 1)
-        result = mixed(b, (self.partial, self.sums), (sizes[FROM], self.near, 0), sizes[PARTS],
-                       (together, rows, wide), self.per * x.group)  # fmt: skip
+        result = mixed(
+            b,
+            (self.partial, self.sums),
+            (sizes[FROM], self.near, 0),
+            sizes[PARTS],
+            (together, rows, wide),
+            self.per * x.group,
+        )
         offset, inside = self.places(sizes, (rows, wide), 0, wide)
-        b.scatter(self.out, b.cast(result, x.dtype), b.broadcast(offset, (rows, wide)),
-                  b.broadcast(inside, (rows, wide)))  # fmt: skip
+        b.scatter(
+            self.out,
+            b.cast(result, x.dtype),
+            b.broadcast(offset, (rows, wide)),
+            b.broadcast(inside, (rows, wide)),
+        )

@@ -84,19 +84,25 @@ def attend_parameters(x: PagedShape) -> list[tuple[str, Memory]]:
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x, "value")]
     if x.scaled:
         made.append(("scales", Memory((2,), float32)))
-    made += [("table", Memory((x.requests, x.most_pages), int32)),
-             ("lengths", Memory((x.requests,), int32)),
-             ("query_starts", Memory((combine(x.requests, 1, 1),), int32))]  # fmt: skip
+    made += [
+        ("table", Memory((x.requests, x.most_pages), int32)),
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((combine(x.requests, 1, 1),), int32)),
+    ]
     return [*made, ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))]
 
 
-def partial_parameters(x: PagedShape, plan: CpuPlan, parts: int, use: str = "value"
-                       ) -> list[tuple[str, Memory]]:  # fmt: skip
+def partial_parameters(
+    x: PagedShape, plan: CpuPlan, parts: int, use: str = "value"
+) -> list[tuple[str, Memory]]:
     """What parts leave behind: results that are not divided yet, maxima and sums."""
     lead = (row_blocks(x, plan.queries // x.group), x.key_heads, parts, plan.queries)
     rows = Memory(lead, float32, use=use)
-    return [("partial", Memory((*lead, x.value_width), float32, use=use)), ("maxima", rows),
-            ("sums", rows)]  # fmt: skip
+    return [
+        ("partial", Memory((*lead, x.value_width), float32, use=use)),
+        ("maxima", rows),
+        ("sums", rows),
+    ]
 
 
 def attend(x: PagedShape, plan: CpuPlan, name: str = "paged_attention", parts: int = 1) -> Body:
@@ -111,8 +117,18 @@ def combine_parts(x: PagedShape, plan: CpuPlan, parts: int, name: str = "paged_c
 
 def shape_of(x: PagedShape) -> AttentionShape:
     """The attention that a step is, as far as programs share it."""
-    return AttentionShape(1, x.heads, x.key_heads, x.tokens, multiply(x.most_pages, x.page),
-                          x.width, x.value_width, x.dtype, x.scale, softcap=x.softcap)  # fmt: skip
+    return AttentionShape(
+        1,
+        x.heads,
+        x.key_heads,
+        x.tokens,
+        multiply(x.most_pages, x.page),
+        x.width,
+        x.value_width,
+        x.dtype,
+        x.scale,
+        softcap=x.softcap,
+    )
 
 
 def row_blocks(x: PagedShape, per: int) -> Size:
@@ -145,19 +161,24 @@ class Blocks:
 
         def look(r: Size, carried: list[Node]) -> Sequence[Node]:
             before, request, token, tokens = carried
-            first, last = self.integer("query_starts", r), self.integer(
-                "query_starts", combine(r, 1, 1))  # fmt: skip
+            first, last = (
+                self.integer("query_starts", r),
+                self.integer("query_starts", combine(r, 1, 1)),
+            )
             own = b.apply("subtract", last, first)
             count = b.apply("add", own, b.index(self.per - 1))
             count = b.apply("floor_divide", count, each)
             inside = b.apply("subtract", b.index(block), before)
-            mine = b.apply("bit_and", b.apply("less_equal", zero, inside),
-                           b.apply("less", inside, count))  # fmt: skip
+            mine = b.apply(
+                "bit_and", b.apply("less_equal", zero, inside), b.apply("less", inside, count)
+            )
             start = b.apply("multiply", inside, each)
             left = b.apply("minimum", b.apply("subtract", own, start), each)
             chosen = ((request, b.index(r)), (token, b.apply("add", first, start)), (tokens, left))
-            return [b.apply("add", before, count),
-                    *(b.apply("where", mine, new, old) for old, new in chosen)]  # fmt: skip
+            return [
+                b.apply("add", before, count),
+                *(b.apply("where", mine, new, old) for old, new in chosen),
+            ]
 
         _, request, token, tokens = b.loop("look", 0, p.requests, 1, look, [zero] * 4)
         self.request = b.atom("request", request, 0, max(0, high(p.requests) - 1))
@@ -190,8 +211,13 @@ class Blocks:
             for head in self.heads():
 
                 def chunk(d: Size, _: list[Node], head: Size = head) -> Sequence[Node]:
-                    b.store(self.memory["out"], b.constant(0, p.dtype, (n,)), (t, head, d), (2,),
-                            self.below(d, n, p.value_width))  # fmt: skip
+                    b.store(
+                        self.memory["out"],
+                        b.constant(0, p.dtype, (n,)),
+                        (t, head, d),
+                        (2,),
+                        self.below(d, n, p.value_width),
+                    )
                     return ()
 
                 self.chunks(p.value_width, chunk)
@@ -221,8 +247,10 @@ class Rows(Blocks):
     def row_at(self, r: Size) -> tuple[Size, Size]:
         """Head and token of a row."""
         group = self.p.group
-        return (combine(multiply(self.key_head, group), modulo(r, group), 1),
-                combine(self.token, floor_divide(r, group), 1))  # fmt: skip
+        return (
+            combine(multiply(self.key_head, group), modulo(r, group), 1),
+            combine(self.token, floor_divide(r, group), 1),
+        )
 
     def share_of(self, total: Node) -> Node:
         """The values' scale belongs to it."""
@@ -234,8 +262,13 @@ class Rows(Blocks):
     def store_line(self, r: Size, d: Size, part: Node) -> None:
         """Write a piece of a row of the result."""
         head, token = self.row_at(r)
-        self.b.store(self.memory["out"], part, (token, head, d), (2,),
-                     self.below(d, self.lanes, self.p.value_width))  # fmt: skip
+        self.b.store(
+            self.memory["out"],
+            part,
+            (token, head, d),
+            (2,),
+            self.below(d, self.lanes, self.p.value_width),
+        )
 
 
 class _Attend(Rows, Decode):
@@ -261,8 +294,14 @@ class _Attend(Rows, Decode):
         self.find(self.row_block)
         self.own_part()
         self.each_row(self.prepare)
-        b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
-               bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
+        b.loop(
+            "keys",
+            self.lower,
+            self.upper,
+            self.plan.keys,
+            self.block,
+            bounds=(0, max(0, high(self.x.keys) - 1)),
+        )
         self.each_row(self.finish)
         if self.parts == 1:
             b.branch(self.clears(), self.clear)
@@ -338,8 +377,9 @@ class _Attend(Rows, Decode):
         page, place = self.current
         n = self.lanes
         columns = self.both(None, self.below(d, n, self.p.width), (n, n))
-        return self.b.load(self.memory["keys"], (page, self.key_head, place, d), (n, n), (2, 3),
-                           columns)  # fmt: skip
+        return self.b.load(
+            self.memory["keys"], (page, self.key_head, place, d), (n, n), (2, 3), columns
+        )
 
     def widen(self) -> None:
         """Neighbouring keys in the dtype of the sums."""
@@ -360,14 +400,18 @@ class _Attend(Rows, Decode):
             self.ask("values", self.current, combine(modulo(r, self.p.group), row, 1))
 
         def chunk(d: Size, carried: list[Node]) -> Sequence[Node]:
-            keys = (b.load(self.wide_keys, (0, d), (n, n), (0, 1)) if self.widens
-                    else b.cast(self.key_square(0, d, None), self.sum))  # fmt: skip
+            keys = (
+                b.load(self.wide_keys, (0, d), (n, n), (0, 1))
+                if self.widens
+                else b.cast(self.key_square(0, d, None), self.sum)
+            )
             query = b.load(self.query_rows, (r, d), (n,), (1,))
             return [b.apply("multiply_add", keys, query, carried[0])]
 
         top = -(-x.width // n) * n
-        sums = b.loop("chunk", 0, top, n, chunk, [b.constant(0, self.sum, (n, n))],
-                      bounds=(0, top - n))[0]  # fmt: skip
+        sums = b.loop(
+            "chunk", 0, top, n, chunk, [b.constant(0, self.sum, (n, n))], bounds=(0, top - n)
+        )[0]
         total = b.add(ops.reduce(sums, axis=1, kind="sum"))
         b.store(self.scores, self.changed(total, r, j), (r, j), (1,))
 
@@ -399,16 +443,22 @@ class _Attend(Rows, Decode):
         wide = plan.across * n
 
         def one(i: Size, j: Size, page: Size, place: Size, sums: Node) -> Node:
-            line = b.load(self.memory["values"], (page, self.key_head, combine(place, i, 1), d),
-                          (wide,), (3,), self.below(d, wide, self.p.value_width))  # fmt: skip
+            line = b.load(
+                self.memory["values"],
+                (page, self.key_head, combine(place, i, 1), d),
+                (wide,),
+                (3,),
+                self.below(d, wide, self.p.value_width),
+            )
             line = b.add(ops.reshape(b.cast(line, self.sum), shape=(1, wide)))
             left = b.load(self.scores, (first, combine(j, i, 1)), (rows, 1), (0, 1))
             return b.add(ops.dot(left, line, sums))
 
         def some(j: Size, carried: list[Node]) -> Sequence[Node]:
             page, place = self.page_at(combine(self.key, j, 1))
-            ahead = minimum(combine(combine(self.key, j, 1), plan.keys, 1),
-                            combine(self.upper, 1, -1))  # fmt: skip
+            ahead = minimum(
+                combine(combine(self.key, j, 1), plan.keys, 1), combine(self.upper, 1, -1)
+            )
             following = self.page_at(multiply(floor_divide(ahead, n), n))
 
             def step(i: Size, own: list[Node]) -> Sequence[Node]:
@@ -435,8 +485,10 @@ class _Combine(Rows, Combine):
 
     def __init__(self, p: PagedShape, plan: CpuPlan, name: str, parts: int) -> None:
         names = ("scales", "lengths", "query_starts", "out")
-        given = [*partial_parameters(p, plan, parts),
-                 *(x for x in attend_parameters(p) if x[0] in names)]  # fmt: skip
+        given = [
+            *partial_parameters(p, plan, parts),
+            *(x for x in attend_parameters(p) if x[0] in names),
+        ]
         Builder.__init__(self, shape_of(p), given, plan, name)
         self.p, self.parts, self.per = p, parts, plan.queries // p.group
 
@@ -467,5 +519,7 @@ def callee(x: PagedShape, target: Target) -> KernelCallee:
     def role(name: str) -> tuple[str, int]:
         return ("store", results.index(name)) if name in results else ("read", names.index(name))
 
-    return KernelCallee("paged_attention", tuple(
-        (body, tuple(role(p.attrs["name"]) for p in body.parameters)) for body in bodies))
+    return KernelCallee(
+        "paged_attention",
+        tuple((body, tuple(role(p.attrs["name"]) for p in body.parameters)) for body in bodies),
+    )

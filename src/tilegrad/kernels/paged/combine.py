@@ -37,8 +37,11 @@ TOGETHER = 32  # parts that are read at once
 
 def combine_parameters(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
     """cuts, partial, sums, out (of which whole pairs are there)."""
-    return [work_parameters(x, plan)[1], *scratch_parameters(x, plan),
-            ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="state"))]  # fmt: skip
+    return [
+        work_parameters(x, plan)[1],
+        *scratch_parameters(x, plan),
+        ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="state")),
+    ]
 
 
 def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
@@ -71,9 +74,13 @@ def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -
 
 
 def mixed(
-    b: BodyBuilder, memories: tuple[Node, Node], where: tuple[Size, Size, Size], parts: Size,
-    shape: tuple[int, int, int], real: int,
-) -> Node:  # fmt: skip
+    b: BodyBuilder,
+    memories: tuple[Node, Node],
+    where: tuple[Size, Size, Size],
+    parts: Size,
+    shape: tuple[int, int, int],
+    real: int,
+) -> Node:
     """Results (rows, width) of the parts from a slot on: `memories` are partial and sums, `where`
     is (slot, near, row), `shape` (parts at a time, rows, width), of which `real` rows count."""
     (partial, sums), (slot, *which), (together, rows, wide) = memories, where, shape
@@ -91,16 +98,23 @@ def mixed(
         weights = b.apply("exp2", b.apply("subtract", logs, base))
         shrink = b.apply("exp2", b.apply("subtract", best, base))
         by_row = b.add(ops.reshape(shrink, shape=(rows, 1)))
-        more = b.apply("multiply", found,
-                       b.add(ops.reshape(weights, shape=(together, rows, 1))))  # fmt: skip
-        result = b.apply("multiply_add", result, b.broadcast(by_row, (rows, wide)),
-                         b.add(ops.reduce(more, axis=0, kind="sum")))  # fmt: skip
-        total = b.apply("multiply_add", total, shrink,
-                        b.add(ops.reduce(weights, axis=0, kind="sum")))  # fmt: skip
+        more = b.apply("multiply", found, b.add(ops.reshape(weights, shape=(together, rows, 1))))
+        result = b.apply(
+            "multiply_add",
+            result,
+            b.broadcast(by_row, (rows, wide)),
+            b.add(ops.reduce(more, axis=0, kind="sum")),
+        )
+        total = b.apply(
+            "multiply_add", total, shrink, b.add(ops.reduce(weights, axis=0, kind="sum"))
+        )
         return [now, total, result]
 
-    start = [b.constant(-math.inf, float32, (rows,)), b.constant(0.0, float32, (rows,)),
-             b.constant(0.0, float32, (rows, wide))]  # fmt: skip
+    start = [
+        b.constant(-math.inf, float32, (rows,)),
+        b.constant(0.0, float32, (rows,)),
+        b.constant(0.0, float32, (rows, wide)),
+    ]
     _, total, result = b.loop("part", 0, parts, together, some, start)
     safe = b.apply("where", b.apply("less", zero, total), total, b.constant(1.0, float32))
     return b.apply("divide", result, b.add(ops.reshape(safe, shape=(rows, 1))))

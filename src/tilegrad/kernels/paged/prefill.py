@@ -27,7 +27,7 @@ from ...ir.symbol import (
     modulo,
     multiply,
     symbol,
-)  # fmt: skip
+)
 from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import Body
@@ -51,23 +51,35 @@ def shape_of(x: PagedShape) -> AttentionShape:
     last = symbol("offset", 0, high(keys))
     first = combine(last, x.window - 1, -1) if x.window else None
     return AttentionShape(
-        1, x.heads, x.key_heads, x.tokens, keys, x.width, x.value_width, x.dtype, x.scale,
-        (first, last), x.softcap, extras=("query_starts", "key_starts"),
+        1,
+        x.heads,
+        x.key_heads,
+        x.tokens,
+        keys,
+        x.width,
+        x.value_width,
+        x.dtype,
+        x.scale,
+        (first, last),
+        x.softcap,
+        extras=("query_starts", "key_starts"),
         orders=("bthd", "bhtd", "bhtd", "bthd"),
-    )  # fmt: skip
+    )
 
 
 def parameters(x: PagedShape) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, lengths, query_starts; out and lse."""
     keys, values = (memory for _, memory in cache_parameters(x))
     return [
-        ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)), ("k", keys), ("v", values),
+        ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
+        ("k", keys),
+        ("v", values),
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("lengths", Memory((x.requests,), int32)),
         ("query_starts", Memory((combine(x.requests, 1, 1),), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
-    ]  # fmt: skip
+    ]
 
 
 def why_not(x: PagedShape, target: Target) -> str:
@@ -134,9 +146,18 @@ class _Prefill(WideAttention):
         b.expect(self.full[which], stage, self.keys * width * x.dtype.size)
         head = floor_divide(work.head, self.x.group)
         within = modulo(key, x.page) if x.page > self.keys else 0
-        b.copy_pages(self.rings[which], (stage, 0), self.memory["kv"[which]], pages,
-                     (0, head, within, 0), (min(x.page, self.keys), width), (2, 3),
-                     self.full[which], stage, "")  # fmt: skip
+        b.copy_pages(
+            self.rings[which],
+            (stage, 0),
+            self.memory["kv"[which]],
+            pages,
+            (0, head, within, 0),
+            (min(x.page, self.keys), width),
+            (2, 3),
+            self.full[which],
+            stage,
+            "",
+        )
 
     def pages(self, work: Work, key: Size) -> Node:
         """The pages of a block of keys; -1, which reads as zeros, past the request's last key."""

@@ -44,9 +44,20 @@ def why_not(x: PagedShape, target: Target) -> str:
 def shape_of(x: PagedShape) -> AttentionShape:
     """One request's tokens over its keys; where its diagonal lies is known to a program."""
     keys = multiply(x.most_pages, x.page)
-    return AttentionShape(1, x.heads, x.key_heads, x.tokens, keys, x.width, x.value_width, x.dtype,
-                          x.scale, (0 if x.window else None, 0), x.softcap,
-                          orders=("thd", "bhtd", "bhtd", "thd"))  # fmt: skip
+    return AttentionShape(
+        1,
+        x.heads,
+        x.key_heads,
+        x.tokens,
+        keys,
+        x.width,
+        x.value_width,
+        x.dtype,
+        x.scale,
+        (0 if x.window else None, 0),
+        x.softcap,
+        orders=("thd", "bhtd", "bhtd", "thd"),
+    )
 
 
 def choose(x: PagedShape, target: Target) -> CpuPlan | None:
@@ -98,8 +109,14 @@ class _Prefill(Blocks):
         """All of a block that has tokens."""
         self.prepare()
         self.stop = minimum(self.plan.queries, self.tokens)
-        self.b.loop("keys", self.lower, self.upper, self.plan.keys, self.block,
-                    bounds=(0, max(0, high(self.x.keys) - 1)))  # fmt: skip
+        self.b.loop(
+            "keys",
+            self.lower,
+            self.upper,
+            self.plan.keys,
+            self.block,
+            bounds=(0, max(0, high(self.x.keys) - 1)),
+        )
         self.finish()
         return ()
 

@@ -69,14 +69,24 @@ def work_list(
                 items[place, START] = number + part
             begun.add(program)
             items[program, STOP] = number + part
-            fields = {**one, FIRST: one[FIRST] + at - unit, BLOCKS: end - at,
-                      SLOT: -1 if len(pieces) == 1 else number + part, FROM: number,
-                      PARTS: len(pieces)}  # fmt: skip
+            fields = {
+                **one,
+                FIRST: one[FIRST] + at - unit,
+                BLOCKS: end - at,
+                SLOT: -1 if len(pieces) == 1 else number + part,
+                FROM: number,
+                PARTS: len(pieces),
+            }
             for column, value in fields.items():
                 items[place, column] = value
         if len(pieces) > 1:
-            values = {CUT_SLOT: number, CUT_PARTS: len(pieces), CUT_TOKEN: one[TOKEN],
-                      CUT_TOKENS: one[TOKENS], CUT_HEAD: one[HEAD]}  # fmt: skip
+            values = {
+                CUT_SLOT: number,
+                CUT_PARTS: len(pieces),
+                CUT_TOKEN: one[TOKEN],
+                CUT_TOKENS: one[TOKENS],
+                CUT_HEAD: one[HEAD],
+            }
             for column, value in values.items():
                 cuts[pieces[1][0], column] = value
         unit, number = stop, number + len(pieces)
@@ -96,22 +106,39 @@ def _pairs(
             begin = max(0, sees - x.window) // plan.block if x.window else 0
             blocks = max(1, -(-max(0, sees + tokens - 1) // plan.block) - begin)
             for head in range(listed(x, plan)):
-                found.append({REQUEST: request, HEAD: head, TOKEN: start, TOKENS: tokens,
-                              SEES: sees, FIRST: begin, BLOCKS: blocks})  # fmt: skip
+                found.append(
+                    {
+                        REQUEST: request,
+                        HEAD: head,
+                        TOKEN: start,
+                        TOKENS: tokens,
+                        SEES: sees,
+                        FIRST: begin,
+                        BLOCKS: blocks,
+                    }
+                )
     return found
 
 
 def attention(
-    x: PagedShape, q: Array, keys: Array, values: Array, table: Array, lengths: Array,
-    query_starts: Array, scales: tuple[float, float] = (1.0, 1.0),
-) -> Array:  # fmt: skip
+    x: PagedShape,
+    q: Array,
+    keys: Array,
+    values: Array,
+    table: Array,
+    lengths: Array,
+    query_starts: Array,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> Array:
     """(tokens, heads, value_width) in float64; rows of no request are 0."""
     out = np.zeros((*q.shape[:2], x.value_width))
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         chosen = table[request, : -(-length // x.page)]
-        by_head = (m[chosen].swapaxes(0, 1).reshape(x.key_heads, -1, m.shape[3])[:, :length]
-                   for m in (keys, values))  # fmt: skip
+        by_head = (
+            m[chosen].swapaxes(0, 1).reshape(x.key_heads, -1, m.shape[3])[:, :length]
+            for m in (keys, values)
+        )
         k, v = (m.astype(np.float64) * scale for m, scale in zip(by_head, scales))
         for token in range(first, last):
             end = length - (last - token) + 1
@@ -127,10 +154,19 @@ def attention(
 
 
 def append(
-    x: PagedShape, rotary: Rotary, q: Array, k: Array, v: Array, frequencies: Array, table: Array,
-    lengths: Array, query_starts: Array, keys: Array, values: Array,
+    x: PagedShape,
+    rotary: Rotary,
+    q: Array,
+    k: Array,
+    v: Array,
+    frequencies: Array,
+    table: Array,
+    lengths: Array,
+    query_starts: Array,
+    keys: Array,
+    values: Array,
     scales: tuple[float, float] = (1.0, 1.0),
-) -> Array:  # fmt: skip
+) -> Array:
     """Turned queries in float64; keys and values (float64 arrays) get the new tokens' rows, and
     the rest of a page that is new zeros for values."""
     turned = np.zeros(q.shape)

@@ -148,11 +148,13 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
         (plan.block & (plan.block - 1), "a block is a power of two"),
         (plan.block // x.page > 32, "a block has 32 pages at most"),
-        ((x.width * x.cache.size) % 16 or (x.value_width * x.cache.size) % 16,
-         "rows of the cache are multiples of 16 bytes"),
+        (
+            (x.width * x.cache.size) % 16 or (x.value_width * x.cache.size) % 16,
+            "rows of the cache are multiples of 16 bytes",
+        ),
         (x.dtype.size != 2, "queries have 16 bits"),
         (x.cache is not x.dtype and not x.scaled, "the cache has the queries' dtype or 8 bits"),
-    ]  # fmt: skip
+    ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
@@ -259,22 +261,28 @@ Parameters = list[tuple[str, Memory]]
 def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
     """The work list: items (those a program begins with first), and pairs that were cut, each in
     the row of the program that has its second part."""
-    return [("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
-            ("cuts", Memory((walkers(x, plan), CUT), int32, use=use))]  # fmt: skip
+    return [
+        ("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
+        ("cuts", Memory((walkers(x, plan), CUT), int32, use=use)),
+    ]
 
 
 def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
     """Parts of pairs: results and log2 of their sums of weights."""
     lead = (item_rows(x, plan), spread(x, plan), plan.rows)
-    return [("partial", Memory((*lead, x.value_width), float32, use=use)),
-            ("sums", Memory(lead, float32, use=use))]  # fmt: skip
+    return [
+        ("partial", Memory((*lead, x.value_width), float32, use=use)),
+        ("sums", Memory(lead, float32, use=use)),
+    ]
 
 
 def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
     """Keys and values."""
     lead = (x.pages, x.key_heads, x.page)
-    return [("keys", Memory((*lead, x.width), x.cache, use=use)),
-            ("values", Memory((*lead, x.value_width), x.cache, use=use))]  # fmt: skip
+    return [
+        ("keys", Memory((*lead, x.width), x.cache, use=use)),
+        ("values", Memory((*lead, x.value_width), x.cache, use=use)),
+    ]
 
 
 def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:

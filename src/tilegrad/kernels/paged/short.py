@@ -89,8 +89,9 @@ class _Short(Steps):
         b.role("multiply", plan.warps, 0, self.consumer)
         b.role("bring_keys", 1, 0, lambda: self.producer(0))
         b.role("bring_values", 1, 0, lambda: self.producer(1))
-        return b.finish((total,), plan=plan, cluster=(many,), distinct=True, alone=plan.alone,
-                        level="placed")  # fmt: skip
+        return b.finish(
+            (total,), plan=plan, cluster=(many,), distinct=True, alone=plan.alone, level="placed"
+        )
 
     # ---- what a program does --------------------------------------------------------------------
 
@@ -137,9 +138,18 @@ class _Short(Steps):
             b.wait(empty, stage, (lap + 1) % 2)
             b.expect(full, stage, bytes_)
             within = self.block(s) * plan.block % x.page if x.page > plan.block else 0
-            b.copy_pages(self.rings[which], (stage,), self.cache[which], pages,
-                         (0, self.head, within, 0), (rows, width), (2, 3), full, stage,
-                         plan.hint)  # fmt: skip
+            b.copy_pages(
+                self.rings[which],
+                (stage,),
+                self.cache[which],
+                pages,
+                (0, self.head, within, 0),
+                (rows, width),
+                (2, 3),
+                full,
+                stage,
+                plan.hint,
+            )
             return ()
 
         def some(s: Size, carried: list[Node]) -> Sequence[Node]:
@@ -149,8 +159,7 @@ class _Short(Steps):
                 b.branch(b.less(s + i, self.blocks), lambda i=i: copy(s + i, carried[i]))
             return following
 
-        b.loop("step", 0, self.blocks, together, some,
-               [self.pages(i) for i in range(together)])  # fmt: skip
+        b.loop("step", 0, self.blocks, together, some, [self.pages(i) for i in range(together)])
 
     def pages(self, step: Size) -> Node:
         """The pages of a block of keys; -1, which reads as zeros, past the last earlier key. They
@@ -161,8 +170,9 @@ class _Short(Steps):
         line = b.apply("add", b.add(ops.iota(size=count, dtype=int64)), b.index(at))
         inside = b.apply("less", line, b.index(x.most_pages))
         found = b.load(self.table, (self.request, at), (count,), (1,), inside)
-        seen = b.apply("less", line, b.index(minimum(ceil_divide(self.before, x.page),
-                                                     x.most_pages)))  # fmt: skip
+        seen = b.apply(
+            "less", line, b.index(minimum(ceil_divide(self.before, x.page), x.most_pages))
+        )
         return b.apply("where", seen, b.cast(found, int64), b.constant(-1, int64))
 
     # ---- multiplying ----------------------------------------------------------------------------
@@ -202,8 +212,10 @@ class _Short(Steps):
         heads = self.read(self.q, b.apply("add", line, b.index(first)), real, column, shape)
         first = (self.token * x.key_heads + self.head) * x.width
         new = self.read(self.memory["k"], b.index(first), None, column, (1, shape[1]))
-        value, self.value = (self.load_value((self.widths[1], 1), 0),
-                             self.load_value((1, self.widths[1]), 1))  # fmt: skip
+        value, self.value = (
+            self.load_value((self.widths[1], 1), 0),
+            self.load_value((1, self.widths[1]), 1),
+        )
         angle = self.angles(column)
         queries = b.cast(b.cast(self.turned(heads, angle), x.dtype), self.operand)
         b.write(self.queries, queries)
@@ -222,8 +234,10 @@ class _Short(Steps):
         zero, line = b.constant(0.0, float32), b.broadcast(here, (1, rows))
         some = b.apply("where", b.broadcast(here, value.shape), b.cast(value, float32), zero)
         b.write(self.total, b.broadcast(some, (self.widths[1], rows)))
-        return [b.apply("where", line, score, b.constant(-math.inf, float32)),
-                b.apply("where", line, b.constant(1.0, float32), zero)]  # fmt: skip
+        return [
+            b.apply("where", line, score, b.constant(-math.inf, float32)),
+            b.apply("where", line, b.constant(1.0, float32), zero),
+        ]
 
     def load_value(self, shape: tuple[int, int], axis: int) -> Node:
         """The new value along an axis, as the cache keeps it."""
@@ -265,8 +279,10 @@ class _Short(Steps):
             pair = b.apply("unsigned_remainder", column, number)
             leads = b.apply("less", column, number)
         inside = b.apply("less", column, b.constant(2 * half, int64))
-        cosine, sine = (b.gather(self.turns, b.apply("add", pair, b.constant(i * half, int64)),
-                                 inside) for i in range(2))  # fmt: skip
+        cosine, sine = (
+            b.gather(self.turns, b.apply("add", pair, b.constant(i * half, int64)), inside)
+            for i in range(2)
+        )
         zero, one = b.constant(0.0, float32), b.constant(1.0, float32)
         sine = b.apply("where", leads, b.apply("subtract", zero, sine), sine)
         return b.apply("where", inside, cosine, one), b.apply("where", inside, sine, zero)
@@ -290,8 +306,9 @@ class _Short(Steps):
         wide = [b.cast(part, float32) for part in heads]
         if angle is None:
             return wide[0]
-        parts = [b.apply("multiply", part, b.broadcast(v, part.shape))
-                 for part, v in zip(wide, angle)]  # fmt: skip
+        parts = [
+            b.apply("multiply", part, b.broadcast(v, part.shape)) for part, v in zip(wide, angle)
+        ]
         return b.apply("add", *parts)
 
     def partner(self, column: Node) -> Node:
@@ -301,8 +318,12 @@ class _Short(Steps):
             other = b.apply("bit_xor", column, b.constant(1, int64))
         else:
             leads = b.apply("less", column, b.constant(half, int64))
-            other = b.apply("where", leads, b.apply("add", column, b.constant(half, int64)),
-                            b.apply("subtract", column, b.constant(half, int64)))  # fmt: skip
+            other = b.apply(
+                "where",
+                leads,
+                b.apply("add", column, b.constant(half, int64)),
+                b.apply("subtract", column, b.constant(half, int64)),
+            )
         turns = b.apply("less", column, b.constant(2 * half, int64))
         return b.apply("where", turns, other, column)
 
@@ -345,8 +366,11 @@ class _Short(Steps):
         """Columns (columns, rows) of the result that this program finishes."""
         b, x, shape = self.b, self.x, result.shape
         at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)  # type: ignore[arg-type]
-        inside = b.apply("bit_and", b.apply("less", at, b.constant(x.value_width, int64)),
-                         b.apply("less", row, b.constant(x.group, int64)))  # fmt: skip
+        inside = b.apply(
+            "bit_and",
+            b.apply("less", at, b.constant(x.value_width, int64)),
+            b.apply("less", row, b.constant(x.group, int64)),
+        )
         inside = b.apply("bit_and", inside, b.broadcast(self.there, shape))
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         line = b.apply("multiply", row, b.constant(x.value_width, int64))
@@ -373,8 +397,13 @@ class _Short(Steps):
         def rows(first: Size, _: list[Node]) -> Sequence[Node]:
             shape = (step, x.value_width)
             after = b.apply("less", b.index(row), self.counted(shape, 0, first))
-            b.store(self.cache[1], b.constant(0.0, x.cache, shape), (page, self.head, first, 0),
-                    (2, 3), b.broadcast(after, shape))  # fmt: skip
+            b.store(
+                self.cache[1],
+                b.constant(0.0, x.cache, shape),
+                (page, self.head, first, 0),
+                (2, 3),
+                b.broadcast(after, shape),
+            )
             return ()
 
         b.branch(b.less(row, 1), lambda: b.loop("row", 0, x.page, step, rows) or ())

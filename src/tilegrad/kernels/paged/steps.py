@@ -57,8 +57,10 @@ class Steps:
             self.empty.append(b.barrier(f"{name}_empty", 1, stages))
         self.operands, dtype = self.rings, self.operand
         if x.scaled:
-            self.operands = [b.allocate((plan.block, width), dtype, "shared", "swizzle128")
-                             for width in self.widths]  # fmt: skip
+            self.operands = [
+                b.allocate((plan.block, width), dtype, "shared", "swizzle128")
+                for width in self.widths
+            ]
         self.queries = b.allocate((plan.rows, self.widths[0]), dtype, "shared", "swizzle128")
         self.weights = b.allocate((plan.rows, plan.block), dtype, "shared", "swizzle128")
 
@@ -122,8 +124,9 @@ class Steps:
             b.wait(self.full[1], stage, lap % 2)
         b.do(placed.matrix_fence)
         at = () if self.x.scaled else (stage,)
-        b.matrix_async(self.total, self.operands[1], self.weights, True, at,
-                       transpose_a=True, transpose_b=True)  # fmt: skip
+        b.matrix_async(
+            self.total, self.operands[1], self.weights, True, at, transpose_a=True, transpose_b=True
+        )
         b.do(placed.matrix_commit)
         if sums.shape != p.shape:  # while values are multiplied
             more = b.add(ops.reshape(b.add(ops.reduce(p, axis=0, kind="sum")), shape=sums.shape))
@@ -164,8 +167,9 @@ class Steps:
             scores = b.apply("multiply", scores, self.factors[0])
         if x.softcap:
             inner = b.apply("multiply", scores, b.constant(x.scale / x.softcap, float32))
-            return b.apply("multiply", b.apply("tanh", inner),
-                           b.constant(x.softcap * LOG2_E, float32))  # fmt: skip
+            return b.apply(
+                "multiply", b.apply("tanh", inner), b.constant(x.softcap * LOG2_E, float32)
+            )
         return b.apply("multiply", scores, b.constant(x.scale * LOG2_E, float32))
 
     def seen(self, scores: Node, sees: Size, key: Size) -> Node:
@@ -182,8 +186,9 @@ class Steps:
         if x.window:
             begin = b.apply("subtract", end, b.constant(self.reach, int64))
             inside = b.apply("bit_and", inside, b.apply("less_equal", begin, at))
-        return b.apply("where", b.broadcast(inside, scores.shape), scores,
-                       b.constant(-math.inf, float32))  # fmt: skip
+        return b.apply(
+            "where", b.broadcast(inside, scores.shape), scores, b.constant(-math.inf, float32)
+        )
 
     def clear_unseen(self, sees: Size, tokens: Size, key: Size, slot: tuple[Size, Size]) -> None:
         """Values that no token of the row block sees become zeros: anything may lie there."""
@@ -196,8 +201,9 @@ class Steps:
             inside = b.apply("less", at, b.index(end))
             if x.window:
                 inside = b.apply("bit_and", inside, b.apply("less_equal", b.index(begin), at))
-            return b.apply("where", b.broadcast(inside, values.shape), values,
-                           b.constant(0.0, values.dtype))  # fmt: skip
+            return b.apply(
+                "where", b.broadcast(inside, values.shape), values, b.constant(0.0, values.dtype)
+            )
 
         def clear() -> Sequence[Node]:
             b.wait(self.full[1], stage, lap % 2)
@@ -217,8 +223,11 @@ class Steps:
             b.wait(self.full[1], stage, lap % 2)
             wide = b.cast(b.read(self.rings[1], stage), self.operand)
             b.arrive(self.empty[1], stage)
-            b.branch(partly, lambda: b.write(self.operands[1], cleared(wide)) or (),
-                     lambda: b.write(self.operands[1], wide) or ())  # fmt: skip
+            b.branch(
+                partly,
+                lambda: b.write(self.operands[1], cleared(wide)) or (),
+                lambda: b.write(self.operands[1], wide) or (),
+            )
             return
         b.branch(partly, clear)
 

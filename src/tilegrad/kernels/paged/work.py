@@ -59,9 +59,11 @@ UNITS = len(KNOWN)  # where a row block's blocks begin, of all
 
 def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
     """lengths, query_starts, items, cuts."""
-    return [("lengths", Memory((x.requests,), int32)),
-            ("query_starts", Memory((x.requests + 1,), int32)),
-            *work_parameters(x, plan, "result")]  # fmt: skip
+    return [
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((x.requests + 1,), int32)),
+        *work_parameters(x, plan, "result"),
+    ]
 
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
@@ -125,11 +127,13 @@ class _Work:
         b, x = self.b, self.x
         size = power(x.requests)
         inside = b.apply("less", self.line(size), b.index(x.requests))
-        begin, end = (b.cast(b.load(self.starts, (i,), (size,), (0,), inside), int64)
-                      for i in (0, 1))  # fmt: skip
+        begin, end = (
+            b.cast(b.load(self.starts, (i,), (size,), (0,), inside), int64) for i in (0, 1)
+        )
         each = per(x, self.plan)
-        blocks = self.do("floor_divide", self.do("add", self.do("subtract", end, begin), each - 1),
-                         each)  # fmt: skip
+        blocks = self.do(
+            "floor_divide", self.do("add", self.do("subtract", end, begin), each - 1), each
+        )
         ends = b.add(ops.reshape(self.running(blocks), shape=(1, size)))
 
         def chunk(start: Size, _: list[Node]) -> Sequence[Node]:
@@ -147,8 +151,9 @@ class _Work:
         """Row blocks, each the `number`th of a request."""
         b, x, plan = self.b, self.x, self.plan
         there = b.apply("less", request, b.index(x.requests))
-        first, last = (b.cast(b.gather(self.starts, self.do("add", request, i), there), int64)
-                       for i in (0, 1))  # fmt: skip
+        first, last = (
+            b.cast(b.gather(self.starts, self.do("add", request, i), there), int64) for i in (0, 1)
+        )
         length = b.cast(b.gather(self.lengths, request, there), int64)
         queries = self.do("subtract", last, first)
         before = self.do("multiply", number, per(x, plan))
@@ -161,8 +166,14 @@ class _Work:
             begin = self.do("floor_divide", begin, plan.block)
         stop = self.do("floor_divide", self.do("add", end, plan.block - 1), plan.block)
         blocks = self.do("maximum", self.do("subtract", stop, begin), 1)
-        found = {REQUEST: request, TOKEN: self.do("add", first, before), TOKENS: tokens,
-                 SEES: sees, FIRST: begin, BLOCKS: blocks}  # fmt: skip
+        found = {
+            REQUEST: request,
+            TOKEN: self.do("add", first, before),
+            TOKENS: tokens,
+            SEES: sees,
+            FIRST: begin,
+            BLOCKS: blocks,
+        }
         for place, field in enumerate(KNOWN):
             value = b.cast(self.pick(there, found[field], 0), int32)
             b.store(self.known, value, (place, start), (1,))
@@ -183,8 +194,10 @@ class _Work:
         number = self.line(count * heads)
         block = self.do("unsigned_divide", number, heads)
         head = self.do("unsigned_remainder", number, heads)
-        found = {f: b.cast(b.gather(self.known, self.do("add", block, place * count)), int64)
-                 for place, f in enumerate((*KNOWN, UNITS + RECORD))}  # fmt: skip
+        found = {
+            f: b.cast(b.gather(self.known, self.do("add", block, place * count)), int64)
+            for place, f in enumerate((*KNOWN, UNITS + RECORD))
+        }
         found[HEAD] = head
         size = found[BLOCKS]
         start = self.do("add", found.pop(UNITS + RECORD), self.do("multiply", head, size))
@@ -206,8 +219,9 @@ class _Work:
             wide = (1, pairs)
             given = [b.add(ops.reshape(v, shape=wide)) for v in known]
             numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))
-            self.write_part(numbers, given, {
-                f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()})  # fmt: skip
+            self.write_part(
+                numbers, given, {f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()}
+            )
             return
 
         def part(k: Size, _: list[Node]) -> Sequence[Node]:
@@ -230,8 +244,13 @@ class _Work:
         """What the combining kernel reads: a pair that was cut stands in the row of the program
         that has its second part; where there is none, no parts do."""
         b, size = self.b, power(self.walkers)
-        values = {CUT_SLOT: slots, CUT_PARTS: parts, CUT_TOKEN: found[TOKEN],
-                  CUT_TOKENS: found[TOKENS], CUT_HEAD: found[HEAD]}  # fmt: skip
+        values = {
+            CUT_SLOT: slots,
+            CUT_PARTS: parts,
+            CUT_TOKEN: found[TOKEN],
+            CUT_TOKENS: found[TOKENS],
+            CUT_HEAD: found[HEAD],
+        }
         place = b.allocate((len(values), size), int32, "shared")
         for field in values:
             b.store(place, b.constant(0, int32, (size,)), (field, 0), (1,))
@@ -258,25 +277,40 @@ class _Work:
         later = self.do("subtract", self.do("add", slot, self.walkers - 1), program)
         row = self.do("multiply", self.pick(leads, program, later), RECORD)
         alone = b.apply("less_equal", parts, b.constant(1, int64))
-        values = {**found, FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
-                  BLOCKS: self.do("subtract", high_, low),
-                  SLOT: self.pick(alone, -1, slot), FROM: slots, PARTS: parts}  # fmt: skip
+        values = {
+            **found,
+            FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
+            BLOCKS: self.do("subtract", high_, low),
+            SLOT: self.pick(alone, -1, slot),
+            FROM: slots,
+            PARTS: parts,
+        }
         for field, value in values.items():
-            b.scatter(self.items, b.broadcast(b.cast(value, int32), there.shape),
-                      b.broadcast(self.do("add", row, field), there.shape), there)  # fmt: skip
+            b.scatter(
+                self.items,
+                b.broadcast(b.cast(value, int32), there.shape),
+                b.broadcast(self.do("add", row, field), there.shape),
+                there,
+            )
         own = self.do("multiply", program, RECORD)
         for field, ours in ((START, leads), (STOP, closes)):
-            b.scatter(self.items, b.broadcast(b.cast(slot, int32), there.shape),
-                      b.broadcast(self.do("add", own, field), there.shape),
-                      b.apply("bit_and", there, ours))  # fmt: skip
+            b.scatter(
+                self.items,
+                b.broadcast(b.cast(slot, int32), there.shape),
+                b.broadcast(self.do("add", own, field), there.shape),
+                b.apply("bit_and", there, ours),
+            )
 
     def write_idle(self, total: Node) -> None:
         """Programs without units, where there are fewer of these."""
         b, programs = self.b, self.walkers
         size = power(programs)
         number = self.line(size)
-        none = b.apply("bit_and", b.apply("less_equal", b.broadcast(total, (size,)), number),
-                       b.apply("less", number, b.constant(programs, int64)))  # fmt: skip
+        none = b.apply(
+            "bit_and",
+            b.apply("less_equal", b.broadcast(total, (size,)), number),
+            b.apply("less", number, b.constant(programs, int64)),
+        )
         for field, value in ((START, 0), (STOP, -1)):
             at = self.do("add", self.do("multiply", number, RECORD), field)
             b.scatter(self.items, b.constant(value, int32, (size,)), at, none)

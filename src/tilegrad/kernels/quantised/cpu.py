@@ -65,15 +65,25 @@ def _between(value: Size) -> Size:
     return minimum(1, maximum(0, value))
 
 
-def _callee(name: str, bodies: Sequence[Body], arguments: Sequence[str],
-            results: Sequence[str] = ("out", "split")) -> KernelCallee:  # fmt: skip
+def _callee(
+    name: str,
+    bodies: Sequence[Body],
+    arguments: Sequence[str],
+    results: Sequence[str] = ("out", "split"),
+) -> KernelCallee:
     """Parameters by name: arguments, else results."""
     launches = []
     for body in bodies:
         names = [p.attrs["name"] for p in body.parameters]
-        launches.append((body, tuple(
-            ("store", results.index(n)) if n in results else ("read", arguments.index(n))
-            for n in names)))  # fmt: skip
+        launches.append(
+            (
+                body,
+                tuple(
+                    ("store", results.index(n)) if n in results else ("read", arguments.index(n))
+                    for n in names
+                ),
+            )
+        )
     return KernelCallee(name, tuple(launches))
 
 
@@ -85,8 +95,9 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
         return f"the activation {around.gated}"
     if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
         return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
-    if around.splits and (around.residual or sum(around.splits) != shape.rows
-                          or any(s % ROWS for s in around.splits)):  # fmt: skip
+    if around.splits and (
+        around.residual or sum(around.splits) != shape.rows or any(s % ROWS for s in around.splits)
+    ):
         return f"results of rows that are no multiple of {ROWS}"
     return why_not(shape, target)
 
@@ -104,5 +115,15 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return _callee("quantised_take", [take(shape, target)], names)
 
 
-__all__ = ["ROWS", "SPLITS", "around_callee", "callee", "few", "pack", "parts", "take_callee",
-           "why_not", "why_not_around"]  # fmt: skip
+__all__ = [
+    "ROWS",
+    "SPLITS",
+    "around_callee",
+    "callee",
+    "few",
+    "pack",
+    "parts",
+    "take_callee",
+    "why_not",
+    "why_not_around",
+]

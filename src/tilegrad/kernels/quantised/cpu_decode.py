@@ -85,8 +85,12 @@ class Weights:
         b, found, first, low = self.b, [], 0, 0
         for bits in self.layout.planes:
             lines = [self.line("codes", block, step, first + v) for v in range(bits)]
-            found.append([self._bits(lines[j % bits], bits, j // bits * bits - low, low)
-                          for j in range(QUADS)])  # fmt: skip
+            found.append(
+                [
+                    self._bits(lines[j % bits], bits, j // bits * bits - low, low)
+                    for j in range(QUADS)
+                ]
+            )
             first, low = first + bits, low + bits
         total = found[0]
         for other in found[1:]:
@@ -158,8 +162,13 @@ def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]
         made.append(("bias", Memory((shape.rows,), dtype)))
     if around.residual:
         made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    return [*made, *((n, Memory((shape.tokens, size), dtype, use="result"))
-                     for n, size in zip(result_names(shape, around), results))]  # fmt: skip
+    return [
+        *made,
+        *(
+            (n, Memory((shape.tokens, size), dtype, use="result"))
+            for n, size in zip(result_names(shape, around), results)
+        ),
+    ]
 
 
 def result_names(shape: QuantisedShape, around: Around) -> list[str]:
@@ -170,8 +179,9 @@ def result_names(shape: QuantisedShape, around: Around) -> list[str]:
 class Decode:
     """Builds the Body."""
 
-    def __init__(self, shape: QuantisedShape, target: Target, most: int, name: str,
-                 around: Around = NOTHING) -> None:  # fmt: skip
+    def __init__(
+        self, shape: QuantisedShape, target: Target, most: int, name: str, around: Around = NOTHING
+    ) -> None:
         self.shape, self.target, self.most, self.around = shape, target, most, around
         given = parameters(shape, around)
         self.b = BodyBuilder(name, given)
@@ -188,8 +198,9 @@ class Decode:
         self.places()
         self.tokens = minimum(shape.tokens, self.most)
         b.loop("token", 0, self.tokens, 1, self.take, bounds=(0, self.most - 1))
-        first, stop = (floor_divide(multiply(combine(p, i, 1), self.blocks), count)
-                       for i in range(2))  # fmt: skip
+        first, stop = (
+            floor_divide(multiply(combine(p, i, 1), self.blocks), count) for i in range(2)
+        )
 
         def block(r: Size, _: list[Node]) -> Sequence[Node]:
             self.rows(r)
@@ -256,16 +267,19 @@ class Decode:
         most = b.add(ops.reduce(bits, axis=0, kind="max"))  # in the order of sizes; nan is largest
         most = b.add(ops.bitcast(most, dtype=float32))
         small = b.apply("less", most, b.constant(TINY, float32))
-        factor, back = (b.apply("where", small, b.constant(f, float32), b.constant(1.0, float32))
-                        for f in (LARGE, TINY))  # fmt: skip
+        factor, back = (
+            b.apply("where", small, b.constant(f, float32), b.constant(1.0, float32))
+            for f in (LARGE, TINY)
+        )
         near = b.apply("multiply", most, factor)
         none = b.apply("equal", near, b.constant(0.0, float32))
         divisor = b.apply("where", none, b.constant(1.0, float32), near)
         inverse = b.apply("divide", b.constant(LIMIT, float32), divisor)
         whole = b.apply("multiply", b.apply("multiply", x, factor), inverse)
         whole = b.apply("add", whole, b.constant(MAGIC, float32))
-        whole = b.apply("subtract", b.add(ops.bitcast(whole, dtype=int32)),
-                        b.constant(MAGIC_BITS, int32))  # fmt: skip
+        whole = b.apply(
+            "subtract", b.add(ops.bitcast(whole, dtype=int32)), b.constant(MAGIC_BITS, int32)
+        )
         scale = b.apply("multiply", b.apply("multiply", near, b.constant(1 / LIMIT, float32)), back)
         b.store(self.scales, scale, (t, s))
         self.take_sums(t, s, whole, scale)
@@ -326,8 +340,10 @@ class Decode:
         """The results of a block for some tokens."""
         b, shape, around = self.b, self.shape, self.around
         tokens = [combine(first, i, 1) for i in range(count)]
-        sides = [self.product(combine(block, side * self.blocks, 1), tokens)
-                 for side in range(self.sides)]  # fmt: skip
+        sides = [
+            self.product(combine(block, side * self.blocks, 1), tokens)
+            for side in range(self.sides)
+        ]
         row = multiply(block, ROWS)
         mask = self.inside(row) if shape.rows % ROWS else None
         for n, t in enumerate(tokens):
@@ -349,6 +365,7 @@ class Decode:
         b, first = self.b, 0
         sizes = self.around.results(self.shape)
         for name, size in zip(result_names(self.shape, self.around), sizes):
+
             def write(name: str = name, first: int = first) -> Sequence[Node]:
                 row = multiply(combine(block, first, -1), ROWS)
                 b.store(self.memory[name], value, (t, row), (1,), mask)
@@ -417,8 +434,14 @@ class Decode:
         return b.apply("add", b.apply("shift_left", upper, b.constant(8, int32)), lower)
 
 
-def decode(shape: QuantisedShape, target: Target, most: int | None = None, share: Size = 1,
-           name: str = "quantised_decode", around: Around = NOTHING) -> Body:  # fmt: skip
+def decode(
+    shape: QuantisedShape,
+    target: Target,
+    most: int | None = None,
+    share: Size = 1,
+    name: str = "quantised_decode",
+    around: Around = NOTHING,
+) -> Body:
     """The kernel for at most so many tokens."""
     limit = high(shape.tokens) if most is None else most
     most = max(1, min(limit, max(1, high(shape.tokens))))

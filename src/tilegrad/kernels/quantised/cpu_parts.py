@@ -74,7 +74,8 @@ def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
     blocks, columns = padded(shape.rows, ROWS) // ROWS, shape.columns
     found: list[tuple[str, tuple[int, ...], DType]] = [
         ("codes", (blocks, columns // STEP, layout.vectors, ROWS), int32),
-        ("scale", (blocks, columns // layout.span, ROWS), layout.scale)]  # fmt: skip
+        ("scale", (blocks, columns // layout.span, ROWS), layout.scale),
+    ]
     if layout.minimum:
         found.append(("minimum", (blocks, columns // layout.span, ROWS), layout.scale))
     if layout.small is not None:

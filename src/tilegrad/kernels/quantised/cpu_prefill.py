@@ -32,8 +32,11 @@ PANEL_BYTES = 768 << 10  # of unpacked weights
 
 def unit_of(target: Target) -> str:
     """The matrix unit that multiplies tiles of bfloat16, or ''."""
-    found = [u.name for u in target.matrix_units(bfloat16, bfloat16)
-             if (u.m, u.n, u.k) == (TILE, TILE, PAIR)]  # fmt: skip
+    found = [
+        u.name
+        for u in target.matrix_units(bfloat16, bfloat16)
+        if (u.m, u.n, u.k) == (TILE, TILE, PAIR)
+    ]
     return found[0] if found and target.lanes(float32) == ROWS else ""
 
 
@@ -66,8 +69,9 @@ def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
 class Builder:
     """What the Bodies share."""
 
-    def __init__(self, shape: QuantisedShape, target: Target,
-                 given: Sequence[tuple[str, Memory]], name: str) -> None:  # fmt: skip
+    def __init__(
+        self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
+    ) -> None:
         self.shape, self.target = shape, target
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
@@ -115,8 +119,10 @@ class Split(Builder):
     """Builds the Body that splits tokens: a program for each tile of 16."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-                 ("split", split_memory(shape, "result"))]  # fmt: skip
+        given = [
+            ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
+            ("split", split_memory(shape, "result")),
+        ]
         super().__init__(shape, target, given, name)
 
     def build(self, share: Size) -> Body:
@@ -155,10 +161,11 @@ class Matrix(Builder):
     """Builds the Body that multiplies on a matrix unit: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [("split", split_memory(shape, "value")),
-                 *((n, Memory(s, d)) for n, s, d in parts(shape)),
-                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
-                 ]  # fmt: skip
+        given = [
+            ("split", split_memory(shape, "value")),
+            *((n, Memory(s, d)) for n, s, d in parts(shape)),
+            ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
+        ]
         super().__init__(shape, target, given, name)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
@@ -209,8 +216,12 @@ class Matrix(Builder):
                 two = [self.rounded(x) for x in columns[2 * pair : 2 * pair + 2]]
                 for part in range(self.depth):
                     lower = b.apply("shift_right", two[0][part], b.constant(16, uint32))
-                    b.store(self.panel, b.apply("bit_or", two[1][part], lower),
-                            (part, r, s, pair, 0), (4,))  # fmt: skip
+                    b.store(
+                        self.panel,
+                        b.apply("bit_or", two[1][part], lower),
+                        (part, r, s, pair, 0),
+                        (4,),
+                    )
             return ()
 
         b.loop("step", 0, self.steps, 1, step)
@@ -237,15 +248,19 @@ class Matrix(Builder):
 
         def step(s: Size, sums: list[Node]) -> Sequence[Node]:
             def tokens(part: int) -> list[Node]:
-                return [self.tile(self.memory["split"], part, combine(t, i, 1), s, 0, 0)
-                        for i in range(2)]  # fmt: skip
+                return [
+                    self.tile(self.memory["split"], part, combine(t, i, 1), s, 0, 0)
+                    for i in range(2)
+                ]
 
             def rows(part: int) -> list[Node]:
                 return [self.tile(self.panel, part, combine(r, i, 1), s, 0, 0) for i in range(2)]
 
             def add(left: list[Node], right: list[Node], sums: list[Node]) -> list[Node]:
-                return [b.add(ops.matrix_dot(total, left[n // 2], right[n % 2], unit=unit))
-                        for n, total in enumerate(sums)]  # fmt: skip
+                return [
+                    b.add(ops.matrix_dot(total, left[n // 2], right[n % 2], unit=unit))
+                    for n, total in enumerate(sums)
+                ]
 
             upper = tokens(0)
             if self.depth == 1:
@@ -300,10 +315,11 @@ class Vectors(Builder):
     """Builds the Body that multiplies by vectors: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-                 *((n, Memory(s, d)) for n, s, d in parts(shape)),
-                 ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
-                 ]  # fmt: skip
+        given = [
+            ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
+            *((n, Memory(s, d)) for n, s, d in parts(shape)),
+            ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
+        ]
         super().__init__(shape, target, given, name)
         lanes, many = target.lanes(float32), target.vector_registers >= 32
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
@@ -332,8 +348,9 @@ class Vectors(Builder):
             self.product(t)
             return ()
 
-        b.loop("tokens", 0, shape.tokens, self.tokens, some,
-               bounds=(0, max(0, high(shape.tokens) - 1)))  # fmt: skip
+        b.loop(
+            "tokens", 0, shape.tokens, self.tokens, some, bounds=(0, max(0, high(shape.tokens) - 1))
+        )
         return b.finish((multiply(panels, share),))
 
     def product(self, t: Size) -> None:
@@ -356,8 +373,9 @@ class Vectors(Builder):
             b.store(self.memory["out"], b.cast(total, shape.dtype), (token, row), (1,), mask)
 
 
-def prefill(shape: QuantisedShape, target: Target, share: Size = 1,
-            name: str = "quantised_prefill") -> list[Body]:  # fmt: skip
+def prefill(
+    shape: QuantisedShape, target: Target, share: Size = 1, name: str = "quantised_prefill"
+) -> list[Body]:
     """The kernel: Bodies whose parameters are named x, split, the parts and out."""
     if not unit_of(target):
         return [Vectors(shape, target, name).build(share)]

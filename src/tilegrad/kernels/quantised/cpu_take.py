@@ -56,9 +56,11 @@ class Lane(Weights):
 
 def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") -> Body:
     """The kernel; parameters are ids, the parts and the result (tokens, columns)."""
-    given = [("ids", Memory((shape.tokens,), int32)),
-             *((n, Memory(s, d)) for n, s, d in parts(shape)),
-             ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result"))]  # fmt: skip
+    given = [
+        ("ids", Memory((shape.tokens,), int32)),
+        *((n, Memory(s, d)) for n, s, d in parts(shape)),
+        ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
+    ]
     b = BodyBuilder(name, given)
     memory = dict(zip((n for n, _ in given), b.parameters))
     rows = Lane(b, shape, memory)
@@ -80,8 +82,9 @@ def _values(rows: Lane, block: Size, step: Size) -> Node:
     """The 32 values of a step."""
     b, layout = rows.b, rows.layout
     words = rows.steps_codes(block, step)
-    found = [b.apply("bit_and", rows.shifted(words, 8 * i), b.constant(255, int32))
-             for i in range(4)]  # fmt: skip
+    found = [
+        b.apply("bit_and", rows.shifted(words, 8 * i), b.constant(255, int32)) for i in range(4)
+    ]
     codes = b.add(ops.transpose(b.add(ops.stack_rows(*found)), order=(1, 0)))  # (quads, 4)
     codes = b.apply("subtract", codes, b.constant(layout.centre, int32))
     groups = rows.groups(step)

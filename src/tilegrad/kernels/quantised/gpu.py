@@ -99,8 +99,10 @@ def around_callee(shape: QuantisedShape, target: Target, around: Around) -> Kern
     """A product with what is around it; arguments in the order of `Around`."""
     body = few_tokens(shape, rows_plan(shape), "quantised_around", around)
     results = len(around.results(shape))
-    roles = (*(("read", i) for i in range(len(body.parameters) - results)),
-             *(("store", i) for i in range(results)))  # fmt: skip
+    roles = (
+        *(("read", i) for i in range(len(body.parameters) - results)),
+        *(("store", i) for i in range(results)),
+    )
     return KernelCallee("quantised_around", ((body, roles),))
 
 
@@ -117,6 +119,15 @@ def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 __all__ = [
-    "MANY", "ROWS", "SPLITS", "around_callee", "callee", "pack", "parts", "take_callee",
-    "unpack_callee", "why_not", "why_not_around",
-]  # fmt: skip
+    "MANY",
+    "ROWS",
+    "SPLITS",
+    "around_callee",
+    "callee",
+    "pack",
+    "parts",
+    "take_callee",
+    "unpack_callee",
+    "why_not",
+    "why_not_around",
+]

@@ -104,7 +104,8 @@ def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
     x, rows, groups = layout_of(shape), padded(shape.rows, ROWS), groups_of(shape)
     planes = 2 if x.codes == "bytes" else 1
     made: list[tuple[str, tuple[int, ...], DType]] = [
-        ("codes", (rows, planes, groups, x.words), int32)]  # fmt: skip
+        ("codes", (rows, planes, groups, x.words), int32)
+    ]
     if x.more == "pairs":
         made.append(("pairs", (rows, groups, 2), int32))
     if x.more == "bits":
@@ -227,8 +228,10 @@ class Groups:
             if name == "codes":
                 shape: tuple[int, ...] = (rows, groups, self.x.words)
                 inside = self.inside(group, shape, limit)
-                made += [b.load(memory, (row, p, group, 0), shape, (0, 2, 3), inside)
-                         for p in range(self.planes)]  # fmt: skip
+                made += [
+                    b.load(memory, (row, p, group, 0), shape, (0, 2, 3), inside)
+                    for p in range(self.planes)
+                ]
             elif name == "pairs":
                 shape = (rows, groups, 2)
                 inside = self.inside(group, shape, limit)
@@ -252,8 +255,11 @@ class Groups:
 
     def named(self, loaded: Sequence[Node]) -> dict[str, Node]:
         """What `load` gave, by name; the second plane of codes as 'codes1'."""
-        names = [n for name in self.memories
-                 for n in ((name, "codes1") if name == "codes" and self.planes == 2 else (name,))]
+        names = [
+            n
+            for name in self.memories
+            for n in ((name, "codes1") if name == "codes" and self.planes == 2 else (name,))
+        ]
         return dict(zip(names, loaded))
 
     def integer(self, value: int) -> Node:
@@ -292,8 +298,9 @@ class Groups:
             return self.e2m1(low)
         if x.more == "pairs":
             high = self.one(found["pairs"], number // 4)
-            return b.apply("bit_or", low, self.masked(high, 2 * (number % 4) - above,
-                                                      0x03030303 << above))  # fmt: skip
+            return b.apply(
+                "bit_or", low, self.masked(high, 2 * (number % 4) - above, 0x03030303 << above)
+            )
         if x.more == "bits":
             high = self.column(found["bits"])
             return b.apply("bit_or", low, self.masked(high, number - above, 0x01010101 << above))
@@ -305,11 +312,16 @@ class Groups:
         one, both = 0x01010101, "bit_and"
         first, second, third, sign = (self.masked(digits, by, one) for by in range(4))
         small, low = (b.apply("bit_xor", bit, self.integer(one)) for bit in (third, second))
-        size = [b.apply(both, first, small),
-                b.apply("bit_or", b.apply(both, second, small),
-                        b.apply(both, b.apply(both, first, third), low)),
-                b.apply(both, third, b.apply("bit_or", low, first)),
-                b.apply(both, third, second)]  # fmt: skip
+        size = [
+            b.apply(both, first, small),
+            b.apply(
+                "bit_or",
+                b.apply(both, second, small),
+                b.apply(both, b.apply(both, first, third), low),
+            ),
+            b.apply(both, third, b.apply("bit_or", low, first)),
+            b.apply(both, third, second),
+        ]
         total = size[0]
         for place, bit in enumerate(size[1:], 1):
             total = b.apply("bit_or", total, b.apply("shift_left", bit, self.integer(place)))
@@ -333,8 +345,9 @@ class Groups:
             return [(self.column(self.power(own)), None)]
         if x.small:
             (rows, blocks), groups = own.shape, found["small"].shape[1]
-            own = b.broadcast(b.add(ops.reshape(own, shape=(rows, blocks, 1))),
-                              (rows, blocks, groups // blocks))  # fmt: skip
+            own = b.broadcast(
+                b.add(ops.reshape(own, shape=(rows, blocks, 1))), (rows, blocks, groups // blocks)
+            )
             own = b.add(ops.reshape(own, shape=(rows, groups)))
         own = self.column(own)
         scale = b.cast(own, float32) if x.scales == "one" else self.half(own, 0)
@@ -354,8 +367,9 @@ class Groups:
             word = b.apply("shift_right", word, self.integer(24))
             return b.apply("multiply", scale, b.cast(word, float32)), None
         width = 8 if x.small == "two" else 4
-        low, high = (self.masked(word, 8 * number + place, (1 << width) - 1)
-                     for place in (0, width))  # fmt: skip
+        low, high = (
+            self.masked(word, 8 * number + place, (1 << width) - 1) for place in (0, width)
+        )
         assert minimum is not None
         less = b.apply("multiply", minimum, b.cast(high, float32))
         return b.apply("multiply", scale, b.cast(low, float32)), b.apply("negative", less)

@@ -53,9 +53,14 @@ class _Matrix:
 
     def __init__(self, shape: QuantisedShape, plan: MatrixPlan, name: str) -> None:
         self.shape, self.plan = shape, plan
-        self.b = b = BodyBuilder(name, [
-            ("x", Memory((shape.tokens, shape.columns), shape.dtype)), *part_parameters(shape),
-            ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))])  # fmt: skip
+        self.b = b = BodyBuilder(
+            name,
+            [
+                ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
+                *part_parameters(shape),
+                ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
+            ],
+        )
         self.input, self.out = b.parameters[0], b.parameters[-1]
         self.weights = Groups(b, shape, b.parameters[1:-1])
         self.groups, self.rows = groups_of(shape), padded(shape.rows, ROWS)
@@ -120,8 +125,11 @@ class _Matrix:
         scales = weights.scales(found)
         for element, code in enumerate(weights.codes(found)):
             scale, minimum = scales[element * len(scales) // GROUP]
-            value = (b.apply("multiply", scale, code) if minimum is None
-                     else b.apply("multiply_add", scale, code, minimum))  # fmt: skip
+            value = (
+                b.apply("multiply", scale, code)
+                if minimum is None
+                else b.apply("multiply_add", scale, code, minimum)
+            )
             made.append(b.cast(value, dtype))
         right = b.add(ops.transpose(weights.beside(made), order=(1, 0)))
         return b.add(ops.dot(loaded[0], right, total))

@@ -73,8 +73,9 @@ def why_not_around(shape: QuantisedShape, around: Around) -> str:
         return f"the activation {around.gated}"
     if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
         return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
-    if around.splits and (around.residual or sum(around.splits) != shape.rows
-                          or any(s % ROWS for s in around.splits)):  # fmt: skip
+    if around.splits and (
+        around.residual or sum(around.splits) != shape.rows or any(s % ROWS for s in around.splits)
+    ):
         return f"results of rows that are no multiple of {ROWS}"
     return ""
 
@@ -90,8 +91,13 @@ def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[st
         made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
     if around.residual:
         made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    return [*made, *((f"out{i}", Memory((shape.tokens, size), dtype, use="result"))
-                     for i, size in enumerate(results))]  # fmt: skip
+    return [
+        *made,
+        *(
+            (f"out{i}", Memory((shape.tokens, size), dtype, use="result"))
+            for i, size in enumerate(results)
+        ),
+    ]
 
 
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
@@ -109,9 +115,7 @@ def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
 class _Rows:
     """Builds the Body of `few_tokens`."""
 
-    def __init__(
-        self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around
-    ) -> None:
+    def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
         self.shape, self.plan, self.around = shape, plan, around
         self.layout, self.groups = layout_of(shape), groups_of(shape)
         self.sides = 2 if around.gated else 1
@@ -156,8 +160,11 @@ class _Rows:
         def turn(group: Size, carried: list[Node]) -> Sequence[Node]:
             following = self.load(group + stages * step)
             own = carried[tokens : tokens + each]
-            return [*self.multiply(group, own, carried[:tokens]), *carried[tokens + each :],
-                    *following]  # fmt: skip
+            return [
+                *self.multiply(group, own, carried[:tokens]),
+                *carried[tokens + each :],
+                *following,
+            ]
 
         rest = (self.turns - stages) * step
         carried = b.loop("group", 0, rest, step, turn, [*sums, *loaded])
@@ -171,9 +178,13 @@ class _Rows:
 
     def load(self, group: Size) -> list[Node]:
         """The weights of a turn, side by side."""
-        return [x for side in range(self.sides)
-                for x in self.weights.load(self.row + side * self.rows, group, self.each,
-                                           self.plan.groups, self.limit)]  # fmt: skip
+        return [
+            x
+            for side in range(self.sides)
+            for x in self.weights.load(
+                self.row + side * self.rows, group, self.each, self.plan.groups, self.limit
+            )
+        ]
 
     def constants(self) -> None:
         """Norm and bias, which need not wait."""
@@ -183,8 +194,9 @@ class _Rows:
         if around.norm is not None:
             self.norm = b.load(self.memory["norm"], (0,), (wide,), (0,), self.columns_there(wide))
         if around.bias:
-            self.bias = b.load(self.memory["bias"], (self.row,), (self.each,), (0,),
-                               self.rows_there())  # fmt: skip
+            self.bias = b.load(
+                self.memory["bias"], (self.row,), (self.each,), (0,), self.rows_there()
+            )
 
     def load_residual(self, token: int) -> Node | None:
         """What is added to a token's results: asked for before it is needed."""
@@ -218,21 +230,30 @@ class _Rows:
         tokens, groups = self.tokens, rounded_groups(self.shape, self.plan)
         # a place for everything that is written at once: threads need not meet in between
         each = 1 if self.layout.codes == "nibbles" else 2  # planes that are written at once
-        self.words = [[b.allocate((each, groups, 4), int32, "shared") for _ in range(4 // each)]
-                      for _ in range(tokens)]  # fmt: skip
+        self.words = [
+            [b.allocate((each, groups, 4), int32, "shared") for _ in range(4 // each)]
+            for _ in range(tokens)
+        ]
         self.sums = [b.allocate((halves, groups), int32, "shared") for _ in range(tokens)]
         self.scales = [b.allocate((groups,), float32, "shared") for _ in range(tokens)]
-        self.squares = [b.allocate((groups,), float32, "shared")
-                        for _ in range(0 if self.around.norm is None else tokens)]  # fmt: skip
+        self.squares = [
+            b.allocate((groups,), float32, "shared")
+            for _ in range(0 if self.around.norm is None else tokens)
+        ]
         for token in range(tokens):
             values = self.load_inputs(token, groups)
             size = b.add(ops.reduce(b.apply("absolute", values), axis=1, kind="max"))
             size = b.apply("maximum", size, b.constant(LEAST, float32))
-            inverse = b.apply("multiply", b.apply("quick_reciprocal", size),
-                              b.constant(MOST, float32))  # fmt: skip
+            inverse = b.apply(
+                "multiply", b.apply("quick_reciprocal", size), b.constant(MOST, float32)
+            )
             inverse = b.add(ops.reshape(inverse, shape=(groups, 1)))
-            moved = b.apply("multiply_add", values, b.broadcast(inverse, values.shape),
-                            b.constant(MAGIC, float32, values.shape))  # fmt: skip
+            moved = b.apply(
+                "multiply_add",
+                values,
+                b.broadcast(inverse, values.shape),
+                b.constant(MAGIC, float32, values.shape),
+            )
             scale = b.apply("multiply", size, b.constant(1 / MOST, float32))
             b.store(self.scales[token], scale, (0,), (0,))
             self.store_words(token, b.add(ops.bitcast(moved, dtype=int32)))
@@ -272,10 +293,13 @@ class _Rows:
         split = b.add(ops.reshape(bits, shape=(groups, GROUP // wide, wide)))
         chosen = ((0, 2, 4, 6), (1, 3, 5, 7)) if nibbles else ((0, 1, 2, 3),)
         for plane, elements in enumerate(chosen):
-            one = [b.add(ops.part(split, start=(0, 0, e), shape=(groups, GROUP // wide, 1)))
-                   for e in elements]  # fmt: skip
-            left, right = (b.apply("byte_permute", *pair, integer(0x5140))
-                           for pair in (one[:2], one[2:]))  # fmt: skip
+            one = [
+                b.add(ops.part(split, start=(0, 0, e), shape=(groups, GROUP // wide, 1)))
+                for e in elements
+            ]
+            left, right = (
+                b.apply("byte_permute", *pair, integer(0x5140)) for pair in (one[:2], one[2:])
+            )
             low = b.apply("byte_permute", left, right, integer(0x5410))
             low = b.apply("bit_xor", low, integer(0x80808080))
             top = b.apply("byte_permute", left, right, integer(0x7632))
@@ -322,8 +346,10 @@ class _Rows:
             word = self.weights.word(found, number)
             half = number * halves // 8
             for x, own in zip(rounded, totals):
-                own[half] = tuple(b.apply("byte_dot", word, w, total)
-                                  for w, total in zip(x.words(number), own[half]))  # type: ignore[call-overload]  # fmt: skip
+                own[half] = tuple(
+                    b.apply("byte_dot", word, w, total)
+                    for w, total in zip(x.words(number), own[half])
+                )  # type: ignore[call-overload]
         return totals
 
     def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Node:
@@ -333,9 +359,13 @@ class _Rows:
         return b.broadcast(less if self.layout.offset else b.constant(0, int32), shape)
 
     def scaled(
-        self, parts: tuple[Node, Node], scales: tuple[Node, Node | None], x: _Rounded, half: int,
+        self,
+        parts: tuple[Node, Node],
+        scales: tuple[Node, Node | None],
+        x: _Rounded,
+        half: int,
         total: Node,
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         """A sum and the value of a group (or half of one)."""
         b = self.b
         whole = b.apply("add", b.apply("shift_left", parts[0], self.weights.integer(8)), parts[1])
@@ -343,8 +373,12 @@ class _Rows:
         if minimum is None:
             return b.apply("multiply_add", b.apply("multiply", value, x.scale), scale, total)
         less = b.apply("multiply", minimum, b.cast(x.sums[half], float32))
-        return b.apply("multiply_add", b.apply("multiply_add", value, scale, less),
-                       b.broadcast(x.scale, value.shape), total)  # fmt: skip
+        return b.apply(
+            "multiply_add",
+            b.apply("multiply_add", value, scale, less),
+            b.broadcast(x.scale, value.shape),
+            total,
+        )
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -355,8 +389,9 @@ class _Rows:
         mask = self.rows_there()
         for token in range(len(sums) // self.sides):
             there = self.token_there(token, (size,), mask)
-            own = [self.normed(token, whole[token * self.sides + side])
-                   for side in range(self.sides)]  # fmt: skip
+            own = [
+                self.normed(token, whole[token * self.sides + side]) for side in range(self.sides)
+            ]
             value = b.cast(self.surrounded(token, own), self.shape.dtype)
             self.write(token, value, there)
 
@@ -429,12 +464,20 @@ class _Rounded:
     def __init__(self, kernel: _Rows, token: int, group: Size) -> None:
         b, count = kernel.b, kernel.plan.groups
         self.kernel = kernel
-        self.planes = [b.add(ops.reshape(
-            b.load(place, (plane, group, 0), (count, 4), (1, 2)), shape=(1, count, 4)))
-            for place in kernel.words[token] for plane in range(place.shape[0])]  # fmt: skip
+        self.planes = [
+            b.add(
+                ops.reshape(
+                    b.load(place, (plane, group, 0), (count, 4), (1, 2)), shape=(1, count, 4)
+                )
+            )
+            for place in kernel.words[token]
+            for plane in range(place.shape[0])
+        ]
         self.scale = self.line(b.load(kernel.scales[token], (group,), (count,), (0,)))
-        self.sums = [self.line(b.load(kernel.sums[token], (half, group), (count,), (1,)))
-                     for half in range(kernel.layout.halves)]  # fmt: skip
+        self.sums = [
+            self.line(b.load(kernel.sums[token], (half, group), (count,), (1,)))
+            for half in range(kernel.layout.halves)
+        ]
 
     def line(self, x: Node) -> Node:
         """(groups,) as (1, groups, 1)."""

@@ -23,9 +23,14 @@ MOST_GROUPS = 128  # that the threads of a program take at once
 
 def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
     """The kernel: ids (tokens,), the parts, out (tokens, columns)."""
-    b = BodyBuilder(name, [
-        ("ids", Memory((shape.tokens,), int32)), *part_parameters(shape),
-        ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result"))])  # fmt: skip
+    b = BodyBuilder(
+        name,
+        [
+            ("ids", Memory((shape.tokens,), int32)),
+            *part_parameters(shape),
+            ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
+        ],
+    )
     token = b.program(0, shape.tokens)
     row = b.atom("row", b.cast(b.load(b.parameters[0], (token,)), int64), 0, shape.rows - 1)
     warps = _write_row(b, shape, Groups(b, shape, b.parameters[1:-1]), row, token)
@@ -34,9 +39,13 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
 
 def unpack(shape: QuantisedShape, name: str = "quantised_unpack") -> Body:
     """The kernel: the parts, out (rows, columns)."""
-    b = BodyBuilder(name, [
-        *part_parameters(shape),
-        ("out", Memory((shape.rows, shape.columns), shape.dtype, use="result"))])  # fmt: skip
+    b = BodyBuilder(
+        name,
+        [
+            *part_parameters(shape),
+            ("out", Memory((shape.rows, shape.columns), shape.dtype, use="result")),
+        ],
+    )
     row = b.program(0, shape.rows)
     warps = _write_row(b, shape, Groups(b, shape, b.parameters[:-1]), row, row)
     return b.finish((shape.rows,), warps=warps)

@@ -3,6 +3,7 @@
 It is made from a Hugging Face `config.json` or from GGUF metadata. Invariant: a DecoderConfig
 is whole and consistent (sizes are positive and divide, one window for each layer): what is
 missing, contradictory or unknown in a file is a UserError here and never a wrong model later.
+`check` is long: a list of conditions, one after the other.
 """
 
 from __future__ import annotations
@@ -80,15 +81,17 @@ class DecoderConfig:
         check(self)
 
     @classmethod
-    def from_huggingface(cls, given: Mapping[str, Any],
-                         context: int | None = None) -> DecoderConfig:  # fmt: skip
+    def from_huggingface(
+        cls, given: Mapping[str, Any], context: int | None = None
+    ) -> DecoderConfig:
         """From the dict of a config.json; `context` asks for fewer positions, or for more where
         the file has a scaling for them."""
         return cls(**huggingface.read(given, context))
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any],
-                  tensors: Mapping[str, Any] | None = None) -> DecoderConfig:  # fmt: skip
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
+    ) -> DecoderConfig:
         """From GGUF metadata and the tensors of the file, by name.
 
         Tensors say what the metadata does not: whether the head is tied, which biases there
@@ -98,8 +101,7 @@ class DecoderConfig:
 
     def attention(self, layer: int) -> dict[str, Any]:
         """How a layer attends: arguments of `tg.attention` besides q, k, v and causal."""
-        return {"scale": self.scale, "softcap": self.softcap,
-                "window": self.windows[layer] or None}  # fmt: skip
+        return {"scale": self.scale, "softcap": self.softcap, "window": self.windows[layer] or None}
 
     def rotary_of(self, layer: int) -> Rotary | None:
         """How a layer turns queries and keys, if it does."""
@@ -122,52 +124,101 @@ def check(config: DecoderConfig) -> None:
         if not holds:
             raise UserError(what, op=op, expected=expected, got=got)
 
-    for name in ("vocabulary", "width", "layers", "heads", "key_heads", "head_width", "hidden",
-                 "context"):  # fmt: skip
+    for name in (
+        "vocabulary",
+        "width",
+        "layers",
+        "heads",
+        "key_heads",
+        "head_width",
+        "hidden",
+        "context",
+    ):
         value = getattr(config, name)
         need(isinstance(value, int) and value > 0, f"bad {name}", "a positive int", value)
-    need(config.head_width <= MOST_HEAD_WIDTH, "bad head_width", f"at most {MOST_HEAD_WIDTH}",
-         config.head_width)  # fmt: skip
-    need(config.heads % config.key_heads == 0, "heads do not share key heads evenly",
-         f"heads a multiple of {config.key_heads}", config.heads)  # fmt: skip
+    need(
+        config.head_width <= MOST_HEAD_WIDTH,
+        "bad head_width",
+        f"at most {MOST_HEAD_WIDTH}",
+        config.head_width,
+    )
+    need(
+        config.heads % config.key_heads == 0,
+        "heads do not share key heads evenly",
+        f"heads a multiple of {config.key_heads}",
+        config.heads,
+    )
     for name in ("windows", "routed", "turned"):
         got = len(getattr(config, name))
         need(got == config.layers, f"{name} are not one a layer", config.layers, got)
     need(min(config.windows) >= 0, "bad window", "counts of tokens", config.windows)
     need(config.norm in ("rms", "layer"), "unknown norm", "rms or layer", config.norm)
-    need(config.parallel or not config.shared_norm, "parts share a norm one after the other",
-         "parallel", config.parallel)  # fmt: skip
+    need(
+        config.parallel or not config.shared_norm,
+        "parts share a norm one after the other",
+        "parallel",
+        config.parallel,
+    )
     need(config.norm_epsilon > 0.0, "bad norm_epsilon", "above 0", config.norm_epsilon)
     for rotary in config.rotaries():
         _check_rotary(rotary, config, need)
     if config.experts:
-        need(0 < config.experts_used <= config.experts, "bad count of experts for a token",
-             f"1..{config.experts}", config.experts_used)  # fmt: skip
+        need(
+            0 < config.experts_used <= config.experts,
+            "bad count of experts for a token",
+            f"1..{config.experts}",
+            config.experts_used,
+        )
         need(config.expert_hidden > 0, "bad expert_hidden", "above 0", config.expert_hidden)
-    need(config.experts or not any(config.routed), "layers are routed without experts",
-         "experts", config.experts)  # fmt: skip
+    need(
+        config.experts or not any(config.routed),
+        "layers are routed without experts",
+        "experts",
+        config.experts,
+    )
 
 
 def _check_rotary(rotary: Rotary, config: DecoderConfig, need: Any) -> None:
-    need(rotary.width > 0 and rotary.width % 2 == 0 and rotary.width <= config.head_width,
-         "bad count of features that turn", f"even, 2..{config.head_width}",
-         rotary.width)  # fmt: skip
+    need(
+        rotary.width > 0 and rotary.width % 2 == 0 and rotary.width <= config.head_width,
+        "bad count of features that turn",
+        f"even, 2..{config.head_width}",
+        rotary.width,
+    )
     need(rotary.base > 1.0, "bad base of rotary positions", "above 1", rotary.base)
-    need(rotary.kind in ("default", "linear", "llama3", "yarn"), "unknown rotary scaling",
-         "default, linear, llama3 or yarn", rotary.kind)  # fmt: skip
+    need(
+        rotary.kind in ("default", "linear", "llama3", "yarn"),
+        "unknown rotary scaling",
+        "default, linear, llama3 or yarn",
+        rotary.kind,
+    )
     need(rotary.factor > 0.0, "bad factor of rotary scaling", "above 0", rotary.factor)
     if rotary.kind in ("llama3", "yarn"):
-        need(rotary.original > 0, "rotary scaling needs the context of training",
-             "original_max_position_embeddings", rotary.original)  # fmt: skip
+        need(
+            rotary.original > 0,
+            "rotary scaling needs the context of training",
+            "original_max_position_embeddings",
+            rotary.original,
+        )
     if rotary.kind == "llama3":
-        need(rotary.high > rotary.low, "bad rotary scaling", "high_freq_factor > low_freq_factor",
-             f"{rotary.high} and {rotary.low}")  # fmt: skip
-    need(len(rotary.divisors) in (0, rotary.width // 2) and all(d > 0 for d in rotary.divisors),
-         "bad divisors of rotary speeds", f"{rotary.width // 2} above 0",
-         f"{len(rotary.divisors)}")  # fmt: skip
-    need(min(rotary.beta_fast, rotary.beta_slow) > 0.0, "bad rotary scaling",
-         "beta_fast and beta_slow above 0",
-         f"{rotary.beta_fast} and {rotary.beta_slow}")  # fmt: skip
+        need(
+            rotary.high > rotary.low,
+            "bad rotary scaling",
+            "high_freq_factor > low_freq_factor",
+            f"{rotary.high} and {rotary.low}",
+        )
+    need(
+        len(rotary.divisors) in (0, rotary.width // 2) and all(d > 0 for d in rotary.divisors),
+        "bad divisors of rotary speeds",
+        f"{rotary.width // 2} above 0",
+        f"{len(rotary.divisors)}",
+    )
+    need(
+        min(rotary.beta_fast, rotary.beta_slow) > 0.0,
+        "bad rotary scaling",
+        "beta_fast and beta_slow above 0",
+        f"{rotary.beta_fast} and {rotary.beta_slow}",
+    )
     with np.errstate(all="ignore"):
         speeds = rotary.frequencies()
     need(np.isfinite(speeds).all(), "rotary speeds are not finite", "finite ones", rotary)

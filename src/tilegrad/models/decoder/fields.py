@@ -88,15 +88,19 @@ class Fields:
 
     def wrong(self, name: str, expected: Any, got: Any) -> UserError:
         """The error of a field that has another value than it may have."""
-        return UserError(f"bad field {self.prefix + name!r}", op=self.op, expected=expected,
-                         got=repr(got)[:80])  # fmt: skip
+        return UserError(
+            f"bad field {self.prefix + name!r}", op=self.op, expected=expected, got=repr(got)[:80]
+        )
 
     def _needed(self, name: str, default: Any) -> Any:
         value = self.get(name, default)
         if value is None:
-            raise UserError(f"missing field {self.prefix + name!r}", op=self.op,
-                            expected="a configuration that has it",
-                            got=f"{len(self.given)} other fields")  # fmt: skip
+            raise UserError(
+                f"missing field {self.prefix + name!r}",
+                op=self.op,
+                expected="a configuration that has it",
+                got=f"{len(self.given)} other fields",
+            )
         return value
 
 

@@ -39,17 +39,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3moe": {"head_norms": True},
     "gptneox": {**LAYERED, "activation": "gelu", "parallel": True},
     "gpt2": {**LAYERED, "tied": True, "learned": True},
-}  # fmt: skip
-TRAITS = ("norm", "pre_norms", "post_norms", "head_norms", "whole_norms", "gated", "parallel",
-          "shared_norm", "activation")  # fmt: skip
+}
+TRAITS = (
+    "norm",
+    "pre_norms",
+    "post_norms",
+    "head_norms",
+    "whole_norms",
+    "gated",
+    "parallel",
+    "shared_norm",
+    "activation",
+)
 
 
 def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of a DecoderConfig from GGUF metadata and the tensors by name."""
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
-                        got=repr(kind), hint="'general.architecture' says it")  # fmt: skip
+        raise UserError(
+            "unknown architecture",
+            op=OP,
+            expected=", ".join(FAMILIES),
+            got=repr(kind),
+            hint="'general.architecture' says it",
+        )
     family, fields = FAMILIES[kind], Fields(metadata, f"{OP} ({kind})", f"{kind}.")
     width, layers = fields.whole("embedding_length"), fields.layers("block_count")
     heads = _same(fields, "attention.head_count", None)
@@ -62,14 +76,19 @@ def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict
         raise fields.wrong("attention.value_length", f"as key_length, {head_width}", "another")
     rms = "rms_" if family.get("norm") != "layer" else ""
     found: dict[str, Any] = {
-        "family": kind, "vocabulary": _vocabulary(fields, tensors), "width": width,
-        "layers": layers, "heads": heads,
-        "key_heads": _same(fields, "attention.head_count_kv", heads), "head_width": head_width,
+        "family": kind,
+        "vocabulary": _vocabulary(fields, tensors),
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "key_heads": _same(fields, "attention.head_count_kv", heads),
+        "head_width": head_width,
         "hidden": _same(fields, "feed_forward_length", None),
         "context": fields.whole("context_length"),
         "norm_epsilon": fields.number(f"attention.layer_norm_{rms}epsilon"),
-        **{trait: family[trait] for trait in TRAITS if trait in family}, **_told(family, tensors),
-    }  # fmt: skip
+        **{trait: family[trait] for trait in TRAITS if trait in family},
+        **_told(family, tensors),
+    }
     if "parallel" in family and "shared_norm" not in family:
         found["parallel"] = fields.flag("use_parallel_residual", True)
     found |= _scales(fields, family, found)
@@ -94,9 +113,11 @@ def _scales(fields: Fields, family: dict[str, Any], found: dict[str, Any]) -> di
         divisor = fields.number("logit_scale", 1.0)
         if divisor == 0.0:
             raise fields.wrong("logit_scale", "not 0", divisor)
-        scales = {"logit_scale": 1.0 / divisor,
-                  "embedding_scale": fields.number("embedding_scale", 1.0),
-                  "residual_scale": fields.number("residual_scale", 1.0)}  # fmt: skip
+        scales = {
+            "logit_scale": 1.0 / divisor,
+            "embedding_scale": fields.number("embedding_scale", 1.0),
+            "residual_scale": fields.number("residual_scale", 1.0),
+        }
     return {"scale": fields.number("attention.scale", scale), **scales}
 
 
@@ -115,23 +136,34 @@ def _vocabulary(fields: Fields, tensors: Mapping[str, Any] | None) -> int:
     """Rows of the embedding; without tensors, how many tokens the tokenizer has."""
     tokens = fields.given.get("tokenizer.ggml.tokens")
     if tokens is not None and not isinstance(tokens, (list, tuple, np.ndarray)):
-        raise UserError("the tokens are no list", op=fields.op, expected="tokenizer.ggml.tokens",
-                        got=type(tokens).__name__)  # fmt: skip
+        raise UserError(
+            "the tokens are no list",
+            op=fields.op,
+            expected="tokenizer.ggml.tokens",
+            got=type(tokens).__name__,
+        )
     count = None if tokens is None else len(tokens)
     if tensors is None or "token_embd.weight" not in tensors:
         return fields.whole("vocab_size", count)
     rows = int(tensors["token_embd.weight"].shape[0])
     if count is not None and count > rows:
-        raise UserError("the tokenizer has more tokens than the embedding has rows", op=fields.op,
-                        expected=f"at most {rows}", got=count)  # fmt: skip
+        raise UserError(
+            "the tokenizer has more tokens than the embedding has rows",
+            op=fields.op,
+            expected=f"at most {rows}",
+            got=count,
+        )
     return rows
 
 
 def _told(family: dict[str, Any], tensors: Mapping[str, Any] | None) -> dict[str, bool]:
     """Biases and the tied head: by what tensors there are, or by the family."""
-    names = {"qkv_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
-             "output_bias": ("blk.0.attn_output.bias",), "feed_bias": ("blk.0.ffn_up.bias",),
-             "head_bias": ("output.bias",)}  # fmt: skip
+    names = {
+        "qkv_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
+        "output_bias": ("blk.0.attn_output.bias",),
+        "feed_bias": ("blk.0.ffn_up.bias",),
+        "head_bias": ("output.bias",),
+    }
     if tensors is None:
         return {n: family.get(n, False) for n in (*names, "tied")}
     told = {n: any(w in tensors for w in wanted) for n, wanted in names.items()}
@@ -144,27 +176,33 @@ def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, 
     return tuple(window if not every or (i + 1) % every else 0 for i in range(layers))
 
 
-def _experts(fields: Fields, family: dict[str, Any], layers: int,
-             tensors: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+def _experts(
+    fields: Fields, family: dict[str, Any], layers: int, tensors: Mapping[str, Any] | None
+) -> dict[str, Any]:
     hidden = _same(fields, "feed_forward_length", None)
     shared = family.get("shared", False)
     routed = (True,) * layers
     if tensors is not None:
         routed = tuple(f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(layers))
     return {
-        "experts": fields.whole("expert_count"), "experts_used": fields.whole("expert_used_count"),
+        "experts": fields.whole("expert_count"),
+        "experts_used": fields.whole("expert_used_count"),
         "expert_hidden": fields.whole("expert_feed_forward_length", hidden),
         "shared_hidden": fields.whole("expert_shared_feed_forward_length") if shared else 0,
-        "normalize_experts": family.get("normalize_experts", True), "routed": routed,
-    }  # fmt: skip
+        "normalize_experts": family.get("normalize_experts", True),
+        "routed": routed,
+    }
 
 
-def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
-               tensors: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+def _positions(
+    fields: Fields, family: dict[str, Any], found: dict[str, Any], tensors: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """The rotary positions; divisors of speeds are tensors of the file."""
     width = fields.whole("rope.dimension_count", found["head_width"])
-    rotary: dict[str, Any] = {"base": fields.number("rope.freq_base", family.get("base", 10000.0)),
-                              "width": width}  # fmt: skip
+    rotary: dict[str, Any] = {
+        "base": fields.number("rope.freq_base", family.get("base", 10000.0)),
+        "width": width,
+    }
     kind = fields.word("rope.scaling.type", "none")
     original = fields.whole("rope.scaling.original_context_length", found["context"])
     factor = fields.number("rope.scaling.factor", 1.0)

@@ -16,12 +16,20 @@ from .rotary import Rotary, longrope_factor, yarn_factor
 
 OP = "DecoderConfig.from_huggingface"
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
 GEMMA: dict[str, Any] = {
-    "norm_offset": 1.0, "tied": True, "activation": "gelu_pytorch_tanh", "head_width": 256,
-}  # fmt: skip
+    "norm_offset": 1.0,
+    "tied": True,
+    "activation": "gelu_pytorch_tanh",
+    "head_width": 256,
+}
 GEMMA_2 = {**GEMMA, "post_norms": True}
 # What the families are where their files are silent. Traits by the names of DecoderConfig hold
 # whatever a file says; `names` are those of fields that a family calls otherwise.
@@ -52,8 +60,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
 }  # fmt: skip
 
-TRAITS = ("norm", "norm_offset", "pre_norms", "post_norms", "head_norms", "whole_norms", "gated",
-          "parallel", "shared_norm")  # fmt: skip
+TRAITS = (
+    "norm",
+    "norm_offset",
+    "pre_norms",
+    "post_norms",
+    "head_norms",
+    "whole_norms",
+    "gated",
+    "parallel",
+    "shared_norm",
+)
 
 
 def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
@@ -64,42 +81,63 @@ def read(given: Mapping[str, Any], context: int | None = None) -> dict[str, Any]
         given = given["text_config"]
     family = given.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise UserError("unknown architecture", op=OP, expected=", ".join(FAMILIES),
-                        got=repr(family), hint="the field 'model_type' says it")  # fmt: skip
+        raise UserError(
+            "unknown architecture",
+            op=OP,
+            expected=", ".join(FAMILIES),
+            got=repr(family),
+            hint="the field 'model_type' says it",
+        )
     fields = Fields(given, f"{OP} ({family})")
     found = _gpt2(fields) if family == "gpt2" else _rotating(fields, FAMILIES[family])
     if found["context"] < 1:
-        raise UserError("the model has no positions", op=OP, expected="above 0",
-                        got=found["context"])  # fmt: skip
+        raise UserError(
+            "the model has no positions", op=OP, expected="above 0", got=found["context"]
+        )
     found["longest"] = found["context"]
     if family != "gpt2":
         found |= _positions(fields, FAMILIES[family], found, context)
     if context is not None:
         if not 0 < context <= found["longest"]:
-            raise UserError("the model has not so many positions", op=OP,
-                            expected=f"1..{found['longest']}", got=context)  # fmt: skip
+            raise UserError(
+                "the model has not so many positions",
+                op=OP,
+                expected=f"1..{found['longest']}",
+                got=context,
+            )
         found["context"] = context
     return {"family": family, **found}
 
 
 def _gpt2(fields: Fields) -> dict[str, Any]:
     """GPT-2 has names of its own."""
-    for name, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
-                         ("add_cross_attention", False)):  # fmt: skip
+    for name, wanted in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
         if fields.flag(name, wanted) is not wanted:
             raise fields.wrong(name, wanted, not wanted)
     width, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
     _divides(fields, "n_embd", width, heads)
     return {
-        "vocabulary": fields.whole("vocab_size"), "width": width,
-        "layers": fields.layers("n_layer", 12), "heads": heads, "key_heads": heads,
-        "head_width": width // heads, "hidden": fields.whole("n_inner", 4 * width),
-        "context": fields.whole("n_positions", 1024), "norm": "layer",
+        "vocabulary": fields.whole("vocab_size"),
+        "width": width,
+        "layers": fields.layers("n_layer", 12),
+        "heads": heads,
+        "key_heads": heads,
+        "head_width": width // heads,
+        "hidden": fields.whole("n_inner", 4 * width),
+        "context": fields.whole("n_positions", 1024),
+        "norm": "layer",
         "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5),
-        "qkv_bias": True, "output_bias": True, "feed_bias": True, "gated": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "feed_bias": True,
+        "gated": False,
         "activation": fields.choice("activation_function", ACTIVATIONS, "gelu_new"),
         "tied": fields.flag("tie_word_embeddings", True),
-    }  # fmt: skip
+    }
 
 
 def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
@@ -116,25 +154,29 @@ def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
     bias = fields.flag("attention_bias", family.get("biased", False))
     act = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
     found: dict[str, Any] = {
-        "vocabulary": fields.whole("vocab_size"), "width": width,
-        "layers": fields.layers("num_hidden_layers"), "heads": heads,
+        "vocabulary": fields.whole("vocab_size"),
+        "width": width,
+        "layers": fields.layers("num_hidden_layers"),
+        "heads": heads,
         "key_heads": fields.whole("num_key_value_heads", heads),
         "head_width": fields.whole("head_dim", family.get("head_width", width // heads)),
         "hidden": fields.whole("intermediate_size"),
         "context": fields.whole("max_position_embeddings"),
-        "norm_epsilon": fields.number("layer_norm_eps" if layered else "rms_norm_eps",
-                                      family.get("epsilon", 1e-6)),
+        "norm_epsilon": fields.number(
+            "layer_norm_eps" if layered else "rms_norm_eps", family.get("epsilon", 1e-6)
+        ),
         "qkv_bias": fields.flag("qkv_bias", True) if family.get("qkv_bias") else bias,
         "output_bias": bias,
         "feed_bias": fields.flag("mlp_bias", family.get("feed_bias", False)),
         "head_bias": fields.flag("lm_head_bias", family.get("head_bias", False)),
-        "activation": fields.choice(act, {**ACTIVATIONS, **family.get("activations", {})},
-                                    family.get("activation", "silu")),
+        "activation": fields.choice(
+            act, {**ACTIVATIONS, **family.get("activations", {})}, family.get("activation", "silu")
+        ),
         "parallel": "asks_parallel" in family and fields.flag("use_parallel_residual", True),
         "embedding_scale": width**0.5 if gemma else 1.0,
         "tied": fields.flag("tie_word_embeddings", family.get("tied", False)),
         **{trait: family[trait] for trait in TRAITS if trait in family},
-    }  # fmt: skip
+    }
     if gemma:
         found |= _gemma(fields, family, found["head_width"])
     if "scales" in family:
@@ -150,8 +192,10 @@ def _gemma(fields: Fields, family: dict[str, Any], head_width: int) -> dict[str,
     if scalar <= 0.0:
         raise fields.wrong("query_pre_attn_scalar", "above 0", scalar)
     capped = {}
-    for ours, name in (("softcap", "attn_logit_softcapping"),
-                       ("logit_softcap", "final_logit_softcapping")):  # fmt: skip
+    for ours, name in (
+        ("softcap", "attn_logit_softcapping"),
+        ("logit_softcap", "final_logit_softcapping"),
+    ):
         said = name in fields.given  # null switches a cap off, absence does not
         capped[ours] = fields.number(name, 0.0 if said else family.get(ours, 0.0))
     return {"scale": scalar**-0.5, **capped}
@@ -162,9 +206,12 @@ def _scales(fields: Fields) -> dict[str, Any]:
     divisor = fields.number("logits_scaling", 1.0)
     if divisor == 0.0:
         raise fields.wrong("logits_scaling", "not 0", divisor)
-    return {"scale": fields.number("attention_multiplier", 1.0), "logit_scale": 1.0 / divisor,
-            "embedding_scale": fields.number("embedding_multiplier", 1.0),
-            "residual_scale": fields.number("residual_multiplier", 1.0)}  # fmt: skip
+    return {
+        "scale": fields.number("attention_multiplier", 1.0),
+        "logit_scale": 1.0 / divisor,
+        "embedding_scale": fields.number("embedding_multiplier", 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1.0),
+    }
 
 
 def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, ...]:
@@ -173,8 +220,10 @@ def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, 
         return (True,) * layers
     said = fields.get("no_rope_layers")  # 1: the layer turns, whatever the name says
     if said is not None:
-        if not isinstance(said, (list, tuple)) or len(said) < layers or any(
-            v not in (0, 1) for v in said
+        if (
+            not isinstance(said, (list, tuple))
+            or len(said) < layers
+            or any(v not in (0, 1) for v in said)
         ):
             raise fields.wrong("no_rope_layers", f"{layers} times 0 or 1", said)
         return tuple(bool(v) for v in said[:layers])
@@ -184,9 +233,7 @@ def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, 
     return tuple((i + 1) % every != 0 for i in range(layers))
 
 
-def _windows(
-    fields: Fields, family: dict[str, Any], turned: tuple[bool, ...]
-) -> tuple[int, ...]:
+def _windows(fields: Fields, family: dict[str, Any], turned: tuple[bool, ...]) -> tuple[int, ...]:
     """How far back each layer sees; 0: to the start."""
     layers = len(turned)
     said = "sliding_window" in fields.given  # null switches it off, absence does not
@@ -225,34 +272,44 @@ def _experts(fields: Fields, family: dict[str, Any], layers: int) -> dict[str, A
     """Routed experts; Qwen may keep some layers dense."""
     name = family["experts"] if fields.get(family["experts"]) is not None else "num_local_experts"
     if family["experts"] == "num_local_experts":  # Mixtral
-        return {"experts": fields.whole(name), "expert_hidden": fields.whole("intermediate_size"),
-                "experts_used": fields.whole("num_experts_per_tok")}  # fmt: skip
+        return {
+            "experts": fields.whole(name),
+            "expert_hidden": fields.whole("intermediate_size"),
+            "experts_used": fields.whole("num_experts_per_tok"),
+        }
     every = fields.whole("decoder_sparse_step", 1)
     dense = fields.get("mlp_only_layers", ())
     if every < 1 or not isinstance(dense, (list, tuple)):
         raise fields.wrong("decoder_sparse_step", "above 0, and mlp_only_layers a list", every)
     shared = fields.whole("shared_expert_intermediate_size") if family.get("shared") else 0
     return {
-        "experts": fields.whole(name), "experts_used": fields.whole("num_experts_per_tok"),
-        "expert_hidden": fields.whole("moe_intermediate_size"), "shared_hidden": shared,
+        "experts": fields.whole(name),
+        "experts_used": fields.whole("num_experts_per_tok"),
+        "expert_hidden": fields.whole("moe_intermediate_size"),
+        "shared_hidden": shared,
         "normalize_experts": fields.flag("norm_topk_prob", False),
         "routed": tuple(i not in dense and (i + 1) % every == 0 for i in range(layers)),
-    }  # fmt: skip
+    }
 
 
 # ---- rotary positions -------------------------------------------------------------------------
 
 
-def _positions(fields: Fields, family: dict[str, Any], found: dict[str, Any],
-               context: int | None) -> dict[str, Any]:  # fmt: skip
+def _positions(
+    fields: Fields, family: dict[str, Any], found: dict[str, Any], context: int | None
+) -> dict[str, Any]:
     """The rotary positions, and those of layers with a window where they differ."""
-    base = fields.number(family.get("names", {}).get("rope_theta", "rope_theta"),
-                         family.get("base", 10000.0))  # fmt: skip
+    base = fields.number(
+        family.get("names", {}).get("rope_theta", "rope_theta"), family.get("base", 10000.0)
+    )
     newer, older = fields.get("rope_parameters"), fields.get("rope_scaling")
     if newer is not None and older is not None and newer != older:
         raise fields.wrong("rope_scaling", "rope_parameters alone", older)
-    part = newer if newer is not None else {"rope_theta": base,
-                                            **_mapping(fields, "rope_scaling", older)}  # fmt: skip
+    part = (
+        newer
+        if newer is not None
+        else {"rope_theta": base, **_mapping(fields, "rope_scaling", older)}
+    )
     part = _mapping(fields, "rope_parameters", part)
     local = None
     if "full_attention" in part:  # one for each kind of layer
@@ -274,8 +331,14 @@ def _mapping(fields: Fields, name: str, value: Any) -> Mapping[str, Any]:
     return value or {}
 
 
-def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], base: float,
-            share: float, context: int | None) -> dict[str, Any]:  # fmt: skip
+def _rotary(
+    fields: Fields,
+    given: Mapping[str, Any],
+    found: dict[str, Any],
+    base: float,
+    share: float,
+    context: int | None,
+) -> dict[str, Any]:
     """One Rotary; longrope and dynamic also say how many positions there are."""
     part = Fields(given, fields.op)
     kind = part.word("rope_type", part.word("type", "default"))
@@ -285,14 +348,18 @@ def _rotary(fields: Fields, given: Mapping[str, Any], found: dict[str, Any], bas
     }
     if kind == "default":
         return {"rotary": Rotary(**rotary)}
-    original = part.whole("original_max_position_embeddings",
-                          fields.whole("original_max_position_embeddings", 0))  # fmt: skip
+    original = part.whole(
+        "original_max_position_embeddings", fields.whole("original_max_position_embeddings", 0)
+    )
     if kind == "linear":
         rotary["factor"] = part.number("factor")
     elif kind == "llama3":
-        rotary |= {"factor": part.number("factor"), "original": original,
-                   "low": part.number("low_freq_factor"),
-                   "high": part.number("high_freq_factor")}  # fmt: skip
+        rotary |= {
+            "factor": part.number("factor"),
+            "original": original,
+            "low": part.number("low_freq_factor"),
+            "high": part.number("high_freq_factor"),
+        }
     elif kind == "yarn":
         rotary |= _yarn(part, original or found["context"], found["context"])
     elif kind in ("longrope", "su"):
@@ -311,15 +378,18 @@ def _yarn(part: Fields, original: int, context: int) -> dict[str, Any]:
     if by and by_all:
         usual = yarn_factor(factor, by) / yarn_factor(factor, by_all)
     return {
-        "factor": factor, "original": original,
-        "beta_fast": part.number("beta_fast", 32.0), "beta_slow": part.number("beta_slow", 1.0),
+        "factor": factor,
+        "original": original,
+        "beta_fast": part.number("beta_fast", 32.0),
+        "beta_slow": part.number("beta_slow", 1.0),
         "truncate": part.flag("truncate", True),
         "attention_factor": part.number("attention_factor", usual),
-    }  # fmt: skip
+    }
 
 
-def _dynamic(part: Fields, rotary: dict[str, Any], most: int,
-             context: int | None) -> dict[str, Any]:  # fmt: skip
+def _dynamic(
+    part: Fields, rotary: dict[str, Any], most: int, context: int | None
+) -> dict[str, Any]:
     """Speeds as trained up to the context of training; slower ones where more is asked for."""
     factor, width = part.number("factor"), rotary["width"]
     if factor < 1.0 or width < 4:
@@ -330,8 +400,9 @@ def _dynamic(part: Fields, rotary: dict[str, Any], most: int,
     return {"rotary": Rotary(**rotary), "longest": int(most * factor)}
 
 
-def _longrope(part: Fields, rotary: dict[str, Any], original: int, most: int,
-              context: int | None) -> dict[str, Any]:  # fmt: skip
+def _longrope(
+    part: Fields, rotary: dict[str, Any], original: int, most: int, context: int | None
+) -> dict[str, Any]:
     """Phi-3: short divisors up to the original context, long ones where more is asked for."""
     if original < 2:
         raise part.wrong("original_max_position_embeddings", "above 1", original)
@@ -339,8 +410,11 @@ def _longrope(part: Fields, rotary: dict[str, Any], original: int, most: int,
     factor = part.number("factor", most / original)
     name = "long_factor" if context > original else "short_factor"
     usual = longrope_factor(factor, original)
-    made = Rotary(divisors=part.numbers(name), **rotary,
-                  attention_factor=part.number("attention_factor", usual))  # fmt: skip
+    made = Rotary(
+        divisors=part.numbers(name),
+        **rotary,
+        attention_factor=part.number("attention_factor", usual),
+    )
     return {"rotary": made, "context": context}
 
 

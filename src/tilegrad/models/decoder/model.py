@@ -36,8 +36,11 @@ from .rotary import turn
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Angles = tuple[Tensor, Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu, "relu": relu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh"),
-}  # fmt: skip
+    "silu": silu,
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+}
 
 
 class Norm(nn.RMSNorm):
@@ -82,9 +85,13 @@ class Attention(nn.Module):
         self.layer, self.config = layer, config
 
     def forward(
-        self, x: Tensor, attend: Attend, angles: Angles | None, norm: nn.Module | None = None,
+        self,
+        x: Tensor,
+        attend: Attend,
+        angles: Angles | None,
+        norm: nn.Module | None = None,
         residual: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(..., C) -> (..., C): of x's norm, added to the residual."""
         config = self.config
         q, k, v = nn.joint(x, self.query, self.key, self.value, norm=norm)
@@ -113,8 +120,9 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, config.width, config.feed_bias, dtype)
         self.gated, self.activation = config.gated, config.activation
 
-    def forward(self, x: Tensor, norm: nn.Module | None = None,
-                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+    def forward(
+        self, x: Tensor, norm: nn.Module | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         """(..., C) -> (..., C): of x's norm, added to the residual."""
         act = ACTIVATIONS[self.activation]
         if self.gated:
@@ -145,8 +153,9 @@ class Experts(nn.Module):
         self.used, self.normalize = config.experts_used, config.normalize_experts
         self.activation, self.has_shared = config.activation, bool(config.shared_hidden)
 
-    def forward(self, x: Tensor, norm: nn.Module | None = None,
-                residual: Tensor | None = None) -> Tensor:  # fmt: skip
+    def forward(
+        self, x: Tensor, norm: nn.Module | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         """(..., C) -> (..., C): of x's norm, added to the residual."""
         normed = x if norm is None else norm(x)
         y = normed.reshape(-1, x.shape[-1])  # (N, C)
@@ -204,6 +213,7 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: Any) -> None:
         super().__init__()
+
         def norm(there: bool) -> nn.Module | None:
             return norm_of(config, config.width, dtype) if there else None
 
@@ -223,8 +233,9 @@ class Block(nn.Module):
         if self.attention_post_norm is None and self.scale == 1.0 and not self.parallel:
             x = self.attention(x, attend, angles, self.attention_norm, x)
             return self.feed(x, feed_norm, x)  # type: ignore[no-any-return]
-        y = self._part(self.attention(x, attend, angles, self.attention_norm),
-                       self.attention_post_norm)  # fmt: skip
+        y = self._part(
+            self.attention(x, attend, angles, self.attention_norm), self.attention_post_norm
+        )
         if self.parallel:
             return x + y + self._part(self.feed(x, feed_norm), self.feed_post_norm)
         x = x + y
@@ -255,16 +266,25 @@ class Decoder(nn.Module):
         """(B, T) -> (B, T, V): every token sees those before it."""
         index = lift(tokens)
         if index.ndim != 2:
-            raise ShapeError("tokens are rows of a batch", op="Decoder", expected="(batch, tokens)",
-                             got=index.shape)  # fmt: skip
+            raise ShapeError(
+                "tokens are rows of a batch",
+                op="Decoder",
+                expected="(batch, tokens)",
+                got=index.shape,
+            )
         count = index.shape[1]
         if isinstance(count, int) and count > self.config.context:
-            raise ShapeError("too many tokens", op="Decoder", got=count,
-                             expected=f"at most {self.config.context}")  # fmt: skip
+            raise ShapeError(
+                "too many tokens",
+                op="Decoder",
+                got=count,
+                expected=f"at most {self.config.context}",
+            )
         return self.logits(self.hidden(index, arange(count), self._causal))
 
-    def step(self, tokens: Any, positions: Any, attend: Attend, rows: Any = None,
-             turned: bool = True) -> Tensor:  # fmt: skip
+    def step(
+        self, tokens: Any, positions: Any, attend: Attend, rows: Any = None, turned: bool = True
+    ) -> Tensor:
         """(N,), (N,) -> (N, V), or the logits of some rows alone.
 
         `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
@@ -274,8 +294,9 @@ class Decoder(nn.Module):
         x = self.hidden(lift(tokens), lift(positions), attend, turned)  # (N, C)
         return self.logits(x if rows is None else x.index_select(0, rows))
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend,
-               turned: bool = True) -> Tensor:  # fmt: skip
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, turned: bool = True
+    ) -> Tensor:
         """(...) -> (..., C): what the head reads, before its norm."""
         config = self.config
         x = self.embed(tokens)  # (..., C)
@@ -301,8 +322,14 @@ class Decoder(nn.Module):
         found = attention(q, k, v, causal=True, layout="bthd", **self.config.attention(layer))
         return found  # type: ignore[no-any-return]
 
-    def load(self, weights: Mapping[str, Any], strict: bool = True, keep: str = "",
-             device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
+    def load(
+        self,
+        weights: Mapping[str, Any],
+        strict: bool = True,
+        keep: str = "",
+        device: Any = None,
+        progress: Progress | None = None,
+    ) -> Keys:
         """Take weights by the names of Hugging Face or of GGUF files; see `names`.
 
         With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay
@@ -311,9 +338,16 @@ class Decoder(nn.Module):
         return load(self, self.config, weights, strict, keep, device, progress)
 
 
-def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
-          query_starts: Any, queries: int | None = None, single: bool = False,
-          most: int | None = None) -> Attend:  # fmt: skip
+def paged(
+    config: DecoderConfig,
+    cache: nn.PagedCache,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    queries: int | None = None,
+    single: bool = False,
+    most: int | None = None,
+) -> Attend:
     """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
 
     `single` says that no request has more than one new token, `most` how many keys at most.
@@ -321,11 +355,26 @@ def paged(config: DecoderConfig, cache: nn.PagedCache, table: Any, lengths: Any,
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rotary, how = config.rotary_of(layer), config.attention(layer)
-        speeds = {} if rotary is None else {"frequencies": rotary.frequencies(),
-                                            "factor": rotary.attention_factor}  # fmt: skip
+        speeds = (
+            {}
+            if rotary is None
+            else {"frequencies": rotary.frequencies(), "factor": rotary.attention_factor}
+        )
         how["window"] = how["window"] or 0
-        return cache.step(layer, q, k, v, table, lengths, query_starts, **speeds, **how,
-                          queries=queries, single=single, most=most)  # fmt: skip
+        return cache.step(
+            layer,
+            q,
+            k,
+            v,
+            table,
+            lengths,
+            query_starts,
+            **speeds,
+            **how,
+            queries=queries,
+            single=single,
+            most=most,
+        )
 
     return attend
 

@@ -54,49 +54,65 @@ HUGGINGFACE_TOP = {"embed": "embed_tokens", "positions": "", "norm": "norm", "he
 HUGGINGFACE: dict[str, tuple[Source, ...]] = {
     "attention_norm": (Source("input_layernorm"),),
     "feed_norm": (Source("post_attention_layernorm"),),
-    **{f"attention.{p}": (Source(f"self_attn.{p[0]}_proj"), s)
-       for p, s in fused("self_attn.qkv_proj", *QKV).items()},
+    **{
+        f"attention.{p}": (Source(f"self_attn.{p[0]}_proj"), s)
+        for p, s in fused("self_attn.qkv_proj", *QKV).items()
+    },
     "attention.output": (Source("self_attn.o_proj"),),
     "attention.query_norm": (Source("self_attn.q_norm"),),
     "attention.key_norm": (Source("self_attn.k_norm"),),
-    **{f"feed.{p}": (Source(f"mlp.{p}_proj"), s)
-       for p, s in fused("mlp.gate_up_proj", *GATED).items()},
+    **{
+        f"feed.{p}": (Source(f"mlp.{p}_proj"), s)
+        for p, s in fused("mlp.gate_up_proj", *GATED).items()
+    },
     "feed.down": (Source("mlp.down_proj"),),
     "feed.router": (Source("mlp.gate"), Source("block_sparse_moe.gate")),
     **{f"feed.shared.{p}": (Source(f"mlp.shared_expert.{p}_proj"),) for p in (*GATED, "down")},
     "feed.shared_gate": (Source("mlp.shared_expert_gate"),),
-}  # fmt: skip
+}
 GEMMA = {  # what the others call post_attention_layernorm comes after attention indeed
     "attention_post_norm": (Source("post_attention_layernorm"),),
     "feed_norm": (Source("pre_feedforward_layernorm"),),
     "feed_post_norm": (Source("post_feedforward_layernorm"),),
 }
 PHI_TOP = {**HUGGINGFACE_TOP, "norm": "final_layernorm"}
-PHI = {**HUGGINGFACE, "attention.output": (Source("self_attn.dense"),),
-       "feed.up": (Source("mlp.fc1"),), "feed.down": (Source("mlp.fc2"),)}  # fmt: skip
+PHI = {
+    **HUGGINGFACE,
+    "attention.output": (Source("self_attn.dense"),),
+    "feed.up": (Source("mlp.fc1"),),
+    "feed.down": (Source("mlp.fc2"),),
+}
 NEOX_TOP = {"embed": "embed_in", "norm": "final_layer_norm", "head": "embed_out"}
 NEOX: dict[str, tuple[Source, ...]] = {
     "attention_norm": (Source("input_layernorm"),),
     "feed_norm": (Source("post_attention_layernorm"),),
-    **{f"attention.{p}": (s,)
-       for p, s in fused("attention.query_key_value", *QKV, by_head=True).items()},
+    **{
+        f"attention.{p}": (s,)
+        for p, s in fused("attention.query_key_value", *QKV, by_head=True).items()
+    },
     "attention.output": (Source("attention.dense"),),
-    "feed.up": (Source("mlp.dense_h_to_4h"),), "feed.down": (Source("mlp.dense_4h_to_h"),),
-}  # fmt: skip
+    "feed.up": (Source("mlp.dense_h_to_4h"),),
+    "feed.down": (Source("mlp.dense_4h_to_h"),),
+}
 GPT2_TOP = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head"}
 GPT2: dict[str, tuple[Source, ...]] = {
-    "attention_norm": (Source("ln_1"),), "feed_norm": (Source("ln_2"),),
+    "attention_norm": (Source("ln_1"),),
+    "feed_norm": (Source("ln_2"),),
     **{f"attention.{p}": (s,) for p, s in fused("attn.c_attn", *QKV, turned=True).items()},
     "attention.output": (Source("attn.c_proj", turned=True),),
     "feed.up": (Source("mlp.c_fc", turned=True),),
     "feed.down": (Source("mlp.c_proj", turned=True),),
-}  # fmt: skip
-GGUF_TOP = {"embed": "token_embd", "positions": "position_embd", "norm": "output_norm",
-            "head": "output"}  # fmt: skip
+}
+GGUF_TOP = {
+    "embed": "token_embd",
+    "positions": "position_embd",
+    "norm": "output_norm",
+    "head": "output",
+}
 GGUF: dict[str, tuple[Source, ...]] = {
-    "attention_norm": (Source("attn_norm"),), "feed_norm": (Source("ffn_norm"),),
-    **{f"attention.{p}": (Source(f"attn_{p[0]}"), s)
-       for p, s in fused("attn_qkv", *QKV).items()},
+    "attention_norm": (Source("attn_norm"),),
+    "feed_norm": (Source("ffn_norm"),),
+    **{f"attention.{p}": (Source(f"attn_{p[0]}"), s) for p, s in fused("attn_qkv", *QKV).items()},
     "attention.output": (Source("attn_output"),),
     "attention.query_norm": (Source("attn_q_norm"),),
     "attention.key_norm": (Source("attn_k_norm"),),
@@ -106,33 +122,45 @@ GGUF: dict[str, tuple[Source, ...]] = {
     "feed.router": (Source("ffn_gate_inp"),),
     **{f"feed.shared.{p}": (Source(f"ffn_{p}_shexp"),) for p in (*GATED, "down")},
     "feed.shared_gate": (Source("ffn_gate_inp_shexp"),),
-}  # fmt: skip
-GGUF_LLAMA = {f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),)
-              for p in ("query", "key")}  # fmt: skip
+}
+GGUF_LLAMA = {
+    f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),) for p in ("query", "key")
+}
 GGUF_PHI3 = {f"feed.{p}": (s,) for p, s in fused("ffn_up", *GATED).items()}
 # By family, where they differ: names outside of blocks, in them, of the blocks, before all of them.
 FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str]] = {
     "gpt2": (GPT2_TOP, GPT2, "h", "transformer."),
     "gpt_neox": (NEOX_TOP, NEOX, "layers", "gpt_neox."),
     "phi": (PHI_TOP, PHI, "layers", "model."),
-    **dict.fromkeys(("gemma2", "gemma3_text", "olmo2"),
-                    (HUGGINGFACE_TOP, {**HUGGINGFACE, **GEMMA}, "layers", "model.")),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text", "olmo2"),
+        (HUGGINGFACE_TOP, {**HUGGINGFACE, **GEMMA}, "layers", "model."),
+    ),
+}
 FILES = {"phi3": GGUF_PHI3, **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA)}
 
 # Weights of all experts, whole names: fused, stacked, or one by one.
 HUGGINGFACE_EXPERTS = {
-    "feed.gate": (Source("mlp.experts.gate_up_proj", "gate"),
-                  Source("mlp.experts.{}.gate_proj.weight"),
-                  Source("block_sparse_moe.experts.{}.w1.weight")),
-    "feed.up": (Source("mlp.experts.gate_up_proj", "up"),
-                Source("mlp.experts.{}.up_proj.weight"),
-                Source("block_sparse_moe.experts.{}.w3.weight")),
-    "feed.down": (Source("mlp.experts.down_proj"), Source("mlp.experts.{}.down_proj.weight"),
-                  Source("block_sparse_moe.experts.{}.w2.weight")),
-}  # fmt: skip
-GGUF_EXPERTS = {f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
-                for p in (*GATED, "down")}  # fmt: skip
+    "feed.gate": (
+        Source("mlp.experts.gate_up_proj", "gate"),
+        Source("mlp.experts.{}.gate_proj.weight"),
+        Source("block_sparse_moe.experts.{}.w1.weight"),
+    ),
+    "feed.up": (
+        Source("mlp.experts.gate_up_proj", "up"),
+        Source("mlp.experts.{}.up_proj.weight"),
+        Source("block_sparse_moe.experts.{}.w3.weight"),
+    ),
+    "feed.down": (
+        Source("mlp.experts.down_proj"),
+        Source("mlp.experts.{}.down_proj.weight"),
+        Source("block_sparse_moe.experts.{}.w2.weight"),
+    ),
+}
+GGUF_EXPERTS = {
+    f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
+    for p in (*GATED, "down")
+}
 
 # Names in files that are no weights of the text model.
 IGNORED = re.compile(
@@ -219,26 +247,37 @@ class Names:
         inner, outer = config.heads * config.head_width, config.key_heads * config.head_width
         axis = 1 if array.ndim == 3 else 0
         each = config.expert_hidden if array.ndim == 3 else config.hidden
-        places = {"query": (0, inner), "key": (inner, inner + outer),
-                  "value": (inner + outer, inner + 2 * outer), "gate": (0, each),
-                  "up": (each, 2 * each)}  # fmt: skip
+        places = {
+            "query": (0, inner),
+            "key": (inner, inner + outer),
+            "value": (inner + outer, inner + 2 * outer),
+            "gate": (0, each),
+            "up": (each, 2 * each),
+        }
         if source.by_head:
             return self._of_heads(source, array)
         whole = 2 * each if source.part in GATED else inner + 2 * outer
         if array.shape[axis] != whole:
-            raise ShapeError(f"{source.name} does not hold its parts", op=OP,
-                             expected=f"{whole} rows", got=tuple(array.shape))  # fmt: skip
+            raise ShapeError(
+                f"{source.name} does not hold its parts",
+                op=OP,
+                expected=f"{whole} rows",
+                got=tuple(array.shape),
+            )
         first, end = places[source.part]
         return array[:, first:end] if axis else array[first:end]
-
 
     def _of_heads(self, source: Source, array: Any) -> Any:
         """The rows of one part where each head has its query, key and value together."""
         heads, width, rest = self.config.heads, self.config.head_width, tuple(array.shape[1:])
         whole = 3 * heads * width
         if array.shape[0] != whole or self.config.key_heads != heads:
-            raise ShapeError(f"{source.name} does not hold its parts", op=OP,
-                             expected=f"{whole} rows", got=tuple(array.shape))  # fmt: skip
+            raise ShapeError(
+                f"{source.name} does not hold its parts",
+                op=OP,
+                expected=f"{whole} rows",
+                got=tuple(array.shape),
+            )
         found = array.reshape(heads, 3, width, *rest)[:, QKV.index(source.part)]
         return found.reshape(heads * width, *rest)
 
@@ -258,18 +297,30 @@ def halves_of(array: Any, heads: int) -> Any:
     """Rows of each head from pairs side by side (llama.cpp) to two halves (ours)."""
     shape = tuple(array.shape)
     if shape[0] % (2 * heads):
-        raise ShapeError("rows do not divide into pairs of heads", op=OP,
-                         expected=f"a multiple of {2 * heads}", got=shape)  # fmt: skip
+        raise ShapeError(
+            "rows do not divide into pairs of heads",
+            op=OP,
+            expected=f"a multiple of {2 * heads}",
+            got=shape,
+        )
     cut = array.reshape(heads, shape[0] // heads // 2, 2, *shape[1:])
     return cut.swapaxes(1, 2).reshape(*shape)
 
 
-def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any], strict: bool = True,
-         keep: str = "", device: Any = None, progress: Progress | None = None) -> Keys:  # fmt: skip
+def load(
+    model: Module,
+    config: DecoderConfig,
+    weights: Mapping[str, Any],
+    strict: bool = True,
+    keep: str = "",
+    device: Any = None,
+    progress: Progress | None = None,
+) -> Keys:
     """Give a Decoder its weights; what is missing and what no Parameter wants, by name."""
     if keep not in ("", "quantised"):
-        raise UserError("unknown way to keep weights", op=OP, expected="'' or 'quantised'",
-                        got=repr(keep))  # fmt: skip
+        raise UserError(
+            "unknown way to keep weights", op=OP, expected="'' or 'quantised'", got=repr(keep)
+        )
     names = Names(config, weights)
     ours = dict(model.named_parameters())
     picked = {n: names.pick(n) for n in ours}
@@ -277,9 +328,13 @@ def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any], stric
     used = {g for s in picked.values() if s is not None for g in names.given_names(s)}
     unused = [n for n in weights if n not in used and not _ignored(n, config)]
     if strict and (missing or unused):
-        raise UserError("the names do not fit", op=OP, expected=f"missing: {_listed(missing)}",
-                        got=f"unused: {_listed(unused)}",
-                        hint="strict=False takes what fits")  # fmt: skip
+        raise UserError(
+            "the names do not fit",
+            op=OP,
+            expected=f"missing: {_listed(missing)}",
+            got=f"unused: {_listed(unused)}",
+            hint="strict=False takes what fits",
+        )
     groups = plan(model, names, picked, device) if keep else []
     packed = {rows.name for group in groups for rows in group}
     rest = {n: s for n, s in picked.items() if n not in packed}
@@ -290,16 +345,21 @@ def load(model: Module, config: DecoderConfig, weights: Mapping[str, Any], stric
     return Keys(missing, unused)
 
 
-def _checked(names: Names, ours: dict[str, Any],
-             picked: dict[str, Source | None]) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+def _checked(
+    names: Names, ours: dict[str, Any], picked: dict[str, Source | None]
+) -> Iterator[tuple[str, Tensor]]:
     """Values with the shapes of our Parameters."""
     for name, source in picked.items():
         if source is None:
             continue
         value = _shared(names.value(name, source))
         if tuple(value.shape) != tuple(ours[name].shape):
-            raise ShapeError(f"{source.name} does not fit", op=OP, got=tuple(value.shape),
-                             expected=f"{name} of {tuple(ours[name].shape)}")  # fmt: skip
+            raise ShapeError(
+                f"{source.name} does not fit",
+                op=OP,
+                got=tuple(value.shape),
+                expected=f"{name} of {tuple(ours[name].shape)}",
+            )
         yield name, value
 
 

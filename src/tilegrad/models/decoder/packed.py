@@ -57,8 +57,9 @@ def is_quantised(value: Any) -> bool:
     return form is not None and bool(getattr(form, "quantised", False))
 
 
-def rows_of(name: str, names: Names, source: Source | None, layer: Module,
-            device: Any) -> Rows | None:  # fmt: skip
+def rows_of(
+    name: str, names: Names, source: Source | None, layer: Module, device: Any
+) -> Rows | None:
     """The weights of a layer if they are stored quantised and a kernel takes them."""
     if source is None or source.turned or "{}" in source.name:
         return None
@@ -69,13 +70,18 @@ def rows_of(name: str, names: Names, source: Source | None, layer: Module,
     rows.shape = (len(rows.raw), stored.shape[1])
     assert isinstance(layer, (Linear, Embedding))
     if rows.shape != tuple(layer.weight.shape):
-        raise ShapeError(f"{source.name} does not fit", op="Decoder.load", got=rows.shape,
-                         expected=f"{name} of {tuple(layer.weight.shape)}")  # fmt: skip
+        raise ShapeError(
+            f"{source.name} does not fit",
+            op="Decoder.load",
+            got=rows.shape,
+            expected=f"{name} of {tuple(layer.weight.shape)}",
+        )
     return None if why_not(rows, device) else rows
 
 
-def plan(model: Module, names: Names, picked: Mapping[str, Source | None],
-         device: Any) -> list[list[Rows]]:  # fmt: skip
+def plan(
+    model: Module, names: Names, picked: Mapping[str, Source | None], device: Any
+) -> list[list[Rows]]:
     """The layers to pack, those together that become one product."""
     found: dict[str, Rows] = {}
     for path, layer in model.named_modules():
@@ -97,8 +103,13 @@ def plan(model: Module, names: Names, picked: Mapping[str, Source | None],
     return groups
 
 
-def replace(model: Module, groups: list[list[Rows]], device: Any, dtype: DType,
-            progress: Progress | None = None) -> None:  # fmt: skip
+def replace(
+    model: Module,
+    groups: list[list[Rows]],
+    device: Any,
+    dtype: DType,
+    progress: Progress | None = None,
+) -> None:
     """Pack the layers and put them in the place of those that were there."""
     total = sum(r.stored.bytes for group in groups for r in group)
     done, on_cpu = 0, device_of(device) == "cpu"

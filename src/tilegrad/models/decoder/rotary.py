@@ -76,16 +76,20 @@ def _llama3(rotary: Rotary, plain: Array) -> Array:
     turns = rotary.original * plain / (2.0 * math.pi)  # over the context of training
     mix = (turns - rotary.low) / (rotary.high - rotary.low)
     mixed = (1.0 - mix) * plain / rotary.factor + mix * plain
-    return np.where(turns < rotary.low, plain / rotary.factor,
-                    np.where(turns > rotary.high, plain, mixed))  # fmt: skip
+    return np.where(
+        turns < rotary.low, plain / rotary.factor, np.where(turns > rotary.high, plain, mixed)
+    )
 
 
 def _yarn(rotary: Rotary, plain: Array) -> Array:
     """A ramp over the pairs from kept to scaled."""
 
     def pair(turns: float) -> float:  # the pair that turns so often over the original context
-        return (rotary.width * math.log(rotary.original / (turns * 2.0 * math.pi))
-                / (2.0 * math.log(rotary.base)))  # fmt: skip
+        return (
+            rotary.width
+            * math.log(rotary.original / (turns * 2.0 * math.pi))
+            / (2.0 * math.log(rotary.base))
+        )
 
     first, last = pair(rotary.beta_fast), pair(rotary.beta_slow)
     if rotary.truncate:

@@ -4,9 +4,15 @@ from importlib import import_module
 from typing import Any
 
 LAZY = {
-    "LLM": "llm", "Answer": "answer", "Piece": "answer", "Timing": "answer",
-    "Engine": "engine", "Request": "request", "Produced": "request", "PagePool": "pages",
-}  # fmt: skip
+    "LLM": "llm",
+    "Answer": "answer",
+    "Piece": "answer",
+    "Timing": "answer",
+    "Engine": "engine",
+    "Request": "request",
+    "Produced": "request",
+    "PagePool": "pages",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -137,8 +137,9 @@ def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> An
     one = tile.where(k > 0, tile.cast(n1 >= k, int32), tile.cast(m1 >= wanted, int32))
     two = tile.where(k > 0, tile.cast(n2 >= k, int32), tile.cast(m2 >= wanted, int32))
     three = tile.where(k > 0, tile.cast(n3 >= k, int32), tile.cast(m3 >= wanted, int32))
-    bound = tile.where(three > 0, third, tile.where(two > 0, second, tile.where(
-        one > 0, first, floor)))  # fmt: skip
+    bound = tile.where(
+        three > 0, third, tile.where(two > 0, second, tile.where(one > 0, first, floor))
+    )
     return k, m0, bound
 
 
@@ -147,9 +148,16 @@ def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> An
 
 @tile.function
 def search(
-    p: Any, tokens: Any, row: Any, size: Any, floor: Any, wanted: Any, walks: Any, counted: bool,
+    p: Any,
+    tokens: Any,
+    row: Any,
+    size: Any,
+    floor: Any,
+    wanted: Any,
+    walks: Any,
+    counted: bool,
     block: int,
-) -> Any:  # fmt: skip
+) -> Any:
     """The highest key, not below `floor`, at or above which there is `wanted`.
 
     If counting, also a lower key with the same tokens at or above it. Without walks, the floor.
@@ -174,10 +182,16 @@ def search(
             exact = whole(0)
             if counted:
                 exact = tile.cast((one == wanted) | (two == wanted) | (three == wanted), int32)
-            up = tile.where(one < wanted, first, tile.where(
-                two < wanted, second, tile.where(three < wanted, third, high)))  # fmt: skip
-            down = tile.where(three >= wanted, third, tile.where(
-                two >= wanted, second, tile.where(one >= wanted, first, low)))  # fmt: skip
+            up = tile.where(
+                one < wanted,
+                first,
+                tile.where(two < wanted, second, tile.where(three < wanted, third, high)),
+            )
+            down = tile.where(
+                three >= wanted,
+                third,
+                tile.where(two >= wanted, second, tile.where(one >= wanted, first, low)),
+            )
             low = tile.maximum(tile.maximum(low, down), tile.min(fewest))
             high = tile.minimum(tile.minimum(high, up), tile.max(most) + whole(1))
             step = tile.maximum((high - low) >> whole(2), whole(1))
@@ -277,9 +291,19 @@ def first_of(best: Any, winner: Any) -> Any:
 
 @kernel
 def draw(
-    p: Any, tokens: Any, sizes: Any, limits: Any, sums: Any, floats: Any, seeds: Any, slots: Any,
-    positions: Any, *, block: int, near: int,
-) -> None:  # fmt: skip
+    p: Any,
+    tokens: Any,
+    sizes: Any,
+    limits: Any,
+    sums: Any,
+    floats: Any,
+    seeds: Any,
+    slots: Any,
+    positions: Any,
+    *,
+    block: int,
+    near: int,
+) -> None:
     """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
     Tokens, sizes, limits and sums are what `pick` gave; the seed is that of the row's slot. A list

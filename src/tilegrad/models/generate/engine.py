@@ -64,19 +64,31 @@ class Group:
     @staticmethod
     def of(runs: list[Running]) -> Group:
         """The Group of some requests."""
-        return Group(runs, [run.slot for run in runs], needs(run.request.sampling for run in runs),
-                     not any(run.left for run in runs))  # fmt: skip
+        return Group(
+            runs,
+            [run.slot for run in runs],
+            needs(run.request.sampling for run in runs),
+            not any(run.left for run in runs),
+        )
 
 
 class Engine:
     """A decoder with a paged cache; `add` requests, then `step` while `busy`."""
 
     def __init__(
-        self, model: Decoder, *, device: Any = None, requests: int = 8,
-        context: int | None = None, page: int | None = None, pages: int | None = None,
-        cache_dtype: Any = None, chunk: int | None = None, tell: Tell | None = None,
+        self,
+        model: Decoder,
+        *,
+        device: Any = None,
+        requests: int = 8,
+        context: int | None = None,
+        page: int | None = None,
+        pages: int | None = None,
+        cache_dtype: Any = None,
+        chunk: int | None = None,
+        tell: Tell | None = None,
         words: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
         `words` is how many ids the tokenizer has, if fewer than the model: no other is picked.
@@ -86,8 +98,12 @@ class Engine:
         self.model, self.config, self.requests = model, config, _positive("requests", requests)
         self.context = _positive("context", context or config.context)
         if self.context > config.context:
-            raise UserError("the context is longer than the model's", op="Engine",
-                            expected=f"at most {config.context}", got=self.context)  # fmt: skip
+            raise UserError(
+                "the context is longer than the model's",
+                op="Engine",
+                expected=f"at most {config.context}",
+                got=self.context,
+            )
         page = page_size(device) if page is None else _positive("page", page)
         most_pages = -(-self.context // page)
         count = most_pages * requests if pages is None else _positive("pages", pages)
@@ -95,9 +111,16 @@ class Engine:
         self.chunk = max(requests, chunk or CHUNKS["cpu" if device == "cpu" else "gpu"])
         self.pool = PagePool(count, page)
         self.cache = nn.PagedCache(
-            config.layers, count, page, config.key_heads, config.head_width,
-            requests=requests + 1, most_pages=most_pages, dtype=dtype, device=device,
-        )  # fmt: skip
+            config.layers,
+            count,
+            page,
+            config.key_heads,
+            config.head_width,
+            requests=requests + 1,
+            most_pages=most_pages,
+            dtype=dtype,
+            device=device,
+        )
         self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None), words)
         self.waiting: dict[Hashable, Request] = {}  # in order
         self.running: dict[Hashable, Running] = {}
@@ -108,8 +131,10 @@ class Engine:
         self._ahead: tuple[Group, Launched] | None = None  # what was begun
 
     def __repr__(self) -> str:
-        return (f"<engine: {len(self.running)} of {self.requests} requests run, "
-                f"{len(self.waiting)} wait, context {self.context}>")  # fmt: skip
+        return (
+            f"<engine: {len(self.running)} of {self.requests} requests run, "
+            f"{len(self.waiting)} wait, context {self.context}>"
+        )
 
     @property
     def busy(self) -> bool:
@@ -130,16 +155,19 @@ class Engine:
             self._check(list(request.sampling.logit_bias), "logit_bias")
         if request.most > self.context:
             raise UserError(
-                "the prompt and its answer are longer than the context", op="Engine.add",
+                "the prompt and its answer are longer than the context",
+                op="Engine.add",
                 expected=f"at most {self.context} tokens",
                 got=f"{len(request.tokens)} of the prompt and max_tokens={request.max_tokens}",
-            )  # fmt: skip
+            )
         if not self.pool.can_ever_fit(request.most):
             raise UserError(
-                "the cache can never hold this request", op="Engine.add",
-                expected=f"at most {self.pool.pages * self.pool.page} tokens", got=request.most,
+                "the cache can never hold this request",
+                op="Engine.add",
+                expected=f"at most {self.pool.pages * self.pool.page} tokens",
+                got=request.most,
                 hint="lower max_tokens, or give the engine more pages",
-            )  # fmt: skip
+            )
         self.waiting[request.id] = request
 
     def cancel(self, id: Hashable) -> bool:
@@ -152,9 +180,12 @@ class Engine:
     def _check(self, tokens: Sequence[int], what: str) -> None:
         wrong = [t for t in tokens if not 0 <= t < self.config.vocabulary]
         if wrong:
-            raise UserError(f"{what} has tokens that are not in the vocabulary", op="Engine",
-                            expected=f"0 to {self.config.vocabulary - 1}",
-                            got=wrong[:5])  # fmt: skip
+            raise UserError(
+                f"{what} has tokens that are not in the vocabulary",
+                op="Engine",
+                expected=f"0 to {self.config.vocabulary - 1}",
+                got=wrong[:5],
+            )
 
     def _comes(self) -> Request | None:
         """The first that waits, if there is room for it."""
@@ -227,8 +258,10 @@ class Engine:
                 self._end(run)
             raise
         return failed + [
-            self._made(run, found, row) for row, run in enumerate(runs)
-            if not run.left and self.running.get(run.request.id) is run]  # fmt: skip
+            self._made(run, found, row)
+            for row, run in enumerate(runs)
+            if not run.left and self.running.get(run.request.id) is run
+        ]
 
     def _step(self) -> tuple[list[Running], Found]:
         """The requests of a step and what it gave for each."""
@@ -255,8 +288,11 @@ class Engine:
 
         One that stops meanwhile leaves a token in its own pages, which nobody reads.
         """
-        return self._group is group and self._comes() is None and all(
-            run.made + 2 <= run.request.max_tokens for run in group.runs)  # fmt: skip
+        return (
+            self._group is group
+            and self._comes() is None
+            and all(run.made + 2 <= run.request.max_tokens for run in group.runs)
+        )
 
     def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
         """Who has what in a ragged step: the next token of those that decode, then prompts."""
@@ -290,18 +326,28 @@ class Engine:
         if not asked:
             return Produced(request.id, token, finished=finished)
         top = zip(found.top_ids[row, :asked], found.top_logprobs[row, :asked])  # type: ignore[index]
-        return Produced(request.id, token, float(found.logprob[row]),  # type: ignore[index]
-                        tuple((int(i), float(p)) for i, p in top), finished)  # fmt: skip
+        return Produced(
+            request.id,
+            token,
+            float(found.logprob[row]),  # type: ignore[index]
+            tuple((int(i), float(p)) for i, p in top),
+            finished,
+        )
 
     def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""
         self._check(tokens, "what is scored")
         if not 2 <= len(tokens) <= self.context:
-            raise UserError("cannot score so many tokens", op="score", got=len(tokens),
-                            expected=f"2 to {self.context}, the context")  # fmt: skip
+            raise UserError(
+                "cannot score so many tokens",
+                op="score",
+                got=len(tokens),
+                expected=f"2 to {self.context}, the context",
+            )
         if not self.slots or not self.pool.fits(len(tokens)):
-            raise UserError("the engine is busy", op="score", expected="a free slot and pages",
-                            got=repr(self))  # fmt: skip
+            raise UserError(
+                "the engine is busy", op="score", expected="a free slot and pages", got=repr(self)
+            )
         slot = self.slots[-1]
         try:
             self._seat(slot, SCORING, len(tokens))
@@ -315,13 +361,15 @@ def not_numbers(family: str, run: Running) -> UserError:
     """The error of a request whose logits say nothing."""
     request = run.request
     return UserError(
-        "the logits of the next token are not finite", op=f"generate ({family})",
+        "the logits of the next token are not finite",
+        op=f"generate ({family})",
         expected="numbers, of which some are above -inf",
         got=f"NaN or infinity at position {len(request.tokens) + run.made}, after "
         f"{len(request.tokens)} tokens of the prompt and {run.made} of the answer",
-        location=request.location, hint="the weights have NaN or are too large for the dtype "
+        location=request.location,
+        hint="the weights have NaN or are too large for the dtype "
         "(dtype='float32'?), or logit_bias leaves no token",
-    )  # fmt: skip
+    )
 
 
 def page_size(device: str) -> int:

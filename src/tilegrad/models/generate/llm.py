@@ -38,10 +38,16 @@ class LLM:
     """A language model that answers; see the module's docstring."""
 
     def __init__(
-        self, name_or_path: str | os.PathLike[str], *, device: Any = None, dtype: Any = None,
-        threads: int | None = None, context: int | None = None, requests: int = 8,
+        self,
+        name_or_path: str | os.PathLike[str],
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        threads: int | None = None,
+        context: int | None = None,
+        requests: int = 8,
         progress: Tell | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
         The context is the model's, or what memory can hold, or less if less is asked for;
@@ -56,11 +62,19 @@ class LLM:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = cache = self.model.norm.weight.dtype
-        self.context, pages = room_for(self.model, place, cache, requests, context,
-                                       page_size(place))
-        self.engine = Engine(self.model, device=place, requests=requests, context=self.context,
-                             pages=pages, cache_dtype=cache, tell=tell,
-                             words=len(self.tokenizer) or None)  # fmt: skip
+        self.context, pages = room_for(
+            self.model, place, cache, requests, context, page_size(place)
+        )
+        self.engine = Engine(
+            self.model,
+            device=place,
+            requests=requests,
+            context=self.context,
+            pages=pages,
+            cache_dtype=cache,
+            tell=tell,
+            words=len(self.tokenizer) or None,
+        )
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
 
@@ -95,8 +109,9 @@ class LLM:
         task = self._task(self.chat_ids(messages, system), **settings)
         return self._tasks.answers([task])[0]
 
-    def chat_stream(self, messages: Messages, *, system: str | None = None,
-                    **settings: Any) -> Iterator[Piece]:  # fmt: skip
+    def chat_stream(
+        self, messages: Messages, *, system: str | None = None, **settings: Any
+    ) -> Iterator[Piece]:
         """The answer to a chat piece by piece."""
         return self._tasks.pieces(self._task(self.chat_ids(messages, system), **settings))
 
@@ -113,8 +128,9 @@ class LLM:
 
     def chat_ids(self, messages: Messages, system: str | None = None) -> list[int]:
         """The ids of a chat; a string is the one message of a user."""
-        chat: list[Any] = ([{"role": "user", "content": messages}] if isinstance(messages, str)
-                           else list(messages))  # fmt: skip
+        chat: list[Any] = (
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        )
         if system is not None:
             chat = [{"role": "system", "content": system}, *chat]
         return self.tokenizer.encode_chat(chat)
@@ -127,28 +143,39 @@ class LLM:
         return [int(token) for token in prompt]
 
     def _task(
-        self, tokens: Sequence[int], *, max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None, stop_tokens: Sequence[int] | None = None,
-        ignore_end: bool = False, **sampling: Any,
-    ) -> Task:  # fmt: skip
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_tokens: Sequence[int] | None = None,
+        ignore_end: bool = False,
+        **sampling: Any,
+    ) -> Task:
         """A Task for a prompt that fits; it waits for its first step."""
         refuse_unknown(sampling)
         if len(tokens) >= self.context:
             raise UserError(
-                f"the prompt has {len(tokens)} tokens and the context is {self.context}", op="LLM",
+                f"the prompt has {len(tokens)} tokens and the context is {self.context}",
+                op="LLM",
                 expected=f"at most {self.context - 1} tokens, so that an answer fits",
-                got=len(tokens), hint="shorten the prompt, or ask for a longer context",
-            )  # fmt: skip
+                got=len(tokens),
+                hint="shorten the prompt, or ask for a longer context",
+            )
         left = self.context - len(tokens)
         more = () if stop_tokens is None else stop_tokens
         if not isinstance(more, Collection | np.ndarray) or not all(map(is_whole, more)):
-            raise UserError("stop_tokens are ids", op="LLM", expected="a list of ids",
-                            got=repr(more)[:80])  # fmt: skip
+            raise UserError(
+                "stop_tokens are ids", op="LLM", expected="a list of ids", got=repr(more)[:80]
+            )
         ends = set(more) | (set() if ignore_end else self.tokenizer.ends)
         request = Request(
-            next(self._numbers), tuple(tokens), Sampling(**{**self.defaults, **sampling}),
-            frozenset(ends), _fewer(max_tokens, left),
-        )  # fmt: skip
+            next(self._numbers),
+            tuple(tokens),
+            Sampling(**{**self.defaults, **sampling}),
+            frozenset(ends),
+            _fewer(max_tokens, left),
+        )
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
 
 
@@ -158,9 +185,13 @@ def refuse_unknown(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in Sampling.__dataclass_fields__:
             near = difflib.get_close_matches(name, known, 1)
-            raise UserError(f"generate has no setting {name!r}", op="LLM",
-                            expected=", ".join(known), got=name,
-                            hint=f"did you mean {near[0]}?" if near else None)  # fmt: skip
+            raise UserError(
+                f"generate has no setting {name!r}",
+                op="LLM",
+                expected=", ".join(known),
+                got=name,
+                hint=f"did you mean {near[0]}?" if near else None,
+            )
 
 
 def is_one(prompt: Any) -> bool:
@@ -178,8 +209,12 @@ def is_whole(value: Any) -> bool:
 
 
 def _wrong_prompt(prompt: Any) -> UserError:
-    return UserError("a prompt is text or ids", op="LLM", got=type(prompt).__name__,
-                     expected="a string, ids, or a list of those")  # fmt: skip
+    return UserError(
+        "a prompt is text or ids",
+        op="LLM",
+        got=type(prompt).__name__,
+        expected="a string, ids, or a list of those",
+    )
 
 
 def _fewer(asked: Any, left: int) -> Any:

@@ -62,8 +62,12 @@ def load_model(
     tokenizer = tokenizer_of(files, ends)
     wanted = dtype_for(files.tensors, device) if dtype is None else dtype_of(dtype)
     if not wanted.is_float:
-        raise UserError("a model computes in floats", op="LLM", got=wanted,
-                        expected="float32, bfloat16 or float16")  # fmt: skip
+        raise UserError(
+            "a model computes in floats",
+            op="LLM",
+            got=wanted,
+            expected="float32, bfloat16 or float16",
+        )
     with init.skipped():
         model = Decoder(config, wanted).requires_grad_(False).eval()
     model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device, progress=tell)
@@ -160,8 +164,10 @@ def defaults_of(files: GgufFile | ModelFolder) -> dict[str, Any]:
     Every one of them is checked, used or not.
     """
     if isinstance(files, GgufFile):
-        said = {name: files.metadata.get(f"general.sampling.{GGUF_NAMES.get(name, name)}")
-                for name in SHARED}  # fmt: skip
+        said = {
+            name: files.metadata.get(f"general.sampling.{GGUF_NAMES.get(name, name)}")
+            for name in SHARED
+        }
         fields = Fields(said, f"{files.path}: general.sampling")
         return {name: _setting(fields, name) for name in SHARED if said[name] is not None}
     fields = Fields(files.generation, f"{files.path}/generation_config.json")
@@ -208,24 +214,36 @@ def ends_of(files: GgufFile | ModelFolder, config: DecoderConfig) -> list[int]:
 # ---- how long ----------------------------------------------------------------------------------
 
 
-def room_for(model: Decoder, device: str, cache: DType, requests: int, context: int | None,
-             page: int) -> tuple[int, int]:  # fmt: skip
+def room_for(
+    model: Decoder, device: str, cache: DType, requests: int, context: int | None, page: int
+) -> tuple[int, int]:
     """The context, and how many pages memory has for it: whole contexts of all requests at most.
 
     Keys and values of a CPU cost memory only where they are touched.
     """
     config = model.config
     token = 2 * config.layers * config.key_heads * config.head_width * cache.size
-    memory = CPU_SHARE * _physical() if device == "cpu" else (
-        GPU_SHARE * opened(device).memory_info()[0])  # fmt: skip
+    memory = (
+        CPU_SHARE * _physical()
+        if device == "cpu"
+        else (GPU_SHARE * opened(device).memory_info()[0])
+    )
     fitting = int(memory // (token * page))
     wanted = min(context, config.context) if context else config.context
     if context and -(-wanted // page) > fitting:
-        raise UserError("memory cannot hold the context", op="LLM", got=f"context={context}",
-                        expected=f"at most {fitting * page} tokens of {token} bytes")  # fmt: skip
+        raise UserError(
+            "memory cannot hold the context",
+            op="LLM",
+            got=f"context={context}",
+            expected=f"at most {fitting * page} tokens of {token} bytes",
+        )
     if not fitting:
-        raise UserError("memory cannot hold keys and values", op="LLM",
-                        expected=f"{token * page} bytes at least", got=int(memory))  # fmt: skip
+        raise UserError(
+            "memory cannot hold keys and values",
+            op="LLM",
+            expected=f"{token * page} bytes at least",
+            got=int(memory),
+        )
     found = min(wanted, fitting * page)
     return found, min(fitting, requests * -(-found // page))
 

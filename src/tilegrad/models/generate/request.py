@@ -29,13 +29,23 @@ class Request:
         put(self, "tokens", tuple(int(t) for t in self.tokens))
         put(self, "stop_tokens", frozenset(int(t) for t in self.stop_tokens))
         if not self.tokens:
-            raise UserError("a request has no tokens", op="Request", expected="at least one token",
-                            hint="an empty prompt needs at least the model's first token"
-                            )  # fmt: skip
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or \
-                self.max_tokens < 1:  # fmt: skip
-            raise UserError("bad max_tokens", op="Request", expected="a whole number from 1 on",
-                            got=self.max_tokens)  # fmt: skip
+            raise UserError(
+                "a request has no tokens",
+                op="Request",
+                expected="at least one token",
+                hint="an empty prompt needs at least the model's first token",
+            )
+        if (
+            isinstance(self.max_tokens, bool)
+            or not isinstance(self.max_tokens, int)
+            or self.max_tokens < 1
+        ):
+            raise UserError(
+                "bad max_tokens",
+                op="Request",
+                expected="a whole number from 1 on",
+                got=self.max_tokens,
+            )
 
     @property
     def most(self) -> int:

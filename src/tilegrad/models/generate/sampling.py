@@ -67,9 +67,13 @@ def _checked(ids: Tensor, highest: Tensor) -> Tensor:
 
 
 def sample(
-    logits: Any, state: SamplingState, slots: Any, positions: Any, variant: Variant,
+    logits: Any,
+    state: SamplingState,
+    slots: Any,
+    positions: Any,
+    variant: Variant,
     target: Target | None = None,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """The next token of each row of logits (R, V), at positions[r] of the request slots[r].
 
     Both are (R,) int32; a position is that of the token to come, and what tells a request's draws
@@ -83,8 +87,9 @@ def sample(
         return _with_logprobs(*_first(lift(logits)), raw, variant, target)
     x = raw
     if variant.bias:
-        x = _kernel(biased, target, state.vocabulary)(raw, state.biases, state.bias_ids,
-                                                      state.bias, slots)  # fmt: skip
+        x = _kernel(biased, target, state.vocabulary)(
+            raw, state.biases, state.bias_ids, state.bias, slots
+        )
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
@@ -101,14 +106,20 @@ def sample(
 
 def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tensor) -> None:
     if logits.ndim != 2 or logits.shape[1] != state.vocabulary:
-        raise ShapeError("the logits do not fit the state", op="sample",
-                         expected=f"(R, {state.vocabulary})",
-                         got=build.show(logits.shape))  # fmt: skip
+        raise ShapeError(
+            "the logits do not fit the state",
+            op="sample",
+            expected=f"(R, {state.vocabulary})",
+            got=build.show(logits.shape),
+        )
     for name, tensor in (("slots", slots), ("positions", positions)):
         if tensor.shape != logits.shape[:1] or tensor.dtype is not int32:
-            raise ShapeError(f"the {name} do not fit the logits", op="sample",
-                             expected=f"int32[{logits.shape[0]}]",
-                             got=tensor.node.type)  # fmt: skip
+            raise ShapeError(
+                f"the {name} do not fit the logits",
+                op="sample",
+                expected=f"int32[{logits.shape[0]}]",
+                got=tensor.node.type,
+            )
 
 
 def _of(rows: Tensor, slots: Tensor) -> Tensor:
@@ -164,5 +175,14 @@ def _kernel(kernel: Any, target: Target, tokens: int) -> Any:
     return partial(found, block=block)
 
 
-__all__ = ["NO_TOKEN", "Sampled", "Sampling", "SamplingState", "Variant", "greedy", "needs",
-           "possible", "sample"]  # fmt: skip
+__all__ = [
+    "NO_TOKEN",
+    "Sampled",
+    "Sampling",
+    "SamplingState",
+    "Variant",
+    "greedy",
+    "needs",
+    "possible",
+    "sample",
+]

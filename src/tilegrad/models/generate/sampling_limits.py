@@ -78,8 +78,12 @@ class Variant:
 
     def joined(self, other: Variant) -> Variant:
         """What serves the rows of both."""
-        return Variant(self.draws or other.draws, self.penalties or other.penalties,
-                       self.bias or other.bias, max(self.logprobs, other.logprobs))  # fmt: skip
+        return Variant(
+            self.draws or other.draws,
+            self.penalties or other.penalties,
+            self.bias or other.bias,
+            max(self.logprobs, other.logprobs),
+        )
 
 
 def needs(samplings: Iterable[Sampling | None]) -> Variant:
@@ -102,8 +106,13 @@ def _wrong(name: str, expected: str, got: Any) -> UserError:
 
 
 def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> None:
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and \
-        math.isfinite(value) and low <= value <= high and not (above and value == low)  # fmt: skip
+    fits = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+        and not (above and value == low)
+    )
     if not fits:
         end = "a finite number" if high == math.inf else f"at most {high:g}"
         raise _wrong(name, f"{'more than' if above else 'at least'} {low:g}, {end}", value)

@@ -35,8 +35,12 @@ class SamplingState:
 
     def __init__(self, requests: int, vocabulary: int, device: Any = None) -> None:
         if requests < 1 or not 1 <= vocabulary <= 1 << 24:
-            raise UserError("no such sizes", op="SamplingState", got=(requests, vocabulary),
-                            expected="requests >= 1 and 1 <= vocabulary <= 2**24")  # fmt: skip
+            raise UserError(
+                "no such sizes",
+                op="SamplingState",
+                got=(requests, vocabulary),
+                expected="requests >= 1 and 1 <= vocabulary <= 2**24",
+            )
         where = default_device() if device is None else use(device, "SamplingState")
         self.requests, self.vocabulary = requests, vocabulary
         self.floats = _zeros((requests, len(FLOATS)), float32, where)
@@ -58,16 +62,24 @@ class SamplingState:
         return {name: getattr(self, name) for name in names}
 
     def set_row(
-        self, slot: int, sampling: Sampling, prompt_tokens: Sequence[int] = (),
+        self,
+        slot: int,
+        sampling: Sampling,
+        prompt_tokens: Sequence[int] = (),
         output_tokens: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give a slot to a request, which may have produced tokens before."""
         self._check(slot, sampling)
         greedy = sampling.greedy
         sharpness = GREEDY if greedy else 1.0 / sampling.temperature
-        floats = [sharpness, 1.0 if greedy else sampling.top_p, 0.0 if greedy else sampling.min_p,
-                  sampling.repetition_penalty, sampling.presence_penalty,
-                  sampling.frequency_penalty]  # fmt: skip
+        floats = [
+            sharpness,
+            1.0 if greedy else sampling.top_p,
+            0.0 if greedy else sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        ]
         write(self.floats, slot, np.array([floats]))
         write(self.top_k, slot, np.array([1 if greedy else max(0, sampling.top_k)]))
         write(self.seeds, slot, _words(sampling.seed)[None])
@@ -90,21 +102,28 @@ class SamplingState:
 
     def _check(self, slot: int, sampling: Sampling | None) -> None:
         if not 0 <= slot < self.requests:
-            raise UserError("no such slot", op="set_row", expected=f"0 <= slot < {self.requests}",
-                            got=slot)  # fmt: skip
+            raise UserError(
+                "no such slot", op="set_row", expected=f"0 <= slot < {self.requests}", got=slot
+            )
         for token in (sampling and sampling.logit_bias) or ():
             if token >= self.vocabulary:
-                raise UserError("logit_bias names a token that is not in the vocabulary",
-                                op="set_row", expected=f"below {self.vocabulary}",
-                                got=token)  # fmt: skip
+                raise UserError(
+                    "logit_bias names a token that is not in the vocabulary",
+                    op="set_row",
+                    expected=f"below {self.vocabulary}",
+                    got=token,
+                )
 
     def _counted(self, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray[Any, Any]:
         size = self.vocabulary
         for tokens in (prompt, output):
             if len(tokens) and not 0 <= min(tokens) <= max(tokens) < size:
-                raise UserError("a token is not in the vocabulary", op="set_row",
-                                expected=f"0 <= token < {size}",
-                                got=(min(tokens), max(tokens)))  # fmt: skip
+                raise UserError(
+                    "a token is not in the vocabulary",
+                    op="set_row",
+                    expected=f"0 <= token < {size}",
+                    got=(min(tokens), max(tokens)),
+                )
         counts = np.bincount(np.asarray(output, np.int64), minlength=size).astype(np.int32)
         counts[np.asarray(prompt, np.int64)] += np.int32(PROMPT)
         return counts

@@ -41,11 +41,19 @@ class Rows:
 
 
 def step(
-    model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
-    variant: Variant, slots: Tensor, starts: Tensor, into: Tensor | None = None,
-    owner: Tensor | None = None, given: Tensor | None = None, most: int | None = None,
+    model: Decoder,
+    cache: nn.PagedCache,
+    rows: Rows,
+    sampling: SamplingState | None,
+    variant: Variant,
+    slots: Tensor,
+    starts: Tensor,
+    into: Tensor | None = None,
+    owner: Tensor | None = None,
+    given: Tensor | None = None,
+    most: int | None = None,
     words: int | None = None,
-) -> Logprobs:  # fmt: skip
+) -> Logprobs:
     """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
 
     Row r has the request of slots[r] (R,) and the tokens starts[r] to starts[r + 1] (R + 1,); its
@@ -62,31 +70,49 @@ def step(
         tokens = where(given < 0, rows.last[slots[owner]], given)  # (T,)
         positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
         ends = maximum(starts[1:] - 1, 0)
-    attend = paged(model.config, cache, cache.table.index_select(0, slots), lengths, starts,
-                   single=ends is None, most=most)  # fmt: skip
+    attend = paged(
+        model.config,
+        cache,
+        cache.table.index_select(0, slots),
+        lengths,
+        starts,
+        single=ends is None,
+        most=most,
+    )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
-    logits = model.step(maximum(tokens, 0), maximum(positions, 0), attend, ends,
-                        turned=False)  # (R, V)  # fmt: skip
+    logits = model.step(
+        maximum(tokens, 0), maximum(positions, 0), attend, ends, turned=False
+    )  # (R, V)
     logits = logits if words is None else possible(logits, words)
-    found = greedy(logits) if sampling is None else sample(
-        logits, sampling, into, lengths, variant)  # fmt: skip
+    found = greedy(logits) if sampling is None else sample(logits, sampling, into, lengths, variant)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     rows.last.assign(rows.last.index_copy(0, into, found.ids))
     return found[1:]
 
 
 def decode(
-    model: Decoder, cache: nn.PagedCache, rows: Rows, sampling: SamplingState | None,
-    variant: Variant, most: int | None, words: int | None, slots: Tensor, starts: Tensor,
-) -> Logprobs:  # fmt: skip
+    model: Decoder,
+    cache: nn.PagedCache,
+    rows: Rows,
+    sampling: SamplingState | None,
+    variant: Variant,
+    most: int | None,
+    words: int | None,
+    slots: Tensor,
+    starts: Tensor,
+) -> Logprobs:
     """`step` where every row has one token at most."""
     return step(model, cache, rows, sampling, variant, slots, starts, most=most, words=words)
 
 
 def score(
-    model: Decoder, cache: nn.PagedCache, slots: Tensor, starts: Tensor, given: Tensor,
+    model: Decoder,
+    cache: nn.PagedCache,
+    slots: Tensor,
+    starts: Tensor,
+    given: Tensor,
     following: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The logprob (T,) of the token `following` each given one (T,) of a single request."""
     lengths = cache.lengths[slots] + starts[1:] - starts[:-1]
     positions = lengths - starts[1:] + arange(given.shape[0], dtype=int32)

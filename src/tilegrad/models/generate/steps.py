@@ -66,8 +66,9 @@ class Launched:
     def wait(self) -> Found:
         """What it gave."""
         rows = len(self.slots)
-        return Found(self.last.wait()[list(self.slots)],
-                     *(result.wait()[:rows] for result in self.results))  # fmt: skip
+        return Found(
+            self.last.wait()[list(self.slots)], *(result.wait()[:rows] for result in self.results)
+        )
 
 
 @dataclass
@@ -82,9 +83,13 @@ class Steps:
     """Runs steps; slots are rows of the cache's table, of which the last is nobody's."""
 
     def __init__(
-        self, model: Decoder, cache: nn.PagedCache, chunk: int, tell: Tell,
+        self,
+        model: Decoder,
+        cache: nn.PagedCache,
+        chunk: int,
+        tell: Tell,
         words: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Ids from `words` on, which no tokenizer knows, are never picked."""
         self.model, self.cache, self.chunk, self.tell = model, cache, chunk, tell
         self.words = words if words is not None and words < model.config.vocabulary else None
@@ -113,17 +118,16 @@ class Steps:
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
         if self._sampling is None:
-            self._sampling = SamplingState(self.nobody + 1, self.model.config.vocabulary,
-                                           self.cache.device)  # fmt: skip
+            self._sampling = SamplingState(
+                self.nobody + 1, self.model.config.vocabulary, self.cache.device
+            )
         return self._sampling
 
     def decode(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Found:
         """The next id of each slot, from its last one; none has more than so many keys then."""
         return self.launch(slots, variant, keys).wait()
 
-    def launch(
-        self, slots: Sequence[int], variant: Variant, keys: int | None = None
-    ) -> Launched:
+    def launch(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Launched:
         """Begin what `decode` does; on a GPU nobody waits."""
         size = bucket_of(len(slots))
         most = self.few(size)
@@ -158,9 +162,16 @@ class Steps:
     def _bind(self, size: int, variant: Variant, most: int | None) -> Bucket:
         def make() -> Bound:
             return self._decode.bind(
-                self.model, self.cache, self.rows, self._sampler(variant), variant, most,
-                self.words, self._whole([self.nobody] * size), self._whole([0] * (size + 1)),
-            )  # type: ignore[no-any-return]  # fmt: skip
+                self.model,
+                self.cache,
+                self.rows,
+                self._sampler(variant),
+                variant,
+                most,
+                self.words,
+                self._whole([self.nobody] * size),
+                self._whole([0] * (size + 1)),
+            )  # type: ignore[no-any-return]
 
         return Bucket(self._first(("decode", size, variant, most), make), [])
 
@@ -172,8 +183,9 @@ class Steps:
         taken = self._wide if is_wide else self._ragged
         bound = self._chunks.get(sizes)
         if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
-            bound = self._chunks[sizes] = taken.bind(*self._ragged_arguments(sizes, arrays),
-                                                     words=self.words)  # fmt: skip
+            bound = self._chunks[sizes] = taken.bind(
+                *self._ragged_arguments(sizes, arrays), words=self.words
+            )
             if len(self._chunks) > CHUNKS_BOUND:
                 self._chunks.popitem(last=False)
         self._last_sizes = sizes
@@ -183,16 +195,24 @@ class Steps:
             bound.run()
             last, found = bound.read("rows.last"), [p.wait() for p in _read(bound, variant)]
         else:
-            made = self._first(("ragged", variant, is_wide), lambda: taken(
-                *self._ragged_arguments(sizes, arrays), words=self.words))  # fmt: skip
+            made = self._first(
+                ("ragged", variant, is_wide),
+                lambda: taken(*self._ragged_arguments(sizes, arrays), words=self.words),
+            )
             last = self.rows.last.numpy()
             found = [np.array(f.numpy()) for f in made if f is not None]
         return Found(last[[part.slot for part in parts]], *found)
 
     def _ragged_arguments(self, sizes: Any, arrays: dict[str, Array]) -> list[Any]:
         variant = sizes[-1]
-        return [self.model, self.cache, self.rows, self._sampler(variant), variant,
-                *(self._whole(a) for a in arrays.values())]  # fmt: skip
+        return [
+            self.model,
+            self.cache,
+            self.rows,
+            self._sampler(variant),
+            variant,
+            *(self._whole(a) for a in arrays.values()),
+        ]
 
     def score(self, slot: int, tokens: Sequence[int]) -> Array:
         """The logprob of each token but the first; the slot has no tokens yet."""
@@ -201,8 +221,7 @@ class Steps:
             given = tokens[first : min(first + SCORED, len(tokens) - 1)]
             following = tokens[first + 1 : first + 1 + len(given)]
             arguments = [self._whole(a) for a in ([slot], [0, len(given)], given, following)]
-            made = self._first("score", lambda a=arguments: self._score(
-                self.model, self.cache, *a))  # fmt: skip
+            made = self._first("score", lambda a=arguments: self._score(self.model, self.cache, *a))
             found.append(np.array(made.numpy()))
         return np.concatenate(found)
 
@@ -228,19 +247,31 @@ class Steps:
 def _ragged_step(least: int, most: int, nobody: int) -> Any:
     """The jitted step over so many tokens."""
     tokens, requests = symbol("tokens", least, most), symbol("requests", 1, max(2, nobody))
-    return jit(step, name="step", static=("variant", "words"), dynamic={
-        "slots": {0: requests}, "into": {0: requests}, "starts": {0: requests + 1},
-        "owner": {0: tokens}, "given": {0: tokens}})  # fmt: skip
+    return jit(
+        step,
+        name="step",
+        static=("variant", "words"),
+        dynamic={
+            "slots": {0: requests},
+            "into": {0: requests},
+            "starts": {0: requests + 1},
+            "owner": {0: tokens},
+            "given": {0: tokens},
+        },
+    )
 
 
 def _arrays(parts: Sequence[Part], nobody: int) -> dict[str, Array]:
     """What a ragged step takes, by the names of its arguments."""
     counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
     given = [np.asarray((-1,) if p.tokens is None else p.tokens, np.int32) for p in parts]
-    made = {"slots": [p.slot for p in parts], "starts": np.cumsum([0, *counts]),
-            "into": [p.slot if p.whole else nobody for p in parts],
-            "owner": np.repeat(np.arange(len(parts)), counts),
-            "given": np.concatenate(given)}  # fmt: skip
+    made = {
+        "slots": [p.slot for p in parts],
+        "starts": np.cumsum([0, *counts]),
+        "into": [p.slot if p.whole else nobody for p in parts],
+        "owner": np.repeat(np.arange(len(parts)), counts),
+        "given": np.concatenate(given),
+    }
     return {name: np.asarray(values, np.int32) for name, values in made.items()}
 
 

@@ -73,13 +73,19 @@ class Task:
         asked = getattr(self.request.sampling, "logprobs", 0)
         count = len(self.request.tokens)
         return Answer(
-            "".join(p.text for p in self.taken), tuple(p.token for p in made),
-            self.finish or "cancelled", count,
-            Timing(self.first - self.begun, self.last - self.begun, count,
-                   sum(p.token >= 0 for p in self.taken)),
+            "".join(p.text for p in self.taken),
+            tuple(p.token for p in made),
+            self.finish or "cancelled",
+            count,
+            Timing(
+                self.first - self.begun,
+                self.last - self.begun,
+                count,
+                sum(p.token >= 0 for p in self.taken),
+            ),
             tuple(p.logprob or 0.0 for p in made) if asked else (),
             tuple(p.top for p in made) if asked else (),
-        )  # fmt: skip
+        )
 
 
 __all__ = ["Task"]

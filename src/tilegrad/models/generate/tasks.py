@@ -184,8 +184,11 @@ class Tasks:
     def _end_lost(self, error: BaseException | None) -> bool:
         """End the Tasks that the engine has no more; whether there were some."""
         made = {produced.id for produced in self._made}
-        lost = [task for number, task in self._tasks.items()
-                if not (task.finish or number in self.engine or number in made)]  # fmt: skip
+        lost = [
+            task
+            for number, task in self._tasks.items()
+            if not (task.finish or number in self.engine or number in made)
+        ]
         for task in lost:
             task.fail(error if isinstance(error, Exception) else _lost(task.request, error))
         return bool(lost)
@@ -193,8 +196,9 @@ class Tasks:
 
 def _lost(request: Request, error: BaseException | None) -> StateError:
     why = "it was cancelled there" if error is None else f"a step was ended by {error!r}"
-    return StateError("the engine has this request no more", op="generate", got=why,
-                      location=request.location)  # fmt: skip
+    return StateError(
+        "the engine has this request no more", op="generate", got=why, location=request.location
+    )
 
 
 __all__ = ["Tasks"]

@@ -25,9 +25,13 @@ class NoTokenizer(Tokenizer):
 
     def _refuse(self, what: str) -> NoReturn:
         there = f"{', '.join(self.others)} cannot be read; " if self.others else ""
-        raise UserError(f"this model has no tokenizer, so {what}", op="tokenizer",
-                        expected=self.place, got="no such file", hint=f"{there}give ids: "
-                        "generate([1, 2, 3]), and read them from the answer's tokens")  # fmt: skip
+        raise UserError(
+            f"this model has no tokenizer, so {what}",
+            op="tokenizer",
+            expected=self.place,
+            got="no such file",
+            hint=f"{there}give ids: generate([1, 2, 3]), and read them from the answer's tokens",
+        )
 
     def encode(self, *given: Any, **settings: Any) -> list[int]:
         """Text cannot become ids."""

@@ -18,12 +18,28 @@ from .vocabulary import CONTROL, UNKNOWN, Vocabulary
 # Letters, numbers and punctuation of Unicode 16. What counts as one is frozen at Unicode 15.1, as
 # in llama.cpp: the ids of a text must not change with the tables of a library.
 LATER = [
-    (0x1B4E, 0x1B4F), (0x1B7F, 0x1B7F), (0x1C89, 0x1C8A), (0xA7CB, 0xA7CD), (0xA7DA, 0xA7DC),
-    (0x105C0, 0x105F3), (0x10D40, 0x10D65), (0x10D6E, 0x10D85), (0x10EC2, 0x10EC4),
-    (0x11380, 0x113B7), (0x113D1, 0x113D8), (0x116D0, 0x116E3), (0x11BC0, 0x11BE1),
-    (0x11BF0, 0x11BF9), (0x13460, 0x143FA), (0x16100, 0x1611D), (0x16130, 0x16139),
-    (0x16D40, 0x16D79), (0x18CFF, 0x18CFF), (0x1CCF0, 0x1CCF9), (0x1E5D0, 0x1E5FF),
-]  # fmt: skip
+    (0x1B4E, 0x1B4F),
+    (0x1B7F, 0x1B7F),
+    (0x1C89, 0x1C8A),
+    (0xA7CB, 0xA7CD),
+    (0xA7DA, 0xA7DC),
+    (0x105C0, 0x105F3),
+    (0x10D40, 0x10D65),
+    (0x10D6E, 0x10D85),
+    (0x10EC2, 0x10EC4),
+    (0x11380, 0x113B7),
+    (0x113D1, 0x113D8),
+    (0x116D0, 0x116E3),
+    (0x11BC0, 0x11BE1),
+    (0x11BF0, 0x11BF9),
+    (0x13460, 0x143FA),
+    (0x16100, 0x1611D),
+    (0x16130, 0x16139),
+    (0x16D40, 0x16D79),
+    (0x18CFF, 0x18CFF),
+    (0x1CCF0, 0x1CCF9),
+    (0x1E5D0, 0x1E5FF),
+]
 NEW = "".join(f"{chr(low)}-{chr(high)}" for low, high in LATER)
 LETTER, NUMBER = rf"[\p{{L}}&&[^{NEW}]]", rf"[\p{{N}}&&[^{NEW}]]"
 OTHER = rf"(?:[^\s\p{{L}}\p{{N}}]|[{NEW}])"
@@ -105,9 +121,11 @@ def build(vocabulary: Vocabulary) -> tuple[Any, bool]:
 
     if vocabulary.pre not in KINDS:
         raise UserError(
-            f"unknown pre-tokenizer {vocabulary.pre!r}", op="tokenizer",
-            expected=", ".join(sorted(KINDS)), got=vocabulary.pre,
-        )  # fmt: skip
+            f"unknown pre-tokenizer {vocabulary.pre!r}",
+            op="tokenizer",
+            expected=", ".join(sorted(KINDS)),
+            got=vocabulary.pre,
+        )
     patterns, whole_words = KINDS[vocabulary.pre]
     ids = {text: i for i, text in enumerate(vocabulary.texts)}
     for hidden in vocabulary.of_kind(CONTROL, UNKNOWN):
@@ -115,12 +133,15 @@ def build(vocabulary: Vocabulary) -> tuple[Any, bool]:
     missing = [letter for letter in BYTES if letter not in ids]
     ids |= {letter: len(vocabulary.texts) + i for i, letter in enumerate(missing)}
     merges = [
-        (left, right) for left, right in vocabulary.merges
+        (left, right)
+        for left, right in vocabulary.merges
         if left in ids and right in ids and left + right in ids
-    ]  # fmt: skip
+    ]
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     return tokenizer, bool(missing)

@@ -23,8 +23,9 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 def plain_data(value: Any, name: str, depth: int = 0) -> Any:
     """A copy of data made of dicts, lists, strings, numbers, bools and None; else an error."""
     if depth > MOST_DEPTH:
-        raise UserError(f"{name} is nested too deeply", op="chat",
-                        expected=f"at most {MOST_DEPTH} levels")  # fmt: skip
+        raise UserError(
+            f"{name} is nested too deeply", op="chat", expected=f"at most {MOST_DEPTH} levels"
+        )
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
@@ -32,32 +33,45 @@ def plain_data(value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise UserError(f"{name} has a key that is no string", op="chat",
-                                got=repr(key)[:60])  # fmt: skip
+                raise UserError(
+                    f"{name} has a key that is no string", op="chat", got=repr(key)[:60]
+                )
         return {str(key): plain_data(item, name, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_data(item, name, depth + 1) for item in value]
-    raise UserError(f"{name} holds what a template may not see", op="chat",
-                    expected="dicts, lists, strings, numbers",
-                    got=type(value).__name__)  # fmt: skip
+    raise UserError(
+        f"{name} holds what a template may not see",
+        op="chat",
+        expected="dicts, lists, strings, numbers",
+        got=type(value).__name__,
+    )
 
 
 def checked_messages(messages: Any) -> list[dict]:
     """Messages as plain data, each with a role and its content."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise UserError("messages are needed", op="chat",
-                        expected="a list of {'role': ..., 'content': ...}",
-                        got=type(messages).__name__)  # fmt: skip
+        raise UserError(
+            "messages are needed",
+            op="chat",
+            expected="a list of {'role': ..., 'content': ...}",
+            got=type(messages).__name__,
+        )
     out = plain_data(list(messages), "messages")
     for place, message in enumerate(out):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"message {place} has no role", op="chat",
-                            expected="{'role': ..., 'content': ...}",
-                            got=repr(message)[:60])  # fmt: skip
+            raise UserError(
+                f"message {place} has no role",
+                op="chat",
+                expected="{'role': ..., 'content': ...}",
+                got=repr(message)[:60],
+            )
         if not isinstance(message.get("content"), str | list | None):
-            raise UserError(f"content of message {place} does not fit", op="chat",
-                            expected="a string or a list of parts",
-                            got=type(message["content"]).__name__)  # fmt: skip
+            raise UserError(
+                f"content of message {place} does not fit",
+                op="chat",
+                expected="a string or a list of parts",
+                got=type(message["content"]).__name__,
+            )
     return out
 
 

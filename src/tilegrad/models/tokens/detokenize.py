@@ -72,13 +72,17 @@ def checked_stops(stops: Sequence[str]) -> list[str]:
     if all(isinstance(stop, str) for stop in stops):
         stops = list(dict.fromkeys(stops))
     if len(stops) > MOST_STOPS:
-        raise UserError("too many stop strings", op="stop", expected=f"at most {MOST_STOPS}",
-                        got=len(stops))  # fmt: skip
+        raise UserError(
+            "too many stop strings", op="stop", expected=f"at most {MOST_STOPS}", got=len(stops)
+        )
     for stop in stops:
         if not isinstance(stop, str) or not 1 <= len(stop) <= MOST_LENGTH:
-            raise UserError("a stop string does not fit", op="stop",
-                            expected=f"1 to {MOST_LENGTH} characters",
-                            got=repr(stop)[:60])  # fmt: skip
+            raise UserError(
+                "a stop string does not fit",
+                op="stop",
+                expected=f"1 to {MOST_LENGTH} characters",
+                got=repr(stop)[:60],
+            )
     return stops
 
 

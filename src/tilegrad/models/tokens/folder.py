@@ -30,8 +30,12 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         return {}
     if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} is too long", op="tokenizer", expected=f"at most {MOST_BYTES} B",
-                        got=path.stat().st_size)  # fmt: skip
+        raise UserError(
+            f"{path} is too long",
+            op="tokenizer",
+            expected=f"at most {MOST_BYTES} B",
+            got=path.stat().st_size,
+        )
     try:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -134,16 +138,28 @@ def read_folder(path: Path) -> Tokenizer:
     encoder.control -= unknown_ids(description, encoder)
     texts, pieces, strips = pieces_of(encoder.parsing, description, special, file)
     ids = {text: i for i, text in enumerate(texts)}
-    named = {name: ids.get(token_text(config.get(f"{name}_token"))) for name in
-             ("bos", "eos", "pad", "unk")}  # fmt: skip
+    named = {
+        name: ids.get(token_text(config.get(f"{name}_token")))
+        for name in ("bos", "eos", "pad", "unk")
+    }
     prefix, suffix = around(encoder.parsing)
     ends = {ids[text] for text in END_TEXTS if text in ids and any(t.text == text for t in special)}
     ends |= {i for i in [named["eos"], *listed(generation, len(texts))] if i is not None}
     return FolderTokenizer(
-        texts, pieces, special, encoder, prefix=prefix, suffix=suffix, bos=named["bos"],
-        eos=named["eos"], padding=named["pad"], unknown=named["unk"], ends=ends,
-        strips_first_space=strips, chat_template=template_of(config, file.parent),
-    )  # fmt: skip
+        texts,
+        pieces,
+        special,
+        encoder,
+        prefix=prefix,
+        suffix=suffix,
+        bos=named["bos"],
+        eos=named["eos"],
+        padding=named["pad"],
+        unknown=named["unk"],
+        ends=ends,
+        strips_first_space=strips,
+        chat_template=template_of(config, file.parent),
+    )
 
 
 def listed(generation: Any, count: int) -> list[int]:
@@ -165,16 +181,23 @@ def template_of(config: dict, folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         if file.stat().st_size > MOST_TEMPLATE_BYTES:
-            raise UserError(f"{file} is too long", op="tokenizer", got=file.stat().st_size,
-                            expected=f"at most {MOST_TEMPLATE_BYTES} B")  # fmt: skip
+            raise UserError(
+                f"{file} is too long",
+                op="tokenizer",
+                got=file.stat().st_size,
+                expected=f"at most {MOST_TEMPLATE_BYTES} B",
+            )
         try:
             return file.read_text("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{file} is not UTF-8: {error.reason}", op="tokenizer") from None
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found
-                 if isinstance(entry, dict) and isinstance(entry.get("name"), str)}  # fmt: skip
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in found
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        }
         found = named.get("default", next(iter(named.values()), None))
     return found if isinstance(found, str) else None
 
@@ -222,8 +245,12 @@ def pieces_of(
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     count = max(vocabulary.values(), default=-1) + 1
     if count > MOST_TOKENS:
-        raise UserError(f"{file} has too large an id", op="tokenizer",
-                        expected=f"ids below {MOST_TOKENS}", got=count - 1)  # fmt: skip
+        raise UserError(
+            f"{file} has too large an id",
+            op="tokenizer",
+            expected=f"ids below {MOST_TOKENS}",
+            got=count - 1,
+        )
     texts = [""] * count
     for text, i in vocabulary.items():
         texts[i] = text
@@ -240,7 +267,11 @@ def pieces_of(
         strips = steps.get("Strip", {}).get("start", 0) > 0
         strips = strips or steps.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
     else:
-        raise UserError(f"{file} has a decoder that is not supported", op="tokenizer",
-                        expected="ByteLevel, Metaspace or Replace", got=list(steps))  # fmt: skip
+        raise UserError(
+            f"{file} has a decoder that is not supported",
+            op="tokenizer",
+            expected="ByteLevel, Metaspace or Replace",
+            got=list(steps),
+        )
     pieces = [t.encode("utf-8") if i in whole else convert(t) for i, t in enumerate(texts)]
     return texts, pieces, strips

@@ -38,23 +38,71 @@ FILTERS = frozenset({
     "sort", "string", "sum", "title", "trim", "unique", "upper", "wordcount",
 })  # fmt: skip
 # Filters that write their values as text, or compare all of them.
-DEEP = frozenset({"capitalize", "join", "lower", "replace", "string", "title", "trim", "upper",
-                  "wordcount", "sort", "unique", "max", "min", "groupby", "dictsort"})  # fmt: skip
+DEEP = frozenset(
+    {
+        "capitalize",
+        "join",
+        "lower",
+        "replace",
+        "string",
+        "title",
+        "trim",
+        "upper",
+        "wordcount",
+        "sort",
+        "unique",
+        "max",
+        "min",
+        "groupby",
+        "dictsort",
+    }
+)
 # Filters that look at one item only.
 QUICK = frozenset({"count", "d", "default", "first", "last", "length"})
 METHODS: dict[type, frozenset[str]] = {
-    str: frozenset({
-        "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha",
-        "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower",
-        "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex",
-        "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title",
-        "upper",
-    }),
+    str: frozenset(
+        {
+            "capitalize",
+            "casefold",
+            "count",
+            "endswith",
+            "find",
+            "index",
+            "isalnum",
+            "isalpha",
+            "isdigit",
+            "islower",
+            "isnumeric",
+            "isspace",
+            "istitle",
+            "isupper",
+            "join",
+            "lower",
+            "lstrip",
+            "partition",
+            "removeprefix",
+            "removesuffix",
+            "replace",
+            "rfind",
+            "rindex",
+            "rpartition",
+            "rsplit",
+            "rstrip",
+            "split",
+            "splitlines",
+            "startswith",
+            "strip",
+            "title",
+            "upper",
+        }
+    ),
     dict: frozenset({"get", "items", "keys", "values"}),
     list: frozenset({"count", "index"}),
     tuple: frozenset({"count", "index"}),
-    int: frozenset(), float: frozenset(), range: frozenset({"start", "stop", "step"}),
-}  # fmt: skip
+    int: frozenset(),
+    float: frozenset(),
+    range: frozenset({"start", "stop", "step"}),
+}
 # Names that no template can write: they hold a space.
 CHARGE, JOIN, SPEND, STEP = "charge value", "join values", "spend amount", "one step"
 LENGTH = "charge length"
@@ -229,8 +277,9 @@ class Bounding(NodeTransformer):
 
     def refuse(self, node: nodes.Node) -> nodes.Node:
         """Refuse what loads other templates."""
-        raise TemplateSyntaxError(f"{type(node).__name__.lower()} is not for chat templates",
-                                  node.lineno)  # fmt: skip
+        raise TemplateSyntaxError(
+            f"{type(node).__name__.lower()} is not for chat templates", node.lineno
+        )
 
     visit_Include = visit_Import = visit_FromImport = visit_Extends = visit_Block = refuse
 
@@ -256,19 +305,32 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, further: Mapping[str, Callable]) -> None:
         extensions = [LoopControlExtension, GenerationExtension]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0,
-                         extensions=extensions)  # fmt: skip
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            cache_size=0,
+            extensions=extensions,
+        )
         self.local = threading.local()
         self.filters = {n: self.bounded(n, f) for n, f in DEFAULT_FILTERS.items() if n in FILTERS}
         self.filters |= {
-            "tojson": self.to_json, "indent": self.indent,
+            "tojson": self.to_json,
+            "indent": self.indent,
             "safe": lambda value: str(self.meter.charge(value)),
-            CHARGE: lambda value: self.meter.charge(value), JOIN: self.join,
+            CHARGE: lambda value: self.meter.charge(value),
+            JOIN: self.join,
             LENGTH: lambda value: self.meter.charge_length(value),
-            SPEND: lambda amount: self.meter.spend(amount), STEP: self.step,
-        }  # fmt: skip
-        self.globals = {"range": self.range, "dict": dict, "namespace": Namespace,
-                        "raise_exception": raise_exception, **further}  # fmt: skip
+            SPEND: lambda amount: self.meter.spend(amount),
+            STEP: self.step,
+        }
+        self.globals = {
+            "range": self.range,
+            "dict": dict,
+            "namespace": Namespace,
+            "raise_exception": raise_exception,
+            **further,
+        }
 
     @property
     def meter(self) -> Meter:
@@ -298,16 +360,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise LimitError(f"a range of {len(found)} numbers")
         return found
 
-    def to_json(self, value: Any, ensure_ascii: bool = False, indent: int | None = None,
-                separators: Any = None, sort_keys: bool = False) -> str:  # fmt: skip
+    def to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
         """JSON without escapes for HTML, as Hugging Face writes it."""
         if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
             raise LimitError("an indent of JSON is from 0 to 16")
         if separators is not None and any(len(s) > 8 for s in separators):
             raise LimitError("a separator of JSON has at most 8 characters")
         self.meter.spend(8 * measure(value, self.meter.longest))
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
-                          sort_keys=sort_keys)  # fmt: skip
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     def indent(self, text: str, width: Any = 4, first: bool = False, blank: bool = False) -> str:
         """Lines with an indent."""
@@ -378,8 +451,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Arithmetic, and joining or repeating of text and lists, measured before it is done."""
-        sizes = [ITEM * len(x) if isinstance(x, list | tuple) else len(x) if isinstance(x, str)
-                 else None for x in (left, right)]  # fmt: skip
+        sizes = [
+            ITEM * len(x) if isinstance(x, list | tuple) else len(x) if isinstance(x, str) else None
+            for x in (left, right)
+        ]
         if operator == "+":
             self.meter.spend(sum(size or 1 for size in sizes))
         elif operator == "*" and sizes != [None, None]:
@@ -428,9 +503,12 @@ class Sandbox:
     def __init__(self, text: str, limits: Limits | None, further: Mapping[str, Callable]) -> None:
         self.limits = limits or Limits()
         if len(text) > self.limits.characters:
-            raise UserError("the chat template is too long", op="chat template",
-                            expected=f"at most {self.limits.characters} characters",
-                            got=len(text))  # fmt: skip
+            raise UserError(
+                "the chat template is too long",
+                op="chat template",
+                expected=f"at most {self.limits.characters} characters",
+                got=len(text),
+            )
         self.environment = BoundedEnvironment(further)
         self.template = self.guarded(0, self.compile, text)
 
@@ -479,8 +557,11 @@ def explained(error: BaseException) -> UserError:
     if isinstance(error, Refusal):
         return UserError(f"it refuses these messages: {error}", op=where)
     if isinstance(error, LimitError | SecurityError):
-        return UserError(f"not allowed: {error}", op=where,
-                         hint="the template is unusual or hostile; give another")  # fmt: skip
+        return UserError(
+            f"not allowed: {error}",
+            op=where,
+            hint="the template is unusual or hostile; give another",
+        )
     if isinstance(error, RecursionError):
         return UserError("not allowed: it nests too deeply", op=where)
     said = str(error).split("\n")[0][:300]

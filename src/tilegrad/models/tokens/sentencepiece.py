@@ -74,8 +74,9 @@ class PieceEncoder:
             if i is None:
                 raise UserError(
                     f"the vocabulary has no token for byte 0x{value:02X} of {part!r}",
-                    op="encode", hint="the file lacks byte tokens and an unknown token",
-                )  # fmt: skip
+                    op="encode",
+                    hint="the file lacks byte tokens and an unknown token",
+                )
             out.append(i)
         return out
 

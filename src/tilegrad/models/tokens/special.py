@@ -88,8 +88,11 @@ def free_mark(value: Any) -> str:
     for text in strings_in(value):
         left -= left & set(text)
     if not left:
-        raise UserError("the messages hold every code point kept for marks", op="chat",
-                        hint="take out the non-characters U+FDD0 to U+FDEF")  # fmt: skip
+        raise UserError(
+            "the messages hold every code point kept for marks",
+            op="chat",
+            hint="take out the non-characters U+FDD0 to U+FDEF",
+        )
     return min(left)
 
 

@@ -126,8 +126,9 @@ class Tokenizer:
         except (AttributeError, TypeError):
             number = -1
         if not 0 <= number < len(self.pieces) or isinstance(token, bool):
-            raise UserError("no such token", op="decode",
-                            expected=f"an id from 0 to {len(self) - 1}", got=token)  # fmt: skip
+            raise UserError(
+                "no such token", op="decode", expected=f"an id from 0 to {len(self) - 1}", got=token
+            )
         return number
 
     def piece(self, token: int, *, show_special: bool = False) -> bytes:
@@ -155,8 +156,11 @@ class Tokenizer:
         """The model's chat template."""
         if self._template is None:
             if self.template_text is None:
-                raise UserError("this model has no chat template", op="chat",
-                                hint="encode plain text, or set template_text")  # fmt: skip
+                raise UserError(
+                    "this model has no chat template",
+                    op="chat",
+                    hint="encode plain text, or set template_text",
+                )
             from .chat import ChatTemplate
 
             self._template = ChatTemplate(self.template_text)
@@ -177,9 +181,11 @@ class Tokenizer:
     ) -> str:
         """The text of a chat as the model's template writes it."""
         return self.chat_template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
             **{**self.token_texts(), **variables},
-        )  # fmt: skip
+        )
 
     def encode_chat(
         self,
@@ -213,19 +219,24 @@ def refuse_surrogates(text: str) -> None:
     except UnicodeEncodeError as error:
         raise UserError(
             f"half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}",
-            op="encode", hint="text must be encodable as UTF-8",
-        ) from None  # fmt: skip
+            op="encode",
+            hint="text must be encodable as UTF-8",
+        ) from None
 
 
 def from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
     """The Tokenizer of a GGUF file's Vocabulary."""
     pieces = vocabulary.model == "llama"
     special = [
-        SpecialToken(text, i, vocabulary.kinds[i] != USER_DEFINED,
-                     strips_right=strips_right(vocabulary, text))
+        SpecialToken(
+            text,
+            i,
+            vocabulary.kinds[i] != USER_DEFINED,
+            strips_right=strips_right(vocabulary, text),
+        )
         for i, text in enumerate(vocabulary.texts)
         if vocabulary.kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)
-    ]  # fmt: skip
+    ]
     return Tokenizer(
         vocabulary.texts,
         Pieces(vocabulary, pieces),
@@ -233,11 +244,15 @@ def from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
         PieceEncoder(vocabulary) if pieces else PairEncoder(vocabulary),
         prefix=[vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else [],
         suffix=[vocabulary.eos] if vocabulary.add_eos and vocabulary.eos is not None else [],
-        bos=vocabulary.bos, eos=vocabulary.eos, padding=vocabulary.padding,
-        unknown=vocabulary.unknown, ends=vocabulary.ends,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        padding=vocabulary.padding,
+        unknown=vocabulary.unknown,
+        ends=vocabulary.ends,
         strips_first_space=pieces and vocabulary.add_space_prefix,
-        chat_template=vocabulary.chat_template, ids=vocabulary.ids,
-    )  # fmt: skip
+        chat_template=vocabulary.chat_template,
+        ids=vocabulary.ids,
+    )
 
 
 def strips_right(vocabulary: Vocabulary, text: str) -> bool:

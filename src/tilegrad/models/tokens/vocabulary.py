@@ -16,12 +16,31 @@ from ...core.errors import UserError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MOST_TOKENS = 4_000_000
 # Texts that end an answer wherever a vocabulary has them.
-END_TEXTS = frozenset({
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
-    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-})  # fmt: skip
+END_TEXTS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
+)
 # Parts of an answer's form that are shown, not hidden.
 SHOWN_TEXTS = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 # Where all texts of a set are there, one more text is a word like others and ends nothing.
@@ -117,8 +136,9 @@ def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     return found
 
 
-def merges_of(metadata: Mapping[str, Any], texts: list[str],
-              ids: Mapping[str, int]) -> list[tuple[str, str]]:  # fmt: skip
+def merges_of(
+    metadata: Mapping[str, Any], texts: list[str], ids: Mapping[str, int]
+) -> list[tuple[str, str]]:
     """The merges, each once, in the order of their rank; their strings are those of `texts`."""
     key = "tokenizer.ggml.merges"
     lines = values_of(metadata, key, str, None)
@@ -188,15 +208,24 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             named[part] = usual
     pre = word(metadata, "tokenizer.ggml.pre", "default") or "default"
     found = Vocabulary(
-        model, pre, texts, kinds or [NORMAL] * count, scores or [0.0] * count,
-        [] if pieces else merges_of(metadata, texts, ids), **named,
-        add_bos=flag(metadata, "tokenizer.ggml.add_bos_token",
-                     (pieces or pre in STARTS) and named["bos"] is not None),
+        model,
+        pre,
+        texts,
+        kinds or [NORMAL] * count,
+        scores or [0.0] * count,
+        [] if pieces else merges_of(metadata, texts, ids),
+        **named,
+        add_bos=flag(
+            metadata,
+            "tokenizer.ggml.add_bos_token",
+            (pieces or pre in STARTS) and named["bos"] is not None,
+        ),
         add_eos=flag(metadata, "tokenizer.ggml.add_eos_token", False),
         add_space_prefix=flag(metadata, "tokenizer.ggml.add_space_prefix", pieces),
         name=word(metadata, "general.name", "") or "",
-        chat_template=word(metadata, "tokenizer.chat_template", None), ids=ids,
-    )  # fmt: skip
+        chat_template=word(metadata, "tokenizer.chat_template", None),
+        ids=ids,
+    )
     for part in ("bos", "eos"):
         if getattr(found, f"add_{part}") and named[part] is None:
             raise wrong(f"tokenizer.ggml.{part}_token_id", "an id, as it is to be added", None)

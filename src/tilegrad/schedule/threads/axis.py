@@ -28,16 +28,19 @@ LONG = 16  # inner sizes from which tiles lie along them
 class Axis:
     """A Body under construction over (outer, axis, inner), and the index of an element."""
 
-    def __init__(self, node: Node, reads: Sequence[Node], results: Sequence[Array],
-                 name: str) -> None:  # fmt: skip
+    def __init__(
+        self, node: Node, reads: Sequence[Node], results: Sequence[Array], name: str
+    ) -> None:
         self.node, self.reads = node, list(reads)
         self.x, self.axis = node.inputs[0], node.attrs["axis"]
         shape = self.x.shape
         self.outer, self.size = product(shape[: self.axis]), shape[self.axis]
         self.inner = product(shape[self.axis + 1 :])
         parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(reads)]
-        parameters += [(f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
-                       for i, t in enumerate(results)]  # fmt: skip
+        parameters += [
+            (f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
+            for i, t in enumerate(results)
+        ]
         self.b = Viewed(name, parameters)
         self.e = TileEvaluator(self.b, dict(zip(reads, self.b.parameters)))
         self.results = self.b.parameters[len(reads) :]

@@ -27,7 +27,7 @@ from ...ir.symbol import (
     minimum,
     multiply,
     named,
-)  # fmt: skip
+)
 from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Index, depends
@@ -75,9 +75,17 @@ def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node])
 
 def _with(one: Group, other: Group) -> Group:
     """Two groups by columns as one."""
-    found = Group("loops", [*one.values, *other.values], one.total, one.rows, one.order, one.number,
-                  one.needs | other.needs, one.after | other.after,
-                  one.reads | other.reads)  # fmt: skip
+    found = Group(
+        "loops",
+        [*one.values, *other.values],
+        one.total,
+        one.rows,
+        one.order,
+        one.number,
+        one.needs | other.needs,
+        one.after | other.after,
+        one.reads | other.reads,
+    )
     found.stored = [*one.stored, *other.stored]
     return found if (one.total, one.rows) == (other.total, other.rows) else Group("apart")
 
@@ -90,8 +98,19 @@ def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequenc
         if not own & set(g.values):
             wanted |= g.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
-    joined = Both("both", values, first.total, first.rows, first.order, first.number, first.needs,
-                  first.after, reads, first=first, second=second)  # fmt: skip
+    joined = Both(
+        "both",
+        values,
+        first.total,
+        first.rows,
+        first.order,
+        first.number,
+        first.needs,
+        first.after,
+        reads,
+        first=first,
+        second=second,
+    )
     first.stored = [v for v in first.stored if v in wanted]
     joined.stored = [*first.stored, *second.stored]
     return joined
@@ -176,8 +195,9 @@ class BothLowering(ThreadLowering):
         programs = resident * max(1, self.target.cores)
         programs = max(1, min(programs, high(rows) // 8))
         types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
-        after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
-                 for n, t in enumerate(types)]  # fmt: skip
+        after = [
+            (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
+        ]
         places = self.begin(self.name, after=after)
         self.over_rows(rows, columns, lanes, programs, places)
         roles = self.roles() + self.scratch_roles(types)
@@ -188,13 +208,19 @@ class BothLowering(ThreadLowering):
         numbers = {n: i for i, n in enumerate(self.reads)}
         body, given = last.sum_parts(columns, programs, types)
         start = len(pair.first.stored)
-        fixed = [("read", numbers[last.reads[what]]) if role == "read" else
-                 ("store", start + what) if role == "store" else (role, what)
-                 for role, what in given]  # fmt: skip
+        fixed = [
+            ("read", numbers[last.reads[what]])
+            if role == "read"
+            else ("store", start + what)
+            if role == "store"
+            else (role, what)
+            for role, what in given
+        ]
         return [first, (body, fixed)]
 
-    def over_rows(self, rows: Size, columns: int, lanes: int, programs: int,
-                  places: Sequence[Node]) -> None:  # fmt: skip
+    def over_rows(
+        self, rows: Size, columns: int, lanes: int, programs: int, places: Sequence[Node]
+    ) -> None:
         """Every `programs`-th row, the accumulators of the columns carried along."""
         b, e = self.b, self.e
         p = b.program(0, programs)

@@ -22,7 +22,7 @@ from ...ir.symbol import (
     minimum,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import Array, Memory, row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -88,8 +88,9 @@ class ThreadColumns(ThreadRows):
                     self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
         return grid
 
-    def walk(self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size,
-             stop: Size) -> None:  # fmt: skip
+    def walk(
+        self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
+    ) -> None:
         """Walk the reduced elements from start to stop and bind what the reductions gave."""
         b, e, inner = self.b, self.e, self.inner
         full = self.tile_shape(self.deep, self.block)
@@ -171,8 +172,9 @@ class ThreadColumns(ThreadRows):
         length = -(-high(count) // (parts * self.deep)) * self.deep
         parts = -(-high(count) // length)
         types = [Array((multiply(results, parts),), wide(v.inputs[0].dtype)) for v in self.reduces]
-        after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
-                 for n, t in enumerate(types)]  # fmt: skip
+        after = [
+            (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
+        ]
         places = self.begin(f"{self.name}_parts", results=False, after=after)
         grid = self.column_programs(count, parts, places)
         roles = self.roles(results=False) + self.scratch_roles(types)
@@ -193,8 +195,10 @@ class ThreadColumns(ThreadRows):
                 found = []
                 size = combine(at, deep, 1) if whole else parts
                 with self.e.tile(at, deep, size, base, block, results) as (part, own):
-                    loaded = [self.e._load(place, combine(multiply(part, results), own, 1))
-                              for place in places]  # fmt: skip
+                    loaded = [
+                        self.e._load(place, combine(multiply(part, results), own, 1))
+                        for place in places
+                    ]
                     for v, x, total in zip(self.reduces, loaded, totals):
                         found += self.take(v, x, x, self.e.inside(), [total])
                 return found

@@ -90,13 +90,18 @@ class ExponentEvaluator(Evaluator):
         """exp(x - shift), given what `exponent` gives of the shift."""
         if x.dtype is not float32:
             return self.power(self.body.apply("subtract", x, level))
-        return self.power(self.body.apply("multiply_add", x, factor,
-                                          self.body.apply("negative", level)))  # fmt: skip
+        return self.power(
+            self.body.apply("multiply_add", x, factor, self.body.apply("negative", level))
+        )
 
     def _shifted(self, node: Node) -> bool:
         """Whether a Node is a quick exp of x - max(x), and the difference is its own."""
-        return (node.op is ops.exp and node not in self.memories and below_largest(node)
-                and node.inputs[0] not in self.memories)  # fmt: skip
+        return (
+            node.op is ops.exp
+            and node not in self.memories
+            and below_largest(node)
+            and node.inputs[0] not in self.memories
+        )
 
     def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
         """What does not depend on the inner atoms, and of exponentials what follows from it."""

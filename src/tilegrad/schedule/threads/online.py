@@ -113,8 +113,9 @@ class ThreadOnline(ThreadSpace):
         own = self._within(self._by_thread(most), "max")
         return b.apply("maximum", old, b.cast(own, old.dtype))
 
-    def take_exponentials(self, largest: Node, parts: Sequence[Part], total: Node, before: Node,
-                          level: Node) -> list[Node]:  # fmt: skip
+    def take_exponentials(
+        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, level: Node
+    ) -> list[Node]:
         """The sum, its factor and level with some tiles taken in, whose largest is known."""
         b = self.b
         factor, after = self.e.exponent(largest)
@@ -136,8 +137,9 @@ class ThreadOnline(ThreadSpace):
             shrink = b.apply("where", same, shrink, none)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
-    def finish_online(self, online: Online, row: Size, largest: Node, total: Node, before: Node,
-                      level: Node) -> None:  # fmt: skip
+    def finish_online(
+        self, online: Online, row: Size, largest: Node, total: Node, before: Node, level: Node
+    ) -> None:
         """Combine the lanes, at the level that the shift of the whole row gives."""
         b = self.b
         shift = self.e.value(online.shift, reduce_index(online.total, row, 0))

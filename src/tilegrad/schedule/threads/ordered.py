@@ -22,7 +22,7 @@ from ...ir.symbol import (
     high,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -64,11 +64,13 @@ class OrderedUpdate(UpdatePlaces):
 
             whole = multiply(floor_divide(self.count, lanes), lanes)
             found = [b.constant(0, int32, (rows, lanes))]
-            found = b.loop("i", 0, whole, lanes, lambda i, c: step(i, c, combine(i, lanes, 1)),
-                           found)  # fmt: skip
+            found = b.loop(
+                "i", 0, whole, lanes, lambda i, c: step(i, c, combine(i, lanes, 1)), found
+            )
             if modulo(self.count, lanes) != 0:
-                found = b.loop("rest", whole, self.count, lanes,
-                               lambda i, c: step(i, c, self.count), found)  # fmt: skip
+                found = b.loop(
+                    "rest", whole, self.count, lanes, lambda i, c: step(i, c, self.count), found
+                )
             rank = b.cast(b.add(tile_ops.reduce(found[0], axis=1, kind="sum")), int64)
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
@@ -95,8 +97,11 @@ class OrderedUpdate(UpdatePlaces):
         net = Network(b, sorting.LOCAL, self.key_dtype, False)
         p = b.program(0, self.padded // sorting.LOCAL)
         base = multiply(p, sorting.LOCAL)
-        numbers = b.apply("add", b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
-                          b.cast(b.index(base), int32))  # fmt: skip
+        numbers = b.apply(
+            "add",
+            b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
+            b.cast(b.index(base), int32),
+        )
         if level:
             pair = [b.load(m, (base,), (sorting.LOCAL,), (0,)) for m in memory.values()]
             run = b.constant(1 << level, int32)
@@ -208,8 +213,9 @@ class OrderedUpdate(UpdatePlaces):
             to = b.atom("to", b.apply("maximum", key, b.constant(0, int64)), 0, limit)
             e.lane_atoms.add(to)  # type: ignore[arg-type]
             where = self.offset(self.split(to), inner)
-            longest = b.atom("longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0,
-                             high(self.count))  # fmt: skip
+            longest = b.atom(
+                "longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0, high(self.count)
+            )
             old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
             old = b.broadcast(old, (lanes,))
 

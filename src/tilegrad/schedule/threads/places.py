@@ -20,7 +20,7 @@ from ...ir.symbol import (
     loop_index,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Condition, Index, unravel
@@ -55,11 +55,13 @@ class UpdatePlaces:
 
     # ---- Bodies and scratch ---------------------------------------------------------------
 
-    def begin(self, name: str, extra: Sequence[str] = (), writes: Sequence[str] = (),
-              state: bool = False) -> dict[str, Node]:  # fmt: skip
+    def begin(
+        self, name: str, extra: Sequence[str] = (), writes: Sequence[str] = (), state: bool = False
+    ) -> dict[str, Node]:
         """Start a Body over the reads, some scratch that is read or written, and the state."""
-        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype))
-                      for i, r in enumerate(self.reads)]  # fmt: skip
+        parameters = [
+            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
+        ]
         self.roles: Roles = [("read", i) for i in range(len(self.reads))]
         for names, use in ((extra, "value"), (writes, "state")):
             for n in names:
@@ -112,8 +114,10 @@ class UpdatePlaces:
             moving = [f for f in found if f is not None and coefficient(f, p) not in (0,)]
             if len(moving) != 1 or coefficient(moving[0], p) is None:
                 return False
-        return all(len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
-                   for f in found)  # fmt: skip
+        return all(
+            len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
+            for f in found
+        )
 
     def exact(self, node: Node, index: Index, scalar: Callable[[Node], Size]) -> Size | None:
         """An index that is affine in the value's own index, beside scalars that are loaded."""
@@ -173,8 +177,7 @@ class UpdatePlaces:
     def offset(self, places: dict[int, Size], inner: Index) -> Size:
         """The element of the state at some places and an index of the other axes."""
         rest = iter(inner)
-        full = tuple(places[a] if a in places else next(rest)
-                     for a in range(len(self.state.shape)))  # fmt: skip
+        full = tuple(places[a] if a in places else next(rest) for a in range(len(self.state.shape)))
         return ravel_strides(full, row_major(self.state.shape))
 
     def combine(self, old: Node, x: Node) -> Node:

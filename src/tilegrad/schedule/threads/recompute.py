@@ -22,9 +22,7 @@ SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
 
 
-def compute_again(
-    extents: Extents, arguments: Sequence[Node], results: Sequence[Node]
-) -> None:
+def compute_again(extents: Extents, arguments: Sequence[Node], results: Sequence[Node]) -> None:
     """Take such values out of the set, as long as a Kernel does not grow too large."""
     given, values = set(arguments) | set(results), extents.values
     order = topological(results, stop=set(arguments).__contains__)
@@ -35,8 +33,9 @@ def compute_again(
         extents.note(node)
 
 
-def _is_again(node: Node, readers: dict[Node, list[Node]], values: set[Node],
-              arguments: Sequence[Node]) -> bool:  # fmt: skip
+def _is_again(
+    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: Sequence[Node]
+) -> bool:
     """Whether a value is better computed by each of its readers."""
     if node.op not in INLINE or node.op in KEPT:
         return False
@@ -50,15 +49,17 @@ def _is_again(node: Node, readers: dict[Node, list[Node]], values: set[Node],
     return _bytes(read) <= high(product(node.shape)) * node.dtype.size * 5 / 4
 
 
-def _is_index(node: Node, readers: dict[Node, list[Node]], values: set[Node],
-              arguments: set[Node]) -> bool:  # fmt: skip
+def _is_index(
+    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: set[Node]
+) -> bool:
     """Whether a value is a short line of places that little is done to, given from outside."""
     if not node.dtype.is_integer or high(product(node.shape)) > SHORT or cost(node, values) > 6:
         return False
     if not all(leaf in arguments for leaf in leaves_of(node, values)):
         return False
-    return all(r.op in (ops.gather, ops.update) and node in r.inputs[1:]
-               for r in readers.get(node, ()))  # fmt: skip
+    return all(
+        r.op in (ops.gather, ops.update) and node in r.inputs[1:] for r in readers.get(node, ())
+    )
 
 
 def _bytes(nodes: Sequence[Node]) -> int:

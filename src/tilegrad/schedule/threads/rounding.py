@@ -13,8 +13,16 @@ from ...graph import ops
 from ...ir.node import Node, Op, needs, topological
 from ..access import MOVEMENT
 
-KEEPS: set[Op] = {ops.multiply, ops.divide, ops.reciprocal, ops.negative, ops.absolute,
-                  ops.square_root, ops.maximum, ops.minimum}  # fmt: skip
+KEEPS: set[Op] = {
+    ops.multiply,
+    ops.divide,
+    ops.reciprocal,
+    ops.negative,
+    ops.absolute,
+    ops.square_root,
+    ops.maximum,
+    ops.minimum,
+}
 
 
 def rounded_nodes(results: Sequence[Node]) -> set[Node]:

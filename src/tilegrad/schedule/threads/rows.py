@@ -23,7 +23,7 @@ from ...ir.symbol import (
     modulo,
     multiply,
     named,
-)  # fmt: skip
+)
 from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -169,11 +169,13 @@ class ThreadRows(ThreadStream):
         """Roles of partial results: each has a Slot of its own."""
         return [("scratch", (t, f"part{n}")) for n, t in enumerate(types)]
 
-    def first_parts(self, rows: Size, columns: Size, parts: int, length: int,
-                    types: Sequence[Array]) -> tuple[Body, Roles]:  # fmt: skip
+    def first_parts(
+        self, rows: Size, columns: Size, parts: int, length: int, types: Sequence[Array]
+    ) -> tuple[Body, Roles]:
         """A part of a row a program."""
-        after = [(f"part{n}", Memory(t.shape, t.dtype, "global", "result"))
-                 for n, t in enumerate(types)]  # fmt: skip
+        after = [
+            (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
+        ]
         places = self.begin(f"{self.name}_parts", results=False, after=after)
         p = self.b.program(0, multiply(rows, parts))
         row = floor_divide(p, parts)
@@ -194,8 +196,9 @@ class ThreadRows(ThreadStream):
         lanes = power_of_two(parts)
         with self.e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
             at = combine(multiply(row, parts), lane, 1)
-            self.bind_totals(row, [(v, self.e._load(place, at))
-                                   for v, place in zip(self.reduces, places)])  # fmt: skip
+            self.bind_totals(
+                row, [(v, self.e._load(place, at)) for v, place in zip(self.reduces, places)]
+            )
             self.row_results(row, 1)
         given = self.roles()
         roles = given[: len(self.reads)] + self.scratch_roles(types) + given[len(self.reads) :]

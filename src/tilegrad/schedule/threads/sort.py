@@ -67,8 +67,9 @@ class Network:
         """Shared places that partners are read from."""
         return [self.b.allocate((self.size,), d, "shared") for d in (self.dtype, int32)]
 
-    def exchange(self, pair: Pair, shared: Sequence[Node], numbers: Node, distance: Node,
-                 run: Node) -> Pair:  # fmt: skip
+    def exchange(
+        self, pair: Pair, shared: Sequence[Node], numbers: Node, distance: Node, run: Node
+    ) -> Pair:
         """One step: partners at `distance`; runs of `run` elements rise and fall by turns.
 
         `numbers` are the elements' places in the whole line, of which the tile is a part.
@@ -88,8 +89,9 @@ class Network:
 
     def power(self, exponent: Size) -> Node:
         """2 ** exponent."""
-        return self.b.apply("shift_left", self.b.constant(1, int32),
-                            self.b.cast(self.b.index(exponent), int32))  # fmt: skip
+        return self.b.apply(
+            "shift_left", self.b.constant(1, int32), self.b.cast(self.b.index(exponent), int32)
+        )
 
     def sorted(self, pair: Pair, numbers: Node) -> Pair:
         """The tile sorted; it rises or falls by its place in the line."""
@@ -101,8 +103,9 @@ class Network:
         levels = self.size.bit_length() - 1
         return self.b.loop("s", 1, levels + 1, 1, stage, pair)
 
-    def merge(self, pair: Pair, shared: Sequence[Node], numbers: Node, levels: Size,
-              run: Node) -> Pair:  # fmt: skip
+    def merge(
+        self, pair: Pair, shared: Sequence[Node], numbers: Node, levels: Size, run: Node
+    ) -> Pair:
         """Steps of distance 2 ** (levels - 1) down to 1."""
 
         def step(t: Size, carried: list[Node]) -> Sequence[Node]:
@@ -111,8 +114,9 @@ class Network:
 
         return self.b.loop("t", 0, levels, 1, step, pair)
 
-    def far_programs(self, memories: Sequence[Node], padded: int, lines: Size, level: int,
-                     far: int) -> Size:  # fmt: skip
+    def far_programs(
+        self, memories: Sequence[Node], padded: int, lines: Size, level: int, far: int
+    ) -> Size:
         """Partners 2 ** far apart, farther than a tile: both are in memory; gives the grid."""
         b, size, distance = self.b, self.size, 1 << far
         half = padded // 2 // size
@@ -208,8 +212,10 @@ class SortLowering:
         """Parameters and roles of the scratch."""
         types = self.scratch(lines)
         names = ("keys", "places")
-        return ([(n, Memory(t.shape, t.dtype, "global", use)) for n, t in zip(names, types)],
-                [("scratch", (t, n)) for n, t in zip(names, types)])  # fmt: skip
+        return (
+            [(n, Memory(t.shape, t.dtype, "global", use)) for n, t in zip(names, types)],
+            [("scratch", (t, n)) for n, t in zip(names, types)],
+        )
 
     def chunks(self, lines: Size) -> tuple[Body, Roles]:
         """Every chunk of a line, sorted, into scratch."""
@@ -240,8 +246,10 @@ class SortLowering:
         walk = Axis(self.node, [], [], f"{self.name}_sizes")
         walk.b.finish(())
         if last:
-            parameters += [(f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-                           for i, v in enumerate(self.stored)]  # fmt: skip
+            parameters += [
+                (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
+                for i, v in enumerate(self.stored)
+            ]
             roles = roles + [("store", i) for i in range(len(self.stored))]
         b = Viewed(f"{self.name}_near_{level}", parameters)
         walk.b, walk.e, walk.results = b, TileEvaluator(b, {}), b.parameters[2:]
@@ -250,8 +258,9 @@ class SortLowering:
         p = b.program(0, multiply(lines, count))
         line, start = floor_divide(p, count), multiply(modulo(p, count), LOCAL)
         pair = [b.load(m, (multiply(p, LOCAL),), (LOCAL,), (0,)) for m in b.parameters[:2]]
-        numbers = b.apply("add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)),
-                          b.cast(b.index(start), int32))  # fmt: skip
+        numbers = b.apply(
+            "add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)), b.cast(b.index(start), int32)
+        )
         shared = net.places()
         run = b.constant(1 << level, int32)
         pair = net.merge(pair, shared, numbers, LOCAL.bit_length() - 1, run)

@@ -25,7 +25,7 @@ from ...ir.symbol import (
     modulo,
     multiply,
     named,
-)  # fmt: skip
+)
 from ...ir.types import Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Condition, Index
@@ -45,8 +45,13 @@ class ThreadSpace(LoopSpace):
     e: TileEvaluator
     least_line = 1
 
-    def begin(self, name: str, extra: Sequence[tuple[str, Memory]] = (), results: bool = True,
-              after: Sequence[tuple[str, Memory]] = ()) -> list[Node]:  # fmt: skip
+    def begin(
+        self,
+        name: str,
+        extra: Sequence[tuple[str, Memory]] = (),
+        results: bool = True,
+        after: Sequence[tuple[str, Memory]] = (),
+    ) -> list[Node]:
         """Start a Body: reads, `extra`, the group's results, `after`; gives the added ones."""
         parameters = [(f"in{i}", self._memory(n, "value")) for i, n in enumerate(self.reads)]
         stored = self.group.stored if results else []
@@ -108,8 +113,11 @@ class ThreadSpace(LoopSpace):
 
     def vector(self) -> int:
         """Elements one thread moves at once: a vector of the narrowest array of full size."""
-        sizes = [n.dtype.size for n in [*self.reads, *self.group.stored]
-                 if high(product(n.shape)) * 4 >= high(self.group.total)]  # fmt: skip
+        sizes = [
+            n.dtype.size
+            for n in [*self.reads, *self.group.stored]
+            if high(product(n.shape)) * 4 >= high(self.group.total)
+        ]
         return max(1, self.target.vector_bytes // min(sizes, default=4))
 
     def many_reads(self) -> int:
@@ -155,8 +163,7 @@ class ThreadSpace(LoopSpace):
 
         if many == 1 and not self._tail_fits(inner, lanes):
             stop = combine(base, lanes, 1)
-            self.b.branch(self.b.less_equal(stop, inner), lambda: write(True),
-                          lambda: write(False))  # fmt: skip
+            self.b.branch(self.b.less_equal(stop, inner), lambda: write(True), lambda: write(False))
         else:
             write(False)
         warps = self.threads_for(many * lanes, self.each) // WARP
@@ -213,8 +220,11 @@ class ThreadSpace(LoopSpace):
         def undecided(count: int) -> int:
             size = self.inner // count  # type: ignore[operator]
             lane = named("loop", "lane", 0, max(1, size - 1))
-            starts = [(v, self.index_at(v, row, combine(lane, k * size, 1)))
-                      for v in self.group.stored for k in range(count)]  # fmt: skip
+            starts = [
+                (v, self.index_at(v, row, combine(lane, k * size, 1)))
+                for v in self.group.stored
+                for k in range(count)
+            ]
             return open_conditions(starts, self.inputs)
 
         most = self.each // vector

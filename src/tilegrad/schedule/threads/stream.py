@@ -60,8 +60,9 @@ class ThreadStream(ThreadSweep):
             return None
         if self.inner != columns or rows < LEAST * self.target.cores:
             return None
-        row, lane = (named("loop", name, 0, size - 1)
-                     for name, size in (("row", rows), ("lane", columns)))  # fmt: skip
+        row, lane = (
+            named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
+        )
         walks = [w for _, w in self.walks(row) if w.reduces or w.writes]
         if len(walks) != 2 or walks[0].writes or walks[1].reduces:
             return None
@@ -102,8 +103,9 @@ class ThreadStream(ThreadSweep):
                 return [*values, *_flat(rest)]
 
         bounds = (0, rows - 1 - programs)
-        found = b.loop("row", p, rows - programs, programs, step, [*values, *_flat(rest)],
-                       bounds=bounds)  # fmt: skip
+        found = b.loop(
+            "row", p, rows - programs, programs, step, [*values, *_flat(rest)], bounds=bounds
+        )
         whole = floor_divide(combine(rows - 1, p, -1), programs)
         last = combine(multiply(whole, programs), p, 1)
         second = self.finish(last, found[:width], self.tiles_of(found[width:]))
@@ -137,10 +139,12 @@ class ThreadStream(ThreadSweep):
         b, e, found = self.b, self.e, []
         for k in range(count):
             at = combine(base, k * self.lanes, 1)
-            with e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns,
-                        k < whole) as (_, lane):  # fmt: skip
-                found.append([b.cast(e.value(n, i), n.dtype)
-                              for n, i in self.kept_reads(walk, lane)])  # fmt: skip
+            with e.tile(
+                walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns, k < whole
+            ) as (_, lane):
+                found.append(
+                    [b.cast(e.value(n, i), n.dtype) for n, i in self.kept_reads(walk, lane)]
+                )
         return found
 
     def asked_rest(self, walk: Walk) -> Raw:
@@ -149,8 +153,9 @@ class ThreadStream(ThreadSweep):
 
     def take_tile(self, walk: Walk, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a walk does with one tile that is there."""
-        with self.e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns,
-                         whole) as (_, lane):  # fmt: skip
+        with self.e.tile(
+            walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns, whole
+        ) as (_, lane):
             for (node, index), x in zip(self.kept_reads(walk, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
             return self.taken(walk, lane)
@@ -158,8 +163,10 @@ class ThreadStream(ThreadSweep):
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
         places = (combine(base, k * self.lanes, 1) for k in range(TILES))
-        return [[self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
-                for at in places]  # fmt: skip
+        return [
+            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
+            for at in places
+        ]
 
     def write_tiles(self, walk: Walk, base: Size, tiles: Raw, whole: int = TILES) -> None:
         """What a walk writes of tiles that are there. Where it asks which lane is at a place, it
@@ -181,14 +188,19 @@ class ThreadStream(ThreadSweep):
     def has_place(self, walk: Walk, base: Size, count: int) -> Node | None:
         """Whether some tiles have a place that a walk compares with; None where it does not."""
         b, e, found = self.b, self.e, None
-        with e.tile(walk.row, 1, self.group.rows or 1, base, self.lanes, self.stream.columns,
-                    True) as (_, lane):  # fmt: skip
-            numbers = [number for node, index in self.expressions_at(walk, lane)
-                       for number in e.lane_numbers(node, index)]  # fmt: skip
+        with e.tile(
+            walk.row, 1, self.group.rows or 1, base, self.lanes, self.stream.columns, True
+        ) as (_, lane):
+            numbers = [
+                number
+                for node, index in self.expressions_at(walk, lane)
+                for number in e.lane_numbers(node, index)
+            ]
         for number in numbers:
             first, size = (b.constant(i, number.dtype) for i in (0, count * self.lanes))
-            inside = b.apply("bit_and", b.apply("less_equal", first, number),
-                             b.apply("less", number, size))  # fmt: skip
+            inside = b.apply(
+                "bit_and", b.apply("less_equal", first, number), b.apply("less", number, size)
+            )
             found = inside if found is None else b.apply("bit_or", found, inside)
         return found
 
@@ -227,9 +239,10 @@ class ThreadStream(ThreadSweep):
                 if rest and walk.writes:
                     self.write_tiles(walk, stream.size, rest, self.left()[1])
                 elif rest:
-                    parts = [self.take_tile(walk, stream.size + k * self.lanes,
-                                            k < self.left()[1], tile)
-                             for k, tile in enumerate(rest)]  # fmt: skip
+                    parts = [
+                        self.take_tile(walk, stream.size + k * self.lanes, k < self.left()[1], tile)
+                        for k, tile in enumerate(rest)
+                    ]
                     values = self.combine_parts(walk, parts, values)
                 else:
                     walk.tiles = TILES
@@ -238,24 +251,30 @@ class ThreadStream(ThreadSweep):
             self.row_results(row, stage)
         return next(w for _, w in walks if w.writes)
 
-    def exchange(self, writes: Walk, walk: Walk, values: list[Node],
-                 ahead: Raw) -> tuple[list[Node], Raw]:  # fmt: skip
+    def exchange(
+        self, writes: Walk, walk: Walk, values: list[Node], ahead: Raw
+    ) -> tuple[list[Node], Raw]:
         """Write a row from shared memory and put the next one there, which a walk reduces."""
         b, count, step = self.b, len(values), TILES * self.lanes
 
         def turn(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
             with self.e.scope():
                 tiles = self.tiles_of(carried[count:])
-                new = self.asked_rest(walk) if last else self.asked(
-                    walk, combine(base, step, 1), TILES)  # fmt: skip
+                new = (
+                    self.asked_rest(walk)
+                    if last
+                    else self.asked(walk, combine(base, step, 1), TILES)
+                )
                 old = self.kept_tiles(base)
                 for k, tile in enumerate(tiles):
                     at = combine(base, k * self.lanes, 1)
                     for place, x in zip(self.stream.places, tile):
                         b.store(place, x, (at,), (0,))
                 self.write_tiles(writes, base, old)
-                parts = [self.take_tile(walk, combine(base, k * self.lanes, 1), True, tile)
-                         for k, tile in enumerate(tiles)]  # fmt: skip
+                parts = [
+                    self.take_tile(walk, combine(base, k * self.lanes, 1), True, tile)
+                    for k, tile in enumerate(tiles)
+                ]
                 return [*self.combine_parts(walk, parts, carried[:count]), *_flat(new)]
 
         end = self.stream.size - step

@@ -29,7 +29,7 @@ from ...ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ...ir.types import row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -41,6 +41,7 @@ from .space import WARP, Roles, plain_reads
 
 FAR_OFF = 1 << 62  # no place: above every index
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
+
 
 @dataclass
 class Walk:
@@ -67,8 +68,10 @@ class Kept:
         """The reads at a lane, with their places."""
         assert self.lane is not None
         moved = {self.lane: lane}
-        return [(n, tuple(substitute(i, moved) for i in index), place)
-                for (n, index), place in self.places.items()]  # fmt: skip
+        return [
+            (n, tuple(substitute(i, moved) for i in index), place)
+            for (n, index), place in self.places.items()
+        ]
 
 
 class ThreadSweep(ThreadOnline):
@@ -136,8 +139,9 @@ class ThreadSweep(ThreadOnline):
         """Keep what the first walk reads and a later one reads again, as much as fits."""
         columns = self.group.columns
         lane = named("loop", "lane", 0, max(1, high(columns) - 1))
-        first, *later = [self.reads_of_walk(w, lane, lane) for _, w in walks
-                         if w.reduces or w.writes]  # fmt: skip
+        first, *later = [
+            self.reads_of_walk(w, lane, lane) for _, w in walks if w.reduces or w.writes
+        ]
         again = [key for key in first if any(key in reads for reads in later)]
         shared = self.target.memories.get("shared")
         if not again or shared is None or not isinstance(columns, int) or self.inner != columns:
@@ -154,8 +158,9 @@ class ThreadSweep(ThreadOnline):
     def reads_of_walk(self, walk: Walk, lane: Expr, column: Size) -> list[tuple[Node, Index]]:
         """The contiguous reads of a walk that nothing guards."""
         found = plain_reads(self.expressions_at(walk, column), self.inputs)
-        return [(n, i) for n, i in found
-                if coefficient(ravel_strides(i, row_major(n.shape)), lane) == 1]  # fmt: skip
+        return [
+            (n, i) for n, i in found if coefficient(ravel_strides(i, row_major(n.shape)), lane) == 1
+        ]
 
     def expressions_at(self, walk: Walk, column: Size) -> list[tuple[Node, Index]]:
         """What a walk evaluates, and where."""
@@ -174,12 +179,14 @@ class ThreadSweep(ThreadOnline):
     def accumulators(self, walk: Walk) -> list[Node]:
         """Accumulators that have taken nothing."""
         one, shifts = self.grouped(), [o.largest for o in walk.online]
-        values = [x for v in walk.reduces
-                  for x in self.starts(v, one if v in shifts else (self.lanes,))]  # fmt: skip
+        values = [
+            x for v in walk.reduces for x in self.starts(v, one if v in shifts else (self.lanes,))
+        ]
         return values + [x for o in walk.online for x in self.start_online(o)]
 
-    def sweep(self, walk: Walk, start: Size, stop: Size, values: list[Node],
-              kept: Kept | None = None) -> list[Node]:  # fmt: skip
+    def sweep(
+        self, walk: Walk, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
+    ) -> list[Node]:
         """Accumulators after columns start to stop of a row."""
         outer_size = floor_divide(self.group.columns, walk.inner)
         span = (start, stop) if outer_size == 1 else (0, walk.inner)
@@ -192,8 +199,15 @@ class ThreadSweep(ThreadOnline):
 
         return self.over_lines(blocked, fresh, outer_size, span, piece, values)
 
-    def piece(self, walk: Walk, outer: Size, start: Size, stop: Size, values: list[Node],
-              kept: Kept | None) -> list[Node]:  # fmt: skip
+    def piece(
+        self,
+        walk: Walk,
+        outer: Size,
+        start: Size,
+        stop: Size,
+        values: list[Node],
+        kept: Kept | None,
+    ) -> list[Node]:
         """One linear piece: several tiles a turn; of the last turn only the last tile is masked.
 
         What is left is one turn too where its size is known: all of it is asked for at once.
@@ -203,8 +217,9 @@ class ThreadSweep(ThreadOnline):
         middle = combine(start, multiply(floor_divide(span, step), step), 1)
 
         def one(count: int, whole: int) -> Any:
-            return lambda base, carried: self.feed(walk, outer, base, stop, count, whole, carried,
-                                                   kept)  # fmt: skip
+            return lambda base, carried: self.feed(
+                walk, outer, base, stop, count, whole, carried, kept
+            )
 
         values = b.loop("i", start, middle, step, one(walk.tiles, walk.tiles), values)
         left = modulo(span, step)
@@ -214,8 +229,17 @@ class ThreadSweep(ThreadOnline):
             return one(-(-left // lanes), left // lanes)(middle, values)
         return b.loop("rest", middle, stop, lanes, one(1, 0), values)
 
-    def feed(self, walk: Walk, outer: Size, base: Size, stop: Size, count: int, whole: int,
-             values: list[Node], kept: Kept | None) -> list[Node]:  # fmt: skip
+    def feed(
+        self,
+        walk: Walk,
+        outer: Size,
+        base: Size,
+        stop: Size,
+        count: int,
+        whole: int,
+        values: list[Node],
+        kept: Kept | None,
+    ) -> list[Node]:
         """Accumulators after `count` tiles from base on, of which the first `whole` need no mask;
         writes what is wanted there."""
         b, e = self.b, self.e
@@ -229,8 +253,10 @@ class ThreadSweep(ThreadOnline):
         for k in range(count if walk.writes and count > 1 else 0):  # before anything is written
             with tile(k) as (_, lane):
                 column = combine(multiply(outer, walk.inner), lane, 1)
-                asked[k] = [(n, i, b.cast(e.value(n, i), n.dtype))
-                            for n, i in self.reads_of_walk(walk, lane, column)]  # fmt: skip
+                asked[k] = [
+                    (n, i, b.cast(e.value(n, i), n.dtype))
+                    for n, i in self.reads_of_walk(walk, lane, column)
+                ]
         for k in range(count):
             at = combine(base, k * self.lanes, 1)
             with tile(k) as (_, lane):
@@ -280,8 +306,10 @@ class ThreadSweep(ThreadOnline):
         dtype = wide(node.inputs[0].dtype)
         if node.op is ops.argmax:
             first = FAR_OFF if self.group.columns != 0 else 0  # of nothing: index 0
-            return [self.b.constant(dtype.lowest, dtype, shape),
-                    self.b.constant(first, int64, shape)]  # fmt: skip
+            return [
+                self.b.constant(dtype.lowest, dtype, shape),
+                self.b.constant(first, int64, shape),
+            ]
         return [self.b.constant(identity(KINDS[node.op], dtype), dtype, shape)]
 
     def combine_parts(self, walk: Walk, parts: list[list[Part]], values: list[Node]) -> list[Node]:
@@ -307,8 +335,9 @@ class ThreadSweep(ThreadOnline):
             result += self.take_exponentials(shifts[o.largest], own, *old)
         return result
 
-    def take(self, node: Node, x: Node, place: Node, mask: Node | None,
-             old: list[Node]) -> list[Node]:  # fmt: skip
+    def take(
+        self, node: Node, x: Node, place: Node, mask: Node | None, old: list[Node]
+    ) -> list[Node]:
         """One tile taken into the accumulators of a reduction."""
         b = self.b
         if node.op is not ops.argmax:

@@ -37,7 +37,7 @@ from ...ir.symbol import (
     multiply,
     named,
     substitute,
-)  # fmt: skip
+)
 from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
@@ -136,15 +136,29 @@ class TileEvaluator(ExponentEvaluator):
 
     @contextmanager
     def tile(
-        self, row: Size, rows: int, row_size: Size, base: Size, lanes: int, size: Size,
+        self,
+        row: Size,
+        rows: int,
+        row_size: Size,
+        base: Size,
+        lanes: int,
+        size: Size,
         whole: bool = False,
-    ) -> Iterator[tuple[Size, Size]]:  # fmt: skip
+    ) -> Iterator[tuple[Size, Size]]:
         """rows x lanes elements from (row, base) on, of row_size x size; yields (row, lane).
 
         `whole` says that all of them are inside.
         """
-        before = (self.row, self.row_base, self.rows, self.row_mask,
-                  self.lane, self.base, self.lanes, self.lane_mask)  # fmt: skip
+        before = (
+            self.row,
+            self.row_base,
+            self.rows,
+            self.row_mask,
+            self.lane,
+            self.base,
+            self.lanes,
+            self.lane_mask,
+        )
         at_row, self.row, self.row_mask = self._axis("row", row, rows, row_size, whole)
         at_lane, self.lane, self.lane_mask = self._axis("lane", base, lanes, size, whole)
         self.row_base, self.rows, self.base, self.lanes = row, rows, base, lanes
@@ -155,8 +169,16 @@ class TileEvaluator(ExponentEvaluator):
             with self.scope():
                 yield at_row, at_lane
         finally:
-            (self.row, self.row_base, self.rows, self.row_mask,
-             self.lane, self.base, self.lanes, self.lane_mask) = before  # fmt: skip
+            (
+                self.row,
+                self.row_base,
+                self.rows,
+                self.row_mask,
+                self.lane,
+                self.base,
+                self.lanes,
+                self.lane_mask,
+            ) = before
 
     def _axis(self, name: str, base: Size, count: int, size: Size, whole: bool) -> Any:
         """The index, atom and mask of a tile axis."""
@@ -204,8 +226,12 @@ class TileEvaluator(ExponentEvaluator):
 
     def _value(self, node: Node, index: Index) -> Node:
         """A product that is stored nowhere and added to something is rounded once with the sum."""
-        if (node.op is ops.add and node.dtype.is_float and node not in self.memories
-                and self.values is not None):  # fmt: skip
+        if (
+            node.op is ops.add
+            and node.dtype.is_float
+            and node not in self.memories
+            and self.values is not None
+        ):
             for x, other in (node.inputs, node.inputs[::-1]):
                 if x.op is ops.multiply and x not in self.values:
                     parts = [self.value(i, index) for i in (*x.inputs, other)]
@@ -395,12 +421,14 @@ class TileEvaluator(ExponentEvaluator):
         """A read that runs along the rows: loaded so, and turned in shared memory."""
         b = self.body
         shape = (self.lanes, self.rows)
-        mask = b.logical_and(None if self.lane_mask is None else self.column(self.lane_mask),
-                             self.row_mask)  # fmt: skip
+        mask = b.logical_and(
+            None if self.lane_mask is None else self.column(self.lane_mask), self.row_mask
+        )
         seen = self._view(memory, [(by_lane, self.base), (1, self.row_base)], start)
         if seen is None:
-            return self._gathered(memory, combine(
-                combine(multiply(by_lane, self.lane), self.row, 1), start, 1), None)  # type: ignore[arg-type]  # fmt: skip
+            return self._gathered(
+                memory, combine(combine(multiply(by_lane, self.lane), self.row, 1), start, 1), None
+            )  # type: ignore[arg-type]
         source = b.load(seen[0], seen[1], shape, (0, 1), mask)
         pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
         place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")

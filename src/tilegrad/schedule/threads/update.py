@@ -28,7 +28,7 @@ from ...ir.symbol import (
     high,
     modulo,
     multiply,
-)  # fmt: skip
+)
 from ...ir.types import product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -113,12 +113,16 @@ class UpdateLowering(OrderedUpdate):
             order = (
                 (lane, at) if self.mode != "set" else (at, lane)
             )  # who comes before us, or after
-            rival = b.apply("bit_and", b.apply("equal", self.destination(lane), key),
-                            b.less(*order))  # fmt: skip
+            rival = b.apply(
+                "bit_and", b.apply("equal", self.destination(lane), key), b.less(*order)
+            )
             rival = rival if e.lane_mask is None else b.apply("bit_and", rival, e.lane_mask)
             lost = b.add(tile_ops.reduce(b.broadcast(rival, (size,)), axis=0, kind="max"))
-        wins = b.apply("bit_and", b.apply("bit_not", lost),
-                       b.apply("less_equal", b.constant(0, key.dtype), key))  # fmt: skip
+        wins = b.apply(
+            "bit_and",
+            b.apply("bit_not", lost),
+            b.apply("less_equal", b.constant(0, key.dtype), key),
+        )
         places, _ = self.places(at)
 
         def write() -> Sequence[Node]:
@@ -134,8 +138,9 @@ class UpdateLowering(OrderedUpdate):
         b.branch(wins, write)
         return self.end(grid, max(1, min(8, lanes // (8 * WARP))))
 
-    def take_equal(self, memory: Node, key: Node, at: Size, inner: Index, where: Size,
-                   lanes: int) -> Node:  # fmt: skip
+    def take_equal(
+        self, memory: Node, key: Node, at: Size, inner: Index, where: Size, lanes: int
+    ) -> Node:
         """What the state holds with the values of all equal destinations taken in."""
         b, e = self.b, self.e
         old = b.cast(e._load(memory, where), wide(self.value.dtype))
@@ -198,16 +203,24 @@ def lower_update(
         numbers = [i for i, r in enumerate(reads) if r in wanted]
         given = [reads[i] for i in numbers]
         for body, roles in lower_loops(fill, given, values | {state}, target, _name(state, "fill")):
-            found.append((body, [("read", numbers[what]) if role == "read" else ("state", None)
-                                 for role, what in roles]))  # fmt: skip
+            found.append(
+                (
+                    body,
+                    [
+                        ("read", numbers[what]) if role == "read" else ("state", None)
+                        for role, what in roles
+                    ],
+                )
+            )
     if product(node.inputs[1].shape) == 0:
         return found
     own = [i for i, r in enumerate(reads) if r is not state or _reads_state(node, values)]
     name = _name(node, node.attrs["mode"])
     lowering = UpdateLowering(node, [reads[i] for i in own], values, name)
     for body, roles in lowering.lower():
-        found.append((body, [(role, own[what] if role == "read" else what)
-                             for role, what in roles]))  # fmt: skip
+        found.append(
+            (body, [(role, own[what] if role == "read" else what) for role, what in roles])
+        )
     return found
 
 

@@ -55,9 +55,15 @@ def llvm_version() -> str:
 def compile_text(text: str, target: Target, level: int = 3) -> bytes:
     """Object code of an LLVM module for `target`, from the Store where it is known."""
     key = content_key(
-        "object", VERSION, llvm_version(), str(level),
-        target.triple, target.cpu, target.features, text,
-    )  # fmt: skip
+        "object",
+        VERSION,
+        llvm_version(),
+        str(level),
+        target.triple,
+        target.cpu,
+        target.features,
+        text,
+    )
     store = default_store()
     found = store.get(key)
     if found is not None:

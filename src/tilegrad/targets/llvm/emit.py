@@ -32,6 +32,7 @@ def emit(body: Body, name: str | None = None, target: Target | None = None) -> t
     native = frozenset() if target is None else target.feature_set
     return Emitter(body, native).run(name or body.name)
 
+
 class Emitter(MemoryEmitter):
     """Emits one Body."""
 
@@ -94,6 +95,7 @@ class Emitter(MemoryEmitter):
             found.append(self.w.value(f"urem i64 {number}, {extent}"))
             number = self.w.value(f"udiv i64 {number}, {extent}")
         return [number, *reversed(found)]
+
     # ---- blocks ---------------------------------------------------------------------------
 
     def block(self, block: Block) -> None:
@@ -152,9 +154,10 @@ class Emitter(MemoryEmitter):
         a = vector(scalar_type(node.inputs[0].dtype), lanes)
         b = vector(scalar_type(node.dtype), lanes)
         found = self.values[node.inputs[0]]
-        self.values[node] = found if a == b else [
-            self.w.value(f"bitcast {a} {x} to {b}") for x in found
-        ]  # fmt: skip
+        self.values[node] = (
+            found if a == b else [self.w.value(f"bitcast {a} {x} to {b}") for x in found]
+        )
+
     # ---- conditions -----------------------------------------------------------------------
 
     def emit_require(self, node: Node) -> None:
@@ -200,8 +203,9 @@ class Emitter(MemoryEmitter):
             lower = middle
         self.values[node] = self.one_loop(node, lower, upper, step, 1, carried)
 
-    def one_loop(self, node: Node, lower: str, upper: str, step: int, copies: int,
-                 carried: Values) -> Values:  # fmt: skip
+    def one_loop(
+        self, node: Node, lower: str, upper: str, step: int, copies: int, carried: Values
+    ) -> Values:
         """A loop whose body is written `copies` times."""
         w, block = self.w, node.blocks[0]
         types = self.register_types(block.results)
@@ -236,9 +240,11 @@ class Emitter(MemoryEmitter):
         for node in nodes:
             type_ = node.type
             assert isinstance(type_, Tile)
-            one = "x86_amx" if in_matrix_unit(node) else vector(
-                scalar_type(type_.dtype), lanes_of(type_)
-            )  # fmt: skip
+            one = (
+                "x86_amx"
+                if in_matrix_unit(node)
+                else vector(scalar_type(type_.dtype), lanes_of(type_))
+            )
             found += [one] * self.width(node)
         return found
 
@@ -271,4 +277,3 @@ class Emitter(MemoryEmitter):
             w.value(f"phi {t} [ {a}, %{first_label} ], [ {b}, %{second_label} ]")
             for t, a, b in zip(types, first, second)
         ]
-

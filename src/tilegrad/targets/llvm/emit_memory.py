@@ -54,8 +54,9 @@ class MemoryEmitter(ShapeEmitter):
             return base
         return self.w.value(f"getelementptr {memory_type(memory.dtype)}, ptr {base}, i64 {offset}")
 
-    def rows(self, memory: Node, shape: tuple[int, ...], axes: tuple[int, ...],
-             offset: str) -> tuple[list[str], str]:  # fmt: skip
+    def rows(
+        self, memory: Node, shape: tuple[int, ...], axes: tuple[int, ...], offset: str
+    ) -> tuple[list[str], str]:
         """Element offsets of each vector of a tile, and the stride along its lanes."""
         strides = [memory.type.element_strides()[a] for a in axes]  # type: ignore[union-attr]
         if not shape:
@@ -111,8 +112,9 @@ class MemoryEmitter(ShapeEmitter):
             self.load_vector(memory, o, stride, lanes, m, dtype) for o, m in zip(offsets, masks)
         ]
 
-    def load_vector(self, memory: Node, offset: str, stride: str, lanes: int, mask: str | None,
-                    dtype: DType) -> str:  # fmt: skip
+    def load_vector(
+        self, memory: Node, offset: str, stride: str, lanes: int, mask: str | None, dtype: DType
+    ) -> str:
         """One vector from memory: contiguous, or strided by a gather."""
         element = memory_type(dtype)
         v = vector(element, lanes)
@@ -163,8 +165,9 @@ class MemoryEmitter(ShapeEmitter):
         element, base = memory_type(memory.dtype), self.values[memory][0]
         return self.w.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
 
-    def gather_vector(self, memory: Node, offsets: str, lanes: int, mask: str | None,
-                      dtype: DType) -> str:  # fmt: skip
+    def gather_vector(
+        self, memory: Node, offsets: str, lanes: int, mask: str | None, dtype: DType
+    ) -> str:
         """Elements at a vector of offsets."""
         element = memory_type(dtype)
         v = vector(element, lanes)
@@ -203,16 +206,21 @@ class MemoryEmitter(ShapeEmitter):
         for x, o, m in zip(self.values[value], offsets, masks):
             self.store_vector(memory, self.to_memory(x, value.dtype, lanes), o, stride, lanes, m)
 
-    def store_vector(self, memory: Node, x: str, offset: str, stride: str, lanes: int,
-                     mask: str | None) -> None:  # fmt: skip
+    def store_vector(
+        self, memory: Node, x: str, offset: str, stride: str, lanes: int, mask: str | None
+    ) -> None:
         """One vector to memory."""
         dtype = memory.dtype
         element = memory_type(dtype)
         v = vector(element, lanes)
         if lanes == 1:
             align = dtype.size
-            self.guarded(mask, lambda: self.w.line(
-                f"store {v} {x}, ptr {self.pointer(memory, offset)}, align {align}"))  # fmt: skip
+            self.guarded(
+                mask,
+                lambda: self.w.line(
+                    f"store {v} {x}, ptr {self.pointer(memory, offset)}, align {align}"
+                ),
+            )
         elif stride == "1" and mask is None:
             self.w.line(f"store {v} {x}, ptr {self.pointer(memory, offset)}, align {dtype.size}")
         elif stride == "1":
@@ -262,10 +270,15 @@ class MemoryEmitter(ShapeEmitter):
                 self.scatter_vector(memory, self.to_memory(x, value.dtype, lanes), o, lanes, m)
                 continue
             for lane in range(lanes):
-                self.combine(memory, value.dtype, mode, *(
-                    self.lane(part, kind, lanes, lane)
-                    for part, kind in ((x, scalar_type(value.dtype)), (o, "i64"), (m, "i1"))
-                ))  # fmt: skip
+                self.combine(
+                    memory,
+                    value.dtype,
+                    mode,
+                    *(
+                        self.lane(part, kind, lanes, lane)
+                        for part, kind in ((x, scalar_type(value.dtype)), (o, "i64"), (m, "i1"))
+                    ),
+                )
 
     def lane(self, x: str | None, element: str, lanes: int, lane: int) -> Any:
         """One lane of a vector."""
@@ -273,8 +286,9 @@ class MemoryEmitter(ShapeEmitter):
             return x
         return self.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
 
-    def combine(self, memory: Node, dtype: DType, mode: str, x: str, offset: str,
-                mask: str | None) -> None:  # fmt: skip
+    def combine(
+        self, memory: Node, dtype: DType, mode: str, x: str, offset: str, mask: str | None
+    ) -> None:
         """memory[offset] = op(memory[offset], x)."""
 
         def act() -> None:
@@ -305,11 +319,16 @@ class MemoryEmitter(ShapeEmitter):
         result = []
         for x, o, m in zip(found, self.values[offset], masks):
             before = [
-                self.atomic(memory, dtype, *(
-                    self.lane(part, kind, lanes, lane)
-                    for part, kind in ((x, element), (o, "i64"), (m, "i1"))
-                )) for lane in range(lanes)
-            ]  # fmt: skip
+                self.atomic(
+                    memory,
+                    dtype,
+                    *(
+                        self.lane(part, kind, lanes, lane)
+                        for part, kind in ((x, element), (o, "i64"), (m, "i1"))
+                    ),
+                )
+                for lane in range(lanes)
+            ]
             result.append(self.pack(before, element) if lanes > 1 else before[0])
         self.values[node] = result
 
@@ -333,8 +352,14 @@ class MemoryEmitter(ShapeEmitter):
         index = [self.values[i][0] for i in node.inputs[1:]]
         where = self.pointer(memory, self.offset(memory, index))
         locality = "3" if node.attrs["to"] == "l1" else "2"
-        self.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), ("i32", "0"),
-                         ("i32", locality), ("i32", "1"))  # fmt: skip
+        self.w.intrinsic(
+            "llvm.prefetch.p0",
+            "void",
+            ("ptr", where),
+            ("i32", "0"),
+            ("i32", locality),
+            ("i32", "1"),
+        )
 
     def emit_sort(self, node: Node) -> None:
         name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
@@ -349,6 +374,7 @@ class MemoryEmitter(ShapeEmitter):
         size = type_.dtype.size * math.prod(type_.shape)  # type: ignore[arg-type]
         self.values[node] = [self.w.value(f"getelementptr i8, ptr %scratch, i64 {self.scratch}")]
         self.scratch += (size + 63) // 64 * 64
+
     # ---- matrix unit (AMX) ----------------------------------------------------------------
 
     def emit_matrix_zero(self, node: Node) -> None:
@@ -359,9 +385,16 @@ class MemoryEmitter(ShapeEmitter):
         zeros = "private unnamed_addr constant [1024 x i8] zeroinitializer, align 64"
         self.w.declared["tile_zeros"] = f"@tile_zeros = {zeros}"
         where = self.w.value('call ptr asm sideeffect "", "=r,0"(ptr @tile_zeros)')
-        self.values[node] = [self.w.intrinsic(
-            "llvm.x86.tileloadd64.internal", "x86_amx", ("i16", str(rows)), ("i16", str(pitch)),
-            ("ptr", where), ("i64", str(pitch)))]  # fmt: skip
+        self.values[node] = [
+            self.w.intrinsic(
+                "llvm.x86.tileloadd64.internal",
+                "x86_amx",
+                ("i16", str(rows)),
+                ("i16", str(pitch)),
+                ("ptr", where),
+                ("i64", str(pitch)),
+            )
+        ]
 
     def matrix_address(self, memory: Node, index: list[Node]) -> tuple[str, str]:
         """Address and row pitch in bytes of a 2-D tile (the last two axes of the Memory)."""
@@ -374,26 +407,43 @@ class MemoryEmitter(ShapeEmitter):
     def emit_matrix_load(self, node: Node) -> None:
         rows, columns = node.shape
         where, pitch = self.matrix_address(node.inputs[0], list(node.inputs[1:]))
-        self.values[node] = [self.w.intrinsic(
-            "llvm.x86.tileloadd64.internal", "x86_amx", ("i16", str(rows)),
-            ("i16", str(columns * node.dtype.size)), ("ptr", where), ("i64", pitch))]  # fmt: skip
+        self.values[node] = [
+            self.w.intrinsic(
+                "llvm.x86.tileloadd64.internal",
+                "x86_amx",
+                ("i16", str(rows)),
+                ("i16", str(columns * node.dtype.size)),
+                ("ptr", where),
+                ("i64", pitch),
+            )
+        ]
 
     def emit_matrix_dot(self, node: Node) -> None:
         acc, a, b = node.inputs
         rows, columns = acc.shape
-        self.values[node] = [self.w.intrinsic(
-            f"llvm.x86.{node.attrs['unit']}.internal", "x86_amx", ("i16", str(rows)),
-            ("i16", str(columns * acc.dtype.size)), ("i16", str(a.shape[1] * a.dtype.size)),
-            ("x86_amx", self.values[acc][0]), ("x86_amx", self.values[a][0]),
-            ("x86_amx", self.values[b][0]))]  # fmt: skip
+        self.values[node] = [
+            self.w.intrinsic(
+                f"llvm.x86.{node.attrs['unit']}.internal",
+                "x86_amx",
+                ("i16", str(rows)),
+                ("i16", str(columns * acc.dtype.size)),
+                ("i16", str(a.shape[1] * a.dtype.size)),
+                ("x86_amx", self.values[acc][0]),
+                ("x86_amx", self.values[a][0]),
+                ("x86_amx", self.values[b][0]),
+            )
+        ]
 
     def emit_matrix_store(self, node: Node) -> None:
         memory, value = node.inputs[:2]
         rows, columns = value.shape
         where, pitch = self.matrix_address(memory, list(node.inputs[2:]))
         self.w.intrinsic(
-            "llvm.x86.tilestored64.internal", "void", ("i16", str(rows)),
-            ("i16", str(columns * value.dtype.size)), ("ptr", where), ("i64", pitch),
-            ("x86_amx", self.values[value][0]))  # fmt: skip
-
-
+            "llvm.x86.tilestored64.internal",
+            "void",
+            ("i16", str(rows)),
+            ("i16", str(columns * value.dtype.size)),
+            ("ptr", where),
+            ("i64", pitch),
+            ("x86_amx", self.values[value][0]),
+        )

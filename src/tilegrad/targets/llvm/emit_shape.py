@@ -46,6 +46,7 @@ def split_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     lanes = shape[-1] & -shape[-1]
     return (*shape[:-1], shape[-1] // lanes, lanes)
 
+
 def in_matrix_unit(node: Node) -> bool:
     """Whether a value lives in a register of a matrix unit."""
     while node.op.name == "get":
@@ -70,7 +71,6 @@ def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return number
 
 
-
 class ShapeEmitter:
     """The state of an emitter, sizes, and ops on the shape of tiles."""
 
@@ -80,6 +80,7 @@ class ShapeEmitter:
         self.values: dict[Node, Values] = {}
         self.symbols: dict[Expr, str] = {}
         self.scratch = 0
+
     def size(self, value: Size) -> str:
         """An Expr over Symbols as an i64."""
         w = self.w
@@ -103,6 +104,7 @@ class ShapeEmitter:
             return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
         test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
         return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+
     # ---- shape ----------------------------------------------------------------------------
 
     def splat(self, x: str, element: str, lanes: int) -> str:
@@ -212,15 +214,19 @@ class ShapeEmitter:
         for start in range(0, width, size * count):
             mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
             row = self.w.value(
-                f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>")
+                f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>"
+            )
             rows.append(self.w.value(f"bitcast {narrow} {row} to {wide}"))
         turned = [self.w.value(f"bitcast {wide} {r} to {narrow}") for r in self.turn(rows, "i32")]
         lanes, result = node.shape[-1], []
         for row in turned:
             for start in range(0, size * count, lanes):
                 mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
-                result.append(self.w.value(
-                    f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"))
+                result.append(
+                    self.w.value(
+                        f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"
+                    )
+                )
         self.values[node] = result
 
     def turn(self, rows: Values, element: str) -> Values:
@@ -399,4 +405,3 @@ class ShapeEmitter:
             return self.w.intrinsic(name, v, (v, a), (v, b), (v, c))
         product = self.w.value(f"mul {v} {a}, {b}")
         return self.w.value(f"add {v} {product}, {c}")
-

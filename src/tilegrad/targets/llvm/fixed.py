@@ -36,9 +36,13 @@ class Fixed:
     """
 
     def __init__(
-        self, executable: Executable, buffers: Sequence[Buffer], symbols: Mapping[str, int],
-        placed: Mapping[int, int], back: Sequence[Back],
-    ) -> None:  # fmt: skip
+        self,
+        executable: Executable,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> None:
         self.executable, self.symbols = executable, dict(symbols)
         self.placed, self.back = dict(placed), list(back)
         recipe = executable.recipe
@@ -49,15 +53,24 @@ class Fixed:
         self.slots = (ctypes.c_uint64 * self.n_slots)()
         self.scalars = (ctypes.c_int64 * max(1, len(executable.scalars)))()
         for i, value in enumerate(executable.scalars):
-            self.scalars[i] = (self.symbols[value] if isinstance(value, str)
-                               else int(evaluate(value, self.symbols)))  # fmt: skip
+            self.scalars[i] = (
+                self.symbols[value]
+                if isinstance(value, str)
+                else int(evaluate(value, self.symbols))
+            )
         self._results()
         self.table = self._table()
         self.record = ctypes.create_string_buffer(RECORD.size)
         RECORD.pack_into(
-            self.record, 0, self.table.ctypes.data, len(self.table), executable.index.ctypes.data,
-            ctypes.addressof(self.slots), self.n_slots, ctypes.addressof(self.scalars),
-        )  # fmt: skip
+            self.record,
+            0,
+            self.table.ctypes.data,
+            len(self.table),
+            executable.index.ctypes.data,
+            ctypes.addressof(self.slots),
+            self.n_slots,
+            ctypes.addressof(self.scalars),
+        )
         self.record_at = ctypes.addressof(self.record)
         self.inline = executable.inline
         self.faults = Faults.on_host(recipe)
@@ -96,8 +109,12 @@ class Fixed:
         outputs = self.executable.recipe.outputs
         for copy in self.back:
             source = outputs[copy.number] if copy.is_output else self.slot_of[copy.number]
-            builder.copy(self.slot_of[copy.target], source, copy.bytes,
-                         flags=SINGLE if copy.bytes < 60_000 else 0)  # fmt: skip
+            builder.copy(
+                self.slot_of[copy.target],
+                source,
+                copy.bytes,
+                flags=SINGLE if copy.bytes < 60_000 else 0,
+            )
         copies, _ = builder.finish(self.n_slots, len(self.executable.scalars))
         return np.concatenate([self.executable.table, copies])
 
@@ -162,10 +179,14 @@ class Fixed:
     def _walk(self, first: int, count: int) -> None:
         """Walk some entries of the table, on as many workers as a run has."""
         worker_pool().run(
-            self.table.ctypes.data + first * self.table.itemsize, count,
-            self.executable.index.ctypes.data, ctypes.addressof(self.slots), self.n_slots,
-            ctypes.addressof(self.scalars), self.inline,
-        )  # fmt: skip
+            self.table.ctypes.data + first * self.table.itemsize,
+            count,
+            self.executable.index.ctypes.data,
+            ctypes.addressof(self.slots),
+            self.n_slots,
+            ctypes.addressof(self.scalars),
+            self.inline,
+        )
 
     def _empty(self) -> float:
         start = perf_counter()

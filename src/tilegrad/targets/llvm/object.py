@@ -84,8 +84,12 @@ class _Object:
         for name, offset in stubs.items():
             image[offset : offset + STUB] = JUMP + struct.pack("<Q", outside[name]) + b"\0\0"
         try:
-            mapping = mmap.mmap(-1, max(1, len(image)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
-                                mmap.PROT_READ | mmap.PROT_WRITE)  # fmt: skip
+            mapping = mmap.mmap(
+                -1,
+                max(1, len(image)),
+                mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                mmap.PROT_READ | mmap.PROT_WRITE,
+            )
         except OSError:
             return None
         base = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
@@ -94,9 +98,11 @@ class _Object:
         mapping[: len(image)] = bytes(image)
         if _protect()(base, len(mapping), mmap.PROT_READ | mmap.PROT_EXEC):
             return None  # the system does not let data become code
-        functions = {name: base + offsets[where] + value
-                     for name, info, where, value in self.symbols
-                     if info == 0x12 and where in offsets}  # fmt: skip
+        functions = {
+            name: base + offsets[where] + value
+            for name, info, where, value in self.symbols
+            if info == 0x12 and where in offsets
+        }
         return Placed(functions, mapping)
 
     def _layout(self) -> tuple[dict[int, int] | None, int]:
@@ -112,8 +118,9 @@ class _Object:
             size = offsets[number] + length
         return offsets, -(-size // STUB) * STUB
 
-    def _fill(self, image: bytearray, base: int, offsets: dict[int, int],
-              stubs: dict[str, int]) -> bool:  # fmt: skip
+    def _fill(
+        self, image: bytearray, base: int, offsets: dict[int, int], stubs: dict[str, int]
+    ) -> bool:
         """Write what references come to into the image; whether all are of a known kind."""
         for _, kind, _, _, at, length, _, target, *_ in self.sections:
             if kind != RELOCATIONS or target not in offsets:

@@ -80,7 +80,9 @@ PROBES: dict[str, tuple[str, str, str, int, int, int]] = {
   store volatile <8 x i32> %u, ptr %q, align 1
   %i = add i32 %j, 0
 """,
-        0x3F80, 0, 32,
+        0x3F80,
+        0,
+        32,
     ),
     "avx512bf16": (
         "+avx512f,+avx512bw,+avx512vl,+avx512bf16",
@@ -88,31 +90,43 @@ PROBES: dict[str, tuple[str, str, str, int, int, int]] = {
         "(<16 x float>, <32 x bfloat>, <32 x bfloat>)",
         _DOT.format(acc="float", n=32, t="bfloat", name="llvm.x86.avx512bf16.dpbf16ps.512")
         + _SUM_FLOAT,
-        0, 0x3F80, 2,
+        0,
+        0x3F80,
+        2,
     ),
     "avx512vnni": (
         "+avx512f,+avx512bw,+avx512vl,+avx512vnni",
         "declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)",
         _DOT.format(acc="i32", n=64, t="i8", name="llvm.x86.avx512.vpdpbusd.512")
         + "  %i = extractelement <16 x i32> %d, i32 5\n",
-        0, 0x0303, 36,
+        0,
+        0x0303,
+        36,
     ),
     "avx512fp16": (
-        "+avx512f,+avx512bw,+avx512vl,+avx512fp16", *_fma(32, "half", "f16"), 0x3C00, 0, 64,
+        "+avx512f,+avx512bw,+avx512vl,+avx512fp16",
+        *_fma(32, "half", "f16"),
+        0x3C00,
+        0,
+        64,
     ),
     "amx-bf16": (
         "+amx-tile,+amx-bf16",
         _TILES_DECLARE.format(name="tdpbf16ps"),
         _TILES.format(name="tdpbf16ps") + _FIRST_FLOAT,
-        0, 0x3F80, 32,
+        0,
+        0x3F80,
+        32,
     ),
     "amx-int8": (
         "+amx-tile,+amx-int8",
         _TILES_DECLARE.format(name="tdpbssd"),
         _TILES.format(name="tdpbssd") + _FIRST_INT,
-        0, 0x0303, 576,
+        0,
+        0x0303,
+        576,
     ),
-}  # fmt: skip
+}
 
 
 def run_probe(name: str) -> bool:

@@ -19,11 +19,23 @@ from ...core.errors import InternalError
 from ...tile import functions
 
 SCALARS = {
-    "bool": "i1", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32",
-    "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "i16", "bfloat16": "i16",
-    "float32": "float", "float64": "double", "float8_e4m3": "i8", "float8_e5m2": "i8",
+    "bool": "i1",
+    "int8": "i8",
+    "uint8": "i8",
+    "int16": "i16",
+    "uint16": "i16",
+    "int32": "i32",
+    "uint32": "i32",
+    "int64": "i64",
+    "uint64": "i64",
+    "float16": "i16",
+    "bfloat16": "i16",
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3": "i8",
+    "float8_e5m2": "i8",
     "int4": "i4",
-}  # fmt: skip
+}
 SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
@@ -214,9 +226,7 @@ class Operations:
 
     def select(self, mask: Vector, a: Vector, b: Vector) -> Vector:
         type_ = self._type(a.dtype)
-        text = (
-            f"select {self._type(dtypes.bool_)} {mask.name}, {type_} {a.name}, {type_} {b.name}"
-        )
+        text = f"select {self._type(dtypes.bool_)} {mask.name}, {type_} {a.name}, {type_} {b.name}"
         return Vector(self.writer.value(text), a.dtype)
 
     def logical_and(self, a: Vector, b: Vector) -> Vector:
@@ -275,9 +285,7 @@ class Operations:
         return self._two("mul", a, b)
 
     def int_multiply_high(self, a: Vector, b: Vector) -> Vector:
-        return Vector(
-            _multiply_high(self.writer, a.dtype, self.lanes, [a.name, b.name]), a.dtype
-        )
+        return Vector(_multiply_high(self.writer, a.dtype, self.lanes, [a.name, b.name]), a.dtype)
 
     def int_shift_right_unsigned(self, a: Vector, n: int) -> Vector:
         return self._two("lshr", a, self.constant(n, a))
@@ -312,9 +320,13 @@ class Operations:
         return current
 
     def rarely(
-        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
-        done: Callable[..., Vector], *inputs: Vector,
-    ) -> Vector:  # fmt: skip
+        self,
+        name: str,
+        near: Callable[..., Any],
+        far: Callable[..., Any],
+        done: Callable[..., Vector],
+        *inputs: Vector,
+    ) -> Vector:
         """done(near) for all lanes; where one is far, a call goes over them on the stack."""
         mask, *values = near(self, *inputs)
         result = done(self, *inputs, *values)
@@ -324,7 +336,7 @@ class Operations:
         some = self._any(mask, result.dtype.bits)
         cold, join = w.fresh_label("far"), w.fresh_label("joined")
         before = w.label
-        w.declared["!rare"] = "!0 = !{!\"branch_weights\", i32 1, i32 100000}"
+        w.declared["!rare"] = '!0 = !{!"branch_weights", i32 1, i32 100000}'
         w.line(f"br i1 {some}, label %{cold}, label %{join}, !prof !0")
         w.start(cold)
         places = [w.room(type_) for _ in (*inputs, result)]
@@ -353,9 +365,13 @@ class Operations:
         return w.value(f"icmp ne i{bits} {whole}, 0")
 
     def _out_of_line(
-        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
-        done: Callable[..., Vector], kinds: list[DType],
-    ) -> str:  # fmt: skip
+        self,
+        name: str,
+        near: Callable[..., Any],
+        far: Callable[..., Any],
+        done: Callable[..., Vector],
+        kinds: list[DType],
+    ) -> str:
         """A function of the module that goes over values one by one and mends the far ones."""
         outer, element = self.writer, scalar_type(kinds[0])
         full = f"far_{name}_{SUFFIX[element]}"
@@ -410,8 +426,12 @@ def _pick(float_: str, signed: str, unsigned: str | None = None, boolean: str | 
     """A row that is one two-operand instruction, chosen by kind."""
 
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        kinds = {"float": float_, "int": signed, "uint": unsigned or signed,
-                 "bool": boolean or signed}  # fmt: skip
+        kinds = {
+            "float": float_,
+            "int": signed,
+            "uint": unsigned or signed,
+            "bool": boolean or signed,
+        }
         return w.value(f"{kinds[d.kind]} {vector(scalar_type(d), lanes)} {inputs[0]}, {inputs[1]}")
 
     return row
@@ -628,10 +648,12 @@ def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     """Four products of bytes: one instruction where the Target has it, two of pairs of 16 bits
     where it has those, else byte by byte."""
     v, width = vector("i32", lanes), 32 * lanes
-    vnni = {512: "avx512vnni" in w.native,
-            256: bool(w.native & {"avx512vnni", "avxvnni"})}  # fmt: skip
-    pairs = {512: ("avx512bw", "avx512.pmaddw.d.512"), 256: ("avx2", "avx2.pmadd.wd"),
-             128: ("sse2", "sse2.pmadd.wd")}  # fmt: skip
+    vnni = {512: "avx512vnni" in w.native, 256: bool(w.native & {"avx512vnni", "avxvnni"})}
+    pairs = {
+        512: ("avx512bw", "avx512.pmaddw.d.512"),
+        256: ("avx2", "avx2.pmadd.wd"),
+        128: ("sse2", "sse2.pmadd.wd"),
+    }
     if vnni.get(width):
         a, b, total = inputs
         return w.intrinsic(f"llvm.x86.avx512.vpdpbusd.{width}", v, (v, total), (v, a), (v, b))
@@ -652,8 +674,9 @@ def _byte_dot_halves(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     v, half, found = vector("i32", lanes), lanes // 2, []
     for start in (0, half):
         places = ", ".join(f"i32 {start + i}" for i in range(half))
-        parts = [w.value(f"shufflevector {v} {x}, {v} poison, <{half} x i32> <{places}>")
-                 for x in inputs]  # fmt: skip
+        parts = [
+            w.value(f"shufflevector {v} {x}, {v} poison, <{half} x i32> <{places}>") for x in inputs
+        ]
         found.append(_byte_dot(w, d, half, parts))
     places, h = ", ".join(f"i32 {i}" for i in range(lanes)), vector("i32", half)
     return w.value(f"shufflevector {h} {found[0]}, {h} {found[1]}, <{lanes} x i32> <{places}>")
@@ -702,8 +725,9 @@ def _byte_permute(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     both = w.value(f"or {wide} {low}, {both}")
     total = ""
     for place in range(4):
-        digit = inputs[2] if not place else w.value(
-            f"lshr {narrow} {inputs[2]}, {c(4 * place, 'i32')}")  # fmt: skip
+        digit = (
+            inputs[2] if not place else w.value(f"lshr {narrow} {inputs[2]}, {c(4 * place, 'i32')}")
+        )
         digit = w.value(f"and {narrow} {digit}, {c(7, 'i32')}")
         digit = w.value(f"shl {narrow} {digit}, {c(3, 'i32')}")
         by = w.value(f"zext {narrow} {digit} to {wide}")
@@ -762,8 +786,27 @@ ROWS: dict[str, Row] = {
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
 }
-for _name in ("exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "sin", "cos", "tan", "asin",
-              "acos", "atan", "sinh", "cosh", "tanh", "erf", "erfc", "erf_inverse"):  # fmt: skip
+for _name in (
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "log10",
+    "expm1",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "erf",
+    "erfc",
+    "erf_inverse",
+):
     ROWS[_name] = _function(_name)
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]

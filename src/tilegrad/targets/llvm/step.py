@@ -74,21 +74,29 @@ class Executable:
         self.point_faults(self.slots, self.faults)
         self.record = ctypes.create_string_buffer(RECORD.size)
         RECORD.pack_into(
-            self.record, 0, table.ctypes.data, len(table), index.ctypes.data,
-            ctypes.addressof(self.slots), self.n_slots, ctypes.addressof(self.scalar_values),
-        )  # fmt: skip
+            self.record,
+            0,
+            table.ctypes.data,
+            len(table),
+            index.ctypes.data,
+            ctypes.addressof(self.slots),
+            self.n_slots,
+            ctypes.addressof(self.scalar_values),
+        )
         self.record_at = ctypes.addressof(self.record)
         owners = recipe.owners()
         self.output_bytes = [recipe.slots[owners[o]].bytes for o in recipe.outputs]
         self.symbolic |= any(not isinstance(b, int) for b in self.output_bytes)
         self.owners = [owners[o] for o in recipe.outputs]
         self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
-        self.kept = [(n, s) for n, s in enumerate(recipe.slots)
-                     if s.kind == "output" and s.alias < 0]  # fmt: skip
+        self.kept = [
+            (n, s) for n, s in enumerate(recipe.slots) if s.kind == "output" and s.alias < 0
+        ]
         self.hidden = [(n, s.bytes) for n, s in self.kept if n not in self.owners]
         self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
-        self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
-                        if s.kind == "scratch" and s.alias < 0]  # fmt: skip
+        self.scratch = [
+            (n, s.offset) for n, s in enumerate(recipe.slots) if s.kind == "scratch" and s.alias < 0
+        ]
 
     def point_faults(self, slots: Any, faults: Faults | None) -> None:
         """Point the Slots of fault words at those of a run."""
@@ -190,9 +198,12 @@ class Executable:
             return outputs
 
     def fix(
-        self, buffers: Sequence[Buffer], symbols: Mapping[str, int], placed: Mapping[int, int],
+        self,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
         back: Sequence[Back],
-    ) -> Fixed:  # fmt: skip
+    ) -> Fixed:
         """Bound to Buffers that stay, to run again and again."""
         self.check(symbols)
         return Fixed(self, buffers, symbols, placed, back)

@@ -32,11 +32,19 @@ from ...core.errors import InternalError
 
 ENTRY = np.dtype(
     [
-        ("kind", "u4"), ("flags", "u4"), ("function", "u8"),
-        ("args", "u4"), ("args_count", "u4"), ("scalars", "u4"), ("grain", "u4"),
-        ("grid", "i8"), ("a", "i8"), ("b", "i8"), ("c", "i8"),
+        ("kind", "u4"),
+        ("flags", "u4"),
+        ("function", "u8"),
+        ("args", "u4"),
+        ("args_count", "u4"),
+        ("scalars", "u4"),
+        ("grain", "u4"),
+        ("grid", "i8"),
+        ("a", "i8"),
+        ("b", "i8"),
+        ("c", "i8"),
     ]
-)  # fmt: skip
+)
 
 KERNEL = 1
 JUMP = 2
@@ -68,9 +76,15 @@ class TableBuilder:
         self._lists: dict[tuple[int, ...], int] = {}
 
     def kernel(
-        self, function: int, slots: Sequence[int], grid: int, *, grain: int = 1,
-        flags: int = 0, scalars: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        function: int,
+        slots: Sequence[int],
+        grid: int,
+        *,
+        grain: int = 1,
+        flags: int = 0,
+        scalars: int = 0,
+    ) -> int:
         """Run a kernel over `grid` programs."""
         wanted = tuple(slots)
         at = self._lists.get(wanted)
@@ -110,9 +124,15 @@ class TableBuilder:
         return self._add(SWAP_SLOTS, b=first, c=second)
 
     def copy(
-        self, to: int, source: int, bytes: int, *, to_offset: int = 0, source_offset: int = 0,
+        self,
+        to: int,
+        source: int,
+        bytes: int,
+        *,
+        to_offset: int = 0,
+        source_offset: int = 0,
         flags: int = 0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Copy bytes between slots that do not overlap."""
         return self._add(COPY, flags, 0, to, source, 0, 0, bytes, to_offset, source_offset)
 
@@ -132,9 +152,19 @@ class TableBuilder:
         return entries, index
 
     def _add(
-        self, kind: int, flags: int = 0, function: int = 0, args: int = 0, count: int = 0,
-        scalars: int = 0, grain: int = 0, grid: int = 0, a: int = 0, b: int = 0, c: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        kind: int,
+        flags: int = 0,
+        function: int = 0,
+        args: int = 0,
+        count: int = 0,
+        scalars: int = 0,
+        grain: int = 0,
+        grid: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+    ) -> int:
         self._rows.append((kind, flags, function, args, count, scalars, grain, grid, a, b, c))
         return len(self._rows) - 1
 
@@ -176,9 +206,12 @@ def _fault(
     if kind == KERNEL and first + second > len(index):
         return "arguments out of the index"
     used = {
-        KERNEL: index[first : first + second].tolist(), JUMP_UNLESS: [b], SWAP_SLOTS: [b, c],
-        SET_SLOT: [first, second], COPY: [first, second],
-    }.get(kind, [])  # fmt: skip
+        KERNEL: index[first : first + second].tolist(),
+        JUMP_UNLESS: [b],
+        SWAP_SLOTS: [b, c],
+        SET_SLOT: [first, second],
+        COPY: [first, second],
+    }.get(kind, [])
     least = COUNTERS if kind == KERNEL else 0
     if any(not least <= slot < n_slots for slot in used):
         return "no such slot"

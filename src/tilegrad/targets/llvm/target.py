@@ -86,10 +86,17 @@ def host_from(record: dict[str, Any], amx_allowed: bool) -> Target:
     if features.get("avx512f"):
         words.append("-prefer-256-bit")  # whole 512-bit registers
     return cpu_target(
-        "host", triple=record["triple"], cpu=record["cpu"], features=",".join(words),
-        vector_bytes=vector_bytes, vector_registers=registers, cores=usable_cores(),
-        hertz=_hertz(), caches=cache_sizes(), memory_bytes=_memory_bytes(),
-    )  # fmt: skip
+        "host",
+        triple=record["triple"],
+        cpu=record["cpu"],
+        features=",".join(words),
+        vector_bytes=vector_bytes,
+        vector_registers=registers,
+        cores=usable_cores(),
+        hertz=_hertz(),
+        caches=cache_sizes(),
+        memory_bytes=_memory_bytes(),
+    )
 
 
 def probe(names: list[str]) -> set[str]:
@@ -108,9 +115,13 @@ def probe(names: list[str]) -> set[str]:
         command = [sys.executable, "-I", "-S", script, folder, *left]
         try:
             found = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=PROBE_SECONDS, check=False,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+            )
             lines = found.stdout.split("\n")
         except (OSError, subprocess.SubprocessError) as error:
             LOG.warning("probe failed (%s); going on without %s", error, left)

@@ -24,11 +24,28 @@ COPY_GRAIN = 65536
 
 # Byte offsets in the pool's shared memory: one line for each word that is written often.
 POOL = {
-    "epoch": 0, "epoch_sleepers": 64, "count": 128, "turn": 192, "turn_sleepers": 256,
-    "done": 320, "done_sleepers": 384, "ticket": 448, "stopping": 512, "quitting": 516,
-    "table": 576, "entries": 584, "index": 592, "slots": 600, "n_slots": 608, "scalars": 616,
-    "workers": 624, "active": 632, "barrier_spins": 640, "idle_spins": 644, "caller_state": 648,
-}  # fmt: skip
+    "epoch": 0,
+    "epoch_sleepers": 64,
+    "count": 128,
+    "turn": 192,
+    "turn_sleepers": 256,
+    "done": 320,
+    "done_sleepers": 384,
+    "ticket": 448,
+    "stopping": 512,
+    "quitting": 516,
+    "table": 576,
+    "entries": 584,
+    "index": 592,
+    "slots": 600,
+    "n_slots": 608,
+    "scalars": 616,
+    "workers": 624,
+    "active": 632,
+    "barrier_spins": 640,
+    "idle_spins": 644,
+    "caller_state": 648,
+}
 POOL_BYTES = 704
 RECORD_BYTES = 48  # of a step: table to scalars, in the order above
 # Byte offsets in the state of one worker.
@@ -36,11 +53,19 @@ STATE = {"place": 0, "own_slots": 8, "args": 16, "counters": 24, "scratch": 32}
 STATE_BYTES = 64
 
 NUMBERS = {
-    "DYNAMIC": DYNAMIC, "NO_BARRIER": NO_BARRIER, "SINGLE": SINGLE, "GRID_SCALAR": GRID_SCALAR,
-    "VALUE_SCALAR": VALUE_SCALAR, "COPY_GRAIN": COPY_GRAIN, "COUNTER_BYTES": COUNTER_LIMIT * 8,
-    "RECORD_BYTES": RECORD_BYTES, "SLICE": SLICE_NANOSECONDS,
-    "DONE": DONE, "PAUSED": PAUSED, "STOPPED": STOPPED,
-}  # fmt: skip
+    "DYNAMIC": DYNAMIC,
+    "NO_BARRIER": NO_BARRIER,
+    "SINGLE": SINGLE,
+    "GRID_SCALAR": GRID_SCALAR,
+    "VALUE_SCALAR": VALUE_SCALAR,
+    "COPY_GRAIN": COPY_GRAIN,
+    "COUNTER_BYTES": COUNTER_LIMIT * 8,
+    "RECORD_BYTES": RECORD_BYTES,
+    "SLICE": SLICE_NANOSECONDS,
+    "DONE": DONE,
+    "PAUSED": PAUSED,
+    "STOPPED": STOPPED,
+}
 
 
 def walker_text(machine: str) -> str:

@@ -137,9 +137,11 @@ class Team:
         for worker in range(1, self.workers):
             state = self.states.ctypes.data + worker * STATE_BYTES
             thread = threading.Thread(
-                target=_serve, args=(self, state, worker, epoch), daemon=True,
+                target=_serve,
+                args=(self, state, worker, epoch),
+                daemon=True,
                 name=f"tilegrad-worker-{worker}",
-            )  # fmt: skip
+            )
             try:
                 thread.start()
             except RuntimeError as error:
@@ -161,7 +163,8 @@ class Team:
     def _give(self, worker: int, field: str, bytes: int) -> None:
         if field == "scratch":  # whole huge pages: packed tiles then spread evenly over the cache
             memory = Buffer.allocate(-(-bytes // HUGE_PAGE) * HUGE_PAGE, "scratch").array(
-                (bytes,), np.uint8)  # fmt: skip
+                (bytes,), np.uint8
+            )
         else:
             memory = _aligned(bytes)
         self._kept[worker, field] = memory
@@ -186,9 +189,15 @@ class WorkerPool:
         renew_in_child(self._after_fork)
 
     def run(
-        self, table: int, n_entries: int, arg_index: int, slots: int, n_slots: int,
-        scalars: int, inline: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        table: int,
+        n_entries: int,
+        arg_index: int,
+        slots: int,
+        n_slots: int,
+        scalars: int,
+        inline: bool = False,
+    ) -> None:
         """Walk a table (all arguments are addresses and counts); inline: on this thread only."""
         with self._lock:
             team = self._team or self._form()

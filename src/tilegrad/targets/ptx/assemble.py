@@ -108,9 +108,10 @@ def _need_ptxas() -> Path:
     found = find_ptxas()
     if found is None:
         raise UserError(
-            "no ptxas here to assemble PTX", expected="ptxas on the PATH or in a wheel",
+            "no ptxas here to assemble PTX",
+            expected="ptxas on the PATH or in a wheel",
             hint="pip install 'nvidia-cuda-nvcc==13.0.*'",
-        )  # fmt: skip
+        )
     return found
 
 

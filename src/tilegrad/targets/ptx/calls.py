@@ -55,17 +55,21 @@ def _open() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise UserError(
-            "CUDA needs the package cuda-bindings", op="cuda",
-            expected="cuda-bindings>=13.0,<14", got=error,
+            "CUDA needs the package cuda-bindings",
+            op="cuda",
+            expected="cuda-bindings>=13.0,<14",
+            got=error,
             hint='pip install "cuda-bindings>=13.0,<14"',
-        ) from None  # fmt: skip
+        ) from None
     version = str(getattr(cuda.bindings, "__version__", "13"))
     if version.split(".")[0] != "13":
         raise UserError(
-            "CUDA needs another version of cuda-bindings", op="cuda",
-            expected="cuda-bindings>=13.0,<14", got=version,
+            "CUDA needs another version of cuda-bindings",
+            op="cuda",
+            expected="cuda-bindings>=13.0,<14",
+            got=version,
             hint='pip install "cuda-bindings>=13.0,<14"',
-        )  # fmt: skip
+        )
     try:
         status = driver.cuInit(0)[0]
     except Exception as error:  # the library is missing; bindings differ in what they raise
@@ -77,10 +81,13 @@ def _open() -> Any:
 
 def _absent(why: str) -> UserError:
     return UserError(
-        "no NVIDIA GPU can be used here", op="cuda", expected="an NVIDIA driver and a GPU", got=why,
+        "no NVIDIA GPU can be used here",
+        op="cuda",
+        expected="an NVIDIA driver and a GPU",
+        got=why,
         hint="`nvidia-smi` shows what the driver sees; on the CPU everything runs with "
         'device="cpu"',
-    )  # fmt: skip
+    )
 
 
 def available() -> bool:
@@ -133,8 +140,9 @@ def fail(name: str, status: Any, during: str = "") -> NoReturn:
     if code in FAULTS:
         kernel = Recent.kernel or "none"
         raise InternalError(
-            "ptx driver", f"{what}; {FAULTS[code]}. The kernel launched last was {kernel}; one "
+            "ptx driver",
+            f"{what}; {FAULTS[code]}. The kernel launched last was {kernel}; one "
             "before it may be at fault: TILEGRAD_CUDA_SYNC=1 waits after each launch and names it. "
             "The process cannot use this GPU any more",
-        )  # fmt: skip
+        )
     raise InternalError("ptx driver", what)

@@ -33,15 +33,30 @@ from .module import Function, Module
 
 # What `Device.attributes` holds: attributes of the driver by their names in lower case.
 ATTRIBUTES = (
-    "compute_capability_major", "compute_capability_minor", "multiprocessor_count",
-    "max_threads_per_block", "max_threads_per_multiprocessor", "max_blocks_per_multiprocessor",
-    "max_registers_per_block", "max_registers_per_multiprocessor", "warp_size",
-    "max_shared_memory_per_block", "max_shared_memory_per_block_optin",
-    "max_shared_memory_per_multiprocessor", "reserved_shared_memory_per_block",
-    "l2_cache_size", "max_persisting_l2_cache_size", "max_access_policy_window_size",
-    "global_memory_bus_width", "memory_clock_rate", "clock_rate", "cooperative_launch",
-    "cluster_launch", "pci_bus_id", "pci_device_id",
-)  # fmt: skip
+    "compute_capability_major",
+    "compute_capability_minor",
+    "multiprocessor_count",
+    "max_threads_per_block",
+    "max_threads_per_multiprocessor",
+    "max_blocks_per_multiprocessor",
+    "max_registers_per_block",
+    "max_registers_per_multiprocessor",
+    "warp_size",
+    "max_shared_memory_per_block",
+    "max_shared_memory_per_block_optin",
+    "max_shared_memory_per_multiprocessor",
+    "reserved_shared_memory_per_block",
+    "l2_cache_size",
+    "max_persisting_l2_cache_size",
+    "max_access_policy_window_size",
+    "global_memory_bus_width",
+    "memory_clock_rate",
+    "clock_rate",
+    "cooperative_launch",
+    "cluster_launch",
+    "pci_bus_id",
+    "pci_device_id",
+)
 
 _devices: dict[int, Device] = {}
 _open_lock = new_lock()
@@ -60,10 +75,11 @@ def _facts(number: int) -> dict[str, Any]:
     kinds = api().CUdevice_attribute
     name = call("cuDeviceGetName", 256, handle)
     facts: dict[str, Any] = {
-        "name": name.split(b"\0")[0].decode(), "number": number,
+        "name": name.split(b"\0")[0].decode(),
+        "number": number,
         "total_memory": int(call("cuDeviceTotalMem", handle)),
         "driver_version": int(call("cuDriverGetVersion")),
-    }  # fmt: skip
+    }
     for attribute in ATTRIBUTES:
         kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
         facts[attribute] = int(call("cuDeviceGetAttribute", kind, handle))
@@ -79,15 +95,21 @@ def open_device(number: int = 0) -> Device:
             if found is None:
                 count = int(call("cuDeviceGetCount"))
                 if not 0 <= number < count:
-                    raise UserError("no such GPU", op="cuda", expected=f"cuda:0 to cuda:{count - 1}"
-                                    if count else "a GPU", got=f"cuda:{number}")  # fmt: skip
+                    raise UserError(
+                        "no such GPU",
+                        op="cuda",
+                        expected=f"cuda:0 to cuda:{count - 1}" if count else "a GPU",
+                        got=f"cuda:{number}",
+                    )
                 found = _devices[number] = Device(number)
     if found.process != os.getpid():
         raise UserError(
-            "a GPU that was opened before a fork cannot be used after it", op="cuda",
-            expected="a process that was spawned", got="a forked process",
+            "a GPU that was opened before a fork cannot be used after it",
+            op="cuda",
+            expected="a process that was spawned",
+            got="a forked process",
             hint='start processes with multiprocessing.get_context("spawn")',
-        )  # fmt: skip
+        )
     return found
 
 
@@ -175,8 +197,9 @@ class Device:
             self.activate()
             self.staging.upload(buffer.pointer, array.ctypes.data, array.nbytes, self.stream)
 
-    def download(self, buffer: Buffer, shape: Sequence[int] | None = None,
-                 dtype: Any = np.uint8) -> np.ndarray[Any, Any]:  # fmt: skip
+    def download(
+        self, buffer: Buffer, shape: Sequence[int] | None = None, dtype: Any = np.uint8
+    ) -> np.ndarray[Any, Any]:
         """The values of a Buffer in host memory, after all work before; what a program of that
         work found wrong with its data is raised here."""
         result = host_bytes(buffer.bytes)
@@ -280,9 +303,14 @@ class Device:
 
 
 def launch_config(
-    grid: Sequence[int], block: Sequence[int], shared: int, stream: Any,
-    cluster: Sequence[int] = (), dependent: bool = False, cooperative: bool = False,
-) -> Any:  # fmt: skip
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared: int,
+    stream: Any,
+    cluster: Sequence[int] = (),
+    dependent: bool = False,
+    cooperative: bool = False,
+) -> Any:
     """A CUlaunchConfig; `dependent` lets the launch begin before what comes before has ended."""
     here = api()
     made = here.CUlaunchConfig()
@@ -318,10 +346,16 @@ def three(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def launch(
-    function: Function, grid: Sequence[int], block: Sequence[int] | int,
-    arguments: Iterable[Any] = (), shared: int = 0, cluster: Sequence[int] = (),
-    dependent: bool = False, cooperative: bool = False, stream: Any = None,
-) -> None:  # fmt: skip
+    function: Function,
+    grid: Sequence[int],
+    block: Sequence[int] | int,
+    arguments: Iterable[Any] = (),
+    shared: int = 0,
+    cluster: Sequence[int] = (),
+    dependent: bool = False,
+    cooperative: bool = False,
+    stream: Any = None,
+) -> None:
     """Launch once. Arguments: Buffers (their pointers), ints (64 bits), floats (32 bits), NumPy
     scalars (as they are), and bytes (as they are; 128 of them are a tensor map)."""
     device = function.device
@@ -342,9 +376,11 @@ def start(function: Function, config_: Any, table: int, captured: bool = False) 
     """The launch itself, checked; in synchronous mode waits for it unless it is captured."""
     status = api().cuLaunchKernelEx(config_, function.handle, table, 0)[0]
     if status:
-        shape = (f"grid {config_.gridDimX}x{config_.gridDimY}x{config_.gridDimZ}, "
-                 f"block {config_.blockDimX}x{config_.blockDimY}x{config_.blockDimZ}, "
-                 f"{config_.sharedMemBytes} bytes of shared memory")  # fmt: skip
+        shape = (
+            f"grid {config_.gridDimX}x{config_.gridDimY}x{config_.gridDimZ}, "
+            f"block {config_.blockDimX}x{config_.blockDimY}x{config_.blockDimZ}, "
+            f"{config_.sharedMemBytes} bytes of shared memory"
+        )
         fail("cuLaunchKernelEx", status, f"kernel {function.name}, {shape}")
     Recent.kernel = function.name
     if config().cuda_sync and not captured:

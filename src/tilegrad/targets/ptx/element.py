@@ -19,11 +19,23 @@ from .write import Writer
 
 # The type letter and bits by which an instruction names an operand of the DType.
 TYPES = {
-    "int4": "s16", "int8": "s16", "uint8": "u16", "int16": "s16", "uint16": "u16",
-    "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "float8_e4m3": "b16",
-    "float8_e5m2": "b16", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
-    "float64": "f64", "bool": "pred",
-}  # fmt: skip
+    "int4": "s16",
+    "int8": "s16",
+    "uint8": "u16",
+    "int16": "s16",
+    "uint16": "u16",
+    "int32": "s32",
+    "uint32": "u32",
+    "int64": "s64",
+    "uint64": "u64",
+    "float8_e4m3": "b16",
+    "float8_e5m2": "b16",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "bool": "pred",
+}
 FLOATS = (dtypes.float32, dtypes.float64)
 
 

@@ -32,11 +32,26 @@ from .program import Entry, TensorMap
 VERSION = "8.5"
 REGISTERS = 65_536  # of a multiprocessor
 ONE_THREAD = {
-    "wait", "expect", "arrive", "arrive_remote", "copy_async", "copy_multicast", "copy_store",
-    "cluster_rank", "commit_copies", "wait_copies", "loop",
-    "branch", "get", "grid_dependency_wait", "grid_launch_dependents", "program", "symbol",
-    "constant", "fence",
-}  # fmt: skip
+    "wait",
+    "expect",
+    "arrive",
+    "arrive_remote",
+    "copy_async",
+    "copy_multicast",
+    "copy_store",
+    "cluster_rank",
+    "commit_copies",
+    "wait_copies",
+    "loop",
+    "branch",
+    "get",
+    "grid_dependency_wait",
+    "grid_launch_dependents",
+    "program",
+    "symbol",
+    "constant",
+    "fence",
+}
 
 
 def entry_registers(warps: int) -> int:
@@ -71,18 +86,31 @@ class Emitter(ControlEmitter):
         bytes_ = self.shared_bytes + (1024 if self.swizzled else 0)
         if self.body.notes.get("alone"):  # two of them do not fit on a core
             bytes_ = max(bytes_, self.target.limits["shared_bytes_per_core"] // 2)
-        entry = Entry(name, tuple(arguments), self.launch_grid(), 32 * self.warps, bytes_,
-                      tuple(self.body.notes.get("cluster", ())), self.dependent())  # fmt: skip
+        entry = Entry(
+            name,
+            tuple(arguments),
+            self.launch_grid(),
+            32 * self.warps,
+            bytes_,
+            tuple(self.body.notes.get("cluster", ())),
+            self.dependent(),
+        )
         text = self.text(name)
         if self.target.cpu == "sm_80" and ("e4m3x2" in text or "e5m2x2" in text):
-            raise UserError("this GPU does not convert floats of 8 bits", op=self.body.name,
-                            expected="compute capability 9.0", got=self.target.cpu)  # fmt: skip
+            raise UserError(
+                "this GPU does not convert floats of 8 bits",
+                op=self.body.name,
+                expected="compute capability 9.0",
+                got=self.target.cpu,
+            )
         return text, entry
 
     def dependent(self) -> bool:
         """Whether the entry waits for its dependency itself."""
-        return self.overlaps and (self.waits_first or any(
-            n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block)))  # fmt: skip
+        return self.overlaps and (
+            self.waits_first
+            or any(n.op.name == "grid_dependency_wait" for n in all_nodes(self.body.block))
+        )
 
     @property
     def waits_first(self) -> bool:
@@ -104,8 +132,10 @@ class Emitter(ControlEmitter):
     @property
     def swizzled(self) -> bool:
         """Whether some place is swizzled: its address must be a multiple of 1024."""
-        return any(n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"], 0)
-                   for n in all_nodes(self.body.block))  # fmt: skip
+        return any(
+            n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"], 0)
+            for n in all_nodes(self.body.block)
+        )
 
     # ---- text -----------------------------------------------------------------------------
 
@@ -198,8 +228,11 @@ class Emitter(ControlEmitter):
         while number < len(nodes):
             last = number + 1
             if (name := nodes[number].op.name) in ("role", "reduce"):
-                while last < len(nodes) and nodes[last].op.name == name and not (
-                    set(nodes[last].inputs) & set(nodes[number:last])):  # fmt: skip
+                while (
+                    last < len(nodes)
+                    and nodes[last].op.name == name
+                    and not (set(nodes[last].inputs) & set(nodes[number:last]))
+                ):
                     last += 1
             if name == "role":
                 self.roles(nodes[number:last])
@@ -211,8 +244,11 @@ class Emitter(ControlEmitter):
 
     def node(self, node: Node) -> None:
         """Emit one Node."""
-        if node.type is not None and getattr(node.type, "shape", None) == () and (
-            node.op.group in ELEMENTWISE or node.op.name == "constant"):  # fmt: skip
+        if (
+            node.type is not None
+            and getattr(node.type, "shape", None) == ()
+            and (node.op.group in ELEMENTWISE or node.op.name == "constant")
+        ):
             self.held[node] = self.scalar_op(node)
             return
         if self.plan.free(node):
@@ -271,8 +307,9 @@ class Emitter(ControlEmitter):
         w = self.w
         self.start_barriers(nodes)
         whole, all_threads = self.thread, self.threads
-        warp = w.value("b32", "shfl.sync.idx.b32", w.value("b32", "shr.u32", whole, "5"), "0",
-                       "31", "-1")  # fmt: skip
+        warp = w.value(
+            "b32", "shfl.sync.idx.b32", w.value("b32", "shr.u32", whole, "5"), "0", "31", "-1"
+        )
         join, first = w.label("join"), 0
         for number, node in enumerate(nodes):
             warps = node.attrs["warps"]
@@ -347,8 +384,11 @@ def one_warp(role: Node) -> bool:
     wait at barriers that come round without them, and one late by a round would wait for ever."""
     nodes = list(all_nodes(role.blocks[0]))
     small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
-    return small and any(n.op.name == "copy_pages" for n in nodes) and not any(
-        n.op.name in ("arrive", "arrive_remote", "named_sync") for n in nodes)  # fmt: skip
+    return (
+        small
+        and any(n.op.name == "copy_pages" for n in nodes)
+        and not any(n.op.name in ("arrive", "arrive_remote", "named_sync") for n in nodes)
+    )
 
 
 def _elements(node: Node) -> int:

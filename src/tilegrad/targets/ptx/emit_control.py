@@ -102,8 +102,10 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
         """A value as it is carried."""
         if not one.paired:
             return registers
-        return [self._join(registers[i : i + 2], one.argument.dtype)
-                for i in range(0, len(registers), 2)]  # fmt: skip
+        return [
+            self._join(registers[i : i + 2], one.argument.dtype)
+            for i in range(0, len(registers), 2)
+        ]
 
     def unpacked(self, one: Carried) -> list[str]:
         """A carried value as it is held."""
@@ -112,9 +114,15 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
         return [r for word in one.registers for r in self._split(word, one.argument.dtype, 2)]
 
     def turns(
-        self, block: Block, carried: list[Carried], counter: str, stop: str, suffix: str,
-        step: int, times: int,
-    ) -> None:  # fmt: skip
+        self,
+        block: Block,
+        carried: list[Carried],
+        counter: str,
+        stop: str,
+        suffix: str,
+        step: int,
+        times: int,
+    ) -> None:
         """A loop of so many copies of a Block."""
         w = self.w
         again, done, more = w.label("loop"), w.label("done"), w.new("pred")
@@ -131,8 +139,10 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
             for one, registers in zip(carried, values):
                 self.held[one.argument] = registers
             self.inner(block)
-            values = [self.given(r, one.argument, self.plan.spread(one.argument))
-                      for r, one in zip(block.results, carried)]  # fmt: skip
+            values = [
+                self.given(r, one.argument, self.plan.spread(one.argument))
+                for r, one in zip(block.results, carried)
+            ]
             self.leave()
             self.made.pop()
             if copy + 1 < times:
@@ -152,8 +162,10 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
     def given(self, value: Node, argument: Node, spread: Spread) -> list[str]:
         """A value as a carried argument holds it."""
         registers = self.get(value, spread)
-        return [self.resize(r, self.dtype(value), self.dtype(argument))
-                if value.dtype is int64 else r for r in registers]  # fmt: skip
+        return [
+            self.resize(r, self.dtype(value), self.dtype(argument)) if value.dtype is int64 else r
+            for r in registers
+        ]
 
     def swap(self, to: list[list[str]], values: list[list[str]], kinds: list[str]) -> None:
         """Set all carried registers at once: a value may be another's old register."""
@@ -163,8 +175,11 @@ class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
                 form = "mov.pred" if kind == "pred" else f"mov.{kind}"
                 new[:] = [self.w.value(kind, form, r) for r in new]
         for registers, new, kind in zip(to, values, kinds):
-            self.move([a for a, b in zip(registers, new) if a != b],
-                      [b for a, b in zip(registers, new) if a != b], kind)  # fmt: skip
+            self.move(
+                [a for a, b in zip(registers, new) if a != b],
+                [b for a, b in zip(registers, new) if a != b],
+                kind,
+            )
 
     # ---- results ----------------------------------------------------------------------------
 

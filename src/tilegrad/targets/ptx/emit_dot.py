@@ -95,16 +95,22 @@ class DotEmitter(ShapeEmitter):
         address, offsets, runs = self.row_major(base, own, steps, dtype.size, 16)
         owner = self.owner(own)
         for at, count in runs:
-            self.write_run(f"[{address}+{offsets[at]}]", "st.shared", dtype,
-                           registers[at : at + count], owner)  # fmt: skip
+            self.write_run(
+                f"[{address}+{offsets[at]}]", "st.shared", dtype, registers[at : at + count], owner
+            )
         return Laid(base, stride * dtype.size, turned)
 
     # ---- matrix units -----------------------------------------------------------------------
 
     def by_warps(
-        self, node: Node, to: Spread, left: Laid, right: Laid, totals: list[str],
+        self,
+        node: Node,
+        to: Spread,
+        left: Laid,
+        right: Laid,
+        totals: list[str],
         a_held: dict[tuple[int, ...], str] | None,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Each warp multiplies 16 x 16 by 16 x 8 pieces."""
         w, k = self.w, node.inputs[0].shape[1]
         rows, columns = node.shape
@@ -120,9 +126,12 @@ class DotEmitter(ShapeEmitter):
         a_start = "" if a_held else self.matrix_start(left, first_row, left.turned, False)
         b_start = self.matrix_start(right, first_column, not right.turned, True)
         for step in range(0, k, 16):
-            a = [self.own_fragment(a_held, 16 * i, step) if a_held else
-                 self.fragment_of(left, a_start, 16 * i, step, left.turned)
-                 for i in range(high // 16)]  # fmt: skip
+            a = [
+                self.own_fragment(a_held, 16 * i, step)
+                if a_held
+                else self.fragment_of(left, a_start, 16 * i, step, left.turned)
+                for i in range(high // 16)
+            ]
             b = self.right_fragments(right, b_start, wide, step)
             for i in range(high // 16):
                 for j in range(wide // 8):
@@ -137,8 +146,11 @@ class DotEmitter(ShapeEmitter):
         if self.plan.free(a):
             return None
         own = self.plan.spread(a)
-        if a.shape[0] != to.shape[0] or own.fields != to.fields or any(
-            axis == 1 and shift >= 5 for shift, _, axis, _ in own.fields):  # fmt: skip
+        if (
+            a.shape[0] != to.shape[0]
+            or own.fields != to.fields
+            or any(axis == 1 and shift >= 5 for shift, _, axis, _ in own.fields)
+        ):
             return None
         high = len({at[0] for at in to.registers})
         if own != accumulator_80(a.shape, a.shape[0] // (8 * high), 1):
@@ -147,8 +159,11 @@ class DotEmitter(ShapeEmitter):
 
     def own_fragment(self, held: dict[tuple[int, ...], str], row: int, step: int) -> str:
         """Four registers of a 16 x 16 piece of what a warp holds."""
-        words = [self.w.value("b32", "mov.b32", f"{{{held[r, c]}, {held[r, c + 1]}}}")
-                 for c in (step, step + 8) for r in (row, row + 8)]  # fmt: skip
+        words = [
+            self.w.value("b32", "mov.b32", f"{{{held[r, c]}, {held[r, c + 1]}}}")
+            for c in (step, step + 8)
+            for r in (row, row + 8)
+        ]
         return "{" + ", ".join(words) + "}"
 
     def warp_start(self, shift: int, count: int, size: int) -> str:
@@ -199,8 +214,11 @@ class DotEmitter(ShapeEmitter):
             count = min(4, (wide - j) // 4)
             registers = [self.w.new("b32") for _ in range(count)]
             form = f"ldmatrix.sync.aligned.m8n8.x{count}" + (".trans" if k_rows else "")
-            self.w.put(f"{form}.shared.b16", "{" + ", ".join(registers) + "}",
-                       f"[{start}+{self.offset_of(laid, j, step, k_rows)}]")  # fmt: skip
+            self.w.put(
+                f"{form}.shared.b16",
+                "{" + ", ".join(registers) + "}",
+                f"[{start}+{self.offset_of(laid, j, step, k_rows)}]",
+            )
             found += ["{" + ", ".join(registers[i : i + 2]) + "}" for i in range(0, count, 2)]
         return found
 
@@ -215,8 +233,10 @@ class DotEmitter(ShapeEmitter):
         columns = sorted({at[1] for at in to.registers})
         if set(to.registers) != {(r, c) for r in rows for c in columns}:
             raise InternalError("ptx.emit", "a dot's result is not held in rectangles")
-        held = {at: w.value(kind, "mov.pred" if kind == "pred" else f"mov.{kind}", r)
-                for at, r in zip(to.registers, totals)}  # fmt: skip
+        held = {
+            at: w.value(kind, "mov.pred" if kind == "pred" else f"mov.{kind}", r)
+            for at, r in zip(to.registers, totals)
+        }
         a, b = left.base, right.base
         row, column = (self.thread_part(to.fields, axis) for axis in (0, 1))
         if row is not None:
@@ -246,13 +266,24 @@ class DotEmitter(ShapeEmitter):
         return [held[at] for at in to.registers]
 
     def multiply(
-        self, held: dict[tuple[int, ...], str], rows: list[int], columns: list[int], a: str,
-        b: str, left: Laid, right: Laid, step: int, many: int, dtype: DType,
-    ) -> None:  # fmt: skip
+        self,
+        held: dict[tuple[int, ...], str],
+        rows: list[int],
+        columns: list[int],
+        a: str,
+        b: str,
+        left: Laid,
+        right: Laid,
+        step: int,
+        many: int,
+        dtype: DType,
+    ) -> None:
         """Some steps of k: what a thread needs of both operands, then the products."""
         w, size = self.w, dtype.size
-        x = {r: self.read_run(f"[{a}+{r * left.stride + step * size}]", "ld.shared", dtype, many)
-             for r in rows}  # fmt: skip
+        x = {
+            r: self.read_run(f"[{a}+{r * left.stride + step * size}]", "ld.shared", dtype, many)
+            for r in rows
+        }
         for i in range(many):
             y: dict[int, str] = {}
             for start, count in neighbours(columns, max(1, 16 // size)):
@@ -274,10 +305,14 @@ def neighbours(places: list[int], most: int) -> list[tuple[int, int]]:
     found, start = [], 0
     while start < len(places):
         count = 1
-        while 2 * count <= most and start + 2 * count <= len(places) and (
-            places[start + 2 * count - 1] == places[start] + 2 * count - 1
-            and places[start] % (2 * count) == 0
-        ):  # fmt: skip
+        while (
+            2 * count <= most
+            and start + 2 * count <= len(places)
+            and (
+                places[start + 2 * count - 1] == places[start] + 2 * count - 1
+                and places[start] % (2 * count) == 0
+            )
+        ):
             count *= 2
         found.append((start, count))
         start += count

@@ -23,8 +23,14 @@ from .emit_shared import row_major_steps
 from .spread import Spread, blocked
 
 SCATTERS = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
-ATOMS = {"int32": "s32", "uint32": "u32", "int64": "u64", "uint64": "u64", "float32": "f32",
-         "float64": "f64"}  # fmt: skip
+ATOMS = {
+    "int32": "s32",
+    "uint32": "u32",
+    "int64": "u64",
+    "uint64": "u64",
+    "float32": "f32",
+    "float64": "f64",
+}
 
 
 class ElementEmitter(MemoryEmitter):
@@ -72,8 +78,14 @@ class ElementEmitter(MemoryEmitter):
 
     def emit_scatter(self, node: Node) -> None:
         memory, value, offset = node.inputs[:3]
-        spread = next((self.plan.spread(n) for n in (value, offset, *node.inputs[3:])
-                       if n.shape and not self.plan.free(n)), None) or self.spread_of(offset)
+        spread = next(
+            (
+                self.plan.spread(n)
+                for n in (value, offset, *node.inputs[3:])
+                if n.shape and not self.plan.free(n)
+            ),
+            None,
+        ) or self.spread_of(offset)
         self.access(memory, writes=True)
         if offset.shape and not (self.body.notes.get("distinct") or self.differ(offset)):
             self.in_order(node, spread)
@@ -139,8 +151,10 @@ class ElementEmitter(MemoryEmitter):
         """The place of every register's element in the Tile, row by row."""
         steps = row_major_steps(spread.shape)
         part = self.thread_offset(spread, steps) or self.constant32(0)
-        return [self.w.value("b32", "add.s32", part, str(sum(c * s for c, s in zip(at, steps))))
-                for at in spread.registers]  # fmt: skip
+        return [
+            self.w.value("b32", "add.s32", part, str(sum(c * s for c, s in zip(at, steps))))
+            for at in spread.registers
+        ]
 
     def one_in_order(
         self, node: Node, base: str, count: int, number: str, at: str, x: str, owner: str
@@ -157,8 +171,9 @@ class ElementEmitter(MemoryEmitter):
         alone = self.search(base, w.value("b32", "mov.b32", "0"), number, at, live)
         kind = rules.kind_of(memory.dtype)
         total = w.new(kind)
-        self.move([total], self.read_run(where, self.load_form(memory), memory.dtype, 1, alone),
-                  kind)  # fmt: skip
+        self.move(
+            [total], self.read_run(where, self.load_form(memory), memory.dtype, 1, alone), kind
+        )
 
         def take(address: str, same: str) -> None:
             other = self.get_word(f"[{address}+{8 * count}]", memory.dtype)
@@ -216,8 +231,13 @@ class ElementEmitter(MemoryEmitter):
         for i, at in enumerate(self.get(offset, spread)):
             address = self.element_address(memory, at, self.dtype(offset))
             before = self.w.value(kind, f"mov.{kind}", "0")
-            self.w.put(form, before, f"[{address}]", registers[i],
-                       guard=self.both(masks[i] if masks else "", owner))  # fmt: skip
+            self.w.put(
+                form,
+                before,
+                f"[{address}]",
+                registers[i],
+                guard=self.both(masks[i] if masks else "", owner),
+            )
             found.append(before)
         if owner:
             found = self.from_owner(found, spread, memory.dtype)

@@ -72,12 +72,22 @@ class MemoryEmitter(SharedEmitter):
                 continue
             memory = node.inputs[0]
             kinds = seen.setdefault(memory, set())
-            kinds.update(kind for kind, names in (("read", READS), ("write", WRITES))
-                         if node.op.name in names)  # fmt: skip
+            kinds.update(
+                kind
+                for kind, names in (("read", READS), ("write", WRITES))
+                if node.op.name in names
+            )
             first = 1 if node.op.name in READS else 2
             value = node if node.op.name in READS else node.inputs[1]
-            way: object = (node.inputs[first : first + len(memory.type.shape)], node.attrs["axes"],  # type: ignore[union-attr]
-                           self.spread_of(value)) if node.op.name in PLAIN else node  # fmt: skip
+            way: object = (
+                (
+                    node.inputs[first : first + len(memory.type.shape)],
+                    node.attrs["axes"],  # type: ignore[union-attr]
+                    self.spread_of(value),
+                )
+                if node.op.name in PLAIN
+                else node
+            )
             ways.setdefault(memory, set()).add(way)
         return {m for m, kinds in seen.items() if len(kinds) == 2 and len(ways[m]) > 1}
 
@@ -155,8 +165,9 @@ class MemoryEmitter(SharedEmitter):
         key = ("step", stride, type_.dtype.size)
         found = self.known(key)
         if found is None:
-            found = self.keep(key, self.w.value("b64", "mul.lo.s64", self.size64(stride),
-                                                str(type_.dtype.size)))  # fmt: skip
+            found = self.keep(
+                key, self.w.value("b64", "mul.lo.s64", self.size64(stride), str(type_.dtype.size))
+            )
         return found  # type: ignore[no-any-return]
 
     def global_places(
@@ -177,14 +188,21 @@ class MemoryEmitter(SharedEmitter):
             if key not in bases:
                 bases[key] = self.far_address(address, spread, type_, far, key, strides)
             places.append(f"[{bases[key]}+{fixed + sum(c * s for c, s in zip(at, near))}]")
-        steps = [divisor_of(s) * (1 + (1 << 48)) if a in far else int(s)  # type: ignore[arg-type]
-                 for a, s in enumerate(strides)]  # fmt: skip
+        steps = [
+            divisor_of(s) * (1 + (1 << 48)) if a in far else int(s)  # type: ignore[arg-type]
+            for a, s in enumerate(strides)
+        ]
         return places, self.runs(spread, steps, self.alignment(type_, index), size)
 
     def far_address(
-        self, address: str, spread: Spread, type_: Memory, far: list[int], key: tuple[int, ...],
+        self,
+        address: str,
+        spread: Spread,
+        type_: Memory,
+        far: list[int],
+        key: tuple[int, ...],
         strides: Sequence[Size],
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Add coordinates along axes of long or symbolic strides."""
         w = self.w
         for axis, fixed in zip(far, key):
@@ -198,8 +216,11 @@ class MemoryEmitter(SharedEmitter):
                     part = w.value("b32", "add.s32", part, str(fixed))
                 place = w.value("b64", "cvt.s64.s32", part)
             stride = strides[axis]
-            step = str(stride * type_.dtype.size) if isinstance(stride, int) else (
-                self.step64(stride, type_))  # fmt: skip
+            step = (
+                str(stride * type_.dtype.size)
+                if isinstance(stride, int)
+                else (self.step64(stride, type_))
+            )
             address = w.value("b64", "mad.lo.s64", place, step, address)
         return address
 
@@ -216,8 +237,11 @@ class MemoryEmitter(SharedEmitter):
         if name == "broadcast":
             inner = axis - len(node.shape) + len(node.inputs[0].shape)
             return self.grain(node.inputs[0], inner) if inner >= 0 else 0
-        if name == "reshape" and node.shape[axis] == node.inputs[0].shape[-1] and (
-            axis == len(node.shape) - 1):  # fmt: skip
+        if (
+            name == "reshape"
+            and node.shape[axis] == node.inputs[0].shape[-1]
+            and (axis == len(node.shape) - 1)
+        ):
             return self.grain(node.inputs[0], len(node.inputs[0].shape) - 1)
         if name in ("bit_and", "bit_or", "bit_xor", "bit_not"):
             return math.gcd(*(self.grain(i, axis) for i in node.inputs))
@@ -256,7 +280,8 @@ class MemoryEmitter(SharedEmitter):
             inner = axis - len(node.shape) + len(node.inputs[0].shape)
             return inner < 0 or self.fixed(node.inputs[0], inner)
         return node.op.group in ("unary", "binary") and all(
-            self.fixed(i, axis) for i in node.inputs)  # fmt: skip
+            self.fixed(i, axis) for i in node.inputs
+        )
 
     def uncut(self, mask: Node, spread: Spread, runs: list[Run]) -> bool:
         """Whether every run is wholly inside or outside of a mask."""
@@ -280,16 +305,22 @@ class MemoryEmitter(SharedEmitter):
     # ---- moving Tiles -----------------------------------------------------------------------
 
     def load_runs(
-        self, places: list[str], runs: list[Run], form: str, dtype: DType, mask: list[str] | None,
+        self,
+        places: list[str],
+        runs: list[Run],
+        form: str,
+        dtype: DType,
+        mask: list[str] | None,
         uncut: bool = False,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Load all registers of a Spread; 0 where a mask does not hold."""
         if mask is None:
             return [r for at, n in runs for r in self.read_run(places[at], form, dtype, n)]
         single = [(i, 1) for i in range(len(places))]
         if uncut or all(n == 1 for _, n in runs):
-            return [r for at, n in runs
-                    for r in self.read_run(places[at], form, dtype, n, mask[at])]  # fmt: skip
+            return [
+                r for at, n in runs for r in self.read_run(places[at], form, dtype, n, mask[at])
+            ]
         kind = rules.kind_of(dtype)
         result = [self.w.new(kind) for _ in places]
         with self.arms(mask) as otherwise:
@@ -299,9 +330,16 @@ class MemoryEmitter(SharedEmitter):
         return result
 
     def store_runs(
-        self, places: list[str], runs: list[Run], form: str, dtype: DType, registers: list[str],
-        mask: list[str] | None, owner: str, uncut: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        places: list[str],
+        runs: list[Run],
+        form: str,
+        dtype: DType,
+        registers: list[str],
+        mask: list[str] | None,
+        owner: str,
+        uncut: bool = False,
+    ) -> None:
         """Store all registers of a Spread."""
         if mask is None or uncut or all(n == 1 for _, n in runs):
             for at, n in runs:
@@ -366,9 +404,13 @@ class MemoryEmitter(SharedEmitter):
         self.held[node] = registers
 
     def read_tile(
-        self, memory: Node, index: list[Node], spread: Spread, axes: Sequence[int],
+        self,
+        memory: Node,
+        index: list[Node],
+        spread: Spread,
+        axes: Sequence[int],
         mask: Node | None,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """A Tile at an index, in a Spread."""
         type_ = memory.type
         assert isinstance(type_, Memory)
@@ -414,8 +456,9 @@ class MemoryEmitter(SharedEmitter):
             places, runs = self.shared_places(memory, index, spread, node.attrs["axes"])
         form = "st.global" if type_.scope == "global" else "st.shared"
         uncut = mask is not None and self.uncut(mask, spread, runs)
-        self.store_runs(places, runs, form, type_.dtype, registers, given, self.owner(spread),
-                        uncut)  # fmt: skip
+        self.store_runs(
+            places, runs, form, type_.dtype, registers, given, self.owner(spread), uncut
+        )
 
     def emit_store_add(self, node: Node) -> None:
         memory, value, index = node.inputs[0], node.inputs[1], node.inputs[2:]
@@ -427,5 +470,9 @@ class MemoryEmitter(SharedEmitter):
         for at, count in runs:
             form = f"red.relaxed.gpu.global.add{f'.v{count}' if count > 1 else ''}.f32"
             given = registers[at : at + count]
-            self.w.put(form, places[at], "{" + ", ".join(given) + "}" if count > 1 else given[0],
-                       guard=owner)  # fmt: skip
+            self.w.put(
+                form,
+                places[at],
+                "{" + ", ".join(given) + "}" if count > 1 else given[0],
+                guard=owner,
+            )

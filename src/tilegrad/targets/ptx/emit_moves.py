@@ -35,8 +35,9 @@ class Moves(Values):
         for shift, width, axis, stride in spread.fields:
             if steps[axis] == 0:
                 continue
-            part = self.w.value("b32", "mul.lo.s32", self.bits(shift, width),
-                                str(stride * steps[axis]))  # fmt: skip
+            part = self.w.value(
+                "b32", "mul.lo.s32", self.bits(shift, width), str(stride * steps[axis])
+            )
             total = part if total is None else self.w.value("b32", "add.s32", total, part)
         self.keep(key, total or "")
         return total
@@ -129,8 +130,9 @@ class Moves(Values):
             words = registers
         elif bytes_ >= 4:
             step = 4 // size
-            words = [self._join(registers[i : i + step], dtype)
-                     for i in range(0, len(registers), step)]  # fmt: skip
+            words = [
+                self._join(registers[i : i + step], dtype) for i in range(0, len(registers), step)
+            ]
         elif size == bytes_:
             narrow = "b8" if bytes_ == 1 else "b16"
             w.put(f"{form}.{narrow}", where, self._to_bits(registers[0], dtype), guard=guard)

@@ -59,15 +59,17 @@ class PlacedEmitter(ShapeEmitter):
         found = self.known(key)
         if found is None:
             number = self.w.value("b32", "shr.u32", self.thread, "7")
-            found = self.keep(key, self.w.value("b32", "shfl.sync.idx.b32", number, "0", "31",
-                                                "-1"))  # fmt: skip
+            found = self.keep(
+                key, self.w.value("b32", "shfl.sync.idx.b32", number, "0", "31", "-1")
+            )
         return found  # type: ignore[no-any-return]
 
     def first_thread(self) -> str:
         """Holds for one thread of the role."""
         key = ("first", self.thread)
         return self.known(key) or self.keep(  # type: ignore[no-any-return]
-            key, self.w.value("pred", "setp.eq.s32", self.thread, "0"))  # fmt: skip
+            key, self.w.value("pred", "setp.eq.s32", self.thread, "0")
+        )
 
     # ---- places ---------------------------------------------------------------------------
 
@@ -122,8 +124,10 @@ class PlacedEmitter(ShapeEmitter):
         if place in self.places:
             registers = self.get(value, self.plan.spread(place))
             if place in self.paired:
-                words = [self._join(registers[i : i + 2], place.dtype)
-                         for i in range(0, len(registers), 2)]  # fmt: skip
+                words = [
+                    self._join(registers[i : i + 2], place.dtype)
+                    for i in range(0, len(registers), 2)
+                ]
                 self.move(self.places[place], words, "b32")
                 return
             self.move(self.places[place], registers, rules.kind_of(place.dtype))
@@ -135,8 +139,7 @@ class PlacedEmitter(ShapeEmitter):
             return
         owner = self.owner(spread)
         for where, start, count in self.place_runs(place, node.inputs[2:], spread):
-            self.write_run(where, "st.shared", place.dtype, registers[start : start + count],
-                           owner)  # fmt: skip
+            self.write_run(where, "st.shared", place.dtype, registers[start : start + count], owner)
 
     def lead_address(
         self, place: Node, index: tuple[Node, ...] | list[Node], start: str = ""
@@ -168,8 +171,9 @@ class PlacedEmitter(ShapeEmitter):
         assert isinstance(type_, Memory)
         if type_.layout == "held":
             raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
-        return self.w.value("b32", "add.s32", self.pointers[place],
-                            str(self.row_offsets(type_, row)[0]))  # fmt: skip
+        return self.w.value(
+            "b32", "add.s32", self.pointers[place], str(self.row_offsets(type_, row)[0])
+        )
 
     def place_runs(
         self, place: Node, index: tuple[Node, ...], spread: Spread, start: str = ""
@@ -198,8 +202,10 @@ class PlacedEmitter(ShapeEmitter):
         if known != spread or spread.copies(self.threads) or count * size % 16:
             raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
         own = self.w.value("b32", "mad.lo.s32", self.thread, "16", base)
-        return [(f"[{own}+{start * size * self.threads}]", start, 16 // size)
-                for start in range(0, count, 16 // size)]  # fmt: skip
+        return [
+            (f"[{own}+{start * size * self.threads}]", start, 16 // size)
+            for start in range(0, count, 16 // size)
+        ]
 
     def swizzled_runs(
         self, type_: Memory, base: str, spread: Spread, swizzle: int
@@ -218,9 +224,12 @@ class PlacedEmitter(ShapeEmitter):
             block = w.value("b32", "shr.u32", at, str(span.bit_length() - 1))
             inner = w.value("b32", "and.b32", at, str(span - 1))
             bytes_ = w.value("b32", "mul.lo.s32", inner, str(size))
-            turn = w.value("b32", "and.b32", w.value(
-                "b32", "shr.u32", w.value("b32", "mul.lo.s32", at_row, str(swizzle)), "7"),
-                str(swizzle // 16 - 1))  # fmt: skip
+            turn = w.value(
+                "b32",
+                "and.b32",
+                w.value("b32", "shr.u32", w.value("b32", "mul.lo.s32", at_row, str(swizzle)), "7"),
+                str(swizzle // 16 - 1),
+            )
             turned = w.value("b32", "xor.b32", bytes_, w.value("b32", "shl.b32", turn, "4"))
             place = w.value("b32", "mad.lo.s32", at_row, str(swizzle), turned)
             place = w.value("b32", "mad.lo.s32", block, str(rows * swizzle), place)
@@ -231,10 +240,15 @@ class PlacedEmitter(ShapeEmitter):
         """Whether a Tile can be stored by stmatrix, and read by ldmatrix."""
         type_ = place.type
         assert isinstance(type_, Memory)
-        return (SWIZZLES[type_.layout] in (64, 128) and type_.dtype.size == 2
-                and len(spread.shape) == 2 and spread.shape[1] % 16 == 0
-                and spread.shape[0] % (self.threads // 2) == 0 and self.threads % 128 == 0
-                and spread == accumulator(spread.shape, self.threads // 32))  # fmt: skip
+        return (
+            SWIZZLES[type_.layout] in (64, 128)
+            and type_.dtype.size == 2
+            and len(spread.shape) == 2
+            and spread.shape[1] % 16 == 0
+            and spread.shape[0] % (self.threads // 2) == 0
+            and self.threads % 128 == 0
+            and spread == accumulator(spread.shape, self.threads // 32)
+        )
 
     def matrix_rows(
         self, place: Node, index: tuple[Node, ...], spread: Spread, begin: str = ""
@@ -271,10 +285,13 @@ class PlacedEmitter(ShapeEmitter):
     ) -> None:
         """An accumulator's Tile of 16-bit values, 16 x 16 at a time."""
         for where, first in self.matrix_rows(place, index, spread):
-            words = [self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
-                     for i in range(4)]  # fmt: skip
-            self.w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where,
-                       "{" + ", ".join(words) + "}")  # fmt: skip
+            words = [
+                self._join(registers[first + 2 * i : first + 2 * i + 2], place.dtype)
+                for i in range(4)
+            ]
+            self.w.put(
+                "stmatrix.sync.aligned.m8n8.x4.shared.b16", where, "{" + ", ".join(words) + "}"
+            )
 
     def load_matrix(
         self, place: Node, index: tuple[Node, ...], spread: Spread, begin: str = ""
@@ -283,8 +300,9 @@ class PlacedEmitter(ShapeEmitter):
         found = []
         for where, _ in self.matrix_rows(place, index, spread, begin):
             words = [self.w.new("b32") for _ in range(4)]
-            self.w.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{" + ", ".join(words) + "}",
-                       where)  # fmt: skip
+            self.w.put(
+                "ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{" + ", ".join(words) + "}", where
+            )
             found += [r for word in words for r in self._split(word, place.dtype, 2)]
         return found
 
@@ -308,7 +326,8 @@ class PlacedEmitter(ShapeEmitter):
         self.w.put("bar.warp.sync", "-1")
         key = ("lane 0", self.thread)
         return self.known(key) or self.keep(  # type: ignore[no-any-return]
-            key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0"))  # fmt: skip
+            key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0")
+        )
 
     def emit_arrive(self, node: Node) -> None:
         """One lane for its warp, or each thread for itself: racecheck, which does not follow what
@@ -319,19 +338,25 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_arrive_remote(self, node: Node) -> None:
         address = self.barrier_address(*node.inputs[:2])
-        remote = self.w.value("b32", "mapa.shared::cluster.u32", address,
-                              self.index32(node.inputs[2]))  # fmt: skip
-        self.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]",
-                   guard=self.one_lane())  # fmt: skip
+        remote = self.w.value(
+            "b32", "mapa.shared::cluster.u32", address, self.index32(node.inputs[2])
+        )
+        self.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=self.one_lane())
 
     def emit_cluster_rank(self, node: Node) -> None:
-        self.held[node] = [self.resize(self.w.value("b32", "mov.u32", "%cluster_ctarank"), int32,
-                                       self.dtype(node))]  # fmt: skip
+        self.held[node] = [
+            self.resize(self.w.value("b32", "mov.u32", "%cluster_ctarank"), int32, self.dtype(node))
+        ]
 
     def emit_expect(self, node: Node) -> None:
         address = self.barrier_address(*node.inputs)
-        self.w.put("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{address}]",
-                   str(node.attrs["bytes"]), guard=self.first_thread())  # fmt: skip
+        self.w.put(
+            "mbarrier.arrive.expect_tx.shared::cta.b64",
+            "_",
+            f"[{address}]",
+            str(node.attrs["bytes"]),
+            guard=self.first_thread(),
+        )
 
     def emit_wait(self, node: Node) -> None:
         w = self.w
@@ -381,8 +406,9 @@ class PlacedEmitter(ShapeEmitter):
             return shape, 1, 0
         return (*shape[:-1], span), shape[-1] // span, rows * swizzle
 
-    def map_of(self, memory: Node, place: Memory, box: tuple[int, ...], axes: tuple[int, ...]
-               ) -> TensorMap:  # fmt: skip
+    def map_of(
+        self, memory: Node, place: Memory, box: tuple[int, ...], axes: tuple[int, ...]
+    ) -> TensorMap:
         """The tensor map that copies boxes between a Memory parameter and a place."""
         type_ = memory.type
         assert isinstance(type_, Memory)
@@ -392,8 +418,14 @@ class PlacedEmitter(ShapeEmitter):
         if list(axes) != sorted(axes) or type_.element_strides()[-1] != 1:
             raise InternalError("ptx.emit", f"no tensor map walks {type_} along {axes}")
         number = self.body.parameters.index(memory)
-        found = TensorMap(number, type_.dtype, type_.shape, type_.element_strides(), tuple(full),
-                          SWIZZLES[place.layout])  # fmt: skip
+        found = TensorMap(
+            number,
+            type_.dtype,
+            type_.shape,
+            type_.element_strides(),
+            tuple(full),
+            SWIZZLES[place.layout],
+        )
         self.maps.setdefault(found, len(self.maps))
         return found
 
@@ -408,13 +440,18 @@ class PlacedEmitter(ShapeEmitter):
         address = self.lead_address(place, lead)
         first, step = self.row_offsets(type_, node.attrs["row"])
         landing = self.barrier_address(barrier, stage)
-        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
-                ".mbarrier::complete_tx::bytes")  # fmt: skip
+        form = (
+            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        )
         for i in range(count):
             where = self.coordinates(index, i * box[-1])
-            self.w.put(form, f"[{address}+{first + i * step}]",
-                       f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
-                       guard=self.first_thread())  # fmt: skip
+            self.w.put(
+                form,
+                f"[{address}+{first + i * step}]",
+                f"[{self.map_addresses[map_]}, {where}]",
+                f"[{landing}]",
+                guard=self.first_thread(),
+            )
 
     def emit_copy_multicast(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
@@ -426,18 +463,27 @@ class PlacedEmitter(ShapeEmitter):
         box, count, _ = self.boxes(type_, node.attrs["shape"])
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         span, step = self.row_offsets(type_, 1)
-        address = self.w.value("b32", "mad.lo.s32", self.index32(row), str(span),
-                               self.lead_address(place, lead))  # fmt: skip
+        address = self.w.value(
+            "b32", "mad.lo.s32", self.index32(row), str(span), self.lead_address(place, lead)
+        )
         landing = self.barrier_address(barrier, stage)
-        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
-                ".mbarrier::complete_tx::bytes.multicast::cluster")  # fmt: skip
+        form = (
+            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+            ".mbarrier::complete_tx::bytes.multicast::cluster"
+        )
         mask = self.w.value("b32", "mov.b32", str(node.attrs["mask"]))
         mask = self.w.value("b32", "shl.b32", mask, self.index32(first))
         mask = self.w.value("b16", "cvt.u16.u32", mask)
         for i in range(count):
             where = self.coordinates(index, i * box[-1])
-            self.w.put(form, f"[{address}+{i * step}]", f"[{self.map_addresses[map_]}, {where}]",
-                       f"[{landing}]", mask, guard=self.first_thread())  # fmt: skip
+            self.w.put(
+                form,
+                f"[{address}+{i * step}]",
+                f"[{self.map_addresses[map_]}, {where}]",
+                f"[{landing}]",
+                mask,
+                guard=self.first_thread(),
+            )
 
     def coordinates(self, index: tuple[Node, ...], more: int) -> str:
         """Coordinates of a box, innermost first."""
@@ -458,15 +504,20 @@ class PlacedEmitter(ShapeEmitter):
         form = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
         for i in range(count):
             where = self.coordinates(index, i * box[-1])
-            self.w.put(form, f"[{self.map_addresses[map_]}, {where}]", f"[{address}+{i * step}]",
-                       guard=self.first_thread())  # fmt: skip
+            self.w.put(
+                form,
+                f"[{self.map_addresses[map_]}, {where}]",
+                f"[{address}+{i * step}]",
+                guard=self.first_thread(),
+            )
 
     def emit_commit_copies(self, node: Node) -> None:
         self.w.put("cp.async.bulk.commit_group", guard=self.first_thread())
 
     def emit_wait_copies(self, node: Node) -> None:
-        self.w.put("cp.async.bulk.wait_group.read", str(node.attrs["pending"]),
-                   guard=self.first_thread())  # fmt: skip
+        self.w.put(
+            "cp.async.bulk.wait_group.read", str(node.attrs["pending"]), guard=self.first_thread()
+        )
         if not self.single:
             self.role_sync()
 
@@ -501,7 +552,7 @@ class PlacedEmitter(ShapeEmitter):
         for block in range(m // (64 * groups)):
             for column in range(0, n, width):
                 count = min(width, n - column)
-                form = (f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{name}.{name}")
+                form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{name}.{name}"
                 start = block * n // 2 + column // 2
                 held = self.places[total][start : start + count // 2]
                 for step in range(k // depth):
@@ -514,14 +565,23 @@ class PlacedEmitter(ShapeEmitter):
                         used = flags
                     if depth != 16:
                         used = []
-                    self.w.put(form, "{" + ", ".join(held) + "}", given, right.at(column, step),
-                               scale, "1", "1", *used)  # fmt: skip
+                    self.w.put(
+                        form,
+                        "{" + ", ".join(held) + "}",
+                        given,
+                        right.at(column, step),
+                        scale,
+                        "1",
+                        "1",
+                        *used,
+                    )
 
     def always(self) -> str:
         """A predicate that holds."""
         key = ("always", True)
         return self.known(key) or self.keep(  # type: ignore[no-any-return]
-            key, self.w.value("pred", "setp.eq.s32", self.constant32(0), "0"))  # fmt: skip
+            key, self.w.value("pred", "setp.eq.s32", self.constant32(0), "0")
+        )
 
     def fragment(self, a: Node, block: int, step: int, depth: int, k: int) -> str:
         """Registers of a, packed, for one step of k."""
@@ -537,8 +597,11 @@ class PlacedEmitter(ShapeEmitter):
 def in_pairs(spread: Spread) -> bool:
     """Whether registers come two by two, neighbours along the last axis."""
     found = spread.registers
-    return len(found) % 2 == 0 and bool(spread.shape) and all(
-        b == (*a[:-1], a[-1] + 1) for a, b in zip(found[::2], found[1::2]))  # fmt: skip
+    return (
+        len(found) % 2 == 0
+        and bool(spread.shape)
+        and all(b == (*a[:-1], a[-1] + 1) for a, b in zip(found[::2], found[1::2]))
+    )
 
 
 def arrivals(warps: int, single: bool, telling: bool, node: Node) -> int:

@@ -55,8 +55,12 @@ class ScanEmitter(ShapeEmitter):
         self, totals: list[str], own: Spread, axis: int, kind: str, dtype: DType
     ) -> tuple[list[str] | None, str]:
         """(what the threads before this one have, of each line; whether there are none)."""
-        bits = sorted((stride << i, shift + i) for shift, width, a, stride in own.fields
-                      if a == axis for i in range(width))  # fmt: skip
+        bits = sorted(
+            (stride << i, shift + i)
+            for shift, width, a, stride in own.fields
+            if a == axis
+            for i in range(width)
+        )
         if not bits:
             return None, ""
         earlier: list[str] | None = None
@@ -70,14 +74,22 @@ class ScanEmitter(ShapeEmitter):
                 earlier = other  # read only by threads that have some before
                 none = self.w.value("pred", "not.pred", upper)
             else:
-                grown = [self.pick_one(dtype, none, o, self.combined(kind, dtype, o, e))
-                         for o, e in zip(other, earlier)]  # fmt: skip
+                grown = [
+                    self.pick_one(dtype, none, o, self.combined(kind, dtype, o, e))
+                    for o, e in zip(other, earlier)
+                ]
                 earlier = [self.pick_one(dtype, upper, g, e) for g, e in zip(grown, earlier)]
                 lower = self.w.value("pred", "not.pred", upper)
                 none = self.w.value("pred", "and.pred", none, lower)
-            totals = [self.combined(kind, dtype, self.pick_one(dtype, upper, o, t),
-                                    self.pick_one(dtype, upper, t, o))
-                      for o, t in zip(other, totals)]  # fmt: skip
+            totals = [
+                self.combined(
+                    kind,
+                    dtype,
+                    self.pick_one(dtype, upper, o, t),
+                    self.pick_one(dtype, upper, t, o),
+                )
+                for o, t in zip(other, totals)
+            ]
         return earlier, none
 
     def from_warp(

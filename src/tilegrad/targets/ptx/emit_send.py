@@ -45,9 +45,14 @@ class SendEmitter(PlacedEmitter):
             self.send_whole(registers, spread, base, landing, steps)
 
     def send_shares(
-        self, registers: list[str], spread: Spread, base: str, landing: str, steps: list[int],
+        self,
+        registers: list[str],
+        spread: Spread,
+        base: str,
+        landing: str,
+        steps: list[int],
         each: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Rows to the programs that they belong to, `each` to a program."""
         w, owner = self.w, self.owner(spread)
         if each & (each - 1) or steps[0] % 4:
@@ -90,8 +95,10 @@ class SendEmitter(PlacedEmitter):
         """All of a value to one program."""
         place, _, barrier, stage, rank, *index = node.inputs
         w, owner, to = self.w, self.owner(spread), self.index32(rank)
-        start, landing = (w.value("b32", "mapa.shared::cluster.u32", a, to)
-                          for a in (self.pointers[place], self.barrier_address(barrier, stage)))
+        start, landing = (
+            w.value("b32", "mapa.shared::cluster.u32", a, to)
+            for a in (self.pointers[place], self.barrier_address(barrier, stage))
+        )
         for where, first, count in self.place_runs(place, tuple(index), spread, start):
             self.store_async(where, landing, registers[first : first + count], owner)
 
@@ -99,8 +106,9 @@ class SendEmitter(PlacedEmitter):
         self, address: str, landing: str, rank: str, registers: Sequence[str], owner: str
     ) -> None:
         """Neighbouring elements, to a place like this program's own in the program of a rank."""
-        there, barrier = (self.w.value("b32", "mapa.shared::cluster.u32", a, rank)
-                          for a in (address, landing))  # fmt: skip
+        there, barrier = (
+            self.w.value("b32", "mapa.shared::cluster.u32", a, rank) for a in (address, landing)
+        )
         self.store_async(f"[{there}]", barrier, registers, owner)
 
     def store_async(self, there: str, barrier: str, registers: Sequence[str], owner: str) -> None:

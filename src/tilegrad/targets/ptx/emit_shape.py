@@ -55,8 +55,10 @@ class ShapeEmitter(ElementEmitter):
             groups = self.grouped(source, axis, registers)
             found = [self.fold(groups[at], kind, dtype) for at in source.drop(axis).registers]
         for bit in self.reduced_bits(source, axis)[0]:
-            found = [rules.combine(self.w, kind, dtype, r, self.shuffle(r, 1 << bit, dtype))
-                     for r in found]  # fmt: skip
+            found = [
+                rules.combine(self.w, kind, dtype, r, self.shuffle(r, 1 << bit, dtype))
+                for r in found
+            ]
         return found, kind, dtype
 
     def grouped(self, source: Spread, axis: int, values: list[Any]) -> dict[Any, list[Any]]:
@@ -99,21 +101,28 @@ class ShapeEmitter(ElementEmitter):
     def fold(self, registers: list[str], kind: str, dtype: DType) -> str:
         """Registers of one thread combined, as a balanced tree."""
         while len(registers) > 1:
-            pairs = [rules.combine(self.w, kind, dtype, a, b)
-                     for a, b in zip(registers[::2], registers[1::2])]  # fmt: skip
+            pairs = [
+                rules.combine(self.w, kind, dtype, a, b)
+                for a, b in zip(registers[::2], registers[1::2])
+            ]
             registers = pairs + ([registers[-1]] if len(registers) % 2 else [])
         return registers[0]
 
     def reduced_bits(self, spread: Spread, axis: int) -> tuple[list[int], list[int]]:
         """Bits of the thread's number that move along an axis: of the lane, of the warp."""
-        bits = [shift + i for shift, width, a, _ in spread.fields if a == axis
-                for i in range(width)]  # fmt: skip
+        bits = [
+            shift + i for shift, width, a, _ in spread.fields if a == axis for i in range(width)
+        ]
         return [b for b in bits if b < 5], [b for b in bits if b >= 5]
 
     def warp_bits(self, spread: Spread) -> int:
         """The bits of the warp's number that a Spread uses: others tell copies apart."""
-        return sum(1 << (shift + i - 5) for shift, width, _, _ in spread.fields
-                   for i in range(width) if shift + i >= 5)  # fmt: skip
+        return sum(
+            1 << (shift + i - 5)
+            for shift, width, _, _ in spread.fields
+            for i in range(width)
+            if shift + i >= 5
+        )
 
     def shuffle(self, register: str, distance: int, dtype: DType) -> str:
         """The register of the lane whose number differs in some bits."""
@@ -170,8 +179,10 @@ class ShapeEmitter(ElementEmitter):
         for registers, kind, dtype in parts:
             found = []
             for i in range(place, place + len(registers)):
-                read = [self.get_word(f"[{start}+{t * stride + i * lanes * size}]", dtype)
-                        for t in sorted(turns)]  # fmt: skip
+                read = [
+                    self.get_word(f"[{start}+{t * stride + i * lanes * size}]", dtype)
+                    for t in sorted(turns)
+                ]
                 found.append(self.fold(read, kind, dtype))
             result.append((found, kind, dtype))
             place += len(registers)
@@ -210,12 +221,11 @@ class ShapeEmitter(ElementEmitter):
         self.held[node] = self.cut(x, start, (1, *node.shape), self.plan.spread(node).stack(1))
 
     def emit_part(self, node: Node) -> None:
-        self.held[node] = self.cut(node.inputs[0], node.attrs["start"], node.shape,
-                                   self.plan.spread(node))  # fmt: skip
+        self.held[node] = self.cut(
+            node.inputs[0], node.attrs["start"], node.shape, self.plan.spread(node)
+        )
 
-    def cut(
-        self, x: Node, start: tuple[int, ...], shape: tuple[int, ...], to: Spread
-    ) -> list[str]:
+    def cut(self, x: Node, start: tuple[int, ...], shape: tuple[int, ...], to: Spread) -> list[str]:
         """A rectangle of a Tile: by renaming, else through shared memory."""
         own = self.spread_of(x)
         registers = self.get(x, own)
@@ -224,18 +234,22 @@ class ShapeEmitter(ElementEmitter):
         except InternalError:
             inside = None
         if inside is not None and inside.fields == to.fields:
-            place = {at: registers[own.where[tuple(c + a for c, a in zip(at, start))]]
-                     for at in inside.registers}  # fmt: skip
+            place = {
+                at: registers[own.where[tuple(c + a for c, a in zip(at, start))]]
+                for at in inside.registers
+            }
             if all(at in place for at in to.registers):
                 return [place[at] for at in to.registers]
         self.leave_in_scratch(registers, own, self.dtype(x))
         return self.take_from_scratch(own.shape, start, to, self.dtype(x))
 
     def emit_stack_rows(self, node: Node) -> None:
-        own = self.spread_of(next((x for x in node.inputs if not self.plan.free(x)),
-                                  node.inputs[0]))  # fmt: skip
-        registers = [r for x in node.inputs
-                     for r in self.of_dtype(x, self.get(x, own), self.dtype(node))]  # fmt: skip
+        own = self.spread_of(
+            next((x for x in node.inputs if not self.plan.free(x)), node.inputs[0])
+        )
+        registers = [
+            r for x in node.inputs for r in self.of_dtype(x, self.get(x, own), self.dtype(node))
+        ]
         stacked, to = own.stack(len(node.inputs)), self.plan.spread(node)
         self.held[node] = self.change(node, registers, stacked, to)
 

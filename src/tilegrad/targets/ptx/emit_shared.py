@@ -174,9 +174,7 @@ class SharedEmitter(Moves):
         self.sync()
         self.hazards.touch(self.scratch_key, False)
 
-    def exchange(
-        self, registers: list[str], own: Spread, to: Spread, dtype: DType
-    ) -> list[str]:
+    def exchange(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
         """Move a Tile between Spreads through shared memory, row-major."""
         self.leave_in_scratch(registers, own, dtype)
         return self.take_from_scratch(own.shape, (0,) * len(own.shape), to, dtype)
@@ -189,8 +187,13 @@ class SharedEmitter(Moves):
         address, offsets, runs = self.row_major(base, own, steps, size, 16)
         owner = self.owner(own)
         for start, count in runs:
-            self.write_run(f"[{address}+{offsets[start]}]", "st.shared", dtype,
-                           registers[start : start + count], owner)  # fmt: skip
+            self.write_run(
+                f"[{address}+{offsets[start]}]",
+                "st.shared",
+                dtype,
+                registers[start : start + count],
+                owner,
+            )
 
     def take_from_scratch(
         self, shape: tuple[int, ...], start: tuple[int, ...], to: Spread, dtype: DType
@@ -202,8 +205,13 @@ class SharedEmitter(Moves):
         base = self.scratch_bases[self.scratch_key]
         self.scratch_written()
         address, offsets, runs = self.row_major(base, to, steps, size, first | 16)
-        return [r for at, count in runs for r in self.read_run(
-            f"[{address}+{offsets[at] + first * size}]", "ld.shared", dtype, count)]  # fmt: skip
+        return [
+            r
+            for at, count in runs
+            for r in self.read_run(
+                f"[{address}+{offsets[at] + first * size}]", "ld.shared", dtype, count
+            )
+        ]
 
     def row_major(
         self, base: str, spread: Spread, steps: Sequence[int], size: int, align: int

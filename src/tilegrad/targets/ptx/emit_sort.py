@@ -27,8 +27,9 @@ class SortEmitter(ShapeEmitter):
         for memory in (keys, places, origins):
             self.touch(memory, writes=True)
         w, count = self.w, self.index32(count_node)
-        self.each(count, lambda at: self.leave_at(origins, at, rules.convert(
-            w, int32, origins.dtype, at)))  # fmt: skip
+        self.each(
+            count, lambda at: self.leave_at(origins, at, rules.convert(w, int32, origins.dtype, at))
+        )
         self.sync()
         level, half = w.value("b32", "mov.b32", "0"), w.value("b32", "mov.b32", "1")
         again, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
@@ -96,9 +97,15 @@ class SortEmitter(ShapeEmitter):
 
     def item(self, node: Node, at: str) -> Item:
         """What stands at a number."""
-        return tuple(self.read_run(f"[{self.element_address(memory, at, int32)}]",
-                                   self.load_form(memory), memory.dtype, 1)[0]
-                     for memory in self.memories(node))  # fmt: skip
+        return tuple(
+            self.read_run(
+                f"[{self.element_address(memory, at, int32)}]",
+                self.load_form(memory),
+                memory.dtype,
+                1,
+            )[0]
+            for memory in self.memories(node)
+        )
 
     def leave_at(self, memory: Node, at: str, register: str) -> None:
         """Write an element at a number."""

@@ -81,8 +81,14 @@ class ThreadsEmitter(SendEmitter):
         inside = self.pieces_inside(memory, index, node, walk)
         for where, address, held in zip(into, source, inside):
             size = [] if not held else [self.w.value("b32", "selp.b32", str(PIECE), "0", held)]
-            self.w.put("cp.async.cg.shared.global.L2::128B", where, address, str(PIECE), *size,
-                       guard=walk.guard)  # fmt: skip
+            self.w.put(
+                "cp.async.cg.shared.global.L2::128B",
+                where,
+                address,
+                str(PIECE),
+                *size,
+                guard=walk.guard,
+            )
 
     def emit_copy_pages(self, node: Node) -> None:
         """A copy for each span of each page, issued by a lane of its own."""
@@ -112,13 +118,20 @@ class ThreadsEmitter(SendEmitter):
             last = min(WARP, spans * count - first)
             mine = w.value("pred", "setp.lt.s32", self.thread, str(last))
             where = "{" + ", ".join(reversed(at)) + "}"
-            w.put(form, f"[{address}]", f"[{self.map_addresses[map_]}, {where}]", f"[{landing}]",
-                  *hint, guard=mine)  # fmt: skip
+            w.put(
+                form,
+                f"[{address}]",
+                f"[{self.map_addresses[map_]}, {where}]",
+                f"[{landing}]",
+                *hint,
+                guard=mine,
+            )
 
     def page_copy(self, rank: int, hint: str) -> tuple[str, list[str]]:
         """The form of a copy of copy_pages, and its operand for a cache hint."""
-        form = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
-                ".mbarrier::complete_tx::bytes")  # fmt: skip
+        form = (
+            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        )
         if not hint:
             return form, []
         return form + ".L2::cache_hint", [self.w.value("b64", "mov.b64", CACHE_HINTS[hint])]
@@ -155,10 +168,15 @@ class ThreadsEmitter(SendEmitter):
         first, last = self.index32(start), self.index32(stop)
         for round_, where in enumerate(self.pieces_at(place, node.inputs[3:], walk, 0)):
             at = w.value("b32", "add.s32", row, str(round_ * walk.rows)) if round_ else row
-            inside = self.both(w.value("pred", "setp.ge.s32", at, first),
-                               w.value("pred", "setp.lt.s32", at, last))  # fmt: skip
-            w.put("st.shared.v4.b32", where, "{" + ", ".join([zero] * 4) + "}",
-                  guard=self.both(inside, walk.guard))  # fmt: skip
+            inside = self.both(
+                w.value("pred", "setp.ge.s32", at, first), w.value("pred", "setp.lt.s32", at, last)
+            )
+            w.put(
+                "st.shared.v4.b32",
+                where,
+                "{" + ", ".join([zero] * 4) + "}",
+                guard=self.both(inside, walk.guard),
+            )
 
     def walk_of(self, node: Node, place: Node) -> Walk:
         """How the role's threads share a box."""
@@ -189,9 +207,7 @@ class ThreadsEmitter(SendEmitter):
             found = self.keep(key, (row, piece))
         return found  # type: ignore[no-any-return]
 
-    def pieces_at(
-        self, place: Node, lead: tuple[Node, ...], walk: Walk, first: int
-    ) -> list[str]:
+    def pieces_at(self, place: Node, lead: tuple[Node, ...], walk: Walk, first: int) -> list[str]:
         """Where this thread's pieces lie in a place, from row `first` on."""
         type_, w = place.type, self.w
         assert isinstance(type_, Memory)
@@ -219,8 +235,9 @@ class ThreadsEmitter(SendEmitter):
         """The offset of a 16-byte piece of a row, in a place of so many rows."""
         w = self.w
         if not turns:
-            return w.value("b32", "mad.lo.s32", row, str(span), w.value(
-                "b32", "shl.b32", piece, "4"))  # fmt: skip
+            return w.value(
+                "b32", "mad.lo.s32", row, str(span), w.value("b32", "shl.b32", piece, "4")
+            )
         block = w.value("b32", "shr.u32", piece, str(turns.bit_length() - 1))
         inner = w.value("b32", "and.b32", piece, str(turns - 1))
         turn = w.value("b32", "shr.u32", w.value("b32", "mul.lo.s32", row, str(span)), "7")
@@ -257,9 +274,13 @@ class ThreadsEmitter(SendEmitter):
         return found
 
     def summed(
-        self, key: tuple[object, ...], own: str, index: tuple[Node, ...], strides: tuple[Size, ...],
+        self,
+        key: tuple[object, ...],
+        own: str,
+        index: tuple[Node, ...],
+        strides: tuple[Size, ...],
         size: int,
-    ) -> tuple[str, int]:  # fmt: skip
+    ) -> tuple[str, int]:
         """(own address and the bytes of an index, further bytes that are constant).
 
         What was summed before, around this Block too, is not summed again: the axis that varies
@@ -362,16 +383,23 @@ class ThreadsEmitter(SendEmitter):
         place they are transposed on the way.
         """
         operand, place = node.inputs[:2]
-        held, start, k_rows = (self.registers[operand], node.attrs["start"],
-                               node.attrs["transpose"])  # fmt: skip
+        held, start, k_rows = (
+            self.registers[operand],
+            node.attrs["start"],
+            node.attrs["transpose"],
+        )
         type_, w = place.type, self.w
         assert isinstance(type_, Memory)
         span = SWIZZLES[type_.layout]
         turns, rows = span // PIECE, int(type_.shape[-2])  # type: ignore[arg-type]
         if not span or start % DEPTH:
             raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
-        address = w.value("b32", "add.s32", self.lead_address(place, node.inputs[2:]),
-                          self.lane_start(held, span, rows, turns, k_rows))  # fmt: skip
+        address = w.value(
+            "b32",
+            "add.s32",
+            self.lead_address(place, node.inputs[2:]),
+            self.lane_start(held, span, rows, turns, k_rows),
+        )
         form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if k_rows else "") + ".shared.b16"
         apart, known = 16 * held.warps[held.right], {0: address}
         for number, words in enumerate(held.words):
@@ -422,8 +450,9 @@ class ThreadsEmitter(SendEmitter):
                 at = (i * wide + j) * 4
                 held = "{" + ", ".join(sums[at : at + 4]) + "}"
                 pair = right[j // 2][2 * (j % 2) : 2 * (j % 2) + 2]
-                self.w.put(form, held, "{" + ", ".join(words) + "}",
-                           "{" + ", ".join(pair) + "}", held)  # fmt: skip
+                self.w.put(
+                    form, held, "{" + ", ".join(words) + "}", "{" + ", ".join(pair) + "}", held
+                )
 
     # ---- places ---------------------------------------------------------------------------
 
@@ -445,8 +474,9 @@ class ThreadsEmitter(SendEmitter):
         key = ("run", self.thread, spread.fields, swizzle, rows, size)
         own = self.known(key)
         if own is None:
-            row, column = (self.thread_part(spread.fields, axis) or self.constant32(0)
-                           for axis in (0, 1))  # fmt: skip
+            row, column = (
+                self.thread_part(spread.fields, axis) or self.constant32(0) for axis in (0, 1)
+            )
             bytes_ = w.value("b32", "mul.lo.s32", column, str(size))
             piece = w.value("b32", "shr.u32", bytes_, "4")
             rest = w.value("b32", "and.b32", bytes_, str(PIECE - 1))

@@ -113,9 +113,7 @@ class Values:
             return [registers[own.where[at]] for at in to.registers]
         return self.exchange(registers, own, to, self.dtype(node))
 
-    def exchange(
-        self, registers: list[str], own: Spread, to: Spread, dtype: DType
-    ) -> list[str]:
+    def exchange(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
         """Move a Tile between Spreads through shared memory."""
         raise InternalError("ptx.emit", "no shared memory here")
 
@@ -207,8 +205,12 @@ class Values:
     def stack(self, node: Node, spread: Spread) -> list[str]:
         """Scalars as a column: chosen by the row."""
         dtype = self.dtype(node)
-        scalars = [self.resize(self.scalar(x), self.dtype(x), dtype) if x.dtype is int64
-                   else self.scalar(x) for x in node.inputs]  # fmt: skip
+        scalars = [
+            self.resize(self.scalar(x), self.dtype(x), dtype)
+            if x.dtype is int64
+            else self.scalar(x)
+            for x in node.inputs
+        ]
         if not any(f[2] == 0 for f in spread.fields):
             return [scalars[at[0]] for at in spread.registers]
         found = []
@@ -266,8 +268,9 @@ class Values:
             if held[0] is int32 and node.inputs[0].dtype is int64 and node.dtype.is_integer:
                 if node.dtype is int64:
                     return self.resize(operands[0], int32, result)
-            return operands[0] if held[0] is result else rules.convert(
-                w, held[0], result, operands[0])  # fmt: skip
+            return (
+                operands[0] if held[0] is result else rules.convert(w, held[0], result, operands[0])
+            )
         if name == "bitcast":
             wide = self.widened(node.inputs, operands)
             return rules.bitcast(w, node.inputs[0].dtype, node.dtype, wide[0])
@@ -295,8 +298,10 @@ class Values:
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> list[str]:
         """Operands with int64 at full width."""
-        return [self.resize(r, self.dtype(n), int64) if n.dtype is int64 else r
-                for n, r in zip(nodes, operands)]  # fmt: skip
+        return [
+            self.resize(r, self.dtype(n), int64) if n.dtype is int64 else r
+            for n, r in zip(nodes, operands)
+        ]
 
     # ---- sizes ----------------------------------------------------------------------------
 

@@ -33,15 +33,21 @@ class Fixed:
     """
 
     def __init__(
-        self, executable: Executable, buffers: Sequence[Buffer], symbols: Mapping[str, int],
-        placed: Mapping[int, int], back: Sequence[Back],
-    ) -> None:  # fmt: skip
+        self,
+        executable: Executable,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> None:
         if executable.on_host:
             raise UserError(
-                "a value on the GPU decides the course of this function", op="bind",
-                expected="a course known before it runs", got="a while_loop or cond",
+                "a value on the GPU decides the course of this function",
+                op="bind",
+                expected="a course known before it runs",
+                got="a while_loop or cond",
                 hint="call the jitted function, or loop on the host",
-            )  # fmt: skip
+            )
         self.executable, self.device = executable, executable.device
         self.placed, self.back = dict(placed), list(back)
         with self.device.lock:
@@ -85,8 +91,11 @@ class Fixed:
             slots[number] = slots[owner]
         found = list(executable.walk(self.binding))
         for copy in self.back:
-            source = (slots[executable.owners[copy.number]] if copy.is_output
-                      else buffers[copy.number].pointer)  # fmt: skip
+            source = (
+                slots[executable.owners[copy.number]]
+                if copy.is_output
+                else buffers[copy.number].pointer
+            )
             found.append(Operation(None, (buffers[copy.target].pointer, source), copy.bytes))
         return found
 
@@ -142,8 +151,9 @@ class Fixed:
             restore()
         empty = median([taken[0] for taken in times])
         us = [max(0.0, median(several) - empty) for several in zip(*[t[1:] for t in times])]
-        records = in_order((n, r, t, b, f) for (n, r, b, f), t in
-                           zip(map(self._part, self.operations), us))
+        records = in_order(
+            (n, r, t, b, f) for (n, r, b, f), t in zip(map(self._part, self.operations), us)
+        )
         how = "events between the kernels of a graph, none overlapping, an event's cost taken off"
         return Profile(name, device.name, how, records, median(whole))
 
@@ -155,8 +165,12 @@ class Fixed:
         if operation.prepared is None:
             return named, "copy", 2 * operation.bytes, 0
         step, symbols = self.executable.recipe.steps[operation.step], self.binding.symbols
-        return (named, step.region, int(evaluate(step.bytes, symbols)),
-                int(evaluate(step.flops, symbols)))  # fmt: skip
+        return (
+            named,
+            step.region,
+            int(evaluate(step.bytes, symbols)),
+            int(evaluate(step.flops, symbols)),
+        )
 
 
 __all__ = ["Fixed"]

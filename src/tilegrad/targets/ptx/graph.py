@@ -123,8 +123,13 @@ class Replay:
             assert prepared is not None
             prepared.last = None
             prepared.point(operation.pointers)
-            call("cuGraphExecKernelNodeSetParams", self.executable, self.nodes[number],
-                 prepared.node_parameters(), during=prepared.entry.name)  # fmt: skip
+            call(
+                "cuGraphExecKernelNodeSetParams",
+                self.executable,
+                self.nodes[number],
+                prepared.node_parameters(),
+                during=prepared.entry.name,
+            )
             self.operations[number] = operation
         return True
 
@@ -149,4 +154,3 @@ class Replay:
                 api().cuGraphDestroy(self.graph)
         except Exception:
             return  # the interpreter is going down
-

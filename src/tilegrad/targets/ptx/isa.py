@@ -412,33 +412,67 @@ NEEDS = {
 }
 TARGETS = ("sm_80", "sm_90", "sm_90a")
 
-_AXES = {f"%{name}{axis}": "b32" for name in ("tid", "ntid", "ctaid", "nctaid")
-         for axis in (".x", ".y", ".z")}  # fmt: skip
-_CLUSTER = {f"%{name}.{axis}": "b32" for axis in "xyz"
-            for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")}  # fmt: skip
-_CLUSTER |= {"%cluster_ctarank": "b32", "%cluster_nctarank": "b32", "%is_explicit_cluster": "pred",
-             "%aggr_smem_size": "b32"}  # fmt: skip
+_AXES = {
+    f"%{name}{axis}": "b32"
+    for name in ("tid", "ntid", "ctaid", "nctaid")
+    for axis in (".x", ".y", ".z")
+}
+_CLUSTER = {
+    f"%{name}.{axis}": "b32"
+    for axis in "xyz"
+    for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+}
+_CLUSTER |= {
+    "%cluster_ctarank": "b32",
+    "%cluster_nctarank": "b32",
+    "%is_explicit_cluster": "pred",
+    "%aggr_smem_size": "b32",
+}
 SPECIAL = {
-    **_AXES, **_CLUSTER,
-    **dict.fromkeys(("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock_hi",
-                     "%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size",
-                     "%total_smem_size"), "b32"),
+    **_AXES,
+    **_CLUSTER,
+    **dict.fromkeys(
+        (
+            "%laneid",
+            "%warpid",
+            "%nwarpid",
+            "%smid",
+            "%nsmid",
+            "%clock",
+            "%clock_hi",
+            "%globaltimer_lo",
+            "%globaltimer_hi",
+            "%dynamic_smem_size",
+            "%total_smem_size",
+        ),
+        "b32",
+    ),
     **{f"%lanemask_{name}": "b32" for name in ("eq", "le", "lt", "ge", "gt")},
     **dict.fromkeys(("%clock64", "%globaltimer", "%gridid"), "b64"),
-}  # fmt: skip
+}
 
 # The register kind that holds a type, and the kinds in order of width.
-KIND = {"pred": "pred", **dict.fromkeys(("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16",
-                                         "e4m3x2", "e5m2x2"), "b16"),
-        **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "s16x2", "u16x2"), "b32"),
-        **dict.fromkeys(("b64", "u64", "s64", "f64"), "b64")}  # fmt: skip
+KIND = {
+    "pred": "pred",
+    **dict.fromkeys(
+        ("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "e4m3x2", "e5m2x2"), "b16"
+    ),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "s16x2", "u16x2"), "b32"),
+    **dict.fromkeys(("b64", "u64", "s64", "f64"), "b64"),
+}
 WIDTHS = ("b16", "b32", "b64")
 REGISTER = {"p": "pred", "h": "b16", "r": "b32", "d": "b64"}
-NUMBERS = {"f32": ("float",), "f64": ("double",),
-           **dict.fromkeys(("f16", "bf16", "f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2",
-                            "e5m2x2"), ()), "pred": ("integer", "not")}  # fmt: skip
-SPACES = {"generic": ("b64",), "map": ("b64",),
-          **dict.fromkeys(("global", "param", "const", "local"), ("b64", "name"))}  # fmt: skip
+NUMBERS = {
+    "f32": ("float",),
+    "f64": ("double",),
+    **dict.fromkeys(("f16", "bf16", "f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2", "e5m2x2"), ()),
+    "pred": ("integer", "not"),
+}
+SPACES = {
+    "generic": ("b64",),
+    "map": ("b64",),
+    **dict.fromkeys(("global", "param", "const", "local"), ("b64", "name")),
+}
 
 
 # --- operands -----------------------------------------------------------------------------------
@@ -483,8 +517,11 @@ def operand_of(text: str) -> Operand:
     found = _ADDRESS.match(text)
     if found:
         base = operand_of(found[1])
-        return Operand("address", base.kind if base.sort == "register" else base.sort,
-                       operand_of(found[2]).parts if found[2] else ())  # fmt: skip
+        return Operand(
+            "address",
+            base.kind if base.sort == "register" else base.sort,
+            operand_of(found[2]).parts if found[2] else (),
+        )
     return Operand("name" if _NAME.match(text) else "nothing known")
 
 
@@ -508,15 +545,20 @@ def _vector(count: int, one: Test) -> Test:
 
 
 def _pair(left: Test, right: Test) -> Test:
-    return lambda o: (o.sort == "pair" and len(o.parts) == 2 and left(o.parts[0])
-                      and right(o.parts[1]))  # fmt: skip
+    return lambda o: (
+        o.sort == "pair" and len(o.parts) == 2 and left(o.parts[0]) and right(o.parts[1])
+    )
 
 
 def _address(space: str, coordinates: int) -> Test:
     bases = SPACES.get(space, ("b32", "b64", "name"))
     place = _source(("b32",), "s32")
-    return lambda o: (o.sort == "address" and o.kind in bases and len(o.parts) == coordinates
-                      and all(map(place, o.parts)))  # fmt: skip
+    return lambda o: (
+        o.sort == "address"
+        and o.kind in bases
+        and len(o.parts) == coordinates
+        and all(map(place, o.parts))
+    )
 
 
 def _kinds(name: str, words: dict[str, str]) -> tuple[tuple[str, ...], str]:

@@ -22,10 +22,22 @@ MAP_BYTES = 128
 ALIGNMENT = 128
 # CUtensorMapDataType by dtype; dtypes the engine does not know travel as plain bits
 DATA_TYPES = {
-    "uint8": 0, "int8": 0, "bool": 0, "float8_e4m3": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1,
-    "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8,
+    "uint8": 0,
+    "int8": 0,
+    "bool": 0,
+    "float8_e4m3": 0,
+    "float8_e5m2": 0,
+    "uint16": 1,
+    "int16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
     "bfloat16": 9,
-}  # fmt: skip
+}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 PROMOTION = 128  # bytes that L2 fetches for a miss: with 256 an H200 streams 8% slower
@@ -36,17 +48,21 @@ Record = tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
 
 
 def encode(
-    map_: TensorMap, pointer: int, symbols: Mapping[str, int] | None = None,
+    map_: TensorMap,
+    pointer: int,
+    symbols: Mapping[str, int] | None = None,
     promotion: int = PROMOTION,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The 128 bytes of a tensor map for one pointer."""
     return _encoded(record_of(map_, pointer, symbols, promotion))
 
 
 def record_of(
-    map_: TensorMap, pointer: int, symbols: Mapping[str, int] | None = None,
+    map_: TensorMap,
+    pointer: int,
+    symbols: Mapping[str, int] | None = None,
     promotion: int = PROMOTION,
-) -> Record:  # fmt: skip
+) -> Record:
     """Checked numbers of a map: (data type, item bytes, pointer, sizes, byte strides of all axes
     but the innermost, box, swizzle, promotion), innermost first."""
     known = symbols or {}
@@ -61,8 +77,16 @@ def record_of(
         raise _refusal(map_, "an address that is a multiple of 16", hex(pointer))
     if promotion not in PROMOTIONS:
         raise _refusal(map_, f"an L2 promotion of {tuple(PROMOTIONS)} bytes", promotion)
-    return (DATA_TYPES[map_.dtype.name], item, pointer, sizes, bytes, box,
-            SWIZZLES[map_.swizzle], PROMOTIONS[promotion])  # fmt: skip
+    return (
+        DATA_TYPES[map_.dtype.name],
+        item,
+        pointer,
+        sizes,
+        bytes,
+        box,
+        SWIZZLES[map_.swizzle],
+        PROMOTIONS[promotion],
+    )
 
 
 def _check_shape(
@@ -70,8 +94,11 @@ def _check_shape(
 ) -> None:
     rank = len(sizes)
     if not 1 <= rank <= RANK_LIMIT or len(strides) != rank or len(box) != rank:
-        raise _refusal(map_, f"1 to {RANK_LIMIT} axes, as many strides and box sizes",
-                       f"{rank} sizes, {len(strides)} strides, box {map_.box}")  # fmt: skip
+        raise _refusal(
+            map_,
+            f"1 to {RANK_LIMIT} axes, as many strides and box sizes",
+            f"{rank} sizes, {len(strides)} strides, box {map_.box}",
+        )
     if map_.dtype.name not in DATA_TYPES:
         raise _refusal(map_, "a dtype of 1, 2, 4 or 8 bytes", map_.dtype)
     if map_.swizzle not in SWIZZLES:
@@ -84,37 +111,52 @@ def _check_shape(
         raise _refusal(map_, "an innermost stride of 1", strides[0])
     row = box[0] * item
     if row % 16:
-        raise _refusal(map_, "an innermost box size that is a multiple of 16 bytes",
-                       f"{row} bytes")  # fmt: skip
+        raise _refusal(map_, "an innermost box size that is a multiple of 16 bytes", f"{row} bytes")
     if map_.swizzle and row > map_.swizzle:
-        raise _refusal(map_, f"an innermost box size of at most the swizzle's {map_.swizzle} bytes",
-                       f"{row} bytes")  # fmt: skip
+        raise _refusal(
+            map_,
+            f"an innermost box size of at most the swizzle's {map_.swizzle} bytes",
+            f"{row} bytes",
+        )
 
 
 def _check_strides(map_: TensorMap, sizes: Sequence[int], bytes: Sequence[int]) -> None:
     for axis, stride in enumerate(bytes, 1):
         if stride % 16 or not 0 <= stride < STRIDE_LIMIT:
             raise _refusal(
-                map_, f"strides that are multiples of 16 bytes, under {STRIDE_LIMIT}",
+                map_,
+                f"strides that are multiples of 16 bytes, under {STRIDE_LIMIT}",
                 f"{stride} bytes at axis {len(sizes) - 1 - axis}",
-            )  # fmt: skip
+            )
 
 
 def _refusal(map_: TensorMap, expected: str, got: object) -> UserError:
     return UserError(
-        f"a tensor map cannot describe parameter {map_.parameter}", op="tensor map",
-        expected=expected, got=got,
+        f"a tensor map cannot describe parameter {map_.parameter}",
+        op="tensor map",
+        expected=expected,
+        got=got,
         hint="pad the sizes, or use a Plan that loads without bulk tensor copies",
-    )  # fmt: skip
+    )
 
 
 # ---- encoding -------------------------------------------------------------------------------
 
 _TYPE = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p,
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
-    ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-)  # fmt: skip
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+)
 _functions: dict[int, Any] = {}
 
 
@@ -144,10 +186,19 @@ def _encoded(record: Record) -> bytes:
     memory, at = aligned(MAP_BYTES)
     steps = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
     status = _function()(
-        at, data_type, rank, pointer, (ctypes.c_uint64 * rank)(*sizes), steps,
-        (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
-        0, swizzle, promotion, 0,
-    )  # fmt: skip
+        at,
+        data_type,
+        rank,
+        pointer,
+        (ctypes.c_uint64 * rank)(*sizes),
+        steps,
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        swizzle,
+        promotion,
+        0,
+    )
     if status:
         fail("cuTensorMapEncodeTiled", api().CUresult(status), f"map {record}")
     result = ctypes.string_at(at, MAP_BYTES)

@@ -151,13 +151,15 @@ class Pool:
         self.kept = 0
 
     def _refuse(self, bytes: int, why: str) -> NoReturn:
-        held = ", ".join(f"{label} {_mib(size)}" + (f" in {n}" if n else "")
-                         for label, size, n in self.holders())  # fmt: skip
+        held = ", ".join(
+            f"{label} {_mib(size)}" + (f" in {n}" if n else "") for label, size, n in self.holders()
+        )
         raise MemoryLimitError(
-            f"cannot allocate {_mib(bytes)} on {self.device.name}: {why}", op="Buffer.allocate",
+            f"cannot allocate {_mib(bytes)} on {self.device.name}: {why}",
+            op="Buffer.allocate",
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
             hint="free or donate Buffers, or use a smaller batch",
-        )  # fmt: skip
+        )
 
 
 def _mib(bytes: int) -> str:

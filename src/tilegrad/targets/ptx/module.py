@@ -21,9 +21,11 @@ PLAIN_SHARED = 48 << 10  # dynamic shared memory that needs no leave
 LOG_BYTES = 16 << 10
 PORTABLE_CLUSTER = 8
 FUNCTION_FACTS = {
-    "threads": "MAX_THREADS_PER_BLOCK", "static_shared_bytes": "SHARED_SIZE_BYTES",
-    "local_bytes": "LOCAL_SIZE_BYTES", "registers": "NUM_REGS",
-}  # fmt: skip
+    "threads": "MAX_THREADS_PER_BLOCK",
+    "static_shared_bytes": "SHARED_SIZE_BYTES",
+    "local_bytes": "LOCAL_SIZE_BYTES",
+    "registers": "NUM_REGS",
+}
 
 
 class Module:
@@ -89,11 +91,13 @@ class Function:
             limit = self.device.attributes["max_shared_memory_per_block_optin"] - static
             if shared_bytes > limit:
                 raise UserError(
-                    f"the kernel {self.name} needs too much shared memory", op="launch",
+                    f"the kernel {self.name} needs too much shared memory",
+                    op="launch",
                     expected=f"at most {limit} bytes on {self.device.attributes['name']}"
                     + (f" beside its own {static}" if static else ""),
-                    got=f"{shared_bytes} bytes", hint="smaller tiles or fewer stages",
-                )  # fmt: skip
+                    got=f"{shared_bytes} bytes",
+                    hint="smaller tiles or fewer stages",
+                )
             kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call("cuFuncSetAttribute", self.handle, kind, shared_bytes, during=self.name)
             self._shared = shared_bytes

@@ -184,10 +184,13 @@ class SpreadPlan:
         self.threads[node] = 32 * warps
         name, group = node.op.name, node.op.group
         tile = isinstance(node.type, Tile)
-        if tile and (name in ("constant", "iota", "stack") or (
-            (group in ELEMENTWISE or name in DERIVED)
-            and all(i.shape == () or self.free(i) for i in node.inputs)
-        )):  # fmt: skip
+        if tile and (
+            name in ("constant", "iota", "stack")
+            or (
+                (group in ELEMENTWISE or name in DERIVED)
+                and all(i.shape == () or self.free(i) for i in node.inputs)
+            )
+        ):
             self._free[node] = True
             return
         if self._holds(node):
@@ -327,9 +330,16 @@ class SpreadPlan:
         waiting = self.relations
         roots = {self._find(n) for n in self.parent}
         late = {self._find(n) for n in self.late}
-        missing = sorted((r for r in roots if r not in self.anchors and self._holds(r)),
-                         key=lambda n: (n in late, -math.prod(n.type.shape), not self._moved(n),  # type: ignore[union-attr]
-                                        not self._lies(n), n.serial))  # fmt: skip
+        missing = sorted(
+            (r for r in roots if r not in self.anchors and self._holds(r)),
+            key=lambda n: (
+                n in late,
+                -math.prod(n.type.shape),
+                not self._moved(n),  # type: ignore[union-attr]
+                not self._lies(n),
+                n.serial,
+            ),
+        )
         while True:
             waiting = self._derive(waiting)
             missing = [m for m in missing if m not in self.anchors]
@@ -386,8 +396,14 @@ def by_matrix(node: Node) -> bool:
     """Whether a dot is one that the matrix units of a warp take."""
     a, b, c = node.inputs
     (m, k), n = a.shape, b.shape[1]
-    return (a.dtype is b.dtype and a.dtype in (bfloat16, float16) and c.dtype is float32
-            and m % 16 == 0 and n % 8 == 0 and k % 16 == 0)  # fmt: skip
+    return (
+        a.dtype is b.dtype
+        and a.dtype in (bfloat16, float16)
+        and c.dtype is float32
+        and m % 16 == 0
+        and n % 8 == 0
+        and k % 16 == 0
+    )
 
 
 def dot_spread(node: Node, threads: int, whole_rows: bool = False) -> Spread:

@@ -24,9 +24,12 @@ class Prepared:
     """One Entry with its Symbols bound: a launch but for the pointers."""
 
     def __init__(
-        self, function: Function, entry: Entry, symbols: Mapping[str, int] | None = None,
+        self,
+        function: Function,
+        entry: Entry,
+        symbols: Mapping[str, int] | None = None,
         cooperative: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.function, self.entry, self.symbols = function, entry, dict(symbols or {})
         self.grid = tuple(int(evaluate(s, self.symbols)) for s in entry.grid)
         self.empty = any(s == 0 for s in self.grid)

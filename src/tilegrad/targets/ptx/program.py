@@ -53,11 +53,14 @@ class Entry:
     def to_text(self) -> str:
         """The Entry as JSON."""
         record = {
-            "name": self.name, "arguments": [_written(*a) for a in self.arguments],
-            "grid": [size_text(s) for s in self.grid], "threads": self.threads,
-            "shared_bytes": self.shared_bytes, "cluster": list(self.cluster),
+            "name": self.name,
+            "arguments": [_written(*a) for a in self.arguments],
+            "grid": [size_text(s) for s in self.grid],
+            "threads": self.threads,
+            "shared_bytes": self.shared_bytes,
+            "cluster": list(self.cluster),
             "dependent": self.dependent,
-        }  # fmt: skip
+        }
         return json.dumps(record)
 
     @staticmethod
@@ -76,17 +79,28 @@ def _written(kind: str, value: Any) -> list[Any]:
         return [kind, value]
     if kind != "map":
         raise InternalError("ptx program", f"unknown kind of argument {kind!r}")
-    return [kind, {
-        "parameter": value.parameter, "dtype": value.dtype.name,
-        "sizes": [size_text(s) for s in value.sizes],
-        "strides": [size_text(s) for s in value.strides],
-        "box": list(value.box), "swizzle": value.swizzle,
-    }]  # fmt: skip
+    return [
+        kind,
+        {
+            "parameter": value.parameter,
+            "dtype": value.dtype.name,
+            "sizes": [size_text(s) for s in value.sizes],
+            "strides": [size_text(s) for s in value.strides],
+            "box": list(value.box),
+            "swizzle": value.swizzle,
+        },
+    ]
 
 
 def _read(kind: str, value: Any) -> tuple[str, Any]:
     if kind != "map":
         return kind, value
     sizes, strides = (tuple(read_size(s) for s in value[name]) for name in ("sizes", "strides"))
-    return kind, TensorMap(value["parameter"], dtype_of(value["dtype"]), sizes, strides,
-                           tuple(value["box"]), value["swizzle"])  # fmt: skip
+    return kind, TensorMap(
+        value["parameter"],
+        dtype_of(value["dtype"]),
+        sizes,
+        strides,
+        tuple(value["box"]),
+        value["swizzle"],
+    )

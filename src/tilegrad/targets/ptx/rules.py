@@ -37,8 +37,15 @@ from .element import (
 from .write import Writer
 
 __all__ = [
-    "apply", "bitcast", "combine", "constant", "convert", "convert_pair", "kind_of", "literal",
-]  # fmt: skip
+    "apply",
+    "bitcast",
+    "combine",
+    "constant",
+    "convert",
+    "convert_pair",
+    "kind_of",
+    "literal",
+]
 
 Row = Callable[..., str]
 F32, F64 = dtypes.float32, dtypes.float64
@@ -260,9 +267,13 @@ class Operations:
         return current
 
     def rarely(
-        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
-        done: Callable[..., Value], *inputs: Value,
-    ) -> Value:  # fmt: skip
+        self,
+        name: str,
+        near: Callable[..., Any],
+        far: Callable[..., Any],
+        done: Callable[..., Value],
+        *inputs: Value,
+    ) -> Value:
         """The near values, a branch around the far ones, and what is made of either."""
         w = self.writer
         mask, *values = near(self, *inputs)
@@ -290,9 +301,13 @@ class Asked(Operations):
     """Gives what a function asks of `rarely` as it is."""
 
     def rarely(
-        self, name: str, near: Callable[..., Any], far: Callable[..., Any],
-        done: Callable[..., Value], *inputs: Value,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        near: Callable[..., Any],
+        far: Callable[..., Any],
+        done: Callable[..., Value],
+        *inputs: Value,
+    ) -> Any:
         """The question itself."""
         return Rare(near, far, done, inputs)
 
@@ -332,8 +347,10 @@ def _mend(
     inputs = list(asked[0].inputs)
     for one, turn in zip(asked[1:], turns[1:]):
         mask = Value(turn, dtypes.bool_)
-        inputs = [before if mine.text == before.text else o.select(mask, mine, before)
-                  for mine, before in zip(one.inputs, inputs)]  # fmt: skip
+        inputs = [
+            before if mine.text == before.text else o.select(mask, mine, before)
+            for mine, before in zip(one.inputs, inputs)
+        ]
     values = asked[0].far(o, *inputs)
     for turn, mask, places in zip(turns, masks, held):
         mine = o.logical_and(Value(turn, dtypes.bool_), mask).text
@@ -680,8 +697,24 @@ ROWS: dict[str, Row] = {
     "quick_divide": _quick_divide,
     "tanh": _tanh,
 }
-for _name in ("log", "log2", "log10", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos",
-              "atan", "sinh", "cosh", "erf", "erfc", "erf_inverse"):  # fmt: skip
+for _name in (
+    "log",
+    "log2",
+    "log10",
+    "expm1",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "erf",
+    "erfc",
+    "erf_inverse",
+):
     ROWS[_name] = _function(_name)
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
@@ -690,5 +723,20 @@ EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
 ON_BITS = frozenset({"where", "negative", "absolute"})
 # Rows that give one of their operands, 0, 1 or -1: what was extended stays so.
-KEEPS = frozenset({"where", "maximum", "minimum", "sign", "floor", "ceil", "round", "trunc",
-                   "bit_and", "bit_or", "bit_xor", "bit_not", "shift_right"})  # fmt: skip
+KEEPS = frozenset(
+    {
+        "where",
+        "maximum",
+        "minimum",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "bit_and",
+        "bit_or",
+        "bit_xor",
+        "bit_not",
+        "shift_right",
+    }
+)

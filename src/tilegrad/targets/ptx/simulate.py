@@ -49,15 +49,31 @@ POLICIES = ("round", "far", "random")
 ORDERED = {"volatile", "relaxed", "acquire", "release"}  # accesses that can order CTAs
 RESIDENT = 132  # CTAs that run at the same time
 SLICE = 20_000  # instructions of a cluster before the next gets a turn
-FAMILIES = (simulate_scalar, simulate_memory, simulate_atomic, simulate_warp, simulate_barrier,
-            simulate_order, simulate_matrix, simulate_async, simulate_copy)  # fmt: skip
+FAMILIES = (
+    simulate_scalar,
+    simulate_memory,
+    simulate_atomic,
+    simulate_warp,
+    simulate_barrier,
+    simulate_order,
+    simulate_matrix,
+    simulate_async,
+    simulate_copy,
+)
 
 
 def simulate(
-    text: str, entry: Entry, memories: Sequence[Array | int], symbols: Mapping[str, int] = {}, *,
-    check: bool = True, limit: int = 20_000_000, policy: str = "round", seed: int = 0,
+    text: str,
+    entry: Entry,
+    memories: Sequence[Array | int],
+    symbols: Mapping[str, int] = {},
+    *,
+    check: bool = True,
+    limit: int = 20_000_000,
+    policy: str = "round",
+    seed: int = 0,
     constants: Sequence[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run an entry over its grid, changing memories in place.
 
     `memories` are the Body's Memory parameters (an int is a pointer to nothing). `policy` is
@@ -157,9 +173,16 @@ class Grid:
     """One launch."""
 
     def __init__(
-        self, text: str, entry: Entry, memories: Sequence[Array | int],
-        symbols: Mapping[str, int], check: bool, limit: int, policy: str, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        text: str,
+        entry: Entry,
+        memories: Sequence[Array | int],
+        symbols: Mapping[str, int],
+        check: bool,
+        limit: int,
+        policy: str,
+        seed: int,
+    ) -> None:
         self.module, self.code = decode(text, entry.shared_bytes, entry)
         self.entry, self.check, self.limit, self.policy = entry, check, limit, policy
         self.symbols = dict(symbols)
@@ -172,9 +195,11 @@ class Grid:
         self.eager = float(self.random.choice([0.02, 0.3, 0.8]))
         self.fences = any(i.name.startswith("fence.proxy.async") for i in self.module.code)
         self.ordered = any(
-            i.words[0] in ("atom", "red") or i.name.startswith("cp.reduce")
-            or (i.words[0] in ("ld", "st") and ORDERED & set(i.words)) for i in self.module.code
-        )  # fmt: skip
+            i.words[0] in ("atom", "red")
+            or i.name.startswith("cp.reduce")
+            or (i.words[0] in ("ld", "st") and ORDERED & set(i.words))
+            for i in self.module.code
+        )
         self.memories = [self._global(n, m) for n, m in enumerate(memories)]
         self.maps: dict[int, Any] = {}
         self.parameters = self._parameters()
@@ -186,15 +211,18 @@ class Grid:
         if not memory.flags.c_contiguous:
             raise SimulationError(f"memory {number} is not contiguous")
         data = memory.reshape(-1).view(np.uint8)
-        return Space(f"memory {number}", data, check=self.check,
-                     writeable=bool(memory.flags.writeable))  # fmt: skip
+        return Space(
+            f"memory {number}", data, check=self.check, writeable=bool(memory.flags.writeable)
+        )
 
     def _parameters(self) -> Space:
         """The bytes of the parameters, in the entry's order of arguments."""
         given, wanted = self.entry.arguments, self.module.parameters
         if len(given) != len(wanted) or self.module.entry != self.entry.name:
-            raise TextError(f"entry {self.module.entry} has {len(wanted)} parameters, the Entry "
-                            f"{self.entry.name} names {len(given)}")  # fmt: skip
+            raise TextError(
+                f"entry {self.module.entry} has {len(wanted)} parameters, the Entry "
+                f"{self.entry.name} names {len(given)}"
+            )
         size = max((p.offset + p.bytes for p in wanted), default=0)
         data = np.zeros(size, np.uint8)
         for (kind, value), parameter in zip(given, wanted):
@@ -206,8 +234,11 @@ class Grid:
                 continue
             if parameter.bytes != 8:
                 raise TextError(f"parameter {parameter.name} is {parameter.bytes} bytes, not 8")
-            number = (GLOBAL + (int(value) << GLOBAL_STEP) if kind == "pointer"
-                      else int(self.symbols[value]))  # fmt: skip
+            number = (
+                GLOBAL + (int(value) << GLOBAL_STEP)
+                if kind == "pointer"
+                else int(self.symbols[value])
+            )
             data[place] = np.array([number], np.int64).view(np.uint8)
         return Space("the parameters", data, writeable=False, check=self.check)
 
@@ -230,8 +261,13 @@ class Grid:
         if end - SHARED_START > 232_448:
             raise TextError(f"{end - SHARED_START} bytes of shared memory, at most 232448")
         end = -(-end // 16) * 16
-        return Space(f"shared memory of {cta.name}", np.full(end, 0xCB, np.uint8),
-                     start=SHARED_START, shared=True, check=self.check)  # fmt: skip
+        return Space(
+            f"shared memory of {cta.name}",
+            np.full(end, 0xCB, np.uint8),
+            start=SHARED_START,
+            shared=True,
+            check=self.check,
+        )
 
     def impatient(self) -> bool:
         """Whether a try_wait gives up early this time."""
@@ -281,8 +317,9 @@ class Grid:
                 break
             getattr(self, f"_turn_{self.policy}")(cluster, ready)
             if self.steps > self.limit:
-                lines = sorted({self.code[g.pc].instruction.line
-                                for w in cluster.warps for g in w.groups})  # fmt: skip
+                lines = sorted(
+                    {self.code[g.pc].instruction.line for w in cluster.warps for g in w.groups}
+                )
                 raise LimitError(f"more than {self.limit} instructions; running at {lines}")
 
     def _turn_round(self, cluster: Cluster, ready: list[Any]) -> None:

@@ -77,8 +77,9 @@ class Map:
         if self.swizzle not in (0, 32, 64, 128) or (self.swizzle and row > self.swizzle):
             raise SimulationError(f"tensor map: rows of {row} bytes, swizzle {self.swizzle}")
         if self.swizzle and row < self.swizzle and math.prod(self.box[:-1]) > 1:
-            raise SimulationError(f"tensor map: rows of {row} bytes fill a swizzle of "
-                                  f"{self.swizzle} only in part")  # fmt: skip
+            raise SimulationError(
+                f"tensor map: rows of {row} bytes fill a swizzle of {self.swizzle} only in part"
+            )
 
     def elements(self, coordinates: list[int]) -> tuple[Array, Array]:
         """(element offsets, which are inside) of a box at coordinates, innermost first."""
@@ -137,8 +138,15 @@ def shared_place(warp: Warp, address: int) -> tuple[Cta, int]:
     return (warp.cluster.ctas[rank - 1] if rank else warp.cta), offset
 
 
-def landing(warp: Warp, i: Instruction, cta: Cta, barrier: Phases, chunk: Array, source: Any,
-            operation: str = "") -> None:  # fmt: skip
+def landing(
+    warp: Warp,
+    i: Instruction,
+    cta: Cta,
+    barrier: Phases,
+    chunk: Array,
+    source: Any,
+    operation: str = "",
+) -> None:
     """Queue bytes that land in a CTA's shared memory and on its mbarrier, or are added there."""
     space, clock = cta.shared, warp.clock.copy()
     space.bounds(int(chunk.min()) * 16, int(chunk.max()) * 16 + 16)
@@ -152,8 +160,9 @@ def landing(warp: Warp, i: Instruction, cta: Cta, barrier: Phases, chunk: Array,
         epoch = barrier.phase + 1
         if operation and space.defined is not None and not space.defined[where].all():
             raise UninitialisedError(f"{space.name} is added to where nothing was written")
-        space.note_write(warp.cluster, where, clock, barrier.agent, epoch, proxy=True,
-                         atomic=bool(operation))  # fmt: skip
+        space.note_write(
+            warp.cluster, where, clock, barrier.agent, epoch, proxy=True, atomic=bool(operation)
+        )
         if operation:
             data = _combine(chunks(space)[chunk], data, operation, TYPES[i.words[-1]])
         chunks(space)[chunk] = data
@@ -226,8 +235,14 @@ def decode_tensor_load(d: Decoder, i: Instruction) -> Run:
                 if offset % 128:
                     raise MisalignedError(f"{offset:#x} is not a multiple of 128")
                 if map_.space.check and map_.space._history is not None:
-                    map_.space.note_read(warp.cluster, index, warp.clock, barrier.agent,
-                                         barrier.phase + 1, proxy=True)  # fmt: skip
+                    map_.space.note_read(
+                        warp.cluster,
+                        index,
+                        warp.clock,
+                        barrier.agent,
+                        barrier.phase + 1,
+                        proxy=True,
+                    )
                 chunk = swizzled(offset, map_.bytes, map_.swizzle)
                 landing(warp, i, cta, barrier, chunk, lambda m=map_, a=at: m.load(a))
 
@@ -238,8 +253,11 @@ def decode_bulk_load(d: Decoder, i: Instruction) -> Run:
     """cp[.reduce].async.bulk to shared memory, from global or this CTA's shared memory."""
     inside = "shared::cta" in i.words
     operation = next((w for w in i.words if w in OPERATIONS), "")
-    into, source, mbarrier = d.address(i.operands[0]), d.address(i.operands[1]), \
-        d.address(i.operands[3])  # fmt: skip
+    into, source, mbarrier = (
+        d.address(i.operands[0]),
+        d.address(i.operands[1]),
+        d.address(i.operands[3]),
+    )
     size = d.read(i.operands[2], "u32")
     mask_of = d.read(i.operands[4], "u16") if "multicast::cluster" in i.words else None
 
@@ -256,11 +274,24 @@ def decode_bulk_load(d: Decoder, i: Instruction) -> Run:
                 warp, int(into(warp)[lane]), int(mbarrier(warp)[lane]), many
             ):
                 if space.shared or space._history is not None:
-                    space.note_read(warp.cluster, index, warp.clock, barrier.agent,
-                                    barrier.phase + 1, proxy=True)  # fmt: skip
+                    space.note_read(
+                        warp.cluster,
+                        index,
+                        warp.clock,
+                        barrier.agent,
+                        barrier.phase + 1,
+                        proxy=True,
+                    )
                 chunk = swizzled(place, bytes_, 0)
-                landing(warp, i, cta, barrier, chunk, lambda s=space, x=index: s.data[x].copy(),
-                        operation)  # fmt: skip
+                landing(
+                    warp,
+                    i,
+                    cta,
+                    barrier,
+                    chunk,
+                    lambda s=space, x=index: s.data[x].copy(),
+                    operation,
+                )
 
     return run
 
@@ -283,15 +314,17 @@ def decode_st_async(d: Decoder, i: Instruction) -> Run:
         clock = warp.clock.copy()
         for lane in lanes_of(mask):
             ((cta, offset, barrier),) = destinations(
-                warp, int(into(warp)[lane]), int(mbarrier(warp)[lane]), None)  # fmt: skip
+                warp, int(into(warp)[lane]), int(mbarrier(warp)[lane]), None
+            )
             data = values[lane]
             aligned(np.array([offset]), data.size)
             cta.shared.bounds(offset, offset + data.size)
             if cta.exited:  # who waits for the bytes knows that they are there, and nothing else
                 raise ExitedPeerError(f"{cta.name} is stored to after its exit")
 
-            def land(cta: Cta = cta, offset: int = offset, barrier: Any = barrier,
-                     data: Array = data) -> None:  # fmt: skip
+            def land(
+                cta: Cta = cta, offset: int = offset, barrier: Any = barrier, data: Array = data
+            ) -> None:
                 if cta.exited:
                     raise ExitedPeerError(f"a store lands in {cta.name} after its exit")
                 where, epoch = slice(offset, offset + data.size), barrier.phase + 1
@@ -315,19 +348,32 @@ def _combine(old: Array, new: Array, operation: str, dtype: np.dtype[Any]) -> Ar
     if operation == "add" and dtype.kind not in "iu" and dtype.itemsize < 8:
         total = (x.astype(np.float64) + y.astype(np.float64)).astype(dtype)
     else:
-        function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                    "or": np.bitwise_or, "xor": np.bitwise_xor,
-                    "inc": lambda old, most: np.where(old >= most, 0, old + 1),
-                    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - 1),
-                    }[operation]  # fmt: skip
+        function = {
+            "add": np.add,
+            "min": np.minimum,
+            "max": np.maximum,
+            "and": np.bitwise_and,
+            "or": np.bitwise_or,
+            "xor": np.bitwise_xor,
+            "inc": lambda old, most: np.where(old >= most, 0, old + 1),
+            "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - 1),
+        }[operation]
         total = function(x, y).astype(dtype)
     return np.ascontiguousarray(total).view(np.uint8).reshape(old.shape)
 
 
-
-
-def bulk_store(warp: Warp, i: Instruction, lane: int, chunk: Array, space: Space, index: Array,
-               inside: Array, size: int, operation: str, dtype: Any) -> None:  # fmt: skip
+def bulk_store(
+    warp: Warp,
+    i: Instruction,
+    lane: int,
+    chunk: Array,
+    space: Space,
+    index: Array,
+    inside: Array,
+    size: int,
+    operation: str,
+    dtype: Any,
+) -> None:
     """Queue a copy from this CTA's shared memory to bytes `index` of a global memory."""
     shared, clock = warp.cta.shared, warp.clock.copy()
     shared.bounds(int(chunk.min()) * 16, int(chunk.max()) * 16 + 16)
@@ -340,10 +386,12 @@ def bulk_store(warp: Warp, i: Instruction, lane: int, chunk: Array, space: Space
 
     def work() -> None:
         data = chunks(shared)[chunk].reshape(-1, size)[inside]
-        space.note_write(warp.cluster, index, clock, writes, number, proxy=True,
-                         atomic=bool(operation))  # fmt: skip
-        space.data[index] = _combine(space.data[index], data, operation, dtype) if operation \
-            else data  # fmt: skip
+        space.note_write(
+            warp.cluster, index, clock, writes, number, proxy=True, atomic=bool(operation)
+        )
+        space.data[index] = (
+            _combine(space.data[index], data, operation, dtype) if operation else data
+        )
         engine.done = number
 
     who = f"bulk store of {warp.name}"
@@ -368,16 +416,29 @@ def decode_tensor_store(d: Decoder, i: Instruction) -> Run:
                 raise MisalignedError(f"{offset:#x} is not a multiple of 128 in this CTA")
             index, inside = map_.index(place(warp, lane))
             chunk = swizzled(offset, map_.bytes, map_.swizzle)
-            bulk_store(warp, i, int(lane), chunk, map_.space, index, inside, map_.size, operation,
-                       map_.dtype.numpy)  # fmt: skip
+            bulk_store(
+                warp,
+                i,
+                int(lane),
+                chunk,
+                map_.space,
+                index,
+                inside,
+                map_.size,
+                operation,
+                map_.dtype.numpy,
+            )
 
     return run
 
 
 def decode_bulk_store(d: Decoder, i: Instruction) -> Run:
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
-    target, source, size = d.address(i.operands[0]), d.address(i.operands[1]), \
-        d.read(i.operands[2], "u32")  # fmt: skip
+    target, source, size = (
+        d.address(i.operands[0]),
+        d.address(i.operands[1]),
+        d.read(i.operands[2], "u32"),
+    )
     operation = next((w for w in i.words if w in OPERATIONS), "")
     dtype = TYPES[i.words[-1]] if operation else np.dtype(np.uint8)
 
@@ -390,8 +451,18 @@ def decode_bulk_store(d: Decoder, i: Instruction) -> Run:
             ((space, start, _),) = resolve(warp, "global", at)
             index = covering(space, start, bytes_).reshape(-1, dtype.itemsize)
             inside = np.ones(index.shape[0], np.bool_)
-            bulk_store(warp, i, int(lane), swizzled(offset, bytes_, 0), space, index, inside,
-                       dtype.itemsize, operation, dtype)  # fmt: skip
+            bulk_store(
+                warp,
+                i,
+                int(lane),
+                swizzled(offset, bytes_, 0),
+                space,
+                index,
+                inside,
+                dtype.itemsize,
+                operation,
+                dtype,
+            )
 
     return run
 

@@ -28,12 +28,20 @@ def _rmw(operation: str, dtype: np.dtype[Any]) -> Any:
         return x if old == 0 or old > x else old - dtype.type(1)
 
     return {
-        "add": lambda old, x: (old.astype(np.float32) + x.astype(np.float32)).astype(dtype)
-        if dtype.itemsize == 2 else old + x,
-        "and": lambda old, x: old & x, "or": lambda old, x: old | x, "xor": lambda old, x: old ^ x,
-        "min": lambda old, x: min(old, x), "max": lambda old, x: max(old, x),
-        "exch": lambda old, x: x, "inc": bounded, "dec": down,
-    }[operation]  # fmt: skip
+        "add": lambda old, x: (
+            (old.astype(np.float32) + x.astype(np.float32)).astype(dtype)
+            if dtype.itemsize == 2
+            else old + x
+        ),
+        "and": lambda old, x: old & x,
+        "or": lambda old, x: old | x,
+        "xor": lambda old, x: old ^ x,
+        "min": lambda old, x: min(old, x),
+        "max": lambda old, x: max(old, x),
+        "exch": lambda old, x: x,
+        "inc": bounded,
+        "dec": down,
+    }[operation]
 
 
 OPERATIONS = ("add", "and", "or", "xor", "min", "max", "exch", "inc", "dec", "cas")
@@ -54,8 +62,10 @@ def decode_atom(d: Decoder, i: Instruction) -> Run:
     puts = [d.put(o, type_) for o in outs]
     element = TYPES[type_[:-2]] if type_ in ("f16x2", "bf16x2") else TYPES[type_]
     change = None if operation == "cas" else _rmw(operation, element)
-    acquire, release = bool({"acquire", "acq_rel"} & set(words)), \
-        bool({"release", "acq_rel"} & set(words))  # fmt: skip
+    acquire, release = (
+        bool({"acquire", "acq_rel"} & set(words)),
+        bool({"release", "acq_rel"} & set(words)),
+    )
 
     def one(warp: Warp, lane: int, old: Array, new: Array) -> Array:
         if other is None:

@@ -50,11 +50,15 @@ class Named:
     def arrive(self, warp: Warp, threads: int | None) -> int:
         """Arrive with a warp; gives the generation joined."""
         if self.arrived and threads != self.threads:
-            raise BarrierError(f"barrier {self.number} is used with {self.threads} and {threads} "
-                               "threads in one phase")  # fmt: skip
+            raise BarrierError(
+                f"barrier {self.number} is used with {self.threads} and {threads} "
+                "threads in one phase"
+            )
         if threads is not None and (threads % LANES or threads <= 0):
-            raise BarrierError(f"barrier {self.number} with {threads} threads, which is not a "
-                               "positive multiple of 32")  # fmt: skip
+            raise BarrierError(
+                f"barrier {self.number} with {threads} threads, which is not a "
+                "positive multiple of 32"
+            )
         if warp.number in self.came:
             raise BarrierError(f"a warp arrives twice at barrier {self.number} in one phase")
         self.threads = threads
@@ -122,8 +126,9 @@ def decode_bar(d: Decoder, i: Instruction) -> Run:
             clock, votes, every, some = barrier.seen[generation]
             np.maximum(warp.clock, clock, out=warp.clock)
             if put is not None:
-                value: Any = np.uint32(votes) if "popc" in i.words else (
-                    every if "and" in i.words else some)  # fmt: skip
+                value: Any = (
+                    np.uint32(votes) if "popc" in i.words else (every if "and" in i.words else some)
+                )
                 put(warp, mask, np.full(LANES, value))
 
         return Waiting(lambda: barrier.passed(generation), lambda: str(barrier), finish)
@@ -211,8 +216,10 @@ def known_barrier(warp: Warp, cta: Cta, offset: int, proxy: bool) -> Phases:
         if barrier.made > warp.clock[barrier.by]:
             raise RaceError(f"{barrier} is used, but nothing orders its init before")
         if proxy and (barrier.fenced is None or barrier.fenced > warp.clock[barrier.by]):
-            raise ProxyFenceError(f"{barrier} was initialised without fence.mbarrier_init or "
-                                  "fence.proxy.async before the barrier")  # fmt: skip
+            raise ProxyFenceError(
+                f"{barrier} was initialised without fence.mbarrier_init or "
+                "fence.proxy.async before the barrier"
+            )
     return barrier
 
 
@@ -270,8 +277,9 @@ def _init(d: Decoder, i: Instruction) -> Run:
             if offset in warp.cta.mbarriers:
                 raise BarrierError(f"{warp.cta.mbarriers[offset]} is initialised twice")
             index = slice(offset, offset + 8)
-            space.note_write(warp.cluster, index, warp.clock, warp.agent,
-                             int(warp.clock[warp.agent]))  # fmt: skip
+            space.note_write(
+                warp.cluster, index, warp.clock, warp.agent, int(warp.clock[warp.agent])
+            )
             if space.barriers is None:
                 space.barriers = np.zeros(space.data.size, np.bool_)
             space.barriers[index] = True
@@ -349,8 +357,11 @@ def _try_wait(d: Decoder, i: Instruction) -> Run:
             warp.pair["tried"] = again  # the first try of a wait that is not over gives up
             finish()
             return None
-        return Waiting(ready, lambda: ", ".join(
-            f"parity {value} of {barriers[a]}" for a, value in sorted(checks)), finish)  # fmt: skip
+        return Waiting(
+            ready,
+            lambda: ", ".join(f"parity {value} of {barriers[a]}" for a, value in sorted(checks)),
+            finish,
+        )
 
     return run
 

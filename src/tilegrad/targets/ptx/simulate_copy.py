@@ -36,8 +36,9 @@ def decode_cp_async(d: Decoder, i: Instruction) -> Run:
     def run(warp: Warp, mask: Mask) -> None:
         lanes = lanes_of(mask)
         target = into(warp)[lanes] & ((1 << RANK_STEP) - 1)
-        counts = size(warp)[lanes].astype(np.int64) if size is not None else \
-            np.full(lanes.size, bytes_)  # fmt: skip
+        counts = (
+            size(warp)[lanes].astype(np.int64) if size is not None else np.full(lanes.size, bytes_)
+        )
         if (counts > bytes_).any():
             raise OutOfBoundsError(f"cp.async reads {int(counts.max())} of {bytes_} bytes")
         aligned(target, bytes_)
@@ -71,8 +72,9 @@ def _fetch(warp: Warp, address: Array, counts: Array, bytes_: int) -> Any:
             most = counts[lanes]
             space.bounds(int(offset.min()), int((offset + most).max()))
             index = np.minimum(offset[:, None] + np.arange(bytes_), space.data.size - 1)
-            space.note_read(warp.cluster, index, warp.clock, warp.agent,
-                            int(warp.clock[warp.agent]))  # fmt: skip
+            space.note_read(
+                warp.cluster, index, warp.clock, warp.agent, int(warp.clock[warp.agent])
+            )
             parts.append((space, index, lanes))
 
     def data() -> Array:

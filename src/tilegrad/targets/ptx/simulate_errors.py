@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 class SimulationError(InternalError):
     """A fault of a simulated program; `instruction` is where, `who` is the warp or the engine."""
 
-    def __init__(
-        self, message: str, instruction: Instruction | None = None, who: str = ""
-    ) -> None:
+    def __init__(self, message: str, instruction: Instruction | None = None, who: str = "") -> None:
         self.message, self.instruction, self.who = message, instruction, who
         place = ""
         if instruction is not None:

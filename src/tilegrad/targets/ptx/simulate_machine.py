@@ -123,8 +123,14 @@ class Warp:
 
     def special(self, name: str) -> Array:
         """A special register."""
-        if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo", "%clock_hi",
-                    "%globaltimer_hi"):  # fmt: skip
+        if name in (
+            "%clock",
+            "%clock64",
+            "%globaltimer",
+            "%globaltimer_lo",
+            "%clock_hi",
+            "%globaltimer_hi",
+        ):
             high = name.endswith("_hi")
             return np.full(LANES, 0 if high else self.cluster.grid.steps, np.uint64)
         if name not in self._special:
@@ -162,8 +168,10 @@ class Warp:
 
     def known(self, mask: Mask) -> Clock:
         """The clock of all of these lanes."""
-        if self.unseen is None or not (self.strangers if mask is None
-                                       else self.strangers & mask).any():  # fmt: skip
+        if (
+            self.unseen is None
+            or not (self.strangers if mask is None else self.strangers & mask).any()
+        ):
             return self.clock
         clock = self.clock.copy()
         clock[self.unseen[0]] = self.unseen[1]
@@ -259,7 +267,9 @@ class Warp:
                     name = next(n for n, s in self.cluster.grid.slots.items() if s == slot)
                     raise UninitialisedError(
                         f"register {name} is read but was never written",
-                        step.instruction, self.name) from None  # fmt: skip
+                        step.instruction,
+                        self.name,
+                    ) from None
             raise
         return count
 
@@ -320,11 +330,15 @@ class Warp:
                 read = slot in step.writes and self.fragments.get(slot, 0)
                 engine = self.engine("wgmma")
                 if op > engine.waited:
-                    raise PendingError("an accumulator of a wgmma under way is used before "
-                                       "wgmma.wait_group covers it")  # fmt: skip
+                    raise PendingError(
+                        "an accumulator of a wgmma under way is used before "
+                        "wgmma.wait_group covers it"
+                    )
                 if read and read > engine.waited:
-                    raise PendingError("a register that a wgmma under way reads as A is written "
-                                       "before wgmma.wait_group covers it")  # fmt: skip
+                    raise PendingError(
+                        "a register that a wgmma under way reads as A is written "
+                        "before wgmma.wait_group covers it"
+                    )
         self.touched |= step.watched
 
     def leave(self, step: Step) -> None:
@@ -333,11 +347,14 @@ class Warp:
             for (kind, _), engine in self.engines.items():
                 if kind != "cp.async" and engine.issued > engine.waited:
                     raise PendingError(
-                        f"exit with {kind} work that was not waited for", step.instruction,
-                        self.name)  # fmt: skip
+                        f"exit with {kind} work that was not waited for",
+                        step.instruction,
+                        self.name,
+                    )
             if self.cluster.grid.entry.dependent and not self.depended:
                 raise DependencyError(
-                    "exit before griddepcontrol.wait", step.instruction, self.name)  # fmt: skip
+                    "exit before griddepcontrol.wait", step.instruction, self.name
+                )
         self.cta.leave(self, step)
 
 
@@ -377,23 +394,32 @@ class Cta:
         if name.startswith("%lanemask"):
             one = np.uint32(1) << lane
             below = one - np.uint32(1)
-            return {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one),
-                    "ge": ~below}[name[-2:]]  # fmt: skip
+            return {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one), "ge": ~below}[
+                name[-2:]
+            ]
         if name == "%laneid":
             return lane
         within = tuple(i % c for i, c in zip(self.index, grid.cluster))
         values: dict[str, Any] = {
-            "%ntid": (self.threads, 1, 1), "%ctaid": self.index, "%nctaid": grid.grid,
-            "%cluster_ctaid": within, "%cluster_nctaid": grid.cluster,
+            "%ntid": (self.threads, 1, 1),
+            "%ctaid": self.index,
+            "%nctaid": grid.grid,
+            "%cluster_ctaid": within,
+            "%cluster_nctaid": grid.cluster,
             "%clusterid": tuple(i // c for i, c in zip(self.index, grid.cluster)),
             "%nclusterid": tuple(i // c for i, c in zip(grid.grid, grid.cluster)),
-            "%warpid": warp.number, "%nwarpid": len(self.warps), "%gridid": 0,
-            "%cluster_ctarank": self.rank, "%cluster_nctarank": len(cluster.ctas) or 1,
+            "%warpid": warp.number,
+            "%nwarpid": len(self.warps),
+            "%gridid": 0,
+            "%cluster_ctarank": self.rank,
+            "%cluster_nctarank": len(cluster.ctas) or 1,
             "%smid": (cluster.number * int(np.prod(grid.cluster)) + self.rank) % 132,
-            "%nsmid": 132, "%is_explicit_cluster": int(np.prod(grid.cluster)) > 1,
+            "%nsmid": 132,
+            "%is_explicit_cluster": int(np.prod(grid.cluster)) > 1,
             "%dynamic_smem_size": grid.entry.shared_bytes,
-            "%total_smem_size": grid.entry.shared_bytes, "%aggr_smem_size": grid.entry.shared_bytes,
-        }  # fmt: skip
+            "%total_smem_size": grid.entry.shared_bytes,
+            "%aggr_smem_size": grid.entry.shared_bytes,
+        }
         if plain not in values:
             raise SimulationError(f"special register {name} is not known")
         value = values[plain]
@@ -412,7 +438,9 @@ class Cta:
                 raise ExitedPeerError(
                     f"{self.name} exits without having waited for what "
                     f"{self.cluster.agents[agent]} did in its shared memory",
-                    step.instruction, warp.name)  # fmt: skip
+                    step.instruction,
+                    warp.name,
+                )
 
 
 class Cluster:

@@ -283,8 +283,11 @@ class Product:
         wanted = self.columns // (4 if self.into == "f16" else 2)
         if len(self.slots) != wanted or (self.fragment and len(self.fragment_slots) != 4):
             raise TextError(f"{wanted} accumulators and 4 registers of A expected")
-        self.a: Any = [d.read(o, "b32") for o in i.operands[1].parts] if self.fragment else \
-            d.read(i.operands[1], "b64")  # fmt: skip
+        self.a: Any = (
+            [d.read(o, "b32") for o in i.operands[1].parts]
+            if self.fragment
+            else d.read(i.operands[1], "b64")
+        )
         self.b, self.scale = d.read(i.operands[2], "b64"), d.read(i.operands[3], "pred")
         numbers = [int(o.text) for o in i.operands[4:]]
         self.signs = numbers[:2] or [1, 1]
@@ -298,7 +301,9 @@ class Product:
         """One warp comes; the last of the four issues the product."""
         whole(warp, mask, "wgmma")
         cta, first = warp.cta, warp.number // 4 * 4
-        if len(cta.warps) < first + 4 or not all(w.lanes.all() for w in cta.warps[first:first + 4]):
+        if len(cta.warps) < first + 4 or not all(
+            w.lanes.all() for w in cta.warps[first : first + 4]
+        ):
             raise WarpgroupError(f"warps {first}..{first + 3} are not a whole warpgroup")
         if warp.cluster.check:
             self.check_registers(warp)
@@ -311,8 +316,14 @@ class Product:
             warp.fragments[slot] = engine.issued
         left = [r(warp) for r in self.a] if self.fragment else uniform(self.a(warp), "descriptor")
         scale = bool(uniform(self.scale(warp), "scale-d"))
-        issue = Issue(warp, self.i.number, left, uniform(self.b(warp), "descriptor"), scale,
-                      warp.known(mask).copy())  # fmt: skip
+        issue = Issue(
+            warp,
+            self.i.number,
+            left,
+            uniform(self.b(warp), "descriptor"),
+            scale,
+            warp.known(mask).copy(),
+        )
         came = cta.products.setdefault((first, engine.issued), [])
         came.append(issue)
         if issue.where != came[0].where:
@@ -329,8 +340,10 @@ class Product:
         if any(warp.accumulators.get(s, 0) > waited for s in self.fragment_slots) or any(
             warp.fragments.get(s, 0) > waited for s in self.slots
         ):
-            raise PendingError("a wgmma uses registers of another that is under way, one as A and "
-                               "the other as accumulator")  # fmt: skip
+            raise PendingError(
+                "a wgmma uses registers of another that is under way, one as A and "
+                "the other as accumulator"
+            )
         touched = warp.touched & {*self.slots, *self.fragment_slots}
         if touched:
             raise MatrixFenceError(
@@ -360,8 +373,9 @@ class Product:
         cta.cluster.later(("wgmma", cta.rank, first), work, who, self.i)
 
     @staticmethod
-    def note(cta: Cta, space: Space, at: Array, size: int, clock: Array, agent: int,
-             number: int) -> None:  # fmt: skip
+    def note(
+        cta: Cta, space: Space, at: Array, size: int, clock: Array, agent: int, number: int
+    ) -> None:
         """Shared memory that the product reads."""
         space.bounds(int(at.min()), int(at.max()) + size)
         if space.check:
@@ -374,8 +388,15 @@ class Product:
                 index = (at.reshape(-1, 1) + np.arange(size)).reshape(-1)
             space.note_read(cta.cluster, index, clock, agent, number, proxy=True)
 
-    def work(self, space: Space, warps: list[Warp], issues: list[Issue], left: Array | None,
-             right: Array, number: int) -> None:  # fmt: skip
+    def work(
+        self,
+        space: Space,
+        warps: list[Warp],
+        issues: list[Issue],
+        left: Array | None,
+        right: Array,
+        number: int,
+    ) -> None:
         """Multiply, and write the accumulators of the four warps."""
         b = exact(gather(space, right, self.right), self.right) * self.signs[1]
         if left is not None:
@@ -389,8 +410,12 @@ class Product:
                 if any(warp.registers[s] is None for s in self.slots):
                     raise UninitialisedError("an accumulator is added to but was never written")
                 before = from_accumulators([warp.registers[s] for s in self.slots], self.into)
-            total = accumulate(product[16 * order : 16 * order + 16], before, self.into,
-                               "satfinite" in self.i.words)  # fmt: skip
+            total = accumulate(
+                product[16 * order : 16 * order + 16],
+                before,
+                self.into,
+                "satfinite" in self.i.words,
+            )
             for slot, value in zip(self.slots, to_accumulators(total, self.into)):
                 warp.registers[slot] = value
             warp.engine("wgmma").done = number
@@ -404,7 +429,10 @@ def unfinished(cluster: Cluster) -> None:
             instruction = cluster.grid.code[came[0].where].instruction
             raise WarpgroupError(
                 f"only warps {here} of {first}..{first + 3} issue this wgmma; the program stands "
-                f"still: {cluster.stuck()}", instruction, cta.name)  # fmt: skip
+                f"still: {cluster.stuck()}",
+                instruction,
+                cta.name,
+            )
 
 
 def gather(space: Space, at: Array, type_: str) -> Array:
@@ -473,7 +501,11 @@ def decode_wgmma(d: Decoder, i: Instruction) -> Run:
 
 def decode(d: Decoder, i: Instruction) -> Run | None:
     """Decode a matrix instruction; None if it is not one."""
-    table = {"ldmatrix": decode_ldmatrix, "stmatrix": decode_stmatrix, "mma": decode_mma,
-             "movmatrix": decode_movmatrix,
-             "wgmma": decode_wgmma}  # fmt: skip
+    table = {
+        "ldmatrix": decode_ldmatrix,
+        "stmatrix": decode_stmatrix,
+        "mma": decode_mma,
+        "movmatrix": decode_movmatrix,
+        "wgmma": decode_wgmma,
+    }
     return table[i.words[0]](d, i) if i.words[0] in table else None

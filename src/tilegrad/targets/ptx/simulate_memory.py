@@ -102,8 +102,16 @@ class History:
 class Space:
     """One run of bytes that addresses point into; offsets from `start` on are valid."""
 
-    def __init__(self, name: str, data: Array, *, start: int = 0, shared: bool = False,
-                 check: bool = True, writeable: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        data: Array,
+        *,
+        start: int = 0,
+        shared: bool = False,
+        check: bool = True,
+        writeable: bool = True,
+    ) -> None:
         self.name, self.data, self.start, self.shared = name, data, start, shared
         self.check, self.writeable = check, writeable
         self.defined = np.zeros(data.size, np.bool_) if shared and check else None
@@ -127,8 +135,17 @@ class Space:
                 f"{self.start}..{self.data.size - 1}"
             )
 
-    def note_read(self, cluster: Cluster, index: Any, clock: Clock, agent: int, epoch: int, *,
-                  proxy: bool = False, atomic: bool = False) -> None:  # fmt: skip
+    def note_read(
+        self,
+        cluster: Cluster,
+        index: Any,
+        clock: Clock,
+        agent: int,
+        epoch: int,
+        *,
+        proxy: bool = False,
+        atomic: bool = False,
+    ) -> None:
         """An agent with this clock reads bytes; `proxy` if through the asynchronous proxy."""
         if not self.check:
             return
@@ -141,8 +158,10 @@ class Space:
         if history.owner is not None and not cluster.grid.ordered:
             foreign = history.owner[index]
             if ((foreign >= 0) & (foreign != cluster.number)).any():
-                raise RaceError(f"{cluster.agents[agent]} reads {self.name}, which another CTA "
-                                "wrote in the same launch")  # fmt: skip
+                raise RaceError(
+                    f"{cluster.agents[agent]} reads {self.name}, which another CTA "
+                    "wrote in the same launch"
+                )
         other = history.unordered_write(clock, index, cluster.number, atomic)
         if other is not None:
             raise RaceError(
@@ -162,8 +181,17 @@ class Space:
         if not atomic:
             history.record_read(index, agent, epoch, cluster.number)
 
-    def note_write(self, cluster: Cluster, index: Any, clock: Clock, agent: int, epoch: int, *,
-                   proxy: bool = False, atomic: bool = False) -> None:  # fmt: skip
+    def note_write(
+        self,
+        cluster: Cluster,
+        index: Any,
+        clock: Clock,
+        agent: int,
+        epoch: int,
+        *,
+        proxy: bool = False,
+        atomic: bool = False,
+    ) -> None:
         """An agent with this clock writes bytes."""
         if not self.writeable:
             raise OutOfBoundsError(f"{self.name} is written, but may only be read")
@@ -179,8 +207,10 @@ class Space:
         if history.reader_owner is not None and not cluster.grid.ordered:
             foreign = history.reader_owner[index]
             if ((foreign >= 0) & (foreign != cluster.number)).any():
-                raise RaceError(f"{cluster.agents[agent]} writes {self.name}, which another CTA "
-                                "read in the same launch")  # fmt: skip
+                raise RaceError(
+                    f"{cluster.agents[agent]} writes {self.name}, which another CTA "
+                    "read in the same launch"
+                )
         if other is not None and other != agent:
             raise RaceError(
                 f"{cluster.agents[agent]} writes {self.name}, which {cluster.agents[other]} "
@@ -212,8 +242,9 @@ def shared_of(warp: Warp, address: int) -> tuple[Space, int]:
     cta = warp.cta
     if rank:
         if rank > len(warp.cluster.ctas):
-            raise OutOfBoundsError(f"no CTA of rank {rank - 1} in a cluster of "
-                                   f"{len(warp.cluster.ctas)}")  # fmt: skip
+            raise OutOfBoundsError(
+                f"no CTA of rank {rank - 1} in a cluster of {len(warp.cluster.ctas)}"
+            )
         cta = warp.cluster.ctas[rank - 1]
     touch_peer(warp, cta)
     return cta.shared, offset
@@ -294,8 +325,10 @@ def aligned(address: Array, bytes_: int) -> None:
 def one_for_all(warp: Warp, mask: Mask, what: str) -> None:
     """Some lanes act for their warp: what others did in shared memory must be ordered before."""
     if mask is not None and warp.cluster.check and (warp.accessed & ~mask).any():
-        raise RaceError(f"{what} by some lanes of a warp after others were at shared memory, and "
-                        "no bar.warp.sync orders them")  # fmt: skip
+        raise RaceError(
+            f"{what} by some lanes of a warp after others were at shared memory, and "
+            "no bar.warp.sync orders them"
+        )
 
 
 def depends(warp: Warp, space: Space) -> None:
@@ -305,8 +338,9 @@ def depends(warp: Warp, space: Space) -> None:
             raise DependencyError(f"{space.name} is read before griddepcontrol.wait")
 
 
-def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False,
-         mask: Mask = None) -> Array:  # fmt: skip
+def load(
+    warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = False, mask: Mask = None
+) -> Array:
     """Bytes (lanes, bytes) at addresses, read by lanes of the warp."""
     clock = warp.known(mask)
     aligned(address, bytes_)
@@ -327,8 +361,14 @@ def load(warp: Warp, kind: str, address: Array, bytes_: int, atomic: bool = Fals
     return result
 
 
-def store(warp: Warp, kind: str, address: Array, value: Array, atomic: bool = False,
-          lanes: Array | None = None) -> None:  # fmt: skip
+def store(
+    warp: Warp,
+    kind: str,
+    address: Array,
+    value: Array,
+    atomic: bool = False,
+    lanes: Array | None = None,
+) -> None:
     """Write bytes (lanes, bytes) at addresses; `lanes` are those that give the rows, if known."""
     bytes_ = value.shape[1]
     aligned(address, bytes_)
@@ -352,14 +392,16 @@ def _other_values(warp: Warp, space: Space, index: Array, value: Array) -> None:
         raise RaceError(f"{space.name} is stored to by another CTA too, with another value")
 
 
-def note_store(warp: Warp, space: Space, index: Any, atomic: bool = False,
-               lanes: Array | None = None) -> None:  # fmt: skip
+def note_store(
+    warp: Warp, space: Space, index: Any, atomic: bool = False, lanes: Array | None = None
+) -> None:
     """Note a plain store of the warp."""
     grid = warp.cluster.grid
     if warp.cluster.check and grid.entry.dependent and not space.shared and not warp.depended:
         raise DependencyError(f"{space.name} is written before griddepcontrol.wait")
-    space.note_write(warp.cluster, index, warp.clock, warp.agent,
-                     int(warp.clock[warp.agent]), atomic=atomic)  # fmt: skip
+    space.note_write(
+        warp.cluster, index, warp.clock, warp.agent, int(warp.clock[warp.agent]), atomic=atomic
+    )
     if grid.fences and warp.cluster.check:
         warp.unfenced.append((space, index, lanes))
 

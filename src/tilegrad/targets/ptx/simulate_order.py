@@ -146,8 +146,11 @@ def decode_setmaxnreg(d: Decoder, i: Instruction) -> Run:
         if need <= cta.free_registers:
             finish()
             return None
-        return Waiting(lambda: need <= cta.free_registers, lambda: (
-            f"{need} more registers, of which {cta.free_registers} are free"), finish)  # fmt: skip
+        return Waiting(
+            lambda: need <= cta.free_registers,
+            lambda: f"{need} more registers, of which {cta.free_registers} are free",
+            finish,
+        )
 
     return run
 
@@ -183,8 +186,13 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
     name = i.words[0]
     if name == "barrier" and i.words[1] == "cluster":
         return decode_cluster(d, i)
-    table = {"fence": decode_fence, "membar": decode_fence, "setmaxnreg": decode_setmaxnreg,
-             "mapa": decode_mapa, "getctarank": decode_mapa}  # fmt: skip
+    table = {
+        "fence": decode_fence,
+        "membar": decode_fence,
+        "setmaxnreg": decode_setmaxnreg,
+        "mapa": decode_mapa,
+        "getctarank": decode_mapa,
+    }
     if name in table:
         return table[name](d, i)
     if name == "griddepcontrol":

@@ -28,14 +28,23 @@ def root(value: Fraction) -> Fraction:
 
 
 EXACT: dict[str, Callable[..., Fraction]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b, "rcp": lambda a: 1 / a, "sqrt": root,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "rcp": lambda a: 1 / a,
+    "sqrt": root,
     "fma": lambda a, b, c: a * b + c,
-}  # fmt: skip
+}
 PLAIN: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "rcp": lambda a: 1 / a, "sqrt": np.sqrt, "fma": lambda a, b, c: a * b + c,
-}  # fmt: skip
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+    "fma": lambda a, b, c: a * b + c,
+}
 
 
 def toward(value: Fraction, type_: str, mode: str) -> float:

@@ -56,8 +56,7 @@ def apply(d: Decoder, i: Instruction, function: Function, into: str, *types: str
         return lambda warp, mask: put(warp, mask, function(left(warp), right(warp)))
     if len(reads) == 3:
         first, second, third = reads
-        return lambda warp, mask: put(
-            warp, mask, function(first(warp), second(warp), third(warp)))  # fmt: skip
+        return lambda warp, mask: put(warp, mask, function(first(warp), second(warp), third(warp)))
     return lambda warp, mask: put(warp, mask, function(*[read(warp) for read in reads]))
 
 
@@ -166,9 +165,15 @@ def _extreme(name: str, type_: str, words: list[str]) -> Function:
 
 
 UNARY: dict[str, Function] = {
-    "ex2": np.exp2, "lg2": np.log2, "rcp": lambda x: 1.0 / x, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
-}  # fmt: skip
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": lambda x: 1.0 / x,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
 
 
 def _float_unary(name: str, type_: str, words: list[str]) -> Function:
@@ -261,12 +266,21 @@ def _saturating(a: Array, b: Array, sign: int) -> Array:
 
 
 INTEGER: dict[str, Function] = {
-    "add": np.add, "sub": np.subtract, "div": _divide, "rem": _remainder, "min": np.minimum,
-    "max": np.maximum, "abs": np.abs, "neg": np.negative, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    "add": np.add,
+    "sub": np.subtract,
+    "div": _divide,
+    "rem": _remainder,
+    "min": np.minimum,
+    "max": np.maximum,
+    "abs": np.abs,
+    "neg": np.negative,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
     "cnot": lambda a: (a == 0).astype(a.dtype),
     "sad": lambda a, b, c: c + np.where(a < b, b - a, a - b),
-}  # fmt: skip
+}
 ARITY = {"abs": 1, "neg": 1, "not": 1, "cnot": 1, "sad": 3}
 
 
@@ -287,8 +301,9 @@ def decode_integer(d: Decoder, i: Instruction) -> Run | None:
     if type_ in ("s16x2", "u16x2"):
         inner = halves(INTEGER[name], type_[:3])
         relu = "relu" in words
-        function = (lambda a, b: halves(lambda v: np.maximum(v, 0), "s16")(inner(a, b))) if relu \
-            else inner  # fmt: skip
+        function = (
+            (lambda a, b: halves(lambda v: np.maximum(v, 0), "s16")(inner(a, b))) if relu else inner
+        )
         return apply(d, i, function, type_, type_, type_)
     if "relu" in words:
         base = INTEGER[name]
@@ -313,8 +328,10 @@ def _multiply(d: Decoder, i: Instruction) -> Run:
 
 def _multiply24(type_: str, high: bool) -> Function:
     def run(a: Array, b: Array) -> Array:
-        x, y = (((v.astype(np.int64) << 40) >> 40) if type_ == "s32"
-                else v.astype(np.int64) & 0xFFFFFF for v in (a, b))  # fmt: skip
+        x, y = (
+            ((v.astype(np.int64) << 40) >> 40) if type_ == "s32" else v.astype(np.int64) & 0xFFFFFF
+            for v in (a, b)
+        )
         return ((x * y) >> (16 if high else 0)).astype(np.uint64).astype(np.uint32).view(a.dtype)
 
     return run
@@ -368,6 +385,11 @@ def _find(value: Array) -> Array:
     return _highest_bit(unsigned)
 
 
+def _shift_to_top(at: np.ndarray, bits: int) -> np.ndarray:
+    """How far to shift left until the bit at `at` is the highest; all ones where there is none."""
+    return np.where(at == 0xFFFFFFFF, at, np.uint32(bits - 1) - at)
+
+
 def _reverse(value: Array) -> Array:
     bytes_ = np.ascontiguousarray(value).view(np.uint8).reshape(LANES, -1)[:, ::-1]
     bits = np.unpackbits(bytes_, axis=1)[:, ::-1]
@@ -413,11 +435,13 @@ def _permute(mode: str) -> Function:
             picked = np.where(selectors & 8, signs, picked)
         else:
             at = {
-                "f4e": low[:, None] + steps, "b4e": (low[:, None] - steps) % 8,
-                "rc8": np.repeat(low[:, None], 4, 1), "ecl": np.maximum(low[:, None], steps),
+                "f4e": low[:, None] + steps,
+                "b4e": (low[:, None] - steps) % 8,
+                "rc8": np.repeat(low[:, None], 4, 1),
+                "ecl": np.maximum(low[:, None], steps),
                 "ecr": np.minimum(low[:, None], steps),
                 "rc16": (low[:, None] & 1) * 2 + steps % 2,
-            }[mode]  # fmt: skip
+            }[mode]
             picked = np.take_along_axis(pool, at, 1)
         return np.ascontiguousarray(picked).view(np.uint32).reshape(LANES)
 
@@ -429,8 +453,7 @@ def _lop3(table: int) -> Function:
         result = np.zeros_like(a)
         for row in range(8):
             if table >> row & 1:
-                result |= ((a if row & 4 else ~a) & (b if row & 2 else ~b)
-                           & (c if row & 1 else ~c))  # fmt: skip
+                result |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
         return result
 
     return run
@@ -479,11 +502,9 @@ def decode_bits(d: Decoder, i: Instruction) -> Run | None:
         return apply(d, i, lambda a: np.uint32(bits - 1) - _highest_bit(a), "u32", type_)
     if name == "bfind":
         bits = int(type_[1:])
-        found: Function = _find
         if "shiftamt" in words:
-            found = lambda a: np.where(_find(a) == 0xFFFFFFFF, _find(a),  # noqa: E731
-                                       np.uint32(bits - 1) - _find(a))  # fmt: skip
-        return apply(d, i, found, "u32", type_)
+            return apply(d, i, lambda a: _shift_to_top(_find(a), bits), "u32", type_)
+        return apply(d, i, _find, "u32", type_)
     if name == "brev":
         return apply(d, i, _reverse, type_, type_)
     if name == "prmt":
@@ -505,8 +526,14 @@ def compare(relation: str) -> Function:
         return lambda a, b: ~(np.isnan(a) | np.isnan(b))
     if plain == "nan":
         return lambda a, b: np.isnan(a) | np.isnan(b)
-    table = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-             "gt": np.greater, "ge": np.greater_equal}  # fmt: skip
+    table = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
     if plain in table:
         if plain == "ne":
             return lambda a, b: (a != b) & ~_unordered(a, b)
@@ -540,13 +567,20 @@ def decode_compare(d: Decoder, i: Instruction) -> Run | None:
         true = {"f32": np.float32(1), "u32": np.uint32(0xFFFFFFFF), "s32": np.int32(-1)}[into]
         ready = _comparable(type_, "ftz" in words)
         false = true.dtype.type(0)
-        return apply(d, i, lambda a, b: np.where(relation(ready(a), ready(b)), true, false),
-                     into, type_, type_)  # fmt: skip
+        return apply(
+            d,
+            i,
+            lambda a, b: np.where(relation(ready(a), ready(b)), true, false),
+            into,
+            type_,
+            type_,
+        )
     if words[0] == "selp":
         return apply(d, i, lambda a, b, p: np.where(p, a, b), type_, type_, type_, "pred")
     if words[0] == "slct":
-        return apply(d, i, lambda a, b, c: np.where(c >= 0, a, b), words[-2], words[-2],
-                     words[-2], type_)  # fmt: skip
+        return apply(
+            d, i, lambda a, b, c: np.where(c >= 0, a, b), words[-2], words[-2], words[-2], type_
+        )
     if words[0] == "testp":
         return apply(d, i, _test_property(words[1]), "pred", type_)
     return None
@@ -558,10 +592,13 @@ def _test_property(name: str) -> Function:
         return np.isfinite(a) & (np.abs(a) >= least)
 
     return {
-        "finite": np.isfinite, "infinite": np.isinf, "number": lambda a: ~np.isnan(a),
-        "notanumber": np.isnan, "normal": normal,
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": normal,
         "subnormal": lambda a: np.isfinite(a) & ~normal(a) & (a != 0),
-    }[name]  # fmt: skip
+    }[name]
 
 
 def _setp(d: Decoder, i: Instruction) -> Run:
@@ -576,8 +613,9 @@ def _setp(d: Decoder, i: Instruction) -> Run:
     def run(warp: Warp, mask: Mask) -> None:
         x, y = a(warp), b(warp)
         if type_.endswith("x2"):
-            both = [np.ascontiguousarray(v).view(TYPES[type_[:-2]]).reshape(LANES, 2)
-                    for v in (x, y)]  # fmt: skip
+            both = [
+                np.ascontiguousarray(v).view(TYPES[type_[:-2]]).reshape(LANES, 2) for v in (x, y)
+            ]
             result = relation(ready(both[0]), ready(both[1]))
             for half, put in enumerate(outs):
                 put(warp, mask, np.ascontiguousarray(result[:, half]))
@@ -597,8 +635,11 @@ def _float_to_integer(source: str, into: str, mode: str) -> Function:
     dtype = TYPES[into]
     turn = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
     info = np.iinfo(dtype)
-    lost = 0 if source != "f64" and dtype.itemsize < 8 else (
-        info.min if dtype.kind == "i" else 1 << (info.bits - 1))  # fmt: skip
+    lost = (
+        0
+        if source != "f64" and dtype.itemsize < 8
+        else (info.min if dtype.kind == "i" else 1 << (info.bits - 1))
+    )
 
     def run(a: Array) -> Array:
         value = turn(wide(a))
@@ -668,8 +709,9 @@ def _pack_integers(d: Decoder, i: Instruction) -> Run:
     mask = np.uint32((1 << info.bits) - 1)
 
     def run(a: Array, b: Array, *rest: Array) -> Array:
-        high, low = (np.clip(v, info.min, info.max).astype(np.int32).view(np.uint32) & mask
-                     for v in (a, b))  # fmt: skip
+        high, low = (
+            np.clip(v, info.min, info.max).astype(np.int32).view(np.uint32) & mask for v in (a, b)
+        )
         packed = high << np.uint32(info.bits) | low
         return packed | rest[0] << np.uint32(16) if rest else packed
 
@@ -760,8 +802,13 @@ def decode_cvta(d: Decoder, i: Instruction) -> Run:
 
 def decode_isspacep(d: Decoder, i: Instruction) -> Run:
     """Which space a generic address lies in."""
-    bounds = {"global": (0x7F, 0x100), "shared": (0x7E, 0x7F), "shared::cta": (0x7E, 0x7F),
-              "shared::cluster": (0x7E, 0x7F), "param": (0x7D, 0x7E)}  # fmt: skip
+    bounds = {
+        "global": (0x7F, 0x100),
+        "shared": (0x7E, 0x7F),
+        "shared::cta": (0x7E, 0x7F),
+        "shared::cluster": (0x7E, 0x7F),
+        "param": (0x7D, 0x7E),
+    }
     low, high = bounds.get(i.words[1], (0, 0))
     step = np.uint64(40)
     return apply(d, i, lambda a: ((a >> step) >= low) & ((a >> step) < high), "pred", "u64")
@@ -770,8 +817,12 @@ def decode_isspacep(d: Decoder, i: Instruction) -> Run:
 def decode(d: Decoder, i: Instruction) -> Run | None:
     """Decode a scalar instruction; None if it is not one."""
     name = i.words[0]
-    special: dict[str, Any] = {"cvt": decode_cvt, "mov": decode_mov, "cvta": decode_cvta,
-                               "isspacep": decode_isspacep}  # fmt: skip
+    special: dict[str, Any] = {
+        "cvt": decode_cvt,
+        "mov": decode_mov,
+        "cvta": decode_cvta,
+        "isspacep": decode_isspacep,
+    }
     if name in special:
         return special[name](d, i)  # type: ignore[no-any-return]
     for decoder in (decode_float, decode_compare, decode_integer, decode_bits):

@@ -15,9 +15,14 @@ from functools import lru_cache
 
 from .simulate_errors import TextError
 
-KINDS = {"pred": "pred", "b8": "b16", "u8": "b16", "s8": "b16",
-         **{f"{letter}{bits}": f"b{bits}" for letter in "busf" for bits in (16, 32, 64)},
-         "b128": "b128"}  # fmt: skip
+KINDS = {
+    "pred": "pred",
+    "b8": "b16",
+    "u8": "b16",
+    "s8": "b16",
+    **{f"{letter}{bits}": f"b{bits}" for letter in "busf" for bits in (16, 32, 64)},
+    "b128": "b128",
+}
 LOCATION = re.compile(r"//\s*(\S+:\d+)")
 LABEL = re.compile(r"([$\w.]+)\s*:(?!:)")
 REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
@@ -25,8 +30,10 @@ SHARED = re.compile(
     r"(\.extern\s+|\.visible\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([$%\w]+)"
     r"\s*((?:\[\d*\])*)"
 )
-PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*[^,]*?)?([$%\w]+)"
-                       r"\s*(?:\[(\d+)\])?\s*$")  # fmt: skip
+PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*[^,]*?)?([$%\w]+)"
+    r"\s*(?:\[(\d+)\])?\s*$"
+)
 BYTES = {"b8": 1, "u8": 1, "s8": 1, **{f"{x}{n}": n // 8 for x in "busf" for n in (16, 32, 64)}}
 
 
@@ -213,8 +220,11 @@ class Reader:
         kind = KINDS[match.group(1)]
         for name in split(match.group(2)):
             counted = re.fullmatch(r"([$%\w]+)<(\d+)>", name)
-            names = [f"{counted.group(1)}{i}" for i in range(int(counted.group(2)))] if counted \
-                else [name]  # fmt: skip
+            names = (
+                [f"{counted.group(1)}{i}" for i in range(int(counted.group(2)))]
+                if counted
+                else [name]
+            )
             for one in names:
                 self.slots[one] = len(self.module.registers)
                 self.module.registers.append(kind)
@@ -229,10 +239,14 @@ class Reader:
         count = 1
         for size in sizes:
             count *= int(size or 0)
-        self.module.shared.append(Variable(
-            match.group(4), int(match.group(2) or BYTES[match.group(3)]),
-            BYTES[match.group(3)] * count, dynamic,
-        ))  # fmt: skip
+        self.module.shared.append(
+            Variable(
+                match.group(4),
+                int(match.group(2) or BYTES[match.group(3)]),
+                BYTES[match.group(3)] * count,
+                dynamic,
+            )
+        )
 
     def instruction(self, line: int, note: str, text: str) -> None:
         """One instruction."""
@@ -243,13 +257,22 @@ class Reader:
             if name not in self.slots:
                 raise TextError(f"line {line}: no register {name}")
             guard = (self.slots[name], not head.startswith("!"))
-        name, _, operands = rest.strip().partition(" ") if " " in rest.strip() else \
-            rest.strip().partition("\t")  # fmt: skip
+        name, _, operands = (
+            rest.strip().partition(" ") if " " in rest.strip() else rest.strip().partition("\t")
+        )
         parsed = tuple(self.operand(part, line) for part in split(operands))
-        self.module.code.append(Instruction(
-            len(self.module.code), line, " ".join(text.split()), note, name, parsed, guard,
-            name.split("."),
-        ))  # fmt: skip
+        self.module.code.append(
+            Instruction(
+                len(self.module.code),
+                line,
+                " ".join(text.split()),
+                note,
+                name,
+                parsed,
+                guard,
+                name.split("."),
+            )
+        )
 
     def operand(self, text: str, line: int) -> Operand:
         """One operand."""

@@ -29,22 +29,39 @@ Read = Callable[["Warp"], Array]
 Put = Callable[["Warp", Mask, Array], None]
 
 LANES = 32
-CONTAINERS = {"pred": np.dtype(np.bool_), "b16": np.dtype(np.uint16), "b32": np.dtype(np.uint32),
-              "b64": np.dtype(np.uint64)}  # fmt: skip
+CONTAINERS = {
+    "pred": np.dtype(np.bool_),
+    "b16": np.dtype(np.uint16),
+    "b32": np.dtype(np.uint32),
+    "b64": np.dtype(np.uint64),
+}
 BF16 = np.dtype(ml_dtypes.bfloat16)
 TYPES: dict[str, np.dtype[Any]] = {
-    "pred": np.dtype(np.bool_), "f16": np.dtype(np.float16), "bf16": BF16,
-    "f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "tf32": np.dtype(np.float32),
-    "f16x2": np.dtype(np.uint32), "bf16x2": np.dtype(np.uint32), "s16x2": np.dtype(np.uint32),
-    "u16x2": np.dtype(np.uint32), "e4m3x2": np.dtype(np.uint16), "e5m2x2": np.dtype(np.uint16),
-    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2),
-}  # fmt: skip
+    "pred": np.dtype(np.bool_),
+    "f16": np.dtype(np.float16),
+    "bf16": BF16,
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "tf32": np.dtype(np.float32),
+    "f16x2": np.dtype(np.uint32),
+    "bf16x2": np.dtype(np.uint32),
+    "s16x2": np.dtype(np.uint32),
+    "u16x2": np.dtype(np.uint32),
+    "e4m3x2": np.dtype(np.uint16),
+    "e5m2x2": np.dtype(np.uint16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
 for _bits in (8, 16, 32, 64):
     TYPES[f"u{_bits}"] = TYPES[f"b{_bits}"] = np.dtype(f"uint{_bits}")
     TYPES[f"s{_bits}"] = np.dtype(f"int{_bits}")
 FLOATS = ("f16", "bf16", "f32", "f64")
-UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32),
-            8: np.dtype(np.uint64)}  # fmt: skip
+UNSIGNED = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
 # Where things lie: parameters, the shared window and global memories in generic addresses.
 PARAMETERS, SHARED_WINDOW, GLOBAL = 0x7D00_0000_0000, 0x7E00_0000_0000, 0x7F00_0000_0000
 GLOBAL_STEP = 40  # bits of an address within one global memory

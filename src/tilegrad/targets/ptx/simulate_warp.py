@@ -132,9 +132,13 @@ def decode_redux(d: Decoder, i: Instruction) -> Run:
     """redux.sync."""
     type_ = i.words[-1]
     reduce: Callable[..., Array] = {
-        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-        "or": np.bitwise_or, "xor": np.bitwise_xor,
-    }[i.words[2]].reduce  # fmt: skip
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[i.words[2]].reduce
     put = d.put(i.operands[0], type_)
     value, named = d.read(i.operands[1], type_), d.read(i.operands[2], "b32")
 
@@ -167,8 +171,13 @@ def decode_elect(d: Decoder, i: Instruction) -> Run:
 
 def decode(d: Decoder, i: Instruction) -> Run | None:
     """Decode an instruction between lanes; None if it is not one."""
-    table = {"shfl": decode_shfl, "vote": decode_vote, "match": decode_match,
-             "redux": decode_redux, "elect": decode_elect}  # fmt: skip
+    table = {
+        "shfl": decode_shfl,
+        "vote": decode_vote,
+        "match": decode_match,
+        "redux": decode_redux,
+        "elect": decode_elect,
+    }
     if i.words[0] in table:
         return table[i.words[0]](d, i)
     if i.words[0] == "activemask":

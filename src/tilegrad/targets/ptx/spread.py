@@ -71,8 +71,9 @@ class Spread:
         if shape == self.shape:
             return self
         steps = _steps(self.shape)
-        made = tuple(_unravel(sum(c * s for c, s in zip(at, steps)), shape)
-                     for at in self.registers)  # fmt: skip
+        made = tuple(
+            _unravel(sum(c * s for c, s in zip(at, steps)), shape) for at in self.registers
+        )
         fields: list[Field] = []
         for shift, width, axis, stride in self.fields:
             for bit in range(width):
@@ -153,8 +154,11 @@ def _bits(shape: Sequence[int]) -> list[tuple[int, int]]:
 
     An axis of odd * 2 ** n elements has n of them.
     """
-    return [(axis, 1 << bit) for axis in reversed(range(len(shape)))
-            for bit in range((shape[axis] & -shape[axis]).bit_length() - 1)]  # fmt: skip
+    return [
+        (axis, 1 << bit)
+        for axis in reversed(range(len(shape)))
+        for bit in range((shape[axis] & -shape[axis]).bit_length() - 1)
+    ]
 
 
 def _assigned(
@@ -245,8 +249,9 @@ def accumulator(shape: tuple[int, int], warps: int) -> Spread:
         fields.append((7, groups.bit_length() - 1, 0, 64))
     registers = tuple(
         (block * 64 * groups + 8 * (i >> 1 & 1), 8 * (i >> 2) + (i & 1))
-        for block in range(rows // (64 * groups)) for i in range(columns // 2)
-    )  # fmt: skip
+        for block in range(rows // (64 * groups))
+        for i in range(columns // 2)
+    )
     return Spread(shape, tuple(fields), registers)
 
 
@@ -263,8 +268,10 @@ def accumulator_80(shape: tuple[int, int], down: int, across: int) -> Spread:
         fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, high))
     registers = tuple(
         (16 * i + 8 * (r >> 1), 8 * j + (r & 1))
-        for i in range(high // 16) for j in range(wide // 8) for r in range(4)
-    )  # fmt: skip
+        for i in range(high // 16)
+        for j in range(wide // 8)
+        for r in range(4)
+    )
     return Spread(shape, tuple(fields), registers)
 
 
@@ -281,7 +288,9 @@ def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
         fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, 16))
     registers = tuple(
         (row + 8 * (r >> 1), column + half + (r & 1))
-        for row in range(0, rows, 16 * down) for column in range(0, columns, 16 * across)
-        for half in (0, 8) for r in range(4)
-    )  # fmt: skip
+        for row in range(0, rows, 16 * down)
+        for column in range(0, columns, 16 * across)
+        for half in (0, 8)
+        for r in range(4)
+    )
     return Spread(shape, tuple(fields), registers)

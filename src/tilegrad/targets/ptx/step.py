@@ -43,8 +43,10 @@ class Binding:
         self.symbols = symbols
         self.launches = [
             Prepared(executable.functions[s.program], executable.entries[s.program], symbols)
-            if s.kind == "kernel" else None for s in recipe.steps
-        ]  # fmt: skip
+            if s.kind == "kernel"
+            else None
+            for s in recipe.steps
+        ]
         self.output_bytes = [int(evaluate(b, symbols)) for b in executable.output_bytes]
         self.hidden = [(n, int(evaluate(b, symbols))) for n, b in executable.hidden]
         self.grids = [int(evaluate(s.grid, symbols)) for s in recipe.steps]
@@ -71,8 +73,9 @@ class Executable:
         kept = [(n, s) for n, s in enumerate(recipe.slots) if s.kind == "output" and s.alias < 0]
         self.hidden = [(n, s.bytes) for n, s in kept if n not in self.owners]
         self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
-        self.scratch = [(n, s.offset) for n, s in enumerate(recipe.slots)
-                        if s.kind == "scratch" and s.alias < 0]  # fmt: skip
+        self.scratch = [
+            (n, s.offset) for n, s in enumerate(recipe.slots) if s.kind == "scratch" and s.alias < 0
+        ]
         self.slots = [0] * max(1, len(recipe.slots))
         for number, sites in fault_slots(recipe):
             self.slots[number] = device.faults.add(sites)
@@ -136,8 +139,11 @@ class Executable:
         """What a run on these Buffers puts on the stream, for a caller's own graph: operations,
         outputs, and all Buffers that must live as long as the operations are used."""
         if self.on_host:
-            raise UserError("a value on the GPU decides the course of this function",
-                            op="operations", expected="a course known before it runs")  # fmt: skip
+            raise UserError(
+                "a value on the GPU decides the course of this function",
+                op="operations",
+                expected="a course known before it runs",
+            )
         held = [self.here(b) for b in buffers]
         with self.device.lock:
             self.device.activate()
@@ -148,9 +154,12 @@ class Executable:
             return list(self.walk(binding)), outputs, [*held, *outputs, *extra]
 
     def fix(
-        self, buffers: Sequence[Buffer], symbols: Mapping[str, int], placed: Mapping[int, int],
+        self,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
         back: Sequence[Back],
-    ) -> Fixed:  # fmt: skip
+    ) -> Fixed:
         """Bound to Buffers that stay, as one graph to launch again and again."""
         return Fixed(self, buffers, symbols, placed, back)
 
@@ -190,8 +199,13 @@ class Executable:
         if buffer.device == self.device.name:
             return buffer if not buffer.pointer & 15 else self.device.copy(buffer)
         if buffer.device != "cpu":
-            raise UserError("a Buffer is on another GPU", op="run", expected=self.device.name,
-                            got=buffer.device, hint=f'.to("{self.device.name}")')  # fmt: skip
+            raise UserError(
+                "a Buffer is on another GPU",
+                op="run",
+                expected=self.device.name,
+                got=buffer.device,
+                hint=f'.to("{self.device.name}")',
+            )
         return self.device.upload(buffer.array((buffer.bytes,), np.uint8), buffer.label)
 
     def _outputs(
@@ -268,8 +282,7 @@ class Executable:
             elif step.kind == "copy":
                 target, source = step.slots
                 if binding.grids[here]:
-                    yield Operation(None, (slots[target], slots[source]), binding.grids[here],
-                                    here)  # fmt: skip
+                    yield Operation(None, (slots[target], slots[source]), binding.grids[here], here)
             else:
                 at = self._control(step, binding.numbers[here], slots, counters, at)
 

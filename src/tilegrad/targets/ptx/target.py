@@ -25,9 +25,10 @@ def target_of(properties: Mapping[str, Any]) -> Target:
     major = properties.get("compute_capability_major", 0)
     if major < 8:
         raise UserError(
-            "this GPU is too old", expected="compute capability 8.0 or later",
+            "this GPU is too old",
+            expected="compute capability 8.0 or later",
             got=f"{major}.{properties.get('compute_capability_minor', 0)}",
-        )  # fmt: skip
+        )
     nearest = nearest_static(properties)
     found = _measured(nearest, properties)
     return nearest if _same(nearest, found) else found
@@ -57,9 +58,10 @@ def _measured(nearest: Target, properties: Mapping[str, Any]) -> Target:
     peak = 2e3 * properties.get("memory_clock_rate", 0) / 8
     peak *= properties.get("global_memory_bus_width", 0)
     memories["global"] = replace(
-        space, bytes=given("total_memory", space.bytes),
+        space,
+        bytes=given("total_memory", space.bytes),
         bytes_per_second=min(rate, REACHED * peak) if peak else rate,
-    )  # fmt: skip
+    )
     l2, shared = memories["l2"], memories["shared"]
     memories["l2"] = replace(l2, bytes=given("l2_cache_size", l2.bytes))
     most = given("max_shared_memory_per_block_optin", shared.bytes)

@@ -44,8 +44,9 @@ class Worker:
         self._pipe: Any = None
         self._owner = os.getpid()
 
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 30.0,
-            **options: Any) -> Outcome:  # fmt: skip
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, seconds: float = 30.0, **options: Any
+    ) -> Outcome:
         """Call a function (one that a fresh process can import) in the child."""
         try:
             self._start()
@@ -143,8 +144,9 @@ def _spoilt() -> bool:
     return False
 
 
-def run_once(function: Callable[..., Any], *arguments: Any, seconds: float = 30.0,
-             **options: Any) -> Outcome:  # fmt: skip
+def run_once(
+    function: Callable[..., Any], *arguments: Any, seconds: float = 30.0, **options: Any
+) -> Outcome:
     """One trial in a process of its own."""
     with Worker() as worker:
         return worker.run(function, *arguments, seconds=seconds, **options)

@@ -38,8 +38,9 @@ class Writer:
         if form == "mov.b32" and operands[0][0] == "{":
             self._note_halves(operands[0], operands[1])
         before = f"@{guard} " if guard else ""
-        self.lines.append(f"\t{before}{form} {', '.join(operands)};" if operands
-                          else f"\t{before}{form};")  # fmt: skip
+        self.lines.append(
+            f"\t{before}{form} {', '.join(operands)};" if operands else f"\t{before}{form};"
+        )
 
     def _note_halves(self, pair: str, word: str) -> None:
         """Remember which word two registers hold the halves of."""
@@ -75,5 +76,6 @@ class Writer:
         """The `.reg` lines of all registers made."""
         return [
             f"\t.reg .{kind} {KINDS[kind]}<{count}>;"
-            for kind, count in self.counts.items() if count
+            for kind, count in self.counts.items()
+            if count
         ]

@@ -49,8 +49,14 @@ class _Rules:
         """Tangents of the outputs."""
         return self._run(self.owner.forward, inputs, outputs, moved[: self.count], outputs)
 
-    def _run(self, rule: Any, inputs: Sequence[Node], outputs: Sequence[Node],
-             moved: Sequence[Any], like: Sequence[Node]) -> list[Any]:  # fmt: skip
+    def _run(
+        self,
+        rule: Any,
+        inputs: Sequence[Node],
+        outputs: Sequence[Node],
+        moved: Sequence[Any],
+        like: Sequence[Node],
+    ) -> list[Any]:
         with inside_transform():
             own = _tensors(inputs[: self.count])
             found = rule(own, _tensors(outputs), _tensors(moved), *self.plain)

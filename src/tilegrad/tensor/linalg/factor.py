@@ -46,14 +46,16 @@ def _triangle(x: Tensor, kind: str, unit: bool) -> Tensor:
     return x.tril(-1 if unit else 0) if kind == LOWER else x.triu(1 if unit else 0)
 
 
-def _triangular_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors, kind: str,
-                        unit: bool) -> Tensors:  # fmt: skip
+def _triangular_tangent(
+    inputs: Tensors, outputs: Tensors, moved: Tensors, kind: str, unit: bool
+) -> Tensors:
     change = _triangle(moved[0], kind, unit) @ outputs[0]
     return (triangular(inputs[0], moved[1] - change, kind, unit),)
 
 
-def _triangular_cotangent(inputs: Tensors, outputs: Tensors, given: Tensors, kind: str,
-                          unit: bool) -> Tensors:  # fmt: skip
+def _triangular_cotangent(
+    inputs: Tensors, outputs: Tensors, given: Tensors, kind: str, unit: bool
+) -> Tensors:
     y = triangular(turned(inputs[0]), given[0], TURNED[kind], unit)
     return -_triangle(y @ turned(outputs[0]), kind, unit), y
 
@@ -112,15 +114,17 @@ def _general(a: Tensor, both: Tensor, order: Tensor, b: Tensor, transposed: bool
     return in_order(x, order.argsort(-1))
 
 
-def _general_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors,
-                     transposed: bool) -> Tensors:  # fmt: skip
+def _general_tangent(
+    inputs: Tensors, outputs: Tensors, moved: Tensors, transposed: bool
+) -> Tensors:
     a, both, order, _ = inputs
     change = (turned(moved[0]) if transposed else moved[0]) @ outputs[0]
     return (general(a, both, order, moved[3] - change, transposed),)
 
 
-def _general_cotangent(inputs: Tensors, outputs: Tensors, given: Tensors,
-                       transposed: bool) -> tuple[Any, ...]:  # fmt: skip
+def _general_cotangent(
+    inputs: Tensors, outputs: Tensors, given: Tensors, transposed: bool
+) -> tuple[Any, ...]:
     a, both, order, _ = inputs
     y = general(a, both, order, given[0], not transposed)
     change = outputs[0] @ turned(y) if transposed else y @ turned(outputs[0])
@@ -224,8 +228,11 @@ def _complete_qr(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _no_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
-    raise UserError("the complete Q has no derivative: its last columns are not unique",
-                    op="linalg.qr", hint='use mode="reduced"')  # fmt: skip
+    raise UserError(
+        "the complete Q has no derivative: its last columns are not unique",
+        op="linalg.qr",
+        hint='use mode="reduced"',
+    )
 
 
 # Q (batch, m, m) and R (batch, m, n) with m > n

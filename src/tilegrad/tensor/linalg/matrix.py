@@ -21,9 +21,13 @@ def floats(op: str, x: Any, low: bool = False) -> Tensor:
     """A Tensor of floats; those below float32 only where `low` says so."""
     tensor = lift(x)
     if not tensor.dtype.is_float or (not low and tensor.dtype not in _DTYPES):
-        raise DTypeError("the dtype does not fit", op=f"linalg.{op}",
-                         expected="floats" if low else "float32 or float64", got=tensor.dtype,
-                         hint="cast it first: x.to(tilegrad.float32)")  # fmt: skip
+        raise DTypeError(
+            "the dtype does not fit",
+            op=f"linalg.{op}",
+            expected="floats" if low else "float32 or float64",
+            got=tensor.dtype,
+            hint="cast it first: x.to(tilegrad.float32)",
+        )
     return tensor
 
 
@@ -34,12 +38,19 @@ def matrix(op: str, x: Any, square: bool = False) -> Tensor:
     """A batch of matrices (..., rows, columns)."""
     tensor = floats(op, x)
     if tensor.ndim < 2:
-        raise ShapeError("needs matrices", op=f"linalg.{op}", expected="at least 2 axes",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "needs matrices",
+            op=f"linalg.{op}",
+            expected="at least 2 axes",
+            got=build.show(tensor.shape),
+        )
     if not all(isinstance(s, int) for s in tensor.shape[-2:]):
-        raise ShapeError("the sizes of a matrix must be known now", op=f"linalg.{op}",
-                         expected="integers for rows and columns",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            "the sizes of a matrix must be known now",
+            op=f"linalg.{op}",
+            expected="integers for rows and columns",
+            got=build.show(tensor.shape),
+        )
     if square:
         squared(op, tensor)
     return tensor
@@ -48,15 +59,24 @@ def matrix(op: str, x: Any, square: bool = False) -> Tensor:
 def squared(op: str, x: Tensor) -> None:
     """Refuse matrices that are not square."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError("the matrices are not square", op=f"linalg.{op}",
-                         expected="(..., n, n)", got=build.show(x.shape))  # fmt: skip
+        raise ShapeError(
+            "the matrices are not square",
+            op=f"linalg.{op}",
+            expected="(..., n, n)",
+            got=build.show(x.shape),
+        )
 
 
 def same_dtype(op: str, a: Tensor, b: Tensor) -> None:
     """Refuse two dtypes."""
     if a.dtype is not b.dtype:
-        raise DTypeError("the dtypes differ", op=f"linalg.{op}", expected=a.dtype, got=b.dtype,
-                         hint="cast with .to(dtype)")  # fmt: skip
+        raise DTypeError(
+            "the dtypes differ",
+            op=f"linalg.{op}",
+            expected=a.dtype,
+            got=b.dtype,
+            hint="cast with .to(dtype)",
+        )
 
 
 def is_empty(*tensors: Tensor) -> bool:

@@ -30,40 +30,51 @@ def _widened(op: str, x: Tensor, dtype: Any) -> Tensor:
         return x
     wanted = dtype_of(dtype)
     if not wanted.is_float or wanted.bits < x.dtype.bits:
-        raise DTypeError("the dtype would lose digits", op=f"linalg.{op}",
-                         expected=f"{x.dtype} or wider", got=wanted)  # fmt: skip
+        raise DTypeError(
+            "the dtype would lose digits",
+            op=f"linalg.{op}",
+            expected=f"{x.dtype} or wider",
+            got=wanted,
+        )
     return cast(x, wanted)
 
 
-def vector_norm(x: Any, ord: float = 2, dim: Dim = None, keepdim: bool = False, *,
-                dtype: Any = None) -> Tensor:  # fmt: skip
+def vector_norm(
+    x: Any, ord: float = 2, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
     """The norm of all elements, or along axes: the sum of |x| ** ord, to the power 1 / ord."""
     tensor = _widened("vector_norm", floats("vector_norm", x, low=True), dtype)
     if isinstance(ord, (str, bool)):
-        raise UserError("unknown norm", op="linalg.vector_norm", expected="a number",
-                        got=repr(ord))  # fmt: skip
+        raise UserError("unknown norm", op="linalg.vector_norm", expected="a number", got=repr(ord))
     sizes = [tensor.shape[a] for a in build.axes_of(tensor.node, dim, "vector_norm")]
     if 0 in sizes and (ord < 0 or ord == math.inf):
-        raise ShapeError(f"no elements have no {ord} norm", op="linalg.vector_norm",
-                         got=build.show(tensor.shape))  # fmt: skip
+        raise ShapeError(
+            f"no elements have no {ord} norm", op="linalg.vector_norm", got=build.show(tensor.shape)
+        )
     return elements_norm(tensor, ord, dim, keepdim)
 
 
 def _two_axes(op: str, x: Tensor, dim: Any) -> tuple[int, int]:
     axes = [build.axis_of(x.node, d, op) for d in dim]
     if len(axes) != 2 or axes[0] == axes[1]:
-        raise AxisError("a matrix has two axes", op=f"linalg.{op}", expected="two axes",
-                        got=tuple(dim))  # fmt: skip
+        raise AxisError(
+            "a matrix has two axes", op=f"linalg.{op}", expected="two axes", got=tuple(dim)
+        )
     return axes[0], axes[1]
 
 
-def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *,
-                dtype: Any = None) -> Tensor:  # fmt: skip
+def matrix_norm(
+    A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
     """Norms of matrices: "fro", "nuc", inf, -inf, 1, -1, 2, -2."""
     a = floats("matrix_norm", A, low=True)
     if a.ndim < 2:
-        raise ShapeError("needs matrices", op="linalg.matrix_norm", expected="at least 2 axes",
-                         got=build.show(a.shape))  # fmt: skip
+        raise ShapeError(
+            "needs matrices",
+            op="linalg.matrix_norm",
+            expected="at least 2 axes",
+            got=build.show(a.shape),
+        )
     a = _widened("matrix_norm", a, dtype)
     rows, columns = _two_axes("matrix_norm", a, dim)
     if ord == "fro":
@@ -71,14 +82,19 @@ def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = F
     if ord in ("nuc", 2, -2):
         return _spectral_norm(a, ord, (rows, columns), keepdim)
     if ord not in (1, -1, math.inf, -math.inf):
-        raise UserError("unknown norm", op="linalg.matrix_norm", got=repr(ord),
-                        expected='"fro", "nuc", inf, -inf, 1, -1, 2 or -2')  # fmt: skip
+        raise UserError(
+            "unknown norm",
+            op="linalg.matrix_norm",
+            got=repr(ord),
+            expected='"fro", "nuc", inf, -inf, 1, -1, 2 or -2',
+        )
     added, compared = (rows, columns) if abs(ord) == 1 else (columns, rows)
     sums = abs_(a).sum(added, keepdim=True)
     if sums.shape[compared] == 0:
         if ord < 0:
-            raise ShapeError(f"no elements have no {ord} norm", op="linalg.matrix_norm",
-                             got=build.show(a.shape))  # fmt: skip
+            raise ShapeError(
+                f"no elements have no {ord} norm", op="linalg.matrix_norm", got=build.show(a.shape)
+            )
         found = sums.sum(compared, keepdim=True)
     else:
         found = (amax if ord > 0 else amin)(sums, compared, True)
@@ -95,17 +111,26 @@ def _spectral_norm(a: Tensor, ord: Any, axes: tuple[int, int], keepdim: bool) ->
     return found
 
 
-def norm(A: Any, ord: Any = None, dim: Dim = None, keepdim: bool = False, *,
-         dtype: Any = None) -> Tensor:  # fmt: skip
+def norm(
+    A: Any, ord: Any = None, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
     """The norm of a vector or a matrix, by `ord` and the number of axes."""
     a = floats("norm", A, low=True)
     if dim is None and ord is not None and a.ndim not in (1, 2):
-        raise ShapeError("an order needs a vector or a matrix", op="linalg.norm",
-                         expected="1 or 2 axes, or dim=", got=build.show(a.shape))  # fmt: skip
+        raise ShapeError(
+            "an order needs a vector or a matrix",
+            op="linalg.norm",
+            expected="1 or 2 axes, or dim=",
+            got=build.show(a.shape),
+        )
     axes = tuple(range(a.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if isinstance(ord, str) or (ord is not None and len(axes) == 2):
         if a.ndim < 2:
-            raise ShapeError("needs matrices", op="linalg.norm", expected="at least 2 axes",
-                             got=build.show(a.shape))  # fmt: skip
+            raise ShapeError(
+                "needs matrices",
+                op="linalg.norm",
+                expected="at least 2 axes",
+                got=build.show(a.shape),
+            )
         return matrix_norm(a, ord, axes, keepdim, dtype=dtype)
     return vector_norm(a, 2 if ord is None else ord, dim, keepdim, dtype=dtype)

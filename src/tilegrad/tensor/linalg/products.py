@@ -31,12 +31,20 @@ def cross(input: Any, other: Any, *, dim: int = -1) -> Tensor:
     """The cross product of vectors of 3 along an axis; the other axes broadcast."""
     a, b = matched("linalg.cross", input, other)
     if a.ndim != b.ndim:
-        raise ShapeError("the numbers of axes differ", op="linalg.cross",
-                         expected=build.show(a.shape), got=build.show(b.shape))  # fmt: skip
+        raise ShapeError(
+            "the numbers of axes differ",
+            op="linalg.cross",
+            expected=build.show(a.shape),
+            got=build.show(b.shape),
+        )
     axis = build.axis_of(a.node, dim, "linalg.cross")
     if a.shape[axis] != 3 or b.shape[axis] != 3:
-        raise ShapeError("not vectors of 3", op="linalg.cross", expected=f"3 along axis {axis}",
-                         got=f"{build.show(a.shape)} and {build.show(b.shape)}")  # fmt: skip
+        raise ShapeError(
+            "not vectors of 3",
+            op="linalg.cross",
+            expected=f"3 along axis {axis}",
+            got=f"{build.show(a.shape)} and {build.show(b.shape)}",
+        )
     left, right = (roll(x, -1, axis) for x in (a, b))
     return roll(a * right - left * b, -1, axis)
 
@@ -46,8 +54,12 @@ def matrix_power(A: Any, n: int) -> Tensor:
     a = lift(A)
     squared("matrix_power", a)
     if not isinstance(n, int):
-        raise DTypeError("the power is not an integer", op="linalg.matrix_power", expected="int",
-                         got=type(n).__name__)  # fmt: skip
+        raise DTypeError(
+            "the power is not an integer",
+            op="linalg.matrix_power",
+            expected="int",
+            got=type(n).__name__,
+        )
     if n == 0:
         return broadcast_to(eye(a.shape[-1], dtype=a.dtype), a.shape)  # type: ignore[arg-type]
     base, left = (a, n) if n > 0 else (inv(a), -n)
@@ -63,8 +75,9 @@ def matrix_power(A: Any, n: int) -> Tensor:
 def multi_dot(tensors: Sequence[Any]) -> Tensor:
     """The product of matrices (the first and last may be vectors), in the cheapest order."""
     if len(tensors) < 2:
-        raise ShapeError("needs at least two matrices", op="linalg.multi_dot", expected=">= 2",
-                         got=len(tensors))  # fmt: skip
+        raise ShapeError(
+            "needs at least two matrices", op="linalg.multi_dot", expected=">= 2", got=len(tensors)
+        )
     chain = matched("linalg.multi_dot", *tensors)
     first, last = chain[0].ndim == 1, chain[-1].ndim == 1
     if first:
@@ -73,10 +86,12 @@ def multi_dot(tensors: Sequence[Any]) -> Tensor:
         chain[-1] = chain[-1].unsqueeze(-1)
     for before, after in pairwise(chain):
         if before.ndim != 2 or after.ndim != 2 or before.shape[1] != after.shape[0]:
-            raise ShapeError("the sizes do not fit", op="linalg.multi_dot",
-                             expected="matrices with equal inner sizes",
-                             got=f"{build.show(before.shape)} and {build.show(after.shape)}",
-                             )  # fmt: skip
+            raise ShapeError(
+                "the sizes do not fit",
+                op="linalg.multi_dot",
+                expected="matrices with equal inner sizes",
+                got=f"{build.show(before.shape)} and {build.show(after.shape)}",
+            )
     found = _chained(chain)
     if first and last:
         return found.reshape(())
@@ -91,8 +106,10 @@ def _chained(chain: Sequence[Tensor]) -> Tensor:
     for length in range(1, len(chain)):
         for i in range(len(chain) - length):
             j = i + length
-            costs = [cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
-                     for k in range(i, j)]  # fmt: skip
+            costs = [
+                cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
+                for k in range(i, j)
+            ]
             cost[i, j] = min(costs)
             cut[i, j] = i + costs.index(cost[i, j])
 

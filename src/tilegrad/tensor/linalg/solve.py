@@ -85,8 +85,12 @@ def lu_factor(A: Any, *, pivot: bool = True) -> LUFactor:
 
 def _pivoted(op: str, A: Any, pivot: bool) -> Tensor:
     if not pivot:
-        raise UserError("LU is computed with row swaps only", op=f"linalg.{op}",
-                        expected="pivot=True", got=False)  # fmt: skip
+        raise UserError(
+            "LU is computed with row swaps only",
+            op=f"linalg.{op}",
+            expected="pivot=True",
+            got=False,
+        )
     return matrix(op, A)
 
 
@@ -140,8 +144,9 @@ def qr(A: Any, mode: str = "reduced") -> QR:
     """A = Q R; mode "complete" gives a square Q, mode "r" gives R alone."""
     a = matrix("qr", A)
     if mode not in ("reduced", "complete", "r"):
-        raise UserError("unknown mode", op="linalg.qr", got=repr(mode),
-                        expected='"reduced", "complete" or "r"')  # fmt: skip
+        raise UserError(
+            "unknown mode", op="linalg.qr", got=repr(mode), expected='"reduced", "complete" or "r"'
+        )
     lead, (m, n) = a.shape[:-2], a.shape[-2:]
     k: int = m if mode == "complete" else min(m, n)  # type: ignore[type-var, assignment]
     if is_empty(a):
@@ -169,8 +174,12 @@ def _together(op: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, tuple[Any,
     """Both with one batch axis, after their leading axes were broadcast; these."""
     same_dtype(op, a, b)
     if a.shape[-1] != b.shape[-2]:
-        raise ShapeError("the sizes do not fit", op=f"linalg.{op}",
-                         expected=f"{a.shape[-1]} rows", got=build.show(b.shape))  # fmt: skip
+        raise ShapeError(
+            "the sizes do not fit",
+            op=f"linalg.{op}",
+            expected=f"{a.shape[-1]} rows",
+            got=build.show(b.shape),
+        )
     lead = tuple(broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     a = broadcast_to(a, (*lead, *a.shape[-2:]))
     b = broadcast_to(b, (*lead, *b.shape[-2:]))
@@ -202,8 +211,12 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Tensor:
     a, b = matrix("solve", A, square=True), floats("solve", B)
     if b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]):
         if not left:
-            raise ShapeError("vectors stand right of A", op="linalg.solve", expected="left=True",
-                             got=build.show(b.shape))  # fmt: skip
+            raise ShapeError(
+                "vectors stand right of A",
+                op="linalg.solve",
+                expected="left=True",
+                got=build.show(b.shape),
+            )
         return solve(a, matrix("solve", b.unsqueeze(-1))).squeeze(-1)
     b = matrix("solve", b)
     if left:
@@ -238,13 +251,18 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     """The X of least size that brings A X nearest to B, for A of full rank (driver "gels")."""
     a, b = matrix("lstsq", A), matrix("lstsq", B)
     if driver not in (None, "gels") or rcond is not None:
-        raise UserError("only matrices of full rank are solved", op="linalg.lstsq",
-                        expected='driver="gels" without rcond', got=driver or rcond)  # fmt: skip
+        raise UserError(
+            "only matrices of full rank are solved",
+            op="linalg.lstsq",
+            expected='driver="gels" without rcond',
+            got=driver or rcond,
+        )
     same_dtype("lstsq", a, b)
     m, n = a.shape[-2:]
     if b.shape[-2] != m:
-        raise ShapeError("the sizes do not fit", op="linalg.lstsq", expected=f"{m} rows",
-                         got=build.show(b.shape))  # fmt: skip
+        raise ShapeError(
+            "the sizes do not fit", op="linalg.lstsq", expected=f"{m} rows", got=build.show(b.shape)
+        )
     none = empty(0, dtype=a.dtype)
     if m >= n:  # type: ignore[operator]
         q, r = qr(a)

@@ -11,9 +11,12 @@ from ...core.errors import UserError
 
 
 def _refused(op: str) -> NoReturn:
-    raise UserError("eigenvalues and singular values are not computed", op=f"linalg.{op}",
-                    expected="cholesky, qr, lu, solve, inv, det", hint="x.numpy() and "
-                    "numpy.linalg have it; nothing is differentiated there")  # fmt: skip
+    raise UserError(
+        "eigenvalues and singular values are not computed",
+        op=f"linalg.{op}",
+        expected="cholesky, qr, lu, solve, inv, det",
+        hint="x.numpy() and numpy.linalg have it; nothing is differentiated there",
+    )
 
 
 def eigh(A: Any, UPLO: str = "L") -> NoReturn:
