@@ -10,9 +10,11 @@ import pytest
 from tilegrad.core.dtype import bfloat16, float32, float64, int4, int8, uint8
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import (
+    A100,
     AVX2,
     AVX512,
     AVX512_AMX,
+    H200,
     NEON,
     SSE2,
     STATIC,
@@ -79,4 +81,14 @@ def test_bad_text_and_bad_names():
     assert target_named("avx2") is AVX2
     with pytest.raises(UserError, match="unknown Target"):
         target_named("abacus")
-    assert isinstance(Target("mine", "npu"), Target)
+    assert isinstance(Target("mine", "mine"), Target)
+
+
+def test_facts_of_threads_and_matrix_units():
+    assert all(not t.has_threads and t.threads == 1 for t in (AVX2, AVX512, AVX512_AMX))
+    assert all(t.has_threads and t.threads == 32 for t in (H200, A100))
+    assert {u.operands for u in H200.asynchronous_units} == {("shared", "shared")}
+    assert {u.threads for u in H200.asynchronous_units} == {128}
+    assert not A100.asynchronous_units and {u.threads for u in A100.matrix} == {32}
+    assert {(u.operands, u.threads) for u in AVX512_AMX.matrix} == {(("amx", "amx"), 1)}
+    assert from_text(H200.to_text()).matrix == H200.matrix

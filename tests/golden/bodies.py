@@ -22,9 +22,10 @@ LOG2_E = 1.4426950408889634
 
 HOPPER = Target(
     "hopper",
-    "gpu",
+    "ptx",
     vector_bytes=128,
     cores=132,
+    limits={"threads_per_warp": 32},
     memories={
         "global": MemorySpace(80 << 30, 128, ("load", "store"), 4.8e12, shared=True),
         "shared": MemorySpace(227 << 10, 128, ("copy_async", "copy_store")),
@@ -33,7 +34,7 @@ HOPPER = Target(
 )
 SYSTOLIC = Target(
     "systolic",
-    "npu",
+    "systolic",
     memories={
         "global": MemorySpace(1 << 30, 64, ("load", "store"), shared=True),
         "scratchpad": MemorySpace(64 << 10, 64, ("load", "store")),

@@ -73,7 +73,7 @@ def test_compile_load_and_run(host):
         module.address("cube")
 
 
-CPUS = [target for target in STATIC.values() if target.kind == "cpu"]
+CPUS = [target for target in STATIC.values() if target.language == "llvm"]
 
 
 @pytest.mark.parametrize("chosen", CPUS, ids=lambda t: t.name)
@@ -133,7 +133,7 @@ def test_bad_text_is_an_internal_error(text):
 
 def test_other_errors():
     with pytest.raises(InternalError, match="no code generator"):
-        driver.compile_text("", Target("x", "cpu", triple="pdp11-unknown-none"))
+        driver.compile_text("", Target("x", "llvm", triple="pdp11-unknown-none"))
     with pytest.raises(InternalError, match="ELF"):
         driver.load(b"not an object")
     missing = "declare void @no_such_function_anywhere()\ndefine void @f() {\n"
@@ -194,7 +194,7 @@ def test_compile_after_fork(host):
 
 
 def test_host_target_is_whole(host):
-    assert host.kind == "cpu" and host.cores >= 1 and host.vector_bytes >= 16
+    assert not host.has_threads and host.cores >= 1 and host.vector_bytes >= 16
     assert host.memories["l1"].bytes >= 8 << 10 and host.memories["global"].bytes > 1 << 28
     assert from_text(host.to_text()) == host
     assert target.host_target() is host

@@ -22,7 +22,8 @@ from tilegrad.tile.text import body_text, parse_body
 X, OUT = ("x", Memory((8, 4), float32)), ("out", Memory((8, 4), float32, use="result"))
 GPU = Target(
     "gpu",
-    "gpu",
+    "ptx",
+    limits={"threads_per_warp": 32},
     memories={
         "global": MemorySpace(1 << 30),
         "shared": MemorySpace(1024),

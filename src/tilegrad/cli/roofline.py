@@ -40,7 +40,7 @@ def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
     from ..runtime.store import content_key, default_store
 
     target = target_for(device)
-    if target.kind != "cpu":
+    if target.has_threads:
         return Rate(target.peak_bytes(), f"known of {target.name}")
     size = block_size(working)
     threads = config().threads

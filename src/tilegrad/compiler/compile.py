@@ -192,7 +192,7 @@ def schedule_for(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, _ = run_pipeline(inputs, outputs, target)
-        choices = () if target.kind == "cpu" else _choices()
+        choices = _choices() if target.has_threads else ()
         bodies = _bodies.setdefault((target.key, *choices), Recent(lambda: BODIES * config().keep))
         return lower_graph(inputs, results, target, donate, bodies)
 

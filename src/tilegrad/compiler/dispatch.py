@@ -1,7 +1,7 @@
 """Which target folder serves which device: the one table that the compiler asks.
 
-A device is named "cpu", "cuda" (the first GPU) or "cuda:1"; its Target says its `kind`, and the
-kind picks the functions that emit, compile and bind. Invariant: a target folder, and what it
+A device is named "cpu", "cuda" (the first GPU) or "cuda:1"; its Target says its `language`,
+which picks the functions that emit, compile and bind. Invariant: a target folder, and what it
 needs installed, is imported when a device of its kind is first used, never before.
 """
 
@@ -42,14 +42,15 @@ class Offer:
     compile: Callable[[str, Target, str], bytes]  # text to object code; threads may call it
     load: Callable[[bytes], Any]  # object code, ready to be bound
     bind: Callable[[Recipe, Mapping[str, Any], str], Any]  # to an Executable on a device
+    listings: Mapping[str, Callable[[str, Target], str]]  # what `explain` shows of a text, by name
 
 
 def offer(target: Target) -> Offer:
     """The functions of the folder that serves a Target."""
     try:
-        return OFFERS[target.kind]()
+        return OFFERS[target.language]()
     except KeyError:
-        raise InternalError("dispatch", f"no target folder serves {target.kind!r}") from None
+        raise InternalError("dispatch", f"no target folder serves {target.language!r}") from None
 
 
 def device_name(device: Any, op: str = "device") -> str:
@@ -88,7 +89,7 @@ def target_for(name: str) -> Target:
 
 
 def _llvm() -> Offer:
-    from ..targets.llvm.driver import compile_text, load
+    from ..targets.llvm.driver import assembly, compile_text, load, optimized
     from ..targets.llvm.step import Executable
 
     def emitted(body: Body, name: str, target: Target) -> Program:
@@ -107,7 +108,8 @@ def _llvm() -> Offer:
     def bind(recipe: Recipe, modules: Mapping[str, Any], device: str) -> Any:
         return Executable(recipe, modules)
 
-    return Offer(emitted, symbols, lambda device: "", compiled, load, bind)
+    listings = {"llvm": _as_it_is, "optimized": optimized, "assembly": assembly}
+    return Offer(emitted, symbols, lambda device: "", compiled, load, bind, listings)
 
 
 # ---- NVIDIA GPUs -----------------------------------------------------------------------------
@@ -125,7 +127,10 @@ def _ptx() -> Offer:
 
         return Executable(recipe, code, device(name))
 
-    return Offer(emitted, lambda body: [], architecture, assembled, lambda data: data, bind)
+    listings = {"ptx": _as_it_is, "assembly": reported}
+    return Offer(
+        emitted, lambda body: [], architecture, assembled, lambda data: data, bind, listings
+    )
 
 
 def architecture(name: str) -> str:
@@ -140,6 +145,21 @@ def assembled(text: str, target: Target, machine: str) -> bytes:
     return text.encode() if find_ptxas() is None else assemble(text, machine).cubin
 
 
+def reported(text: str, target: Target) -> str:
+    """What ptxas says of the machine code: registers, spills, warnings."""
+    from ..targets.ptx.assemble import assemble, find_ptxas
+
+    if find_ptxas() is None:
+        return "// no ptxas here: the driver compiles the PTX"
+    made = assemble(text, target.cpu)
+    lines = [f"// {entry}: {report}" for entry, report in made.reports.items()]
+    return "\n".join(lines + [f"// {warning}" for warning in made.warnings])
+
+
+def _as_it_is(text: str, target: Target) -> str:
+    return text
+
+
 def renamed(program: Program, before: str, after: str) -> Program:
     """The same Program with its function called `after`."""
     return replace(
@@ -149,4 +169,4 @@ def renamed(program: Program, before: str, after: str) -> Program:
     )
 
 
-OFFERS: dict[str, Callable[[], Offer]] = {"cpu": _llvm, "gpu": _ptx}
+OFFERS: dict[str, Callable[[], Offer]] = {"llvm": _llvm, "ptx": _ptx}

@@ -27,6 +27,7 @@ from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
 from .compile import cut, host
+from .dispatch import offer
 from .flatten import program_text
 from .pipeline import Stage, run_pipeline
 
@@ -72,6 +73,7 @@ class ProgramReport:
     body: Body
     target: Target
     kernels: list[int] = field(default_factory=list)
+    listings: dict[str, str] = field(default_factory=dict)  # made so far
 
     @cached_property
     def name(self) -> str:
@@ -90,40 +92,32 @@ class ProgramReport:
         """The target text that was emitted."""
         return program_text(self.body, self.target)[2]
 
+    def listing(self, name: str) -> str:
+        """The text as the target folder shows it under a name; empty where it has none such."""
+        if name not in self.listings:
+            made = offer(self.target).listings.get(name)
+            self.listings[name] = made(self.text, self.target) if made else ""
+        return self.listings[name]
+
     @property
     def llvm(self) -> str:
-        """The LLVM IR that was emitted; empty for a GPU."""
-        return self.text if self.target.kind == "cpu" else ""
+        """The LLVM IR that was emitted; empty where programs are of another language."""
+        return self.listing("llvm")
 
     @property
     def ptx(self) -> str:
-        """The PTX that was emitted; empty for a CPU."""
-        return self.text if self.target.kind == "gpu" else ""
+        """The PTX that was emitted; empty where programs are of another language."""
+        return self.listing("ptx")
 
-    @cached_property
+    @property
     def optimized(self) -> str:
         """The LLVM IR after LLVM's passes."""
-        from ..targets.llvm.driver import optimized
+        return self.listing("optimized")
 
-        return optimized(self.llvm, self.target) if self.llvm else ""
-
-    @cached_property
+    @property
     def assembly(self) -> str:
-        """The Target's assembly; for a GPU what ptxas says of the machine code."""
-        if self.target.kind == "gpu":
-            return self._report()
-        from ..targets.llvm.driver import assembly
-
-        return assembly(self.llvm, self.target)
-
-    def _report(self) -> str:
-        from ..targets.ptx.assemble import assemble, find_ptxas
-
-        if find_ptxas() is None:
-            return "// no ptxas here: the driver compiles the PTX"
-        made = assemble(self.text, self.target.cpu)
-        lines = [f"// {entry}: {report}" for entry, report in made.reports.items()]
-        return "\n".join(lines + [f"// {warning}" for warning in made.warnings])
+        """The Target's assembly; for PTX what ptxas says of the machine code."""
+        return self.listing("assembly")
 
 
 @dataclass
@@ -180,7 +174,10 @@ class Explanation:
 
     def __str__(self) -> str:
         parts = []
-        for section in LEVELS[self.level]:
+        shown = LEVELS[self.level]
+        if self.level == "all":  # a language of another package too
+            shown = tuple(dict.fromkeys((*shown, *offer(self.target).listings)))
+        for section in shown:
             text = self.section(section).rstrip()
             if text:
                 parts.append(f"== {section} ==\n{text}")
@@ -190,15 +187,16 @@ class Explanation:
 
     def section(self, name: str) -> str:
         """The text of one section, whatever the level."""
-        if name not in SECTIONS:
-            raise UserError("no such section", op="explain", expected=", ".join(SECTIONS), got=name)
-        if name in ("tile", "llvm", "optimized", "ptx", "assembly"):
+        known = dict.fromkeys((*SECTIONS, *offer(self.target).listings))
+        if name not in known:
+            raise UserError("no such section", op="explain", expected=", ".join(known), got=name)
+        if name not in SECTIONS[:6]:
             mark = {"tile": "#", "assembly": "//", "ptx": "//"}.get(name, ";")
+            shown = [(p, p.tile if name == "tile" else p.listing(name)) for p in self.programs]
             return "\n".join(
-                f"{mark} {p.name} serves kernel {', '.join(map(str, p.kernels))}\n"
-                f"{getattr(p, name).strip()}\n"
-                for p in self.programs
-                if getattr(p, name)
+                f"{mark} {p.name} serves kernel {', '.join(map(str, p.kernels))}\n{text.strip()}\n"
+                for p, text in shown
+                if text
             )
         texts = {
             "summary": self._summary,
@@ -321,7 +319,7 @@ class Explanation:
 
     @property
     def _units(self) -> str:
-        return "workers" if self.target.kind == "cpu" else "multiprocessors"
+        return "multiprocessors" if self.target.has_threads else "workers"
 
     def _memory_line(self) -> str:
         return (

@@ -81,13 +81,13 @@ class Stage:
 def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
     """The passes for a Target."""
     own: dict[str, Pass] = {"expand attention": expand_attention(target)}
-    if target is not None and target.kind == "gpu":
+    if target is not None and target.has_threads:
         own["thin dots"] = thin_short_dots
     found = [(name, own.get(name, run)) for name, run in PIPELINE]
-    if target is not None and any(unit.name.startswith("wgmma") for unit in target.matrix):
+    if target is not None and target.asynchronous_units:
         at = [name for name, _ in found].index("thin dots")
         found.insert(at, ("norms", norms_behind_products))  # dots of one row are dots still
-    if target is not None and target.kind == "gpu":
+    if target is not None and target.has_threads:
         found.append(("split places", split_places))
         found.append(("level sums", level_sums))  # last: no algebra puts the factors back
     return found

@@ -55,7 +55,10 @@ class MatrixUnit:
     k: int
     inputs: tuple[DType, DType]
     accumulator: DType
-    scope: str
+    scope: str  # where the accumulator lies
+    operands: tuple[str, str] = ("register", "register")  # the Scopes of left and right
+    threads: int = 1  # that run it together
+    asynchronous: bool = False  # it runs while its threads go on, and is waited for
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +66,7 @@ class Target:
     """The facts of one machine; see the module's docstring."""
 
     name: str
-    kind: str  # 'cpu', 'gpu', 'npu'
+    language: str  # of its programs' text; the target folder, or the package, that writes it
     triple: str = ""
     cpu: str = ""
     features: str = ""  # as LLVM writes them: '+avx2,+fma,-prefer-256-bit'
@@ -92,6 +95,26 @@ class Target:
     def key(self) -> str:
         """A stable hash of all facts."""
         return hashlib.blake2b(self.to_text().encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads that run in step (a warp); 1 where a program is one thread with vectors."""
+        return self.limits.get("threads_per_warp", 1)
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether a program is a block of threads that share memory and run in step."""
+        return self.threads > 1
+
+    @cached_property
+    def asynchronous_units(self) -> tuple[MatrixUnit, ...]:
+        """The matrix units that run while their threads go on."""
+        return tuple(unit for unit in self.matrix if unit.asynchronous)
+
+    @property
+    def kind(self) -> str:
+        """'gpu' or 'cpu', for what still asks; new code asks facts."""
+        return "gpu" if self.has_threads else "cpu"
 
     @cached_property
     def feature_set(self) -> frozenset[str]:
@@ -160,19 +183,21 @@ def _unit_record(unit: MatrixUnit) -> dict[str, Any]:
 def _unit_of(record: dict[str, Any]) -> MatrixUnit:
     left, right = (dtype_of(name) for name in record["inputs"])
     accumulator = dtype_of(record["accumulator"])
-    return MatrixUnit(**{**record, "inputs": (left, right), "accumulator": accumulator})
+    typed = {"inputs": (left, right), "accumulator": accumulator}
+    return MatrixUnit(**{**record, **typed, "operands": tuple(record["operands"])})
 
 
 # --- static CPU Targets -------------------------------------------------------------------------
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-AMX_BF16 = (MatrixUnit("tdpbf16ps", 16, 16, 32, (bfloat16, bfloat16), float32, "amx"),)
+_AMX_TILES = ("amx", ("amx", "amx"))  # where the accumulator and the operands lie
+AMX_BF16 = (MatrixUnit("tdpbf16ps", 16, 16, 32, (bfloat16, bfloat16), float32, *_AMX_TILES),)
 AMX_INT8 = (
-    MatrixUnit("tdpbssd", 16, 16, 64, (int8, int8), int32, "amx"),
-    MatrixUnit("tdpbsud", 16, 16, 64, (int8, uint8), int32, "amx"),
-    MatrixUnit("tdpbusd", 16, 16, 64, (uint8, int8), int32, "amx"),
-    MatrixUnit("tdpbuud", 16, 16, 64, (uint8, uint8), int32, "amx"),
+    MatrixUnit("tdpbssd", 16, 16, 64, (int8, int8), int32, *_AMX_TILES),
+    MatrixUnit("tdpbsud", 16, 16, 64, (int8, uint8), int32, *_AMX_TILES),
+    MatrixUnit("tdpbusd", 16, 16, 64, (uint8, int8), int32, *_AMX_TILES),
+    MatrixUnit("tdpbuud", 16, 16, 64, (uint8, uint8), int32, *_AMX_TILES),
 )
 AMX_FEATURES = {"amx-bf16": AMX_BF16, "amx-int8": AMX_INT8}
 
@@ -205,7 +230,7 @@ def cpu_target(
         memories["amx"] = MemorySpace(8 * KIB, 64, ("tileload", "tilestore"), hertz * 64)
     return Target(
         name,
-        "cpu",
+        "llvm",
         triple,
         cpu,
         features,
@@ -314,14 +339,17 @@ _WARPGROUP = {  # four warps, operands in shared memory, any n that is a multipl
 }
 
 
-def _units(instruction: str, table: Mapping[str, tuple[Any, ...]]) -> tuple[MatrixUnit, ...]:
+def _units(
+    instruction: str, table: Mapping[str, tuple[Any, ...]], operands: str, threads: int
+) -> tuple[MatrixUnit, ...]:
+    scopes = ("register", (operands, operands), threads, operands == "shared")
     return tuple(
-        MatrixUnit(f"{instruction}.{name}", m, n, k, (left, right), accumulator, "register")
+        MatrixUnit(f"{instruction}.{name}", m, n, k, (left, right), accumulator, *scopes)
         for name, (m, n, k, left, right, accumulator) in table.items()
     )
 
 
-MMA, WGMMA = _units("mma", _WARP), _units("wgmma", _WARPGROUP)
+MMA, WGMMA = _units("mma", _WARP, "register", 32), _units("wgmma", _WARPGROUP, "shared", 128)
 _GPU_LIMITS = {
     "threads_per_warp": 32,
     "threads_per_block": 1024,
@@ -373,7 +401,7 @@ def gpu_target(
     }
     return Target(
         name,
-        "gpu",
+        "ptx",
         "nvptx64-nvidia-cuda",
         cpu,
         vector_bytes=16,

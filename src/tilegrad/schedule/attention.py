@@ -27,10 +27,12 @@ from . import attention_cpu, attention_gpu
 WhyNot = Callable[[Node, AttentionShape, Target], str]
 # Bodies with what each parameter stands for: ('input', i), ('result', i) or ('scratch', type)
 Launches = Callable[[Node, AttentionShape, Target, set[int], str], list[tuple[Body, list[Any]]]]
-MACHINES: dict[str, tuple[WhyNot, Launches]] = {
-    "cpu": (attention_cpu.why_not, attention_cpu.launches),
-    "gpu": (attention_gpu.why_not, attention_gpu.launches),
-}
+
+
+def kernels_for(target: Target) -> tuple[WhyNot, Launches]:
+    """The file for a Target, by whether its programs are blocks of threads."""
+    found = attention_gpu if target.has_threads else attention_cpu
+    return found.why_not, found.launches
 
 
 def _sizes(node: Node) -> Sizes:
@@ -60,24 +62,24 @@ def shape_of(node: Node) -> AttentionShape:
 
 def why_not(node: Node, target: Target | None) -> str:
     """Why no kernel of the Target takes the Node; '' where one does."""
-    if target is None or target.kind not in MACHINES:
+    if target is None:
         return "no kernel for this machine"
     shape = shape_of(node)
     if not isinstance(shape.width, int) or not isinstance(shape.value_width, int):
         return "the head size is not known"
-    return MACHINES[target.kind][0](node, shape, target)
+    return kernels_for(target)[0](node, shape, target)
 
 
 def lower_attention(
     node: Node, reads: Sequence[Node], stored: Sequence[Node], target: Target, name: str
 ) -> list[tuple[Body, list[tuple[str, Any]]]]:
     """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', type)."""
-    if not isinstance(node.type, Tuple) or target.kind not in MACHINES:
+    if not isinstance(node.type, Tuple):
         raise InternalError("schedule.attention", f"no kernel for {node!r} on {target.name}")
     places = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
     where = {x: i for i, x in enumerate(reads)}
     found = []
-    for body, given in MACHINES[target.kind][1](node, shape_of(node), target, set(places), name):
+    for body, given in kernels_for(target)[1](node, shape_of(node), target, set(places), name):
         roles: list[tuple[str, Any]] = []
         for kind, what in given:
             if kind == "input":

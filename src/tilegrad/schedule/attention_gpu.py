@@ -26,7 +26,7 @@ Given = list[tuple[Body, list[Any]]]
 
 def why_not(node: Node, x: AttentionShape, target: Target) -> str:
     """Why no kernel takes the Node; '' where one does."""
-    if not any(unit.name.startswith("wgmma") for unit in target.matrix):
+    if not target.asynchronous_units:
         return f"{target.name} has no matrix units beside its threads"
     if node.op is ops.attention:
         return attention.why_not(x) or _no_plan(x, target)

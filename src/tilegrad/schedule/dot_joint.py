@@ -51,7 +51,7 @@ class Joint(Group):
 
 def join_dots(fuser: Fuser, target: Target) -> list[Group]:
     """Join what pays among the Fuser's groups; gives the groups in order."""
-    if any(unit.name.startswith("wgmma") for unit in target.matrix):
+    if target.asynchronous_units:
         _Joiner(fuser, target).run()
     return fuser.in_order()
 

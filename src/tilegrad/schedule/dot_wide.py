@@ -173,7 +173,7 @@ class WideDot:
     @property
     def beside(self) -> bool:
         """Whether the Target has matrix units that run beside the threads."""
-        return any(unit.name.startswith("wgmma") for unit in self.target.matrix)
+        return bool(self.target.asynchronous_units)
 
     def suits(self, choice: Choice) -> bool:
         """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
@@ -199,8 +199,7 @@ class WideDot:
         p = self.problem
         batch, m, k, n = p.sizes
         dtype = self.dot.inputs[0].dtype
-        kind = "wgmma" if self.beside else "mma"
-        kinds = {unit.inputs for unit in self.target.matrix if unit.name.startswith(kind)}
+        kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.beside}
         rounded = self.beside and config().dots == "tf32"  # float32 operands may be
         taken = (bfloat16, float16, float32) if rounded else (bfloat16, float16)
         if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in taken:

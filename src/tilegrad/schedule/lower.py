@@ -80,7 +80,7 @@ class Lowering:
         set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         if take_over(schedule, self.frame.loops, self.fuser.values):
             set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
-        if self.target.kind == "gpu" and not self.frame.loops:
+        if self.target.has_threads and not self.frame.loops:
             put_side_by_side(schedule.kernels, self.slots)  # in what is left to launch
             set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
         plan_memory(schedule)
@@ -91,7 +91,7 @@ class Lowering:
     def lower_all(self) -> None:
         """Fuse, and add the Kernels of every group."""
         self.fuser = Fuser(self.arguments, self.results)
-        if self.target.kind == "gpu":
+        if self.target.has_threads:
             compute_again(self.fuser.extents, self.arguments, self.results)
             keep_sums(self.fuser.values, self.arguments, self.results)
             hand_over(self.fuser.values, self.arguments, self.results)
@@ -100,12 +100,12 @@ class Lowering:
             self.rounded = rounded_nodes(self.results)
             self.fuser.takes_parts = partial(takes_parts, target=self.target)
         groups = self.fuser.run()
-        if self.target.kind == "gpu":
+        if self.target.has_threads:
             leave_long_epilogues(self.fuser, self.target, self.rounded)
             groups = join_dots(self.fuser, self.target)
         self.order_updates(groups)
         ordered = self.fuser.in_order()
-        if self.target.kind == "gpu":
+        if self.target.has_threads:
             ordered = pair_up(ordered, self.fuser.values, self.results)
         for group in ordered:
             self.lower(group)
@@ -165,7 +165,7 @@ class Lowering:
             lower_join(self, group, reads)
             return
         group.rounded = self.rounded
-        if group.kind in DOTS and not self.depth and self.target.kind == "gpu":
+        if group.kind in DOTS and not self.depth and self.target.has_threads:
             group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
         key = self.key(group, reads)
         found = self.bodies.get(key)
@@ -208,7 +208,7 @@ class Lowering:
         name = f"{group.kind}_{_title(group)}_{tag}"
         if group.kind == "attention":
             return lower_attention(group.values[0], reads, stored, self.target, name)
-        if self.target.kind == "gpu":
+        if self.target.has_threads:
             return lower_threads(group, reads, self.fuser.values, self.target, name)
         if group.kind in ("loops", "mixed"):
             lowering = LoopLowering(group, self.fuser.values, self.target, name)
@@ -360,7 +360,7 @@ class Lowering:
 
     def update_launches(self, group: Group, reads: list[Node], slot: int, stored: bool) -> Any:
         """The launches of an update into a Slot, those that fill it first included."""
-        if self.target.kind == "gpu":
+        if self.target.has_threads:
             return self.threads_update(group, reads, slot, stored)
         body, body_reads, fills = lower_update(group, reads, self.fuser.values, self.target, stored)
         found = [*fills, *([] if body is None else [(body, body_reads)])]

@@ -33,7 +33,7 @@ ACCESSES = ("read_place", "write_place", "load", "store")
 
 def check_banks(body: Body, target: Target) -> list[Finding]:
     """Plain accesses to shared places that take several turns."""
-    if target.kind != "gpu":
+    if not target.has_threads:
         return []
     accumulators = {n.inputs[0] for n, _ in walk(body.block) if n.op.name == "matrix_async"}
     found = []

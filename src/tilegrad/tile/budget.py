@@ -36,7 +36,7 @@ WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
 def check_budget(body: Body, target: Target) -> list[Finding]:
     """Everything that does not fit."""
-    if target.kind != "gpu":
+    if not target.has_threads:
         return []
     limits = {**LIMITS, **target.limits}
     roles = [n for n, _ in walk(body.block) if n.op.name == "role"]

@@ -96,7 +96,7 @@ class Definition:
     def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """The Callee for arguments by name: Array types, or values known now."""
         values = tuple([(n, exact(v)) for n, v in given.items()])
-        guards = target.kind == "cpu" or config().checked
+        guards = not target.has_threads or config().checked
         key = (values, plan, exact(plan.sizes), self.captured(), target.key, guards)
         try:
             found = self.known.get(key)

@@ -174,7 +174,7 @@ def machine_of(device: str) -> Machine:
     facts = found[number]
     major, minor = facts["compute_capability_major"], facts["compute_capability_minor"]
     target = target_of(facts)
-    if not any(unit.name.startswith("wgmma") for unit in target.matrix):
+    if not target.asynchronous_units:
         raise UserError(
             "this GPU does not run the wide matmul",
             op="tune",

@@ -69,7 +69,7 @@ def why_not(x: Operands, target: Target) -> str:
             "rows are whole lines, as many for each warp",
         ),
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
-        (target.kind != "gpu", "threads"),
+        (not target.has_threads, "threads"),
     ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 

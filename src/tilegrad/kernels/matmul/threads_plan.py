@@ -132,7 +132,7 @@ def residents(x: Operands, plan: ThreadPlan, target: Target) -> int:
 
 def matrix_rate(target: Target) -> float:
     """FLOP/s of a warp's matrix units of one multiprocessor."""
-    share = WARP_SHARE if (target.cpu or "").startswith("sm_9") else 1.0
+    share = WARP_SHARE if target.asynchronous_units else 1.0  # else the peak is their own
     return SUSTAINED * share * target.peak_flops(bfloat16) / target.cores
 
 

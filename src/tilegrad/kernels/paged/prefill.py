@@ -88,7 +88,7 @@ def why_not(x: PagedShape, target: Target) -> str:
         return "the cache has the queries' dtype"
     if x.page % 8 or x.page & (x.page - 1):
         return "a page is a power of two, 8 or more"
-    if not any(unit.name.startswith("wgmma") for unit in target.matrix):
+    if not target.asynchronous_units:
         return "no matrix units that run beside the threads"
     return forward.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
 
