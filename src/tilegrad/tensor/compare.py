@@ -20,15 +20,17 @@ from .tensor import Tensor, call, in_place, lift, method, operand, wrap
 
 
 @method("eq", "__eq__")
-def eq(a: Any, b: Any) -> Any:
-    """a == b, element by element."""
-    return False if b is None or isinstance(b, str) else binary(ops.equal, a, b)
+def eq(a: Any, b: Any) -> Tensor:
+    """a == b, element by element; no Tensor equals None or a string, and that is a plain False."""
+    never: Any = False
+    return never if b is None or isinstance(b, str) else binary(ops.equal, a, b)
 
 
 @method("ne", "not_equal", "__ne__")
-def ne(a: Any, b: Any) -> Any:
-    """a != b, element by element."""
-    return True if b is None or isinstance(b, str) else binary(ops.not_equal, a, b)
+def ne(a: Any, b: Any) -> Tensor:
+    """a != b, element by element; every Tensor differs from None and strings: a plain True."""
+    always: Any = True
+    return always if b is None or isinstance(b, str) else binary(ops.not_equal, a, b)
 
 
 @method("lt", "less", "__lt__")

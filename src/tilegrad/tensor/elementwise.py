@@ -375,7 +375,10 @@ in_place(
 
 
 def _reflected(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    return lambda self, other: function(other, self)
+    def run(self: Tensor, other: Any) -> Tensor:
+        return function(other, self)
+
+    return run
 
 
 OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {

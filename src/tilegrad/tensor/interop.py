@@ -348,11 +348,6 @@ def is_contiguous(self: Tensor) -> bool:
     return True
 
 
-Tensor.nbytes = property(lambda self: self.numel() * self.dtype.size)  # type: ignore[attr-defined]
-Tensor.itemsize = property(lambda self: self.dtype.size)  # type: ignore[attr-defined]
-Tensor.data = property(Tensor.detach)  # type: ignore[attr-defined]
-
-
 def is_tensor(value: Any) -> bool:
     """Whether a value is a Tensor."""
     return isinstance(value, Tensor)

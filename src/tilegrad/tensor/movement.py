@@ -189,22 +189,6 @@ def t(x: Any) -> Tensor:
     return transpose(tensor, 0, 1) if tensor.ndim == 2 else tensor
 
 
-def _all_reversed(self: Tensor) -> Tensor:
-    """All axes in reverse order."""
-    return permute(self, *reversed(range(self.ndim)))
-
-
-def _last_swapped(self: Tensor) -> Tensor:
-    """The last two axes swapped."""
-    if self.ndim < 2:
-        raise ShapeError("needs 2 axes", op="mT", expected="ndim >= 2", got=build.show(self.shape))
-    return transpose(self, -2, -1)
-
-
-Tensor.T = property(_all_reversed)  # type: ignore[attr-defined]
-Tensor.mT = property(_last_swapped)  # type: ignore[attr-defined]
-
-
 @method("movedim", "moveaxis")
 def movedim(x: Any, source: Any, destination: Any) -> Tensor:
     """Axes moved to other positions; the rest keep their order."""

@@ -18,7 +18,7 @@ from ..ir.requirement import require
 from .maths import cast
 from .movement import permute, reshape
 from .pooling import adaptive_avg_pool, from_flat
-from .tensor import Tensor, from_array, lift, method, wrap
+from .tensor import Tensor, from_array, lift, wrap
 
 Array = np.ndarray[Any, Any]
 RANKS = {
@@ -217,7 +217,6 @@ def _divides(op: str, whole: Any, part: int, what: str) -> None:
     )
 
 
-@method()
 def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
     """(..., c * r * r, h, w) -> (..., c, h * r, w * r)."""
     found, r = _image("pixel_shuffle", x), upscale_factor
@@ -229,7 +228,6 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
     return reshape(turned, *lead, channels // (r * r), height * r, width * r)
 
 
-@method()
 def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
     """(..., c, h * r, w * r) -> (..., c * r * r, h, w)."""
     found, r = _image("pixel_unshuffle", x), downscale_factor

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import string_at
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,11 @@ from .realize import (
     unknown_value,
     values,
 )
+
+if TYPE_CHECKING:
+    from .methods import Methods  # a stub: what the other files attach
+else:
+    Methods = object
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,7 +78,7 @@ class Mode(threading.local):
 mode = Mode()
 
 
-class Tensor:
+class Tensor(Methods):
     """An n-dimensional array, lazy: its Node says how to compute it."""
 
     __slots__ = ("__weakref__", "_grad", "_node", "_requires_grad", "label", "trace")
@@ -184,6 +189,34 @@ class Tensor:
     def is_leaf(self) -> bool:
         """Whether gradients are collected here."""
         return not self._requires_grad or leaves.get(self.node) is self
+
+    @property
+    def T(self) -> Tensor:
+        """All axes in reverse order."""
+        return self.permute(*reversed(range(self.ndim)))
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes swapped."""
+        if self.ndim < 2:
+            got = build.show(self.shape)
+            raise ShapeError("needs 2 axes", op="mT", expected="ndim >= 2", got=got)
+        return self.transpose(-2, -1)
+
+    @property
+    def data(self) -> Tensor:
+        """The same value without history."""
+        return self.detach()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.size
+
+    @property
+    def nbytes(self) -> Any:
+        """Bytes of all elements."""
+        return self.numel() * self.dtype.size
 
     def size(self, axis: int | None = None) -> Any:
         """The shape, or one size of it."""
@@ -369,6 +402,7 @@ def _rebinding(name: str) -> Callable[..., Tensor]:
 
     run.__name__ = name + "_"
     run.__doc__ = f"`{name}`, kept in this Tensor."
+    run.__wrapped__ = function  # type: ignore[attr-defined]  # its parameters are this one's
     return run
 
 
