@@ -2,8 +2,9 @@
 
 `Evaluator.value(node, index)` walks down from a value to what is stored, turning movement into
 index arithmetic and elementwise ops into Tile ops; one index atom may be the vector lane. Low
-precision floats are computed in float32 and rounded where they are stored or cast. Invariant:
-a value whose index does not mention the lane atom is a scalar; all others have `lanes` lanes.
+precision floats are computed in float32 and rounded where they are stored, cast or compared.
+Invariant: a value whose index does not mention the lane atom is a scalar; all others have `lanes`
+lanes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ DIRECT = {
     op
     for op in ops.graph.ops.values()
     if op.group in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
+}
+# Those that a rounding error can throw from one result to another.
+JUMPS = {op for op in DIRECT if op.group == "compare"} | {
+    ops.floor,
+    ops.ceil,
+    ops.round_,
+    ops.trunc,
+    ops.sign,
+    ops.floor_divide_,
+    ops.remainder,
+    ops.fmod,
 }
 
 
@@ -133,12 +145,20 @@ class Evaluator:
         if op is ops.constant:
             return self.body.constant(node.attrs["value"], wide(node.dtype))
         if op in DIRECT:
-            inputs = [self.value(i, index) for i in node.inputs]
-            return self.body.apply(self.tile_op(node), *inputs)
+            seen = self.as_stored if op in JUMPS else self.value
+            return self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
         handler = getattr(self, "_" + op.name, None)
         if handler is None:
             raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
         return handler(node, index)  # type: ignore[no-any-return]
+
+    def as_stored(self, node: Node, index: Index) -> Node:
+        """The value as its dtype has it. What jumps must see that: a value that is computed anew
+        and compared with one that was stored (a maximum, in its derivative) is equal to it."""
+        x = self.value(node, index)
+        if node.op is ops.constant:
+            return x
+        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
 
     def tile_op(self, node: Node) -> str:
         """The Tile op that computes an elementwise Node."""

@@ -123,8 +123,10 @@ def sinc(x: Tensor) -> Tensor:
 def xlogy(x: Any, y: Any) -> Tensor:
     """x log(y), and 0 where x is 0."""
     (a, b), dtype = common("xlogy", x, y)
-    zero = (a == 0.0) & (b == b)
-    value = pick(zero, 0.0, pick(zero, 1.0, a) * log(pick(zero, 1.0, b)))
+    # Where the logarithm is no number the product would be none; elsewhere it is 0 by itself, and
+    # its derivative log(y).
+    odd = (a == 0.0) & ((b <= 0.0) | (b == math.inf))
+    value = pick(odd, 0.0, a * log(pick(odd, 1.0, b)))
     return cast(value, dtype)
 
 

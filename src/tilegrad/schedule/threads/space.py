@@ -30,10 +30,12 @@ from ...ir.types import Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Condition, Index
 from ..evaluate import ravel_strides, symbolic
+from ..instructions import instructions
 from ..space import LoopSpace, reduce_index
 from .tiles import TileEvaluator, Viewed, power_of_two
 
 WARP = 32
+UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
 Roles = list[tuple[str, Any]]
 Reached = tuple[Node, Index, list[Condition]]  # a value below, where, and if what holds
 
@@ -189,6 +191,8 @@ class ThreadSpace(LoopSpace):
         sizes = [high(product(n.shape)) for n in self.reads]
         reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
         self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
+        while self.each > 1 and self.each * self.instructions() > UNROLLED:
+            self.each //= 2
         size = 4 * WARP * self.each
         while self.each > vector and total < self.programs_wanted() * size:
             self.each, size = self.each // 2, size // 2
@@ -202,6 +206,10 @@ class ThreadSpace(LoopSpace):
             self.each = min(self.each, max(vector, power_of_two(high(inner)) // (4 * WARP)))
             return 1, min(size, power_of_two(high(inner)))
         return self.cut_tile(size, rows, inner)
+
+    def instructions(self) -> int:
+        """About how many instructions an element takes."""
+        return instructions(self.group.stored, set(self.reads), self.group.rounded)
 
     def cut_tile(self, size: int, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of about `size` elements."""

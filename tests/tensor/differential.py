@@ -1,0 +1,195 @@
+"""A random program in torch and in tilegrad: values, dtypes and gradients side by side.
+
+torch runs it twice: as declared, and with float64 for every float. What the two differ by is what
+rounding does to this program; tilegrad may be off by some of that, and by a few units in the last
+place of the least precise float that it names. Where rounding decides the result (the two differ
+by much), nothing is compared. Integers and bools are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from random_programs import Program
+
+EPSILON = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
+TIMES, UNITS = 30.0, 60.0
+HOPELESS = 0.02  # of a result's size, by which float64 and the declared dtype differ
+
+
+def weights(shape: Sequence[int]) -> np.ndarray:
+    """What a result is multiplied by in the sum that is differentiated."""
+    count = int(np.prod(shape)) if len(shape) else 1
+    return (0.5 + 0.5 * np.sin(np.arange(count) * 1.7 + 0.3)).reshape(tuple(shape))
+
+
+def in_torch(program: Program, module: Any, precise: bool) -> tuple[list[Any], list[Any]]:
+    """Results, and gradients of the float leaves (None where there is none)."""
+    leaves = [leaf.torch(precise) for leaf in program.leaves]
+    floats = [x.requires_grad_() for x, leaf in zip(leaves, program.leaves) if leaf.is_float]
+    known = program.run(module, torch.nn.functional, leaves)
+    results = [known[name] for name in program.outputs]
+    parts = [
+        (r.double() * torch.from_numpy(weights(r.shape))).sum()
+        for r in results
+        if r.is_floating_point() and r.requires_grad
+    ]
+    if not parts or not floats:
+        return results, [None] * len(floats)
+    grads = torch.autograd.grad(sum(parts), floats, allow_unused=True)
+    return results, list(grads)
+
+
+def in_tilegrad(program: Program, way: str) -> tuple[list[Any], list[Any]]:
+    """The same here: 'lazy' reads at the end, 'steps' computes each line, 'jit' compiles all."""
+    import tilegrad as tg
+
+    arrays = [tg.tensor(leaf.values, dtype=getattr(tg, leaf.dtype)) for leaf in program.leaves]
+    at = [i for i, leaf in enumerate(program.leaves) if leaf.is_float]
+
+    def total(results: Sequence[Any]) -> Any:
+        parts = [
+            (r.to(tg.float64) * tg.tensor(weights(r.shape))).sum()
+            for r in results
+            if r.dtype.is_float
+        ]
+        return sum(parts) if parts else None
+
+    def run(*leaves: Any) -> list[Any]:
+        known = program.run(tg, tg.nn.functional, leaves)
+        return [known[name] for name in program.outputs]
+
+    if way == "jit":
+        results = tg.jit(lambda *leaves: run(*leaves))(*arrays)
+        if not at or not any(r.dtype.is_float for r in results):
+            return list(results), [None] * len(at)
+        derived = tg.jit(tg.grad(lambda *leaves: total(run(*leaves)), argnums=tuple(at)))
+        return list(results), list(derived(*arrays))
+    leaves = [a.requires_grad_() if i in at else a for i, a in enumerate(arrays)]
+    if way == "steps":
+        known: dict[str, Any] = {"m": tg, "F": tg.nn.functional}
+        known.update((x.name, value) for x, value in zip(program.leaves, leaves))
+        for line in program.lines:
+            exec(line, known)
+            known[line.split(" ")[0]].realize()
+        results = [known[name] for name in program.outputs]
+    else:
+        results = run(*leaves)
+    sum_ = total([r for r in results if r.requires_grad])
+    if sum_ is not None and sum_.requires_grad:
+        sum_.backward()
+    return results, [leaves[i].grad for i in at]
+
+
+def compare_with_torch(program: Program, way: str) -> str:
+    """How tilegrad's results or gradients are wrong; '' where they are right."""
+    from random_programs import Precise
+
+    if not program.lines:
+        return ""
+    low, low_grads = in_torch(program, torch, False)
+    high, high_grads = in_torch(program, Precise(), True)
+    ours, our_grads = in_tilegrad(program, way)
+    unit = max(EPSILON[d] for d in [*program.floats, "float64"])
+    if "float32" not in program.floats and "bool" not in program.floats:
+        unit = max(unit, EPSILON["float32"] if needs_float32(low) else 0.0)
+    least = 0.1 * max([size_of(x) for x in [*high, *high_grads]])  # what cancels is off by it
+    for name, mine, theirs, best in zip(program.outputs, ours, low, high):
+        found = difference(mine, theirs, best, unit, least)
+        if found:
+            return f"value: {name} {found}"
+    floats = [leaf for leaf in program.leaves if leaf.is_float]
+    for leaf, mine, theirs, best in zip(floats, our_grads, low_grads, high_grads):
+        if theirs is None:
+            if mine is not None and np.any(np.asarray(mine.to("float64").numpy()) != 0):
+                return f"gradient: of {leaf.name} should be none or zero"
+            continue
+        if mine is None:
+            if bool((theirs != 0).any()):
+                return f"gradient: of {leaf.name} is missing"
+            continue
+        found = difference(mine, theirs, best, unit, least)
+        if found:
+            return f"gradient: of {leaf.name} {found}"
+    return ""
+
+
+def needs_float32(results: Sequence[Any]) -> bool:
+    """Whether any result is a float32 that no leaf and no line names."""
+    return any(r.dtype == torch.float32 for r in results)
+
+
+def size_of(value: torch.Tensor | None) -> float:
+    """The largest finite element of a float."""
+    if value is None or not value.is_floating_point():
+        return 0.0
+    finite = value.detach()[torch.isfinite(value)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def difference(
+    mine: Any, theirs: torch.Tensor, best: torch.Tensor, unit: float, least: float
+) -> str:
+    """How a value differs from torch's."""
+    if str(mine.dtype) != str(theirs.dtype).removeprefix("torch."):
+        return f"is {mine.dtype}, torch has {theirs.dtype}"
+    if tuple(mine.shape) != tuple(theirs.shape):
+        return f"has shape {tuple(mine.shape)}, torch {tuple(theirs.shape)}"
+    theirs, best = theirs.detach(), best.detach()
+    if not theirs.is_floating_point():
+        got, want = mine.numpy(), theirs.numpy()
+        wrong = int((got != want).sum())
+        return f"has {wrong} wrong of {want.size}" if wrong else ""
+    got = np.asarray(mine.to("float64").numpy())
+    want, exact = theirs.double().numpy(), best.double().numpy()
+    if not want.size:
+        return ""
+    usual = np.isfinite(want) & np.isfinite(exact)
+    if not usual.all():
+        same = (np.isnan(want) == np.isnan(exact)) & (np.isinf(want) == np.isinf(exact))
+        odd = ~usual & same
+        agree = (np.isnan(got) == np.isnan(want)) & (np.isinf(got) == np.isinf(want))
+        if not agree[odd].all():
+            return "differs in nan or inf"
+    if not usual.any():
+        return ""
+    size = max(float(np.abs(exact[usual]).max()), least)
+    own = float(np.abs(want - exact)[usual].max())
+    if own > HOPELESS * size and own > 1e-12:
+        return ""
+    allowed = TIMES * own + UNITS * unit * size + 1e-30
+    with np.errstate(all="ignore"):
+        off = np.abs(got - exact)
+    off = np.where(usual, off, 0.0)
+    if bool((off <= allowed).all()):
+        return ""
+    at = np.unravel_index(int(np.nanargmax(np.where(np.isnan(off), np.inf, off))), off.shape)
+    return (
+        f"is {got[at]} at {tuple(map(int, at))}, torch has {want[at]}, exact is {exact[at]}"
+        f" (allowed {allowed:.2g}, size {size:.3g})"
+    )
+
+
+def compiled_for_gpus(program: Program, names: Sequence[str]) -> str:
+    """How a program's Graphs fail for GPUs: scheduled, emitted, assembled, simulated."""
+    from recorded import recording, run_case
+
+    from tilegrad.core.target import A100, H200
+
+    with recording() as recorder:
+        results, grads = in_tilegrad(program, "lazy")
+        for value in [*results, *(g for g in grads if g is not None)]:
+            value.realize()
+    for name in names:
+        target = {"sm_80": A100, "sm_90a": H200}[name]
+        for case in recorder.cases.values():
+            try:
+                run_case(case, target)
+            except Exception as failure:
+                lines = [w.strip() for w in str(failure).splitlines() if w.strip()]
+                said = " ".join(lines[:4])[:300]
+                return f"{name} {type(failure).__name__}: {said} [{str(case)[:200]}]"
+    return ""
