@@ -1,0 +1,90 @@
+"""Random programs beside torch: a sample of `bench/fuzz.py`, what it found, and its judge."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from differential import compare_with_torch, compiled_for_gpus
+from random_programs import FLOATS, Leaf, Program, make
+
+import tilegrad as tg
+from tilegrad.targets.ptx.assemble import find_ptxas
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "fuzz.py"
+
+# What was wrong once: leaves (dtype, values) and lines.
+ZEROS = np.array([0.0, 0.5, -0.25, 0.0, 2.0])
+SPREAD = np.sin(np.arange(16) * 2.3) * 3
+FINDS = {
+    "derivative of xlogy at 0": ([("float32", ZEROS)], ["v0 = m.xlogy(x0, x0.abs() + 0.5)"]),
+    "a maximum of bfloat16 values that its derivative computes anew": (
+        [("bfloat16", SPREAD)],
+        ["v0 = m.roll(m.outer(x0, x0 * 0.5), 2, 1)", "v1 = m.amax(v0, dim=(0,))"],
+    ),
+    "a minimum of float16 values that its derivative computes anew": (
+        [("float16", SPREAD)],
+        ["v0 = m.outer(x0, x0 * 0.3)", "v1 = m.amin(v0, dim=(1,))"],
+    ),
+}
+ON_GPUS = {
+    "digamma under a scatter spilled": (
+        [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],
+        ["v0 = m.digamma(x0.abs() + 1)", "v1 = m.index_add(v0, 1, m.tensor([29, 13]), x1)"],
+    ),
+}
+
+
+def program_of(case: tuple[list[tuple[str, np.ndarray]], list[str]]) -> Program:
+    """A Program from leaves and lines; its result is the last value."""
+    leaves = [Leaf(f"x{i}", dtype, values) for i, (dtype, values) in enumerate(case[0])]
+    for leaf in leaves:
+        leaf.values = leaf.torch().double().numpy() if leaf.is_float else leaf.values
+    return Program(leaves, case[1], [case[1][-1].split(" ")[0]])
+
+
+@pytest.mark.parametrize("way", ["lazy", "jit", "steps"])
+@pytest.mark.parametrize("name", FINDS)
+def test_finds(name: str, way: str) -> None:
+    assert compare_with_torch(program_of(FINDS[name]), way) == ""
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_finds_on_gpus(name: str) -> None:
+    assert compiled_for_gpus(program_of(ON_GPUS[name]), ["sm_80", "sm_90a"]) == ""
+
+
+def test_a_seed_is_a_program() -> None:
+    first, again, other = (make((1, n), 10) for n in (5, 5, 6))
+    assert str(first) == str(again) != str(other)
+    assert len(first.lines) >= 5 and first.outputs
+    for a, b in zip(first.leaves, again.leaves):
+        assert np.array_equal(a.values, b.values)
+    kinds = {line.split("(")[0].split(" = ")[1] for n in range(40) for line in make((2, n)).lines}
+    assert len(kinds) > 60
+    assert {x.dtype for n in range(40) for x in make((2, n)).leaves} >= set(FLOATS)
+
+
+def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of(([("float32", SPREAD)], ["v0 = m.sin(x0)", "v1 = v0 * 2"]))
+    assert compare_with_torch(program, "lazy") == ""
+    right = tg.sin
+    monkeypatch.setattr(tg, "sin", lambda x: right(x) + 1e-4)
+    assert compare_with_torch(program, "lazy").startswith("value: v1")
+    monkeypatch.setattr(tg, "sin", lambda x: right(x) + (x - x.detach()) * 1e-3)
+    assert compare_with_torch(program, "lazy").startswith("gradient: of x0")
+    monkeypatch.setattr(tg, "sin", lambda x: right(x).to(tg.float64))
+    assert "float64" in compare_with_torch(program, "jit")
+
+
+def test_a_sample() -> None:
+    command = [sys.executable, str(SCRIPT), "--seconds", "60", "--seed", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    counts = re.search(r"(\d+) programs of (\d+) lines, (\d+) of them for GPUs", done.stdout)
+    assert counts is not None and int(counts[1]) >= 3
