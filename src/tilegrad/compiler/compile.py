@@ -27,7 +27,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
 from ..ir.fingerprint import Place, digest, structure
-from ..ir.node import Node, located
+from ..ir.node import Node, located, topological
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..kernels.plan_table import plans
@@ -186,7 +186,6 @@ def schedule_for(
     inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
 ) -> Schedule:
     """The Schedule of a Graph: all passes, then lowering."""
-    from ..schedule.lower import lower_graph
     from .pipeline import run_pipeline
 
     with located(outputs[0].location if outputs else None):
@@ -194,7 +193,33 @@ def schedule_for(
         results, _ = run_pipeline(inputs, outputs, target)
         choices = _choices() if target.has_threads else ()
         bodies = _bodies.setdefault((target.key, *choices), Recent(lambda: BODIES * config().keep))
+        return lowered(inputs, results, target, donate, bodies)
+
+
+def lowered(
+    inputs: Sequence[Node],
+    results: Sequence[Node],
+    target: Target,
+    donate: Sequence[int] = (),
+    bodies: Any = None,
+) -> Schedule:
+    """The Schedule of a Graph after its passes; what is prepared is an input of it."""
+    from ..schedule.lower import lower_graph
+
+    if not any(n.op is ops.call and n.attrs["callee"].once for n in topological(results)):
         return lower_graph(inputs, results, target, donate, bodies)
+    from .prepared import lift_preparations
+
+    lifted = lift_preparations(inputs, results)
+    schedule = lower_graph(lifted.inputs, lifted.results, target, lifted.donated(donate), bodies)
+    slots = schedule.inputs
+    schedule.given = [-1] * len(inputs)
+    for number, slot in zip(lifted.kept, slots):
+        schedule.given[number] = slot
+    for one in lifted.preparing:
+        one.slots = [slots[i] for i in one.slots]
+    schedule.preparing = lifted.preparing
+    return schedule
 
 
 def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -250,7 +275,11 @@ def _bind(recipe: Recipe, target: Target, device: str, held: dict[str, Any] | No
                 return None
             found = modules[key] = serving.load(data)
         own[key] = found
-    return serving.bind(recipe, own, device)
+    if not recipe.preparing:
+        return serving.bind(recipe, own, device)
+    from .prepared import PreparedExecutable, inner_recipe
+
+    return PreparedExecutable(serving.bind(inner_recipe(recipe), own, device), recipe, device)
 
 
 __all__ = ["executable_for", "schedule_for"]

@@ -22,11 +22,10 @@ from ..ir.rewrite import replace
 from ..ir.symbol import high
 from ..ir.text import print_block
 from ..schedule.cost import work_of
-from ..schedule.lower import lower_graph
 from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
-from .compile import cut, host
+from .compile import cut, host, lowered
 from .dispatch import offer
 from .flatten import program_text
 from .pipeline import Stage, run_pipeline
@@ -372,7 +371,7 @@ def explain_graph(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         results, stages = run_pipeline(inputs, outputs, target)
-        schedule = lower_graph(inputs, results, target, donate)
+        schedule = lowered(inputs, results, target, donate)
     return Explanation(name, inputs, stages, schedule, target, level, labels, requirements)
 
 

@@ -44,7 +44,7 @@ def recipe_of(
         flat.table,
         storage,
         flat.steps,
-        schedule.inputs,
+        schedule.inputs if schedule.given is None else schedule.given,
         schedule.outputs,
         schedule.arena_bytes,
         flat.scratch,
@@ -52,6 +52,7 @@ def recipe_of(
         entries=[e for e in flat.entries if e],
         sites=flat.sites if any(flat.sites) else [],
         requirements=list(requirements),
+        preparing=schedule.preparing,
     )
     return recipe, flat.texts
 

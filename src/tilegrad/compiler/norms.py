@@ -41,7 +41,7 @@ class Norm:
 FACTORS = 64  # more than any norm has
 
 
-def _factors(node: Node) -> list[Node]:
+def factors_of(node: Node) -> list[Node]:
     """The factors of a product, in order; none of one of very many."""
     found: list[Node] = []
     stack = [node]
@@ -80,7 +80,7 @@ def norm_of(node: Node) -> Norm | None:
     """The norm that a value is, or None."""
     if node.op is not ops.cast or node.dtype is not bfloat16 or node.inputs[0].dtype is not float32:
         return None
-    factors = _factors(node.inputs[0])
+    factors = factors_of(node.inputs[0])
     rows = [f for f in factors if _is_row(f)]
     if len(rows) != 1 or len(factors) < 2 or len(node.shape) < 2:
         return None

@@ -29,6 +29,7 @@ from .share import share_loops
 from .split import split_parts, split_places, split_reductions
 from .thin import thin_dots, thin_short_dots
 from .unroll import unroll_scans
+from .weights import choose_weights
 
 Results = list[Node]
 Pass = Callable[[Sequence[Node], Results, Log], Results]
@@ -59,6 +60,7 @@ PIPELINE: list[tuple[str, Pass]] = [
     ("recognize", _recognize),  # small ops into big: dot, attention
     ("share loops again", share_loops),  # those that a derivative had recognized before
     ("expand attention", expand_attention(None)),  # what no kernel of the Target takes
+    ("weights", choose_weights(None)),  # products with quantised weights, and what is around them
     ("simplify again", rules(SIMPLIFY)),
     ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
     ("thin dots", thin_dots),  # after recognition, which would undo it
@@ -80,7 +82,10 @@ class Stage:
 
 def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
     """The passes for a Target."""
-    own: dict[str, Pass] = {"expand attention": expand_attention(target)}
+    own: dict[str, Pass] = {
+        "expand attention": expand_attention(target),
+        "weights": choose_weights(target),
+    }
     if target is not None and target.has_threads:
         own["thin dots"] = thin_short_dots
     found = [(name, own.get(name, run)) for name, run in PIPELINE]

@@ -375,6 +375,10 @@ def _call(node: Node, xs: list[Node], flags: Flags, size: Size) -> Any:
     return found if isinstance(node.type, Tuple) else found[0]
 
 
+def _unpack(node: Node, xs: list[Node], flags: Flags, size: Size) -> Pair:
+    return ops.unpack(*xs, **node.attrs), True  # rows are the last axis: more of them
+
+
 def _get(node: Node, xs: list[Node], flags: Flags, size: Size) -> Pair:
     return node, False  # items of batched tuples are read by the walk
 
@@ -411,6 +415,7 @@ BATCH: dict[Op, Rule] = {
     ops.attention_backward: _attention,
     ops.gather: _gather,
     ops.update: _update,
+    ops.unpack: _unpack,
     ops.get: _get,
     ops.scan: _scan,
     ops.cond: _cond,

@@ -285,6 +285,11 @@ def where(condition: Node, a: Value, b: Value) -> Node:
     return ops.where(mask, broadcast_to(left, shape), broadcast_to(right, shape))
 
 
+def unpack(raw: Node, format: str, dtype: DType) -> Node:
+    """The values of weights whose rows are stored as bytes of a Format; see `ops.unpack`."""
+    return ops.unpack(raw, format=format, dtype=dtype)
+
+
 def cast(x: Node, dtype: DType) -> Node:
     """x converted to the dtype."""
     if x.dtype is dtype:

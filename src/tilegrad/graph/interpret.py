@@ -378,6 +378,13 @@ def _while_loop(inputs: list[Any], attrs: dict[str, Any]) -> Result:
     return tuple(values[:count])
 
 
+def _unpack(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    from ..core.format import format_of
+
+    values = format_of(attrs["format"]).to_float32(np.asarray(inputs[0]))
+    return narrow(values, attrs["dtype"].numpy)
+
+
 def _call(inputs: list[Any], attrs: dict[str, Any]) -> Result:
     results = attrs["callee"].interpret(*inputs)
     return results[0] if len(results) == 1 else tuple(results)
@@ -475,6 +482,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.scan: _scan,
     ops.cond: _cond,
     ops.while_loop: _while_loop,
+    ops.unpack: _unpack,
     ops.call: _call,
     ops.custom: lambda inputs, attrs: tuple(attrs["blocks"][0](inputs)),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..core.dtype import DType, bool_, int64, uint32
+from ..core.dtype import DType, bool_, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.fingerprint import Place
@@ -514,6 +514,28 @@ gather = Op(
     group="index",
     meaning="x at indices (one integer array per indexed axis, all of one shape, in "
     "range 0..size-1); result axes: the indices' shape, then x's other axes",
+)
+
+
+def _unpack(raw: Node, *, format: str, dtype: DType) -> Type:
+    from ..core.format import format_of  # not needed by most programs
+
+    form, found = format_of(format), _array(raw)
+    if found.dtype is not uint8 or not found.shape or not isinstance(found.shape[-1], int):
+        raise _fail("unpack", f"bytes (..., bytes of a row), not {found}")
+    if not form.quantised or found.shape[-1] % form.block_bytes or not dtype.is_float:
+        raise _fail("unpack", f"{found} are not rows of {form} for {dtype}")
+    return Array((*found.shape[:-1], found.shape[-1] // form.block_bytes * form.block), dtype)
+
+
+unpack = Op(
+    graph,
+    "unpack",
+    _unpack,
+    attrs=("format", "dtype"),
+    group="index",
+    meaning="the values (..., columns) of weights whose rows are stored as bytes of a Format "
+    "(see core/format.py), rounded to the dtype",
 )
 
 

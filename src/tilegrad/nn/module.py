@@ -15,8 +15,8 @@ from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..tensor.convert import place
-from ..tensor.placement import device_name, elsewhere
-from ..tensor.tensor import Tensor, leaves, lift, mode, no_grad, own_node
+from ..tensor.placement import device_name, elsewhere, is_stored
+from ..tensor.tensor import Tensor, leaves, lift, mode, no_grad, own_node, wrap
 
 Self = TypeVar("Self", bound="Module")
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -264,7 +264,7 @@ class Module:
 
     def state_dict(self, *, prefix: str = "") -> dict[str, Tensor]:
         """All Parameters and persistent buffers by PyTorch's names, without history."""
-        return {n: t.detach() for n, t in self._state(prefix)}
+        return {n: _without_history(t) for n, t in self._state(prefix)}
 
     def _state(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
@@ -435,6 +435,11 @@ def functional_call(
             table[last] = value
 
 
+def _without_history(tensor: Tensor) -> Tensor:
+    """The value; weights of a file are read from it again, for this Tensor alone."""
+    return wrap(own_node(tensor.node)) if is_stored(tensor.node) else tensor.detach()
+
+
 def _is_device(target: str) -> bool:
     return target.split(":")[0] in ("cpu", "cuda", "mps", "npu")
 
@@ -450,7 +455,11 @@ def _retype(tensor: Tensor, dtype: DType) -> None:
             expected="the cast before the call",
             got=str(dtype),
         )
-    tensor.node = own_node(build.cast(tensor.node, dtype))
+    node = tensor.node
+    if is_stored(node):  # weights of a file are unpacked to it
+        tensor.node = build.unpack(node.inputs[0], node.attrs["format"], dtype)
+    else:
+        tensor.node = own_node(build.cast(node, dtype))
     if tensor.requires_grad:
         leaves[tensor.node] = tensor
     tensor.grad = None
@@ -459,7 +468,7 @@ def _retype(tensor: Tensor, dtype: DType) -> None:
 def _rehome(tensor: Tensor, device: Any, op: str) -> None:
     """Another device for a Tensor that keeps its identity; its gradient comes along."""
     for held in (tensor, tensor.grad):
-        if held is None:
+        if held is None or is_stored(held.node):  # weights of a file are prepared where they run
             continue
         node = place(held.node, device, op)
         if node is not held.node:

@@ -36,6 +36,7 @@ class Buffer:
     """Untyped storage on a Device; see the module's docstring."""
 
     __slots__ = (
+        "__weakref__",
         "_pointer",
         "adapts",
         "bytes",
@@ -46,6 +47,7 @@ class Buffer:
         "state",
         "writable",
     )
+    is_source = False  # see `prepared.Source`
 
     def __init__(
         self,

@@ -56,13 +56,22 @@ class Back:
 
 
 @dataclass
+class Preparing:
+    """Inputs that are prepared once for all runs; see `prepared`."""
+
+    sources: list[int]  # numbers of the inputs that hold the bytes
+    layout: str  # how, as text
+    slots: list[int]  # of what is made, in order
+
+
+@dataclass
 class Recipe:
     """A compiled Schedule."""
 
     programs: list[tuple[str, str]]  # (function, key of its object code)
     slots: list[Storage]
     steps: list[Step]
-    inputs: list[int]
+    inputs: list[int]  # Slots; -1 for an input that is only prepared
     outputs: list[int]
     arena_bytes: int
     scratch_bytes: int
@@ -74,6 +83,7 @@ class Recipe:
     sites: list[list[Site]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
     requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
+    preparing: list[Preparing] = field(default_factory=list)
 
     def owners(self) -> list[int]:
         """Of every Slot the one whose memory it has, through aliases."""
@@ -106,7 +116,9 @@ class Recipe:
             sizes = {name: size_text(getattr(s, name)) for name in ("grid", "bytes", "flops")}
             steps.append({**vars(s), **sizes, "numbers": [size_text(n) for n in s.numbers]})
         needs = [r.to_text() for r in self.requirements]
-        return json.dumps({**vars(self), "slots": slots, "steps": steps, "requirements": needs})
+        ready = [vars(p) for p in self.preparing]
+        parts = {"slots": slots, "steps": steps, "requirements": needs, "preparing": ready}
+        return json.dumps({**vars(self), **parts})
 
     @staticmethod
     def from_text(text: str) -> Recipe:
@@ -121,6 +133,7 @@ class Recipe:
         record["programs"] = [tuple(p) for p in record["programs"]]
         record["sites"] = [[Site(*s) for s in sites] for sites in record["sites"]]
         record["requirements"] = [Requirement.from_text(r) for r in record["requirements"]]
+        record["preparing"] = [Preparing(**p) for p in record["preparing"]]
         return Recipe(**{**record, "slots": slots, "steps": steps})
 
 

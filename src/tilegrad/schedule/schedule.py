@@ -103,6 +103,8 @@ class Schedule:
     outputs: list[int]
     arena_bytes: int = 0
     ends: dict[int, int] = field(default_factory=dict)  # of chains of aliases, as far as known
+    given: list[int] | None = None  # Slots by number of the Graph's inputs; -1: only prepared
+    preparing: list[Any] = field(default_factory=list)  # what inputs are prepared of
 
     def storage(self, number: int) -> int:
         """The Slot that owns the bytes of a Slot, through aliases; an alias that is set stays."""

@@ -171,7 +171,8 @@ class Bound:
         if source.kind in ("leaf", "state"):
             tensor = self._lowered._tensor_of(source, self._leaves, self._states)
         elif source.kind == "captured":
-            self._lowered._captured(source.holder, node)
+            if not source.stored:
+                self._lowered._captured(source.holder, node)
             tensor = source.holder
         elif source.kind == "constant":
             own = source.holder

@@ -23,7 +23,7 @@ from ..ir.node import next_serial
 from ..runtime.buffer import Buffer
 from .bound_copies import write
 from .exclusive import alone, is_alone, is_exclusive, is_kept, would_copy
-from .lowered import known
+from .lowered import bytes_of, known
 from .placement import copy_of, moved, on_host
 from .tensor import Tensor, from_buffer
 from .tensor import leaves as leaf_tensors
@@ -82,8 +82,8 @@ class Inputs:
     def buffers(self) -> list[Buffer]:
         """The Buffers to run on; what changes has its memory to itself, made so if need be."""
         found: list[Any] = [
-            own if tensor is None else tensor.buffer(self.device)
-            for tensor, own in zip(self.tensors, self.own)
+            own if tensor is None else _buffer(tensor, source, self.device)
+            for tensor, own, source in zip(self.tensors, self.own, self.sources)
         ]
         before = self._origins
         for at in self.changing:
@@ -95,11 +95,11 @@ class Inputs:
                 and (self._is_misplaced(found[at]) or not self._is_own(at, tensor, found))
             ):
                 found[at] = self._apart(at, tensor, found[at])
-        self._origins = [(b.pointer, b.device) for b in found]
+        self._origins = [_place(b, self.device) for b in found]
         for at, buffer in enumerate(found):
             if self._is_misplaced(buffer):  # small values adapt: a copy stays here
                 found[at] = self.own[at] = self._copied(buffer)
-        self.pointers = [b.pointer for b in found]
+        self.pointers = [0 if b.is_source else b.pointer for b in found]
         return found
 
     def _is_own(self, at: int, tensor: Tensor, found: list[Buffer]) -> bool:
@@ -117,6 +117,8 @@ class Inputs:
 
     def _is_misplaced(self, buffer: Buffer) -> bool:
         """Whether kernels cannot use it: on another device, or at an odd address of a GPU."""
+        if buffer.is_source:  # it is prepared
+            return False
         return buffer.device != self.device or (self.device != "cpu" and bool(buffer.pointer & 15))
 
     def _copied(self, buffer: Buffer) -> Buffer:
@@ -171,8 +173,8 @@ class Inputs:
             return False
         del refs
         now = [
-            before if tensor is None else _origin(tensor, self.device)
-            for tensor, before in zip(self.tensors, self._origins)
+            before if tensor is None else _place(_buffer(tensor, source, self.device), self.device)
+            for tensor, before, source in zip(self.tensors, self._origins, self.sources)
         ]
         if now != self._origins or any(d != self.device for _, d in now):
             return True
@@ -180,9 +182,14 @@ class Inputs:
         return False
 
 
-def _origin(tensor: Tensor, device: str) -> tuple[int, str]:
-    buffer = tensor.buffer(device)
-    return buffer.pointer, buffer.device
+def _buffer(tensor: Tensor, source: Source, device: str) -> Buffer:
+    """What runs read of a Tensor: its value, or the bytes of weights of a file."""
+    return bytes_of(tensor, "a bound function") if source.stored else tensor.buffer(device)
+
+
+def _place(buffer: Buffer, device: str) -> tuple[int, str]:
+    """Where a value is; bytes of a file are in one place for all devices."""
+    return (id(buffer), device) if buffer.is_source else (buffer.pointer, buffer.device)
 
 
 def is_held(tensor: Tensor) -> bool:

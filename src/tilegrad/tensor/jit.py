@@ -23,6 +23,7 @@ from ..core.config import config
 from ..core.errors import DTypeError, ShapeError, UserError, user_location
 from ..core.lock import new_rlock
 from ..core.recent import SecondChance
+from ..graph.ops import unpack
 from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
 from .annotation import annotations_of, check_call, dynamic_axes, parameters_of
@@ -182,6 +183,8 @@ class Jitted:
         for name, tensor in tensors.items():
             type_ = tensor._node.type
             parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)
+            if tensor._node.op is unpack:
+                parts.append(tensor._node.attrs["format"])  # weights of a file
             if state.active:
                 parts.append(tag(tensor._node))
         settings = getattr(value, "settings", None)

@@ -32,7 +32,7 @@ from ..runtime.buffer import Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
 from .exclusive import is_alone, is_exclusive, is_kept, would_copy
-from .placement import check_device, common_device, copy_of, elsewhere, moved
+from .placement import check_device, common_device, copy_of, elsewhere, is_stored, moved
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
 from .trace import Slot, Source, Trace, Tracing
@@ -204,6 +204,10 @@ class Lowered:
             kind = source.kind
             if kind == "leaf":
                 found.append(leaves[source.index].buffer(self.device))
+            elif source.stored:
+                found.append(
+                    bytes_of(self._tensor_of(source, leaves, states), self.name, node.type)
+                )
             elif kind == "state":
                 found.append(states[source.index][source.name].buffer(self.device))
             elif kind == "number":
@@ -234,6 +238,8 @@ class Lowered:
         return tensor.buffer(self.device)
 
     def _tensor_of(self, source: Source, leaves: Sequence[Any], states: States) -> Tensor:
+        if source.kind == "captured":
+            return source.holder  # type: ignore[no-any-return]
         if source.name:
             return states[source.index][source.name]
         return leaves[source.index]  # type: ignore[no-any-return]
@@ -242,7 +248,9 @@ class Lowered:
         """The Nodes of the caller behind the inputs."""
         found = []
         for node, source, buffer in zip(self.inputs, self.sources, buffers):
-            if source.kind in ("leaf", "state"):
+            if source.stored:
+                found.append(self._tensor_of(source, leaves, states)._node.inputs[0])
+            elif source.kind in ("leaf", "state"):
                 found.append(self._tensor_of(source, leaves, states)._node)
             elif source.kind == "captured":
                 found.append(source.holder._node)
@@ -334,6 +342,20 @@ class Lowered:
             tensor._grad = new
         else:
             tensor._grad = wrap(build.add(tensor._grad._node, new._node))
+
+
+def bytes_of(tensor: Tensor, name: str, type_: Any = None) -> Buffer:
+    """The Buffer of the bytes of weights of a file, which must be so yet."""
+    now = tensor._node
+    if not is_stored(now) or (type_ is not None and now.inputs[0].type != type_):
+        raise StateError(
+            f"weights of a file that {name} reads were assigned another value",
+            op=f"jit {name}",
+            expected="the weights as they were when it was traced",
+            got=str(now.type),
+            hint="pass the Module that holds them as an argument, and bind again",
+        )
+    return values[now.inputs[0]]
 
 
 def _concrete(place: Place, symbols: dict[str, int] | None) -> Array:
@@ -459,6 +481,7 @@ def _donated(
         i
         for i, s in enumerate(sources)
         if i not in used
+        and not s.stored
         and s.kind in ("leaf", "state")
         and (s.index in given or (s.index, s.name) in changed)
     )

@@ -142,6 +142,14 @@ def check_device(device: str, node: Node, name: str) -> None:
         )
 
 
+def is_stored(node: Node) -> bool:
+    """Whether a Node is weights of a file: `unpack` of bytes that stay there (see `stored`)."""
+    if node.op is not ops.unpack:
+        return False
+    buffer = values.get(node.inputs[0])
+    return buffer is not None and buffer.is_source
+
+
 def tag(node: Node) -> str:
     """What a signature says of a Node's device: its name, empty on the CPU or where it adapts."""
     buffer = values.data.get(weakref.ref(node))
@@ -155,8 +163,8 @@ def tag(node: Node) -> str:
 
 
 def moved(buffer: Buffer, device: str) -> Buffer:
-    """The same bytes in a Buffer on a device (itself if it is there)."""
-    if buffer.device == device:
+    """The same bytes in a Buffer on a device (itself if it is there, or is prepared there)."""
+    if buffer.device == device or buffer.is_source:
         return buffer
     array = on_host(buffer, (buffer.bytes,), np.uint8)
     return Buffer.wrap(array) if device == "cpu" else opened(device).upload(array, buffer.label)

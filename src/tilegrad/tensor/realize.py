@@ -17,7 +17,7 @@ from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Size
 from ..runtime.buffer import BIG_BYTES, Buffer
-from .placement import common_device, elsewhere, homes, is_pure, moved, stand_ins, values
+from .placement import common_device, elsewhere, homes, is_pure, is_stored, moved, stand_ins, values
 
 
 def own_node(node: Node, device: str | None = None) -> Node:
@@ -141,10 +141,10 @@ def _fill(inputs: Sequence[Node], device: str | None) -> None:
     for node, source in zip(inputs, sources):
         home = homes.pop(node, None) or device
         values[node] = values[source] if home is None else _fixed(values[source], home)
-    if device not in (None, "cpu"):
-        for source in sources:
-            if is_pure(source):  # Graphs for any device share this Node
-                values.pop(source, None)
+    for source in sources:
+        shared = device not in (None, "cpu") and is_pure(source)  # by Graphs for any device
+        if shared or is_stored(source):  # weights of a file are for who asked alone
+            values.pop(source, None)
 
 
 def _usable_on(device: str) -> Callable[[Node], bool]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
 from typing import Any
 
 from ..core.dtype import uint32
@@ -18,7 +19,7 @@ from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.requirement import Requirement, gathering
 from ..ir.rewrite import replace
-from .placement import check_device, elsewhere
+from .placement import check_device, elsewhere, is_stored
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
 
 
@@ -29,13 +30,15 @@ class Source:
     `kind` is 'leaf' (argument leaf number `index`), 'number' (the same, a Python number),
     'state' (Tensor `name` of the object that is leaf `index`), 'grad' (the gradient of that),
     'captured' (the Tensor `holder`), 'key' and 'offset' (the Generator `holder`), 'constant'
-    (the Buffer `holder`).
+    (the Buffer `holder`). `stored`: the Buffer is that of the bytes of weights of a file, which
+    the trace unpacks.
     """
 
     kind: str
     index: int = -1
     name: str = ""
     holder: Any = None
+    stored: bool = False
 
 
 @dataclass(eq=False)
@@ -106,7 +109,13 @@ class Trace:
         self.slots[id(outside)] = Slot(source, outside, node)
 
     def _stand_for(self, source: Source, outside: Tensor) -> Node:
-        node = self.add_input(source, outside._node.shape, outside._node.dtype)
+        node = outside._node
+        if is_stored(node):
+            (raw,) = node.inputs
+            given = self.add_input(replace_field(source, stored=True), raw.shape, raw.dtype)
+            node = ops.unpack(given, **node.attrs)
+        else:
+            node = self.add_input(source, node.shape, node.dtype)
         self.nodes[id(outside)] = node
         self.kept.append(outside)
         if outside._requires_grad and leaves.get(outside._node) is outside:

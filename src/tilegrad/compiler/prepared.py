@@ -1,0 +1,239 @@
+"""Prepared inputs: lifted out of a Graph before it is scheduled, and found again at every run.
+
+`lift_preparations` makes an input of every part that a Preparation gives; the Recipe says which
+inputs of the Graph each is made of, and how, as plain data. `PreparedExecutable` gives an
+Executable these parts (see `runtime.prepared`) in the place of the bytes. Invariant: the numbers of
+inputs that callers use are those of the traced Graph; bytes that are only prepared are never read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..graph import build, ops
+from ..ir.node import Node, topological
+from ..ir.rewrite import replace as replaced
+from ..runtime.buffer import Buffer
+from ..runtime.executable import Back, Preparing, Recipe
+from ..runtime.prepared import LABEL, prepared
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Lifted:
+    """A Graph without Preparations: its own inputs, then the parts."""
+
+    inputs: list[Node]
+    results: list[Node]
+    kept: list[int]  # numbers of the inputs that are still read as they are
+    preparing: list[Preparing]  # `slots` are numbers of `inputs` here
+
+    def donated(self, donate: Sequence[int]) -> list[int]:
+        """The numbers that inputs which may be overwritten have now."""
+        return [self.kept.index(number) for number in donate if number in self.kept]
+
+
+def lift_preparations(inputs: Sequence[Node], results: Sequence[Node]) -> Lifted:
+    """The Graph with inputs for the parts of its Preparations."""
+    calls = [n for n in topological(results) if n.op is ops.call and n.attrs["callee"].once]
+    number = {node: i for i, node in enumerate(inputs)}
+    fresh: dict[Node, Node] = {}
+    made: list[tuple[Node, list[Node]]] = []
+    for call in calls:
+        parts = build.items(call)
+        new = [build.input_(part.shape, part.dtype) for part in parts]
+        fresh.update(zip(parts, new))
+        made.append((call, new))
+    results = replaced(results, fresh)
+    read = set(topological(results))
+    sources = {i for call in calls for i in call.inputs}
+    kept = [i for i, n in enumerate(inputs) if n in read or n not in sources]
+    lifted = Lifted([inputs[i] for i in kept], results, kept, [])
+    for call, new in made:
+        first = len(lifted.inputs)
+        lifted.inputs += new
+        lifted.preparing.append(
+            Preparing(
+                [number[i] for i in call.inputs],
+                call.attrs["callee"].to_text(),
+                list(range(first, len(lifted.inputs))),
+            )
+        )
+    return lifted
+
+
+class HostMemory:
+    """The CPU's memory, as the table of prepared weights asks for it."""
+
+    name, whole = "cpu", True
+
+    def allocate(self, bytes: int) -> Buffer:
+        """Room for parts."""
+        return Buffer.allocate(bytes, LABEL)
+
+    def write(self, buffer: Buffer, array: Array) -> None:
+        """Copy an array into a Buffer."""
+        buffer.array(array.shape, array.dtype)[...] = array
+
+    def read(self, buffer: Buffer) -> Array:
+        """The bytes of a Buffer."""
+        return buffer.array((buffer.bytes,), np.uint8)
+
+
+class DeviceMemory:
+    """A GPU's memory."""
+
+    whole = False
+
+    def __init__(self, name: str) -> None:
+        from .dispatch import device
+
+        self.name, self.device = name, device(name)
+
+    def allocate(self, bytes: int) -> Buffer:
+        """Room for parts."""
+        return self.device.allocate(bytes, LABEL)  # type: ignore[no-any-return]
+
+    def write(self, buffer: Buffer, array: Array) -> None:
+        """Copy an array into a Buffer."""
+        self.device.write(buffer, array)
+
+    def read(self, buffer: Buffer) -> Array:
+        """The bytes of a Buffer."""
+        return self.device.download(buffer, (buffer.bytes,), np.uint8)  # type: ignore[no-any-return]
+
+
+def memory_of(device: str) -> Any:
+    """The memory of a device."""
+    return HostMemory() if device == "cpu" else DeviceMemory(device)
+
+
+def inner_recipe(recipe: Recipe) -> Recipe:
+    """The Recipe as a driver binds it: the parts are inputs like others, after those kept."""
+    parts = [slot for one in recipe.preparing for slot in one.slots]
+    kept = [slot for slot in recipe.inputs if slot >= 0]
+    return replace(recipe, inputs=[*kept, *parts], preparing=[])
+
+
+class PreparedExecutable:
+    """An Executable some of whose inputs are prepared."""
+
+    def __init__(self, inner: Any, recipe: Recipe, device: str) -> None:
+        from ..kernels.quantised.prepare import parse_preparation
+
+        self.inner, self.recipe, self.device = inner, recipe, device
+        self.layouts = [parse_preparation(one.layout) for one in recipe.preparing]
+        self.sources = list(dict.fromkeys(i for one in recipe.preparing for i in one.sources))
+        self.kept = [i for i, slot in enumerate(recipe.inputs) if slot >= 0]
+        self.count = sum(len(one.slots) for one in recipe.preparing)
+        self.owners, self.check = inner.owners, inner.check
+        self.input_of = {slot: i for i, slot in enumerate(recipe.inputs) if slot >= 0}
+        self._refs: list[Any] = []  # to the sources that `_parts` are made of
+        self._parts: list[Buffer] | None = None
+
+    def parts(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """The parts of the sources among some inputs."""
+        given = [buffers[i] for i in self.sources]
+        found = self._parts
+        if found is not None and all([r() is b for r, b in zip(self._refs, given)]):
+            return found
+        wanted = [
+            ([buffers[i] for i in one.sources], layout)
+            for one, layout in zip(self.recipe.preparing, self.layouts)
+        ]
+        made = prepared(wanted, memory_of(self.device))
+        found = [buffer for buffers in made for buffer in buffers]
+        forget = weakref.WeakMethod(self._forget)
+
+        def gone(_: Any) -> None:
+            method = forget()
+            if method is not None:
+                method()
+
+        self._refs, self._parts = [weakref.ref(b, gone) for b in given], found
+        return found
+
+    def _forget(self) -> None:
+        """A source is gone: what was made of it may go."""
+        self._parts = None
+
+    def given(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """The inputs as the Executable takes them; Buffers after the inputs stay last."""
+        more = buffers[len(self.recipe.inputs) :]
+        return [*(buffers[i] for i in self.kept), *self.parts(buffers), *more]
+
+    def number(self, at: int) -> int:
+        """The number that an input, or a Buffer after them, has for the Executable."""
+        count = len(self.recipe.inputs)
+        return self.kept.index(at) if at < count else at - count + len(self.kept) + self.count
+
+    def run(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+    ) -> list[Buffer]:
+        """Run once; see the Executable."""
+        return self.inner.run(self.given(buffers), symbols)  # type: ignore[no-any-return]
+
+    def fix(
+        self,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> FixedParts:
+        """Bound to Buffers that stay, to run again and again."""
+        return FixedParts(self, buffers, symbols, placed, back)
+
+
+class FixedParts:
+    """What the Executable gives for `fix`, holding the parts that it reads."""
+
+    def __init__(
+        self,
+        executable: PreparedExecutable,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> None:
+        self.executable = executable
+        given = executable.given(buffers)
+        self.held = executable.parts(buffers)
+        number = executable.number
+        moved = [
+            replace(
+                b, number=b.number if b.is_output else number(b.number), target=number(b.target)
+            )
+            for b in back
+        ]
+        there = {output: number(at) for output, at in placed.items()}
+        self.fixed = executable.inner.fix(given, symbols, there, moved)
+        self.run, self.result, self.profile = (
+            self.fixed.run,
+            self.fixed.result,
+            self.fixed.profile,
+        )
+
+    @property
+    def launches(self) -> int:
+        """Kernels and copies of a run."""
+        return self.fixed.launches  # type: ignore[no-any-return]
+
+    @property
+    def replay(self) -> Any:
+        """The graph that a run launches, on a GPU."""
+        return getattr(self.fixed, "replay", None)
+
+    def point(self, buffers: Sequence[Buffer]) -> None:
+        """Use these Buffers from now on."""
+        given = self.executable.given(buffers)
+        self.held = self.executable.parts(buffers)
+        self.fixed.point(given)
+
+
+__all__ = ["PreparedExecutable", "inner_recipe", "lift_preparations", "memory_of"]

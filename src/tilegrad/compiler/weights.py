@@ -1,0 +1,68 @@
+"""The pass that chooses what reads weights which are stored quantised; see `weights_calls`.
+
+Invariant: after it no `unpack` is left; where there was none, nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.dtype import DType
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..ir.pattern import Match, Rule, RuleSet
+from ..ir.rewrite import Log, rewrite
+from .dispatch import target_for
+
+
+def _unpacked(m: Match) -> Node:
+    from ..graph.unpack import unpacked
+
+    return unpacked(m.root)
+
+
+APART = RuleSet("unpack", [Rule("unpack_to_scratch", ops.unpack, _unpacked)])
+
+
+def choose_weights(
+    target: Target | None,
+) -> Callable[[Sequence[Node], list[Node], Log], list[Node]]:
+    """The pass for a Target; without one, weights are taken apart by ordinary ops."""
+
+    def run(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+        if not _any_unpack(results):
+            return results
+        if target is not None:
+            from .weights_calls import Weights
+
+            results = Weights(arguments, results, target, log).run()
+        return rewrite(results, APART, log)
+
+    return run
+
+
+def _any_unpack(results: Sequence[Node]) -> bool:
+    return any(
+        n.op is ops.unpack or any(_any_unpack(b.results) for b in n.blocks)
+        for n in topological(results)
+    )
+
+
+def unpacked_from(dtype: DType, device: str) -> int:
+    """Tokens from which a product on a device unpacks its weights to scratch memory, and then is
+    an ordinary one (docs/decisions/0026). 0 for never."""
+    from .weights_calls import unpacked_from as tokens
+
+    return tokens(dtype, target_for(device))
+
+
+def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
+    """Bytes that weights take on a device once they are prepared."""
+    from ..kernels.quantised.prepare import Preparation, kind_of
+    from ..runtime.prepared import prepared_bytes
+
+    return prepared_bytes(Preparation(kind_of(target_for(device)), form, (rows,), columns))
+
+
+__all__ = ["bytes_to_prepare", "choose_weights", "unpacked_from"]

@@ -1,0 +1,354 @@
+"""Calls of kernels in the place of products and gathers of weights that are stored quantised.
+
+Products and row gathers of `unpack(bytes)` become calls of the kernels in `kernels.quantised`,
+with the norm before, bias, gates and residual around them where a kernel takes that. Products of
+the same tokens with weights of one Format are one product (queries, keys and values). What the
+kernels read are the parts that a `Preparation` makes of the bytes; it stands in the Graph as a call
+until `prepared.lift_preparations` makes inputs of the parts: the runtime prepares them once.
+Where no kernel takes a Format, or something else reads the weights, they are unpacked to scratch
+memory, with a word in the log. Invariant: which weights are prepared together depends on what reads
+them, never on the number of tokens, so all Executables of a model read the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.dtype import DType, int32
+from ..core.format import Format, format_of
+from ..core.target import Target
+from ..graph import build, ops
+from ..graph.unpack import unpacked
+from ..ir.node import Node, topological, users
+from ..ir.rewrite import Log, rebuild, replace
+from ..ir.symbol import Size, low, multiply
+from ..ir.types import Tuple
+from ..kernels.quantised.prepare import Preparation, kernels_of, kind_of
+from ..kernels.quantised.shape import Around, QuantisedShape
+from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
+
+
+@dataclass(eq=False)
+class Product:
+    """x (..., columns) times the transpose of unpacked weights."""
+
+    dot: Node
+    x: Node
+    raw: Node
+    form: Format
+    levels: list[Level] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weights."""
+        return self.raw.shape[0]  # type: ignore[return-value]
+
+
+class Weights:
+    """One run of the pass."""
+
+    def __init__(
+        self, arguments: Sequence[Node], results: Sequence[Node], target: Target, log: Log
+    ) -> None:
+        self.target, self.log, self.results = target, log, list(results)
+        self.kernels = kernels_of(target)
+        self.number = {a: i for i, a in enumerate(arguments)}
+        self.order = topological(results)
+        self.readers = users(self.order)
+        self.kept = set(results)
+        self.done: dict[Node, Node] = {}
+        self.builds: dict[Node, Callable[[], Node | None]] = {}  # by the Node they stand for
+
+    def run(self) -> list[Node]:
+        """The results with calls of kernels."""
+        for group in self._groups():
+            self._plan(group)
+        for node in self.order:
+            if node.op is ops.gather and node.inputs[0].op is ops.unpack:
+                self.builds[node] = functools.partial(self._take, node)
+        for node in self.order:
+            build_it = self.builds.get(node)
+            made = None if build_it is None else build_it()
+            self.done[node] = rebuild(node, self.done) if made is None else made
+        found = [self.done[r] for r in self.results]
+        rest = [n for n in topological(found) if n.op is ops.unpack]
+        return replace(found, {n: self._scratch(n) for n in rest}) if rest else found
+
+    # ---- finding ----------------------------------------------------------------------------
+
+    def _only_reader(self, node: Node) -> Node | None:
+        """The one Node that reads a value, where nothing else does."""
+        found = self.readers.get(node, [])
+        return found[0] if len(found) == 1 and node not in self.kept else None
+
+    def _groups(self) -> list[list[Product]]:
+        """Products of the same tokens with weights of one Format, in the order of the weights."""
+        found: dict[Any, dict[Node, Product]] = {}
+        for node in self.order:
+            product = self._product(node)
+            if product is not None:
+                key = (product.x, product.form.name)
+                found.setdefault(key, {}).setdefault(product.raw, product)
+        groups = []
+        for members in found.values():
+            ordered = sorted(members.values(), key=lambda p: self.number[p.raw])
+            groups += self._apart(ordered)
+        return groups
+
+    def _product(self, node: Node) -> Product | None:
+        if node.op is not ops.dot or node.inputs[1].op is not ops.unpack:
+            return None
+        x, weight = node.inputs
+        raw, form = weight.inputs[0], format_of(weight.attrs["format"])
+        contract = ((len(x.shape) - 1,), (1,))
+        if node.attrs["batch"] != ((), ()) or node.attrs["contract"] != contract:
+            return None
+        if raw not in self.number or len(raw.shape) != 2 or weight.dtype is not x.dtype:
+            return None
+        if self.kernels.why_not(_problem(form, raw.shape[0], x), self.target):
+            return None
+        product = Product(node, x, raw, form)
+        product.levels = levels_of(node, x.dtype, self._only_reader)
+        return product if product.levels else None
+
+    def _apart(self, members: list[Product]) -> list[list[Product]]:
+        """Gates and what they gate by themselves, the others together."""
+        by_dot = {p.dot: p for p in members}
+        groups, rest = [], list(members)
+        for product in members:
+            if product not in rest:
+                continue
+            pair = self._gated(product, by_dot)
+            if pair is not None and all(p in rest for p in pair):
+                groups.append(list(pair))
+                rest = [p for p in rest if p not in pair]
+        return [*groups, *([rest] if rest else [])]
+
+    def _gated(self, up: Product, by_dot: dict[Node, Product]) -> tuple[Product, Product] | None:
+        """(gate, up) where a product is only read to be gated by another one."""
+        node = self._only_reader(up.dot)
+        pair = None if node is None else gates_of(node, up.x.dtype)
+        gate = None if pair is None or pair[1] is not up.dot else by_dot.get(pair[0])
+        if gate is None or gate is up or gate.rows != up.rows:
+            return None
+        return gate, up
+
+    # ---- choosing ---------------------------------------------------------------------------
+
+    def _plan(self, group: list[Product]) -> None:
+        """Note what is built in the place of which Node."""
+        first = group[0]
+        if len(group) == 1:
+            self._plan_alone(first)
+            return
+        norm = self._norm(first.x)
+        node = self._only_reader(group[1].dot)
+        if len(group) == 2 and self._gated(group[1], {p.dot: p for p in group}) is not None:
+            for found in (norm, None) if norm is not None else (None,):
+                around = _around(found, gated="silu")
+                if self._takes(group, around):
+                    assert node is not None
+                    self.builds[node] = functools.partial(self._gates, group, found, around)
+                    return
+        joint = functools.cache(lambda: self._joint(group, norm))
+        for number, product in enumerate(group):
+            self.builds[product.dot] = functools.partial(lambda n: joint()[n], number)
+
+    def _plan_alone(self, product: Product) -> None:
+        norm = self._norm(product.x)
+        for level in reversed(product.levels):
+            ends = (level.bias, level.residual)
+            if any(e is not None and e.dtype is not product.x.dtype for e in ends):
+                continue
+            for found in (norm, None) if norm is not None else (None,):
+                around = _around(found, bias=ends[0] is not None, residual=ends[1] is not None)
+                if around == Around() or not self._takes([product], around):
+                    continue
+                make = functools.partial(self._surrounded, product, level, found, around)
+                self.builds[level.top] = make
+                return
+        self.builds[product.dot] = lambda: self._joint([product], None)[0]
+
+    def _norm(self, x: Node) -> RowNorm | None:
+        found = norm_of(x)
+        fits = found is not None and found.weight.dtype is x.dtype and found.x.shape == x.shape
+        return found if fits else None
+
+    def _takes(self, group: list[Product], around: Around) -> bool:
+        shape = self._shape(group)
+        return not self.kernels.why_not_around(shape, self.target, around)
+
+    def _shape(self, group: list[Product]) -> QuantisedShape:
+        return _problem(group[0].form, sum(p.rows for p in group), group[0].x)
+
+    # ---- building ---------------------------------------------------------------------------
+
+    def _parts(self, raws: Sequence[Node], form: Format, columns: int) -> list[Node]:
+        """What kernels read of some weights."""
+        rows = [raw.shape[0] for raw in raws]
+        callee = Preparation(kind_of(self.target), form.name, rows, columns)  # type: ignore[arg-type]
+        return build.items(ops.call(*raws, callee=callee))
+
+    def _launch(
+        self, group: list[Product], around: Around, norm: RowNorm | None, last: Sequence[Node]
+    ) -> list[Node]:
+        """The results (tokens, rows) of one product with what is around it."""
+        shape = self._shape(group)
+        x = self.done[group[0].x if norm is None else norm.x]
+        first = [build.reshape(x, (shape.tokens, shape.columns))]
+        if norm is not None:
+            first.append(self.done[norm.weight])
+        parts = self._parts([p.raw for p in group], shape.format, shape.columns)
+        callee = _around_callee(shape, self.target, around)
+        made = ops.call(*first, *parts, *last, callee=callee)
+        self._count("quantised_product")
+        return [made] if len(around.results(shape)) == 1 else build.items(made)
+
+    def _surrounded(
+        self, product: Product, level: Level, norm: RowNorm | None, around: Around
+    ) -> Node:
+        last = []
+        if level.bias is not None:
+            last.append(self.done[level.bias])
+        if level.residual is not None:
+            flat = (_count(product.x.shape[:-1]), product.rows)
+            last.append(build.reshape(self.done[level.residual], flat))
+        (made,) = self._launch([product], around, norm, last)
+        return build.reshape(made, level.top.shape)
+
+    def _gates(self, group: list[Product], norm: RowNorm | None, around: Around) -> Node:
+        (made,) = self._launch(group, around, norm, [])
+        return build.reshape(made, group[0].dot.shape)
+
+    def _joint(self, group: list[Product], norm: RowNorm | None) -> list[Node]:
+        """What each product of a group is, of one launch that reads all their weights."""
+        splits = tuple(p.rows for p in group)
+        if len(group) > 1:
+            for found in (norm, None) if norm is not None else (None,):
+                around = _around(found, splits=splits)
+                if self._takes(group, around):
+                    made = self._launch(group, around, found, [])
+                    return [self._fitted(p, n) for p, n in zip(group, made)]
+        if norm is not None and self._takes(group, _around(norm)):
+            (whole,) = self._launch(group, _around(norm), norm, [])
+        else:
+            whole = self._plain(group)
+        if len(group) == 1:
+            return [self._fitted(group[0], whole)]
+        lead = group[0].x.shape[:-1]
+        whole = build.reshape(whole, (*lead, sum(splits)))
+        found_, first = [], 0
+        for product in group:
+            part = build.slice_axis(whole, len(lead), first, first + product.rows)
+            found_.append(build.cast(part, product.dot.dtype))
+            first += product.rows
+        return found_
+
+    def _fitted(self, product: Product, made: Node) -> Node:
+        return build.cast(build.reshape(made, product.dot.shape), product.dot.dtype)
+
+    def _plain(self, group: list[Product]) -> Node:
+        """A product with nothing around it; many tokens unpack the weights first."""
+        shape, x = self._shape(group), self.done[group[0].x]
+        parts = self._parts([p.raw for p in group], shape.format, shape.columns)
+        self._count("quantised_product")
+        many = unpacked_from(shape.dtype, self.target)
+        if many and low(shape.tokens) >= many:
+            one = _problem(shape.format, shape.rows, x, 1)
+            weights = ops.call(*parts, callee=_unpack_callee(one, self.target))
+            attrs = dict(group[0].dot.attrs)
+            if len(group) > 1:
+                attrs["dtype"] = x.dtype
+            return ops.dot(x, weights, **attrs)
+        rows = build.reshape(x, (shape.tokens, shape.columns))
+        made = ops.call(rows, *parts, callee=_callee(shape, self.target))
+        return build.items(made)[0] if isinstance(made.type, Tuple) else made  # others: scratch
+
+    def _take(self, node: Node) -> Node | None:
+        """Rows by number; None where no kernel takes them."""
+        weight, index = node.inputs[0], node.inputs[-1]
+        raw, form = weight.inputs[0], format_of(weight.attrs["format"])
+        if len(node.inputs) != 2 or node.attrs["axes"] != (0,) or raw not in self.number:
+            return None
+        shape = _problem(form, raw.shape[0], weight, _count(index.shape))
+        if len(raw.shape) != 2 or self.kernels.why_not(shape, self.target):
+            return None
+        ids = build.reshape(build.cast(self.done[index], int32), (shape.tokens,))
+        made = self._taken(raw, ids, shape)
+        self._count("quantised_rows")
+        return build.reshape(made, node.shape)
+
+    def _taken(self, raw: Node, ids: Node, shape: QuantisedShape) -> Node:
+        parts = self._parts([raw], shape.format, shape.columns)
+        return ops.call(ids, *parts, callee=_take_callee(shape, self.target))
+
+    def _scratch(self, node: Node) -> Node:
+        """All values of weights that no product and no gather could take."""
+        raw, form = node.inputs[0], format_of(node.attrs["format"])
+        why = f"{raw!r} is computed" if raw not in self.number else ""
+        if len(node.shape) != 2:
+            why = "they have other axes than rows and columns"
+        shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])
+        why = why or self.kernels.why_not(shape, self.target)
+        self.log.notes.append(
+            f"weights {node.type} of {form} are unpacked to scratch"
+            + (f" by ordinary ops: {why}" if why else ": something but a product reads them")
+        )
+        if shape is None or why:
+            return unpacked(node)
+        if unpacked_from(node.dtype, self.target):
+            parts = self._parts([raw], form, shape.columns)
+            one = _problem(form, shape.rows, node, 1)
+            return ops.call(*parts, callee=_unpack_callee(one, self.target))
+        return self._taken(raw, build.iota(shape.rows, int32), shape)
+
+    def _count(self, name: str) -> None:
+        self.log.fired[name] = self.log.fired.get(name, 0) + 1
+
+
+def _around(norm: RowNorm | None, **more: Any) -> Around:
+    if norm is None:
+        return Around(**more)
+    return Around(norm.epsilon, norm.offset, **more)
+
+
+def _problem(form: Format, rows: Any, x: Node, tokens: Size | None = None) -> QuantisedShape:
+    """The product of x (..., columns) with so many rows."""
+    count = _count(x.shape[:-1]) if tokens is None else tokens
+    return QuantisedShape(form, rows, x.shape[-1], count, x.dtype)  # type: ignore[arg-type]
+
+
+def _count(sizes: Sequence[Size]) -> Size:
+    return functools.reduce(multiply, sizes, 1)
+
+
+def unpacked_from(dtype: DType, target: Target) -> int:
+    """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
+    one (docs/decisions/0026). 0 for never."""
+    return kernels_of(target).MANY if dtype.bits == 16 else 0  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=256)
+def _callee(shape: QuantisedShape, target: Target) -> Any:
+    return kernels_of(target).callee(shape, target)
+
+
+@functools.lru_cache(maxsize=256)
+def _around_callee(shape: QuantisedShape, target: Target, around: Around) -> Any:
+    return kernels_of(target).around_callee(shape, target, around)
+
+
+@functools.lru_cache(maxsize=64)
+def _take_callee(shape: QuantisedShape, target: Target) -> Any:
+    return kernels_of(target).take_callee(shape, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _unpack_callee(shape: QuantisedShape, target: Target) -> Any:
+    return kernels_of(target).unpack_callee(shape, target)
+
+
+__all__ = ["Weights", "unpacked_from"]

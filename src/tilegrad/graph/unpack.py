@@ -1,0 +1,87 @@
+"""`unpack` in smaller ops: the bytes of a Format taken apart by any machine.
+
+A Format's own unpacking (core/format.py) is written over array operations passed in; here they are
+Graph ops. Invariant: values are those of `Format.unpack`, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.dtype import DType, uint8, uint16, uint32
+from ..core.errors import InternalError
+from ..core.format import Field, Format, format_of
+from ..ir.node import Node
+from . import build, ops
+
+
+class GraphOperations:
+    """The Operations of `core.format` over Nodes."""
+
+    def shape(self, x: Node) -> tuple[Any, ...]:
+        """The sizes of an array."""
+        return x.shape
+
+    def constant(self, value: int | float, dtype: DType) -> Node:
+        """A scalar."""
+        return build.constant(value, dtype)
+
+    def iota(self, size: int, dtype: DType) -> Node:
+        """0 .. size-1."""
+        return build.iota(size, dtype)
+
+    def cast(self, x: Node, dtype: DType) -> Node:
+        """The values in another dtype."""
+        return build.cast(x, dtype)
+
+    def bitcast(self, x: Node, dtype: DType) -> Node:
+        """The same bits as another dtype of that size."""
+        return ops.bitcast(x, dtype=dtype)
+
+    def reshape(self, x: Node, shape: tuple[Any, ...]) -> Node:
+        """Another shape, row-major order kept."""
+        return build.reshape(x, shape)
+
+    def apply(self, name: str, *inputs: Node) -> Node:
+        """An elementwise op by name; operands are broadcast."""
+        shape = build.broadcast_shapes(name, *(x.shape for x in inputs))
+        return ops.graph.ops[name](*(build.broadcast_to(x, shape) for x in inputs))
+
+
+GRAPH = GraphOperations()
+WORDS = {2: uint16, 4: uint32}  # by bytes
+
+
+def field_of(blocks: Node, part: Field) -> Node:
+    """A Field (..., count) of blocks of bytes (..., block bytes)."""
+    axis, size = len(blocks.shape) - 1, part.dtype.size
+    found = build.slice_axis(blocks, axis, part.offset, part.offset + part.count * size)
+    if size == 1:
+        return found if part.dtype is uint8 else ops.bitcast(found, dtype=part.dtype)
+    word = WORDS.get(size)
+    if word is None:
+        raise InternalError("graph.unpack", f"a field of {part.dtype}")
+    pieces = build.reshape(found, (*blocks.shape[:-1], part.count, size))
+    whole: Node | None = None
+    for place in range(size):  # little end first
+        byte = build.slice_axis(pieces, axis + 1, place, place + 1)
+        byte = build.cast(build.reshape(byte, (*blocks.shape[:-1], part.count)), word)
+        if place:
+            byte = GRAPH.apply("shift_left", byte, build.constant(8 * place, word))
+        whole = byte if whole is None else ops.bit_or(whole, byte)
+    assert whole is not None
+    return ops.bitcast(whole, dtype=part.dtype)
+
+
+def unpacked(node: Node) -> Node:
+    """An `unpack` in smaller ops."""
+    form: Format = format_of(node.attrs["format"])
+    (raw,) = node.inputs
+    count = raw.shape[-1] // form.block_bytes
+    blocks = build.reshape(raw, (*raw.shape[:-1], count, form.block_bytes))
+    fields = {part.name: field_of(blocks, part) for part in form.fields}
+    values = form.unpack(GRAPH, fields)  # (..., blocks, elements of a block)
+    return build.cast(build.reshape(values, node.shape), node.dtype)
+
+
+__all__ = ["unpacked"]

@@ -1,0 +1,131 @@
+"""How the bytes of weights are prepared for a machine's kernels: once, by the runtime.
+
+A `Preparation` is called in a Graph on the bytes of weights as a file stores them, (rows, bytes of
+a row) each, and gives the parts that kernels read (see `shape`); rows of several weights follow one
+another. What it makes depends on Format, sizes and the kind of kernels alone, so that whatever
+reads the weights reads the same bytes. The Schedule never computes one: the Recipe names it, and
+`runtime.prepared` keeps what was made. Invariant: equal keys make equal parts of equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...core.dtype import DType
+from ...core.errors import InternalError, ShapeError
+from ...core.format import format_of
+from ...core.target import Target
+from ...ir.callee import Callee
+from ...ir.text import ATTRIBUTE_PARSERS
+from ...ir.types import Array, Type
+from .shape import QuantisedShape
+
+NdArray = np.ndarray[Any, Any]
+
+
+def kernels_of(target: Target) -> Any:
+    """The kernel file for a Target; see `shape`."""
+    if kind_of(target) == "gpu":
+        from . import gpu
+
+        return gpu
+    from . import cpu
+
+    return cpu
+
+
+def kind_of(target: Target) -> str:
+    """Which kernels a Target has: for threads, or for vectors."""
+    return "gpu" if target.has_threads else "cpu"
+
+
+def _layouts(kind: str) -> Any:
+    """The file that packs for a kind of kernels; it needs no kernel."""
+    if kind == "gpu":
+        from . import gpu_layout
+
+        return gpu_layout
+    if kind == "cpu":
+        from . import cpu_parts
+
+        return cpu_parts
+    raise InternalError("kernels.quantised", f"no kernels are called {kind!r}")
+
+
+class Preparation(Callee):
+    """Weights of one Format and so many rows each, for one kind of kernels."""
+
+    text_name = "prepare"
+    once = True
+
+    def __init__(self, kind: str, form: str, rows: Sequence[int], columns: int) -> None:
+        self.kind, self.form, self.rows, self.columns = kind, form, tuple(rows), columns
+
+    @property
+    def name(self) -> str:
+        """The name, for people."""
+        return f"prepare_{self.form}"
+
+    @cached_property
+    def key(self) -> str:  # type: ignore[override]
+        """Everything that decides what is made."""
+        return self.to_text()
+
+    @cached_property
+    def shape(self) -> QuantisedShape:
+        """All rows as those of one product."""
+        return QuantisedShape(format_of(self.form), sum(self.rows), self.columns)
+
+    @property
+    def step(self) -> int:
+        """Rows that are packed together."""
+        return _layouts(self.kind).ROWS  # type: ignore[no-any-return]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as it is stored."""
+        return self.shape.row_bytes
+
+    def alone(self, member: int) -> Preparation:
+        """The Preparation of one of the weights."""
+        return Preparation(self.kind, self.form, (self.rows[member],), self.columns)
+
+    def parts(self) -> list[tuple[str, tuple[int, ...], DType]]:
+        """Names, shapes and dtypes of what is made, in order."""
+        return _layouts(self.kind).parts(self.shape)  # type: ignore[no-any-return]
+
+    def pack(self, raw: NdArray) -> dict[str, NdArray]:
+        """The parts of some rows of bytes."""
+        return _layouts(self.kind).pack(self.shape.with_rows(len(raw)), raw)  # type: ignore[no-any-return]
+
+    def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
+        """The types of the parts."""
+        wanted = [(rows, self.row_bytes) for rows in self.rows]
+        got = [t.shape for t in argument_types if isinstance(t, Array)]
+        if got != wanted:
+            raise ShapeError("these are other weights", op=self.name, expected=wanted, got=got)
+        return tuple(Array(shape, dtype) for _, shape, dtype in self.parts())
+
+    def to_text(self) -> str:
+        """The facts as JSON."""
+        return json.dumps([self.kind, self.form, self.rows, self.columns])
+
+    def interpret(self, *arrays: Any) -> tuple[Any, ...]:
+        """The parts."""
+        made = self.pack(np.concatenate(arrays))
+        return tuple(made[name] for name, _, _ in self.parts())
+
+
+def parse_preparation(text: str) -> Preparation:
+    """The Preparation that `to_text` wrote."""
+    return Preparation(*json.loads(text))
+
+
+ATTRIBUTE_PARSERS["prepare"] = parse_preparation
+
+__all__ = ["Preparation", "kernels_of", "kind_of", "parse_preparation"]

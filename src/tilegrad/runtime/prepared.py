@@ -1,0 +1,250 @@
+"""Prepared weights: one table for the process, of what Executables read instead of a file's bytes.
+
+A Recipe may say of inputs that they are prepared, and how. What is made lies here, by the Buffer
+that holds the bytes (the source) and by Layout, so that all Executables read the same memory; it
+goes when its source goes, which a Tensor that is assigned another value lets happen. All that one
+Executable misses is made in one piece on a CPU (large pages hold it, which small pieces would not
+have), some rows at a time; the source's pages are handed back after each. Weights that are made
+together (those of one product) can be read alone too: as views where rows permit.
+Invariant: bytes of a source never change; beside the parts, preparing needs memory for some rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.dtype import DType
+from ..core.lock import new_lock
+from .buffer import Buffer
+
+Array = np.ndarray[Any, Any]
+CHUNK_BYTES = 1 << 20  # of the source that are packed at a time
+ALIGNED = 64
+LABEL = "prepared weights"
+Tell = Callable[[str, float, float], None]
+
+
+class Source(Buffer):
+    """Bytes of weights as a file stores them, (rows, bytes of a row), read when they are needed.
+
+    It adapts: what runs elsewhere is given what was prepared of it, never the bytes.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], read: Callable[[], Array], drop: Callable[[], None]
+    ) -> None:
+        super().__init__(0, shape[0] * shape[1], None, label="weights of a file", writable=False)
+        self.shape, self.read, self.drop = shape, read, drop
+        self.adapts = True
+
+    is_source = True
+
+    @property
+    def pointer(self) -> int:
+        """The address of the bytes; those that are arranged otherwise in the file are copied."""
+        if not self._pointer and self.bytes:
+            array = np.ascontiguousarray(self.read())
+            self.owner, self._pointer = array, array.ctypes.data
+        return self._pointer
+
+
+class Layout(Protocol):
+    """How weights are prepared; see `kernels.quantised.prepare`."""
+
+    @property
+    def key(self) -> str:
+        """Everything that decides what is made."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each of the weights."""
+
+    @property
+    def step(self) -> int:
+        """Rows that are packed together."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a source."""
+
+    def parts(self) -> list[tuple[str, tuple[int, ...], DType]]:
+        """Names, shapes and dtypes of what is made; first axes are cut as rows are."""
+
+    def pack(self, raw: Array) -> dict[str, Array]:
+        """The parts of some rows, a multiple of `step` but for the last."""
+
+    def alone(self, member: int) -> Layout:
+        """The Layout of one of several weights."""
+
+
+class Memory(Protocol):
+    """Where prepared weights lie."""
+
+    name: str
+    whole: bool  # all in one piece
+
+    def allocate(self, bytes: int) -> Buffer:
+        """Room for parts."""
+
+    def write(self, buffer: Buffer, array: Array) -> None:
+        """Copy an array into a Buffer."""
+
+    def read(self, buffer: Buffer) -> Array:
+        """The bytes of a Buffer."""
+
+
+class Parts:
+    """What was made of some sources; it does not keep them."""
+
+    def __init__(self, sources: Sequence[Buffer], buffers: list[Buffer]) -> None:
+        self.others = [weakref.ref(s) for s in sources[1:]]
+        self.buffers = buffers
+
+    def is_of(self, sources: Sequence[Buffer]) -> bool:
+        """Whether it was made of these: ids are used again."""
+        return all(ref() is s for ref, s in zip(self.others, sources[1:]))
+
+
+_table: weakref.WeakKeyDictionary[Buffer, dict[Any, Parts]] = weakref.WeakKeyDictionary()
+_lock = new_lock()
+_told: list[Tell] = []
+Wanted = Sequence[tuple[Sequence[Buffer], Layout]]
+
+
+@contextlib.contextmanager
+def telling(tell: Tell) -> Iterator[None]:
+    """Tell how far preparing has come, as `tell("pack", bytes done, bytes in all)`."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+def prepared(wanted: Wanted, memory: Memory) -> list[list[Buffer]]:
+    """The parts of each of some sources in a Layout, made if they are not there yet."""
+    with _lock:
+        missing = {}
+        for sources, layout in wanted:
+            if find(sources, layout, memory.name) is None:
+                missing[tuple(map(id, sources)), layout.key] = (sources, layout)
+        if missing:
+            _make(list(missing.values()), memory)
+        found = [find(sources, layout, memory.name) for sources, layout in wanted]
+    return [parts.buffers for parts in found if parts is not None]
+
+
+def find(sources: Sequence[Buffer], layout: Layout, device: str) -> Parts | None:
+    """What is there already."""
+    found = _table.get(sources[0], {}).get(_key(sources, layout, device))
+    return found if found is not None and found.is_of(sources) else None
+
+
+def prepared_bytes(layout: Layout) -> int:
+    """Bytes that the parts of a Layout take."""
+    return _places(layout)[-1]
+
+
+def _key(sources: Sequence[Buffer], layout: Layout, device: str) -> Any:
+    return layout.key, device, tuple(map(id, sources[1:]))
+
+
+def _places(layout: Layout) -> list[int]:
+    """Where each part begins; the last is the end."""
+    sizes = [int(np.prod(s)) * d.size for _, s, d in layout.parts()]
+    return np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
+
+
+def _make(missing: Wanted, memory: Memory) -> None:
+    total = sum(s.bytes for sources, _ in missing for s in sources)
+    ends = [prepared_bytes(layout) for _, layout in missing]
+    whole = memory.allocate(max(1, sum(ends))) if memory.whole else None
+    done = used = 0
+    for (sources, layout), end in zip(missing, ends):
+        room = memory.allocate(max(1, end)) if whole is None else whole.part(used, end)
+        _pack(sources, layout, memory, room)
+        used += end
+        done += sum(s.bytes for s in sources)
+        for tell in _told:
+            tell("pack", done, total)
+
+
+def _pack(sources: Sequence[Buffer], layout: Layout, memory: Memory, room: Buffer) -> None:
+    """Make the parts of some weights in a piece of memory, and note them."""
+    starts, parts = _places(layout), layout.parts()
+    buffers = [
+        room.part(start, int(np.prod(shape)) * dtype.size)
+        for start, (_, shape, dtype) in zip(starts, parts)
+    ]
+    rows, first = -(-sum(layout.rows) // layout.step) * layout.step, 0
+    given = (_rows_of(s, n, layout, memory) for s, n in zip(sources, layout.rows))
+    for raw in _chunks(given, layout):
+        made = layout.pack(raw)
+        for buffer, (name, shape, _) in zip(buffers, parts):
+            each = buffer.bytes // shape[0]
+            part = buffer.part(first * shape[0] // rows * each, made[name].nbytes)
+            memory.write(part, np.ascontiguousarray(made[name]))
+        first += len(raw)
+    for source in sources:
+        if isinstance(source, Source):
+            source.drop()
+    _note(sources, layout, memory.name, buffers)
+    if len(sources) > 1 and all(n % layout.step == 0 for n in layout.rows[:-1]):
+        _note_members(sources, layout, memory.name, buffers, rows)
+
+
+def _note(sources: Sequence[Buffer], layout: Layout, device: str, buffers: list[Buffer]) -> None:
+    _table.setdefault(sources[0], {})[_key(sources, layout, device)] = Parts(sources, buffers)
+
+
+def _note_members(
+    sources: Sequence[Buffer], layout: Layout, device: str, buffers: list[Buffer], rows: int
+) -> None:
+    """Each of the weights alone: its rows of every part."""
+    first = 0
+    for member, source in enumerate(sources):
+        own, views = layout.alone(member), []
+        for buffer, (_, shape, dtype) in zip(buffers, own.parts()):
+            padded = -(-own.rows[0] // layout.step) * layout.step
+            size = int(np.prod(shape)) * dtype.size
+            views.append(buffer.part(first * (size // padded), size))
+        _note([source], own, device, views)
+        first += own.rows[0]
+
+
+def _rows_of(source: Buffer, rows: int, layout: Layout, memory: Memory) -> Array:
+    if isinstance(source, Source):
+        return source.read()
+    if source.device == "cpu":
+        return source.array((rows, layout.row_bytes), np.uint8)
+    return memory.read(source).reshape(rows, layout.row_bytes)
+
+
+def _chunks(several: Iterable[Array], layout: Layout) -> Iterator[Array]:
+    """Rows of all weights in turn, a multiple of `layout.step` at a time but for the last."""
+    step, row_bytes = layout.step, layout.row_bytes
+    most = max(1, CHUNK_BYTES // max(1, row_bytes * step)) * step
+    left = np.zeros((0, row_bytes), np.uint8)
+    for raw in several:
+        start = 0
+        if len(left):  # rows of the weights before that make no whole step
+            start = min(step - len(left), len(raw))
+            left = np.concatenate([left, raw[:start]])
+            if len(left) == step:
+                yield left
+                left = left[:0]
+        whole = start + (len(raw) - start) // step * step
+        for first in range(start, whole, most):
+            yield raw[first : min(first + most, whole)]
+        if whole < len(raw):
+            left = raw[whole:].copy()
+    if len(left):
+        yield left
+
+
+__all__ = ["Layout", "Memory", "Source", "find", "prepared", "prepared_bytes", "telling"]
