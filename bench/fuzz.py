@@ -31,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(TESTS / name) for name in ("ir", "graph", "tensor", "schedule", "targets")]
 
-GPU_SHARE = 0.4  # of the time
-HANGS = 240.0  # seconds of one program
+HANGS = 400.0  # seconds of one program on one machine
+GPUS = ("sm_80", "sm_90a")
 ROUNDS = 60  # tries to make a find smaller
 
 
@@ -122,32 +122,33 @@ def one(seed: int, number: int) -> tuple[Any, str]:
 # ---- the child ----------------------------------------------------------------------------------
 
 
-def child(seed: int, first: int, seconds: float, step: int) -> None:
+def child(seed: int, first: int, seconds: float, step: int, gpu_share: float) -> None:
     """Run programs from `first` on, every step-th, and say what happened, a line each."""
     start = time.perf_counter()
-    gpu = 0.0
+    spent = 0.0  # on GPUs
     number = first
     while time.perf_counter() - start < seconds:
-        say({"begin": number})
         program, way = one(seed, number)
+        say({"begin": number})
+        wrong = judge(number, program, way, lambda p, way=way: check(p, way))
+        on_gpus = not wrong and spent < gpu_share * (time.perf_counter() - start)
         begun = time.perf_counter()
-        failure = check(program, way)
-        if failure:
-            say({"find": number, "way": way, "failure": failure})
-            smaller = shrink(program, lambda p, way=way: check(p, way))
-            say({"shrunk": number, "text": str(smaller), "failure": check(smaller, way)})
-        names = []
-        if not failure and gpu < GPU_SHARE * (time.perf_counter() - start):
-            begun = time.perf_counter()
-            names = ["sm_80", "sm_90a"]
-            failure = check_gpu(program, names)
-            if failure:
-                say({"find": number, "way": "gpu", "failure": failure})
-                smaller = shrink(program, lambda p: check_gpu(p, ["sm_80", "sm_90a"]))
-                say({"shrunk": number, "text": str(smaller), "failure": check_gpu(smaller, names)})
-            gpu += time.perf_counter() - begun
-        say({"done": number, "way": way, "lines": len(program.lines), "gpu": bool(names)})
+        for name in GPUS if on_gpus else ():
+            say({"begin": number})
+            judge(number, program, name, lambda p, name=name: check_gpu(p, [name]))
+        spent += time.perf_counter() - begun
+        say({"done": number, "lines": len(program.lines), "gpu": on_gpus})
         number += step
+
+
+def judge(number: int, program: Any, way: str, fails: Callable[[Any], str]) -> bool:
+    """Whether a program fails; how, and its smallest part that does, is said."""
+    failure = fails(program)
+    if failure:
+        say({"find": number, "way": way, "failure": failure})
+        smaller = shrink(program, fails)
+        say({"shrunk": number, "text": str(smaller), "failure": fails(smaller)})
+    return bool(failure)
 
 
 def say(what: dict[str, Any]) -> None:
@@ -183,11 +184,11 @@ class Runs:
         print(f"FOUND in program {number}: {why}", flush=True)
 
 
-def follow(seed: int, worker: int, workers: int, seconds: float, runs: Runs) -> None:
+def follow(given: argparse.Namespace, seed: int, worker: int, runs: Runs) -> None:
     """Keep one child running for so long; it begins anew after a program that ended it."""
-    start, number = time.perf_counter(), worker
-    while (left := seconds - (time.perf_counter() - start)) > 1:
-        arguments = [str(seed), str(number), str(left), str(workers)]
+    start, number, workers = time.perf_counter(), worker, given.workers
+    while (left := given.seconds - (time.perf_counter() - start)) > 1:
+        arguments = [str(x) for x in (seed, number, left, workers, given.gpu_share)]
         with tempfile.TemporaryDirectory() as cache:
             begun, why = run_child(arguments, cache, runs)
         if not why:
@@ -248,24 +249,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--only", type=int, default=None, help="run and show one program")
-    parser.add_argument("--child", nargs=4, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--gpu-share", type=float, default=0.4, help="of the time, for GPUs")
+    parser.add_argument("--child", nargs=5, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        seed, first, seconds, step = given.child
-        child(int(seed), int(first), float(seconds), int(step))
+        seed, first, seconds, step, share = given.child
+        child(int(seed), int(first), float(seconds), int(step), float(share))
         return 0
     seed = int(time.time()) % 1_000_000 if given.seed is None else given.seed
     if given.only is not None:
         program, way = one(seed, given.only)
         print(f"{program}\n")
-        found = check(program, way) or check_gpu(program, ["sm_80", "sm_90a"])
+        found = check(program, way) or check_gpu(program, list(GPUS))
         print(f"{way}: {found or 'right'}")
         return 1 if found else 0
     print(f"seed {seed}, {given.seconds:.0f} s, {given.workers} processes", flush=True)
     runs = Runs()
     workers = [
-        threading.Thread(target=follow, args=(seed, i, given.workers, given.seconds, runs))
-        for i in range(given.workers)
+        threading.Thread(target=follow, args=(given, seed, i, runs)) for i in range(given.workers)
     ]
     for worker in workers:
         worker.start()

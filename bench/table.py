@@ -1,7 +1,7 @@
-"""The README's table of results, made from the newest files in bench/results.
+"""docs/results.md, made from the newest files in bench/results.
 
-python bench/table.py            prints the table
-python bench/table.py --write    puts it into README.md between its two marks
+python bench/table.py            prints the page
+python bench/table.py --write    writes it
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """# Results
+
+Each case runs ours and the peer interleaved in one process, on random data, and takes the median of
+the rounds' ratios. The scripts in `bench/` measure and write `bench/results/`;
+`python bench/table.py --write` makes this page of the newest of them. A case is void where the
+machine was busy with something else.
+"""
 
 
 def newest(kind: str) -> dict[str, Any] | None:
@@ -247,36 +255,73 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def table() -> str:
-    """The whole section."""
-    lines: list[str] = []
-    cpu, compiled = newest("cpu"), newest("compile")
-    if cpu is not None:
-        lines += cpu_table(cpu)
-    if compiled is not None:
-        lines += compile_table(compiled)
-    for kind, make in (
-        ("gemm", gemm_table),
-        ("memory", memory_table),
-        ("attention", attention_table),
-        ("decode", decode_table),
-        ("llm", llm_table),
-        ("llm-cpu", llm_cpu_table),
-    ):
+def step_table(record: dict[str, Any]) -> list[str]:
+    """A training step of GPT-2 beside torch.compile."""
+    lines = [
+        "",
+        "## Training",
+        "",
+        f"GPT-2 124M, bfloat16 with float32 AdamW. {gpu_source(record)}",
+        "",
+    ]
+    lines += ["| batch x 1024 tokens | tokens/s | torch.compile | ratio | compiled cold |"]
+    lines += ["|---|---|---|---|---|"]
+    for row in record["rows"]:
+        ours, peer = row["tokens_per_s"], row["torch_tokens_per_s"]
+        lines.append(
+            f"| {row['batch']} | {ours:,.0f} | {peer:,.0f} | {ours / peer:.2f}x |"
+            f" {row['compile_s']:.1f} s |"
+        )
+    return lines
+
+
+def scale_table(record: dict[str, Any]) -> list[str]:
+    """How the compiler's time grows."""
+    lines = ["", f"Seconds to build, compile and run once ({record['date'][:10]}):", ""]
+    lines += ["| program | size | at half of it | whole | grows by |", "|---|---|---|---|---|"]
+    for name, found in record["programs"].items():
+        half, whole = found["runs"][-2:]
+        lines.append(
+            f"| {name} | {whole['size']:,} | {half['seconds']:.2f} s | {whole['seconds']:.2f} s |"
+            f" {found['ratio']:.2f}x |"
+        )
+    return lines
+
+
+PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
+    ("## CPU", "cpu", cpu_table),
+    ("## Compiling", "compile", compile_table),
+    ("", "compile-scale", scale_table),
+    ("## GPU", "gemm", gemm_table),
+    ("", "memory", memory_table),
+    ("", "attention", attention_table),
+    ("", "decode", decode_table),
+    ("", "gpt2-step", step_table),
+    ("## Language models", "llm", llm_table),
+    ("", "llm-cpu", llm_cpu_table),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for heading, kind, make in PARTS:
+        if heading:
+            lines += ["", heading, ""]
         found = newest(kind)
-        if found is not None:
-            lines += make(found)
-    return "\n".join(lines) or "No results yet: run `python bench/cpu.py`."
+        lines += [f"No results of `{kind}` yet."] if found is None else make(found)
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text.rstrip() + "\n"
 
 
 def main() -> None:
-    """Print the section, or write it into the README."""
-    if "--write" not in sys.argv[1:]:
-        print(table())
-        return
-    path = ROOT / "README.md"
-    before, rest = path.read_text().split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+    """Print the page, or write it."""
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
 
 
 if __name__ == "__main__":

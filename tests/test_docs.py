@@ -69,6 +69,18 @@ def test_example(path: Path) -> None:
     assert found.stdout.strip()
 
 
+def test_results_are_of_the_files() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "bench" / "table.py"], capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert made.stdout == page, "write anew: python bench/table.py --write"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_links_lead_somewhere() -> None:
     broken = []
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
