@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.compiler.row_dots import ROWS, SHORT_ROWS
 from tilegrad.compiler.split import SPLIT
-from tilegrad.compiler.thin import THIN, THIN_SHORT
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
@@ -81,15 +81,15 @@ CASES = [
     (STRENGTH, "update_one_place", picked),
     (STRENGTH, "update_one_place", kept_axis),
     (STRENGTH, "exp_over_repeated", softmax),
-    (THIN, "dot_of_a_row", row_times_matrix),
-    (THIN, "dot_of_a_row", matrix_times_column),
-    (THIN, "dot_of_a_row", turned_matrix),
-    (THIN, "dot_of_a_row", half_row),
-    (THIN, "dot_of_a_row", outer),
-    (THIN, "dot_of_a_row", element_by_element),
-    (THIN_SHORT, "dot_of_a_short_row", row_times_matrix),
-    (THIN_SHORT, "dot_of_a_short_row", outer),
-    (THIN_SHORT, "dot_of_a_short_row", element_by_element),
+    (ROWS, "dot_of_a_row", row_times_matrix),
+    (ROWS, "dot_of_a_row", matrix_times_column),
+    (ROWS, "dot_of_a_row", turned_matrix),
+    (ROWS, "dot_of_a_row", half_row),
+    (ROWS, "dot_of_a_row", outer),
+    (ROWS, "dot_of_a_row", element_by_element),
+    (SHORT_ROWS, "dot_of_a_short_row", row_times_matrix),
+    (SHORT_ROWS, "dot_of_a_short_row", outer),
+    (SHORT_ROWS, "dot_of_a_short_row", element_by_element),
     (SPLIT, "split_sum", lambda: long(ops.sum_)),
     (SPLIT, "split_max", lambda: long(ops.max_)),
     (SPLIT, "split_min", lambda: long(ops.min_)),
@@ -120,7 +120,7 @@ def test_rule_fires_and_keeps_values(rules, name, make) -> None:
 
 def test_every_rule_has_a_case() -> None:
     covered = {(r.name, name) for r, name, _ in CASES}
-    for rules in (STRENGTH, THIN, THIN_SHORT, SPLIT):
+    for rules in (STRENGTH, ROWS, SHORT_ROWS, SPLIT):
         assert {(rules.name, rule.name) for rule in rules.rules} <= covered
 
 

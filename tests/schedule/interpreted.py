@@ -110,10 +110,11 @@ def run_interpreted(
     values: Sequence[np.ndarray],
     symbols: Mapping[str, int] | None = None,
     donate: tuple[int, ...] = (),
+    without: Sequence[str] = (),
 ) -> list[np.ndarray]:
     """The outputs of a Graph scheduled for a Target and run on NumPy."""
     bound = dict(symbols or {})
-    schedule = schedule_for(inputs, outputs, target, donate)
+    schedule = schedule_for(inputs, outputs, target, donate, without)
     machine = Machine(schedule, values, bound, target)
     machine.run()
     result = []

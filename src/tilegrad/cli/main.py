@@ -1,4 +1,5 @@
-"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, tune, cache.
+"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, explain,
+tune, cache.
 
 Invariant: typer and rich are imported by this folder only; an error ends a command with its message
 and status 1 (2 for bad usage, 130 for Ctrl-C), without a traceback; a command imports what it needs
@@ -17,7 +18,7 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, chat, info, models, run
+from . import bench, chat, explain, info, models, run
 from .flags import App, Group
 from .progress import Bars
 from .terminal import error_text, status
@@ -51,6 +52,7 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
+app.command("explain")(explain.explain)
 app.add_typer(models.app, name="models")
 cache_app = App(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")

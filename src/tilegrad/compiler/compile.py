@@ -27,7 +27,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.sizes import size_requirements
 from ..ir.fingerprint import Place, digest, structure
-from ..ir.node import Node, located, topological
+from ..ir.node import Node, located
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..kernels.plan_table import plans
@@ -131,11 +131,13 @@ def compile_for(
     target: Target,
     donate: Sequence[int] = (),
     device: str = "cpu",
+    without: Sequence[str] = (),
 ) -> Any:
-    """An Executable for a given Target, past all caches of Executables (tests, tuning)."""
+    """An Executable for a given Target, past all caches of Executables (tests, tuning); passes
+    named in `without` are left out."""
     from .flatten import recipe_of
 
-    schedule = schedule_for(inputs, outputs, target, donate)
+    schedule = schedule_for(inputs, outputs, target, donate, without)
     recipe, texts = recipe_of(schedule, target, size_requirements(inputs, outputs))
     return _bind(recipe, target, device, _compile(texts, target, device))
 
@@ -183,43 +185,21 @@ def _make(
 
 
 def schedule_for(
-    inputs: Sequence[Node], outputs: Sequence[Node], target: Target, donate: Sequence[int] = ()
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    target: Target,
+    donate: Sequence[int] = (),
+    without: Sequence[str] = (),
 ) -> Schedule:
-    """The Schedule of a Graph: all passes, then lowering."""
-    from .pipeline import run_pipeline
+    """The Schedule of a Graph: all passes of the page but those named in `without`."""
+    from .pipeline import schedule_graph
 
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        results, _ = run_pipeline(inputs, outputs, target)
         choices = _choices() if target.has_threads else ()
-        bodies = _bodies.setdefault((target.key, *choices), Recent(lambda: BODIES * config().keep))
-        return lowered(inputs, results, target, donate, bodies)
-
-
-def lowered(
-    inputs: Sequence[Node],
-    results: Sequence[Node],
-    target: Target,
-    donate: Sequence[int] = (),
-    bodies: Any = None,
-) -> Schedule:
-    """The Schedule of a Graph after its passes; what is prepared is an input of it."""
-    from ..schedule.lower import lower_graph
-
-    if not any(n.op is ops.call and n.attrs["callee"].once for n in topological(results)):
-        return lower_graph(inputs, results, target, donate, bodies)
-    from .prepared import lift_preparations
-
-    lifted = lift_preparations(inputs, results)
-    schedule = lower_graph(lifted.inputs, lifted.results, target, lifted.donated(donate), bodies)
-    slots = schedule.inputs
-    schedule.given = [-1] * len(inputs)
-    for number, slot in zip(lifted.kept, slots):
-        schedule.given[number] = slot
-    for one in lifted.preparing:
-        one.slots = [slots[i] for i in one.slots]
-    schedule.preparing = lifted.preparing
-    return schedule
+        key = (target.key, *choices, *without)
+        bodies = _bodies.setdefault(key, Recent(lambda: BODIES * config().keep))
+        return schedule_graph(inputs, outputs, target, donate, bodies, without)[0]
 
 
 def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], list[Node]]:

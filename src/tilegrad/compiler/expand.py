@@ -6,7 +6,7 @@ kernel; the log says for the rest why it has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..core.target import Target
 from ..graph import attention, ops
@@ -18,26 +18,22 @@ from ..schedule.attention import why_not
 
 
 def expand_attention(
-    target: Target | None,
-) -> Callable[[Sequence[Node], list[Node], Log], list[Node]]:
-    """The pass for a Target."""
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
+    """The pass."""
+    done: dict[Node, list[Node] | str] = {}
 
-    def run(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
-        done: dict[Node, list[Node] | str] = {}
+    def expand(m: Match) -> Node | None:
+        node = m.x
+        if node not in done:
+            reason = why_not(node, target)
+            done[node] = attention.decompose(node) if reason else ""
+            if reason:
+                name = f"{node.op.name} ({reason})"
+                log.fired[name] = log.fired.get(name, 0) + 1
+        found = done[node]
+        return found[m.root.attrs["index"]] if isinstance(found, list) else None
 
-        def expand(m: Match) -> Node | None:
-            node = m.x
-            if node not in done:
-                reason = why_not(node, target)
-                done[node] = attention.decompose(node) if reason else ""
-                if reason:
-                    name = f"{node.op.name} ({reason})"
-                    log.fired[name] = log.fired.get(name, 0) + 1
-            found = done[node]
-            return found[m.root.attrs["index"]] if isinstance(found, list) else None
-
-        whole = any_("x", ops=(ops.attention, ops.attention_backward))
-        found = Rule("expand", of(ops.get, whole), expand)
-        return rewrite(results, RuleSet("expand", [found, *STRIP.rules]))
-
-    return run
+    whole = any_("x", ops=(ops.attention, ops.attention_backward))
+    found = Rule("expand", of(ops.get, whole), expand)
+    return rewrite(results, RuleSet("expand", [found, *STRIP.rules]))

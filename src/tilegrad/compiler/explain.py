@@ -17,6 +17,7 @@ from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.block import argument, pure_block
 from ..ir.node import Node, located, topological
+from ..ir.passes import Stage
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import high
@@ -25,10 +26,10 @@ from ..schedule.cost import work_of
 from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
-from .compile import cut, host, lowered
+from .compile import cut, host
 from .dispatch import offer
 from .flatten import program_text
-from .pipeline import Stage, run_pipeline
+from .pipeline import schedule_graph
 
 # What each level shows; `all` is every section in this order.
 SECTIONS = (
@@ -216,8 +217,9 @@ class Explanation:
 
     @cached_property
     def final_graph(self) -> str:
-        """The Graph after the last pass; empty if no pass changed it."""
-        return self._graph_text(self.stages[-1].results) if self.passes else ""
+        """The Graph after the last pass over it; empty if no pass changed it."""
+        last = [s for s in self.stages if s.results][-1]
+        return self._graph_text(last.results) if self.passes else ""
 
     @cached_property
     def passes(self) -> list[PassReport]:
@@ -225,7 +227,7 @@ class Explanation:
         return [
             PassReport(s.name, s.fired, len(topological(s.results)))
             for s in self.stages
-            if s.changed
+            if s.changed and s.results
         ]
 
     def _graph_text(self, results: Sequence[Node]) -> str:
@@ -240,11 +242,22 @@ class Explanation:
         for done in self.passes:
             fired = ", ".join(f"{rule} x{count}" for rule, count in done.fired.items())
             lines.append(f"{done.name}: {fired or 'no rules'} -> {done.nodes} nodes")
+        for stage in self.stages:
+            if stage.changed and not stage.results:  # over Regions, Bodies or Kernels
+                counts = ", ".join(f"{count:+d} {what}" for what, count in stage.fired.items())
+                lines.append(f"{stage.name}: {counts}")
         for note in dict.fromkeys(n for s in self.stages for n in s.notes):
             lines.append(note)
-        quiet = [s.name for s in self.stages[1:] if not s.changed]
-        if quiet:
-            lines.append(f"unchanged by: {', '.join(quiet)}")
+        ran = [s for s in self.stages[1:] if not s.skipped]
+        for text, names in (
+            ("unchanged by", [s.name for s in ran if not s.changed]),
+            *(
+                (reason, [s.name for s in self.stages if s.skipped == reason])
+                for reason in dict.fromkeys(s.skipped for s in self.stages if s.skipped)
+            ),
+        ):
+            if names:
+                lines.append(f"{text}: {', '.join(names)}")
         return "\n".join(lines)
 
     # ---- the Schedule and its Kernels -----------------------------------------------------
@@ -363,15 +376,16 @@ def explain_graph(
     level: str = "all",
     target: Target | None = None,
     requirements: Sequence[Requirement] = (),
+    without: Sequence[str] = (),
 ) -> Explanation:
-    """Every stage of compiling a Graph for `target` (this machine by default)."""
+    """Every stage of compiling a Graph for `target` (this machine by default); passes named in
+    `without` are left out."""
     if level not in LEVELS:
         raise UserError("no such level", op="explain", expected=", ".join(LEVELS), got=level)
     target = host() if target is None else target
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        results, stages = run_pipeline(inputs, outputs, target)
-        schedule = lowered(inputs, results, target, donate)
+        schedule, stages = schedule_graph(inputs, outputs, target, donate, None, without)
     return Explanation(name, inputs, stages, schedule, target, level, labels, requirements)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..core.dtype import bfloat16, float32
 from ..core.errors import InternalError
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node, topological, users
 from ..ir.rewrite import Log, rebuild, replace
@@ -137,7 +138,9 @@ def _behind(dot: Node) -> Node:
     return build.cast(ops.multiply(made, factor), dot.dtype)
 
 
-def norms_behind_products(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+def norms_behind_products(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None = None
+) -> list[Node]:
     """The pass."""
     order = topological(results)
     readers = users(order)

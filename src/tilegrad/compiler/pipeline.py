@@ -1,115 +1,198 @@
-"""THE page: every pass from a Graph to a Schedule, in order.
+"""THE page: every pass from a traced Graph to Bodies, in order, one line each.
 
-Each pass takes and gives (arguments, results); a pass that changes the Graph is logged with the
-Rules that fired. Invariant: every pass keeps the values of the results.
+A pass says by the Target's facts whether it applies, and why it cannot be left out where that is
+so; any other can be switched off by name (`tilegrad explain --without "level sums"`). Its function
+takes and gives, by part of the page:
+
+- GRAPH: (arguments, results, log, target) -> results, over the whole Graph.
+- REGIONS: (lowering), over the Graph and again over each Block of a loop or branch.
+- TILES: (body, region kind, target) -> body, over each Body that a Region was lowered to.
+- KERNELS: (lowering, schedule), over the whole Schedule.
+
+Invariant: every pass keeps the values of the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
 from ..core.target import Target
-from ..graph.decompose import DECOMPOSE
+from ..graph import ops
 from ..graph.ops import graph
-from ..graph.recognize import recognize
-from ..graph.recognize_attention import BAND, NAME
-from ..graph.simplify import SIMPLIFY, STRIP
-from ..graph.strength import STRENGTH
 from ..ir.block import argument_op, pure_block
-from ..ir.node import Node
-from ..ir.pattern import RuleSet
-from ..ir.rewrite import Log, rewrite
+from ..ir.node import Node, topological
+from ..ir.passes import Pass, Stage, check_names, chosen
+from ..ir.rewrite import Log
 from ..ir.verify import verify
-from .expand import expand_attention
-from .level import level_sums
-from .norms import norms_behind_products
-from .share import share_loops
-from .split import split_parts, split_places, split_reductions
-from .thin import thin_dots, thin_short_dots
-from .unroll import unroll_scans
-from .weights import choose_weights
+
+if TYPE_CHECKING:
+    from ..schedule.lower import Steps
+    from ..schedule.schedule import Schedule
 
 Results = list[Node]
-Pass = Callable[[Sequence[Node], Results, Log], Results]
 
 
-def rules(rule_set: RuleSet) -> Pass:
-    """A pass that rewrites with a RuleSet."""
-
-    def run(arguments: Sequence[Node], results: Results, log: Log) -> Results:
-        return rewrite(results, rule_set, log)
-
-    return run
+def vectors(target: Target | None) -> bool:
+    """Programs are single threads with vectors."""
+    return target is None or not target.has_threads
 
 
-def _recognize(arguments: Sequence[Node], results: Results, log: Log) -> Results:
-    """Big ops found; an attention that a derivative has found before becomes one with it."""
-    found = recognize(results, log)
-    return rewrite(found, SIMPLIFY) if {NAME, BAND} & set(log.fired) else found
+def threads(target: Target | None) -> bool:
+    """Programs are blocks of threads that share memory."""
+    return target is not None and target.has_threads
 
 
-PIPELINE: list[tuple[str, Pass]] = [
-    ("separate loops", share_loops),  # a derivative may hold copies of what it derives
-    ("strip", rules(STRIP)),  # derivatives are done: stop_gradient is identity now
-    ("inline", rules(DECOMPOSE)),  # custom functions and ops no target has
-    ("share loops", share_loops),
-    ("unroll", unroll_scans),  # short scans of known length; inner ones first
-    ("simplify", rules(SIMPLIFY)),
-    ("recognize", _recognize),  # small ops into big: dot, attention
-    ("share loops again", share_loops),  # those that a derivative had recognized before
-    ("expand attention", expand_attention(None)),  # what no kernel of the Target takes
-    ("weights", choose_weights(None)),  # products with quantised weights, and what is around them
-    ("simplify again", rules(SIMPLIFY)),
-    ("strength", rules(STRENGTH)),  # scatters into selects, divisions into products
-    ("thin dots", thin_dots),  # after recognition, which would undo it
-    ("split reductions", split_reductions),  # long sums with few results get parallel parts
-    ("split parts", split_parts),  # after simplification, which would undo it
+def asynchronous(target: Target | None) -> bool:
+    """Matrix units run while their threads go on."""
+    return target is not None and bool(target.asynchronous_units)
+
+
+_NO_TARGET = "no Target has the ops that it writes out"
+_START = "every Schedule starts with it"
+_ORDER = "Kernels would read what is not yet written"
+
+GRAPH = [
+    # A derivative may hold copies of what it derives.
+    Pass("separate loops", "compiler.share:share_loops"),
+    # Derivatives are done: stop_gradient is identity now.
+    Pass("strip", "compiler.rules:strip", needed=_NO_TARGET),
+    # Custom functions and ops no target has.
+    Pass("inline", "compiler.rules:inline", needed=_NO_TARGET),
+    Pass("share loops", "compiler.share:share_loops"),
+    # Short scans of known length; inner ones first.
+    Pass("unroll", "compiler.unroll:unroll_scans"),
+    Pass("simplify", "compiler.rules:simplify"),
+    # Small ops into big: dot, attention.
+    Pass("recognize", "compiler.rules:recognize_big"),
+    # Those that a derivative had recognized before.
+    Pass("share recognized loops", "compiler.share:share_loops"),
+    # What no kernel of the Target takes.
+    Pass("expand attention", "compiler.expand:expand_attention", needed=_NO_TARGET),
+    # Products with quantised weights, and what is around them.
+    Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET),
+    Pass("simplify what was expanded", "compiler.rules:simplify"),
+    # Scatters into selects, divisions into products.
+    Pass("strength", "compiler.rules:strength"),
+    # Before dots of one row are written as sums.
+    Pass("norms", "compiler.norms:norms_behind_products", asynchronous),
+    # After recognition, which would undo them.
+    Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors),
+    Pass("dots of a short row", "compiler.row_dots:dots_of_a_short_row", threads),
+    # Long sums with few results get parallel parts.
+    Pass("split reductions", "compiler.split:split_reductions"),
+    # After simplification, which would undo it.
+    Pass("split parts", "compiler.split:split_parts"),
+    Pass("split places", "compiler.split:split_places", threads),
+    # Last: no algebra puts the factors back.
+    Pass("level sums", "compiler.row_factors:level_sums", threads),
 ]
 
+REGIONS = [
+    Pass("choose values", "schedule.fuse:start", needed=_START),
+    # What is cheaper computed twice than stored, before what reads it is cut.
+    Pass("compute again", "schedule.threads.recompute:compute_again", threads),
+    Pass("keep sums", "schedule.block_sums:keep_sums", threads),
+    Pass("hand over sums", "schedule.block_sums:hand_over", threads),
+    Pass("lay out operands", "schedule.operands:lay_out", threads),
+    Pass("look ahead", "schedule.fuse:look_ahead", threads),
+    Pass("round early", "schedule.threads.rounding:round_early", threads),
+    Pass("fuse", "schedule.fuse:fuse", needed=_START),
+    Pass("leave long epilogues", "schedule.epilogue:leave_long_epilogues", threads),
+    Pass("join dots", "schedule.dot_joint:join_dots", asynchronous),
+    # After the Regions are what they stay.
+    Pass("order updates", "schedule.state:order_updates", needed=_ORDER),
+    Pass("order Regions", "schedule.order:order_regions", needed=_ORDER),
+    # Neighbours in that order.
+    Pass("pair up", "schedule.threads.pair:pair_up", threads),
+    Pass("lower", "schedule.lower:lower_regions", needed=_START),
+]
 
-@dataclass
-class Stage:
-    """What a pass did: for `explain`."""
+TILES = [
+    # Bodies of users' kernels: their tiles may be larger than the Target's registers.
+    Pass("legalize", "schedule.call:legalize_call", needed="no Target holds tiles of any size"),
+    Pass("prune", "tile.build:prune_body"),
+    Pass("check Bodies", "schedule.body_check:check_body", needed="a race would go unseen"),
+]
 
-    name: str
-    results: Results
-    fired: dict[str, int] = field(default_factory=dict)
-    changed: bool = False
-    notes: list[str] = field(default_factory=list)
+KERNELS = [
+    Pass("find lives", "schedule.reuse:find_lives", needed="memory is planned by them"),
+    Pass("take over", "schedule.in_place:take_over"),
+    # In what is left to launch.
+    Pass("put side by side", "schedule.side_by_side:put_side_by_side", threads),
+    Pass("plan memory", "schedule.reuse:plan_arena", needed="Slots have no bytes without it"),
+    Pass("check Schedule", "schedule.check:check_when_asked"),
+]
 
-
-def passes(target: Target | None = None) -> list[tuple[str, Pass]]:
-    """The passes for a Target."""
-    own: dict[str, Pass] = {
-        "expand attention": expand_attention(target),
-        "weights": choose_weights(target),
-    }
-    if target is not None and target.has_threads:
-        own["thin dots"] = thin_short_dots
-    found = [(name, own.get(name, run)) for name, run in PIPELINE]
-    if target is not None and target.asynchronous_units:
-        at = [name for name, _ in found].index("thin dots")
-        found.insert(at, ("norms", norms_behind_products))  # dots of one row are dots still
-    if target is not None and target.has_threads:
-        found.append(("split places", split_places))
-        found.append(("level sums", level_sums))  # last: no algebra puts the factors back
-    return found
+PAGE = [*GRAPH, *REGIONS, *TILES, *KERNELS]
 
 
 def run_pipeline(
-    arguments: Sequence[Node], results: Sequence[Node], target: Target | None = None
+    arguments: Sequence[Node],
+    results: Sequence[Node],
+    target: Target | None = None,
+    without: Sequence[str] = (),
 ) -> tuple[Results, list[Stage]]:
-    """The Graph after every pass, and the record of each."""
+    """The Graph after every pass over it, and the record of each."""
     current = list(results)
     stages = [Stage("traced", current)]
-    for name, run in passes(target):
+    for one, skipped in chosen(GRAPH, target, without):
+        if skipped:
+            stages.append(Stage(one.name, current, skipped=skipped))
+            continue
         log = Log()
-        new = run(arguments, current, log)
-        stages.append(Stage(name, new, dict(log.fired), new != current, log.notes))
+        new = one.function(arguments, current, log, target)
+        stages.append(Stage(one.name, new, dict(log.fired), new != current, log.notes))
         current = new
         if config().verify:
             given = tuple(a for a in arguments if a.op is argument_op)  # inputs are Nodes of it
-            verify(pure_block("main", given, tuple(current)), graph, where=name)
+            verify(pure_block("main", given, tuple(current)), graph, where=one.name)
     return current, stages
+
+
+def schedule_graph(
+    arguments: Sequence[Node],
+    results: Sequence[Node],
+    target: Target,
+    donated: Sequence[int] = (),
+    bodies: Any = None,
+    without: Sequence[str] = (),
+) -> tuple[Schedule, list[Stage]]:
+    """The whole page: the Schedule of a Graph, and the record of each pass. `bodies` keeps what
+    was lowered for later Graphs; it must be for the same Target and the same `without`."""
+    from ..schedule.lower import Steps
+
+    check_names(PAGE, without)
+    current, stages = run_pipeline(arguments, results, target, without)
+    steps = Steps(*(chosen(part, target, without) for part in (REGIONS, TILES, KERNELS)))
+    schedule = lowered(arguments, current, target, steps, donated, bodies)
+    return schedule, [*stages, *steps.stages]
+
+
+def lowered(
+    inputs: Sequence[Node],
+    results: Sequence[Node],
+    target: Target,
+    steps: Steps,
+    donate: Sequence[int] = (),
+    bodies: Any = None,
+) -> Schedule:
+    """The Schedule of a Graph after its passes; what is prepared is an input of it."""
+    from ..schedule.lower import lower_graph
+
+    if not any(n.op is ops.call and n.attrs["callee"].once for n in topological(results)):
+        return lower_graph(inputs, results, target, steps, donate, bodies)
+    from .prepared import lift_preparations
+
+    lifted = lift_preparations(inputs, results)
+    donated = lifted.donated(donate)
+    schedule = lower_graph(lifted.inputs, lifted.results, target, steps, donated, bodies)
+    slots = schedule.inputs
+    schedule.given = [-1] * len(inputs)
+    for number, slot in zip(lifted.kept, slots):
+        schedule.given[number] = slot
+    for one in lifted.preparing:
+        one.slots = [slots[i] for i in one.slots]
+    schedule.preparing = lifted.preparing
+    return schedule

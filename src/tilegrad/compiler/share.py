@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.block import Block, pure_block
 from ..ir.node import Node, exact, topological
@@ -19,7 +20,9 @@ from ..ir.rewrite import Log
 NAME = "equal loops"
 
 
-def share_loops(arguments: Sequence[Node], results: Sequence[Node], log: Log) -> list[Node]:
+def share_loops(
+    arguments: Sequence[Node], results: Sequence[Node], log: Log, target: Target | None = None
+) -> list[Node]:
     """The results with equal owners of Blocks made one."""
     order = topological(results)
     if not any(n.blocks for n in order):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
@@ -90,16 +91,22 @@ def _split_parts(m: Match) -> Node | None:
 PARTED = RuleSet("parts", [Rule("split_parts", ops.concatenate, _split_parts)])
 
 
-def split_parts(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+def split_parts(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
     """The pass: no Kernel asks of an element which of many parts it is of."""
     return rewrite(results, PARTED, log)
 
 
-def split_places(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
-    """The pass for a GPU."""
+def split_places(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
+    """The pass for programs of threads."""
     return rewrite(results, PLACES, log)
 
 
-def split_reductions(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+def split_reductions(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
     """The pass."""
     return rewrite(results, SPLIT, log)

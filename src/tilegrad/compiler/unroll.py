@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
@@ -67,6 +68,8 @@ def _unroll(m: Match) -> Node | None:
 UNROLL = RuleSet("unroll", [Rule("short_scan", of(ops.get, any_("x", ops=ops.scan)), _unroll)])
 
 
-def unroll_scans(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+def unroll_scans(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
     """The pass."""
     return rewrite(results, UNROLL, log)

@@ -5,7 +5,7 @@ Invariant: after it no `unpack` is left; where there was none, nothing of it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..core.dtype import DType
 from ..core.target import Target
@@ -26,20 +26,16 @@ APART = RuleSet("unpack", [Rule("unpack_to_scratch", ops.unpack, _unpacked)])
 
 
 def choose_weights(
-    target: Target | None,
-) -> Callable[[Sequence[Node], list[Node], Log], list[Node]]:
-    """The pass for a Target; without one, weights are taken apart by ordinary ops."""
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
+    """The pass; without a Target, weights are taken apart by ordinary ops."""
+    if not _any_unpack(results):
+        return results
+    if target is not None:
+        from .weights_calls import Weights
 
-    def run(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
-        if not _any_unpack(results):
-            return results
-        if target is not None:
-            from .weights_calls import Weights
-
-            results = Weights(arguments, results, target, log).run()
-        return rewrite(results, APART, log)
-
-    return run
+        results = Weights(arguments, results, target, log).run()
+    return rewrite(results, APART, log)
 
 
 def _any_unpack(results: Sequence[Node]) -> bool:

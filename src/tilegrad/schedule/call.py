@@ -19,7 +19,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import Tile, Tuple, product
-from ..tile.build import Body, prune
+from ..tile.build import Body
 from ..tile.callee import KernelCallee
 from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
@@ -57,7 +57,7 @@ def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]
                 given.append(("store", results[place]))
             else:
                 given.append(("scratch", (callee.types("store")[place], place)))
-        found.append((fitted(body, target), given))
+        found.append((body, given))
     return found
 
 
@@ -87,19 +87,24 @@ def state_behind(node: Node) -> tuple[Node, int, Node] | None:
     return next(((writer, place, state) for place, state in found if place == number), None)
 
 
-def fitted(body: Body, target: Target) -> Body:
-    """A Body of its own for a Target (later stages leave notes in it), verified."""
-    level = body.notes.get("level", "portable")
-    new = legalize(body, target) if level == "portable" else body
-    if new is not body:
-        prune(new.block, set())
-    body = Body(new.name, new.block, new.grid, dict(new.notes))
+def legalize_call(body: Body, kind: str, target: Target) -> Body:
+    """The pass: of a kernel that is called, a Body of its own (later stages leave notes in it)
+    with no tile too large for the Target."""
+    if kind != "call":
+        return body
+    portable = body.notes.get("level", "portable") == "portable"
+    new = legalize(body, target) if portable else body
+    return Body(new.name, new.block, new.grid, dict(new.notes))
+
+
+def check_call(body: Body, target: Target) -> None:
+    """Raise where a kernel that is called breaks a rule, or does not fit the Target."""
     if config().verify:
+        level = body.notes.get("level", "portable")
         verify_body(body, level, target, where="schedule.call")
     if "shared" in target.memories:
         _check_dots(body, target)
         require(body, target)  # budgets of this machine, and all that the kernel was checked for
-    return body
 
 
 def _check_dots(body: Body, target: Target) -> None:

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from ..core.target import Target
 from ..graph import ops
@@ -32,6 +33,9 @@ from .dot_wide import WideDot, accepts
 from .fuse import Fuser, Group, leaves_of
 from .order import bit
 
+if TYPE_CHECKING:
+    from .lower import Lowering
+
 MOST = 4  # weights of one launch
 APART = 4  # groups that one dot may need and another not: else they are ready at other times
 ORDERED = ("update", "control", "call")  # kinds of groups that are not moved behind others
@@ -49,11 +53,9 @@ class Joint(Group):
         return self.kind == "gated"
 
 
-def join_dots(fuser: Fuser, target: Target) -> list[Group]:
-    """Join what pays among the Fuser's groups; gives the groups in order."""
-    if target.asynchronous_units:
-        _Joiner(fuser, target).run()
-    return fuser.in_order()
+def join_dots(lowering: Lowering) -> None:
+    """The pass: join what pays among the Regions."""
+    _Joiner(lowering.fuser, lowering.target).run()
 
 
 class _Joiner:

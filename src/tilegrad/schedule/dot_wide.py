@@ -33,9 +33,9 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
+from .block_sums import is_part, is_whole
 from .evaluate import ravel_strides, stored_reads, wide
 from .fuse import Fuser, Group, leaves_of
-from .handed import is_part, is_whole
 from .instructions import instructions
 from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed, power_of_two

@@ -11,25 +11,31 @@ Invariant: groups form no cycle, before and after; a product of few sums a threa
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..core.target import Target
 from ..ir.node import Node, topological
 from ..ir.types import product
 from ..kernels.matmul.threads import ThreadPlan
 from ..kernels.matmul.wide import WidePlan
+from .block_sums import is_part
 from .dot_gpu import tiled_copies
 from .dot_wide import WideDot
 from .fuse import Fuser, Group, leaves_of
-from .handed import is_part
 from .instructions import instructions
 from .order import bit
+
+if TYPE_CHECKING:
+    from .lower import Lowering
 
 MOST = 24_000  # instructions of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
 BESIDE = 4  # a matrix read or written beside the result
 
 
-def leave_long_epilogues(fuser: Fuser, target: Target, rounded: set[Node]) -> None:
-    """Cut what a product's kernel would be too long with out of its group, to follow it."""
+def leave_long_epilogues(lowering: Lowering) -> None:
+    """The pass: what a product's kernel would be too long with follows it in a Kernel."""
+    fuser, target, rounded = lowering.fuser, lowering.target, lowering.rounded
     changed = False
     for group in list(fuser.groups):
         more = group.kind == "dot" and len(group.values) > 1

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node, needs, topological, users
@@ -24,6 +26,9 @@ from .evaluate import DIRECT
 from .extent import DEPTH, NODES, READS, Extents
 from .join import has_many_parts, joins, stored_part
 from .order import bit, in_order, need
+
+if TYPE_CHECKING:
+    from .lower import Lowering
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
 ALONE = {
@@ -242,6 +247,25 @@ def reduce_split(node: Node) -> tuple[Size, str] | None:
     return None
 
 
+def start(lowering: Lowering) -> None:
+    """The pass: which Nodes of a Graph or Block are values."""
+    lowering.fuser = Fuser(lowering.arguments, lowering.results)
+
+
+def look_ahead(lowering: Lowering) -> None:
+    """The pass: know what waits for each value, so that small Regions make no large ones wait."""
+    lowering.fuser.look_ahead()
+
+
+def fuse(lowering: Lowering) -> None:
+    """The pass: put values into Regions."""
+    if lowering.target.asynchronous_units:
+        from .dot_wide import takes_parts
+
+        lowering.fuser.takes_parts = partial(takes_parts, target=lowering.target)
+    lowering.fuser.run()
+
+
 class Fuser:
     """Puts values into groups."""
 
@@ -258,8 +282,8 @@ class Fuser:
         # What products hand on. It holds no Fuser: Nodes go when their last reader goes.
         self.takes_parts: Callable[[Node, Group, Fuser], bool] | None = None
 
-    def run(self) -> list[Group]:
-        """The groups, in an order in which they can run."""
+    def run(self) -> None:
+        """Make the groups."""
         given = set(self.arguments)
         for node in topological(self.results, stop=given.__contains__):
             if node in self.values and node not in given and node.op is not ops.get:
@@ -269,7 +293,6 @@ class Fuser:
                 if node not in self.group_of[node].values:
                     self.group_of[node].values.append(node)
         self.mark_stored()
-        return self.in_order()
 
     def place(self, node: Node) -> None:
         """Join a group, or start one."""

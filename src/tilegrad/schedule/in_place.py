@@ -8,24 +8,29 @@ overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
 from .access import MOVEMENT, Index, ravel, unravel
 from .fuse import Group, leaves_of
+from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
 
+if TYPE_CHECKING:
+    from .lower import Lowering
 
-def take_over(schedule: Schedule, loops: Sequence[tuple[int, int]], values: set[Node]) -> int:
-    """Alias results to dying inputs; how many did. Lives must be set, and set anew after."""
+
+def take_over(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: results take over dying inputs, and lives are found anew."""
     count = 0
     for number, kernel in enumerate(schedule.kernels):
-        if any(first <= number <= last for first, last in loops):
+        if any(first <= number <= last for first, last in lowering.frame.loops):
             continue
-        count += _kernel(schedule, number, kernel, values)
-    return count
+        count += _kernel(schedule, number, kernel, lowering.fuser.values)
+    if count:
+        find_lives(lowering, schedule)
 
 
 def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:

@@ -7,43 +7,58 @@ not grow with the depth of a model. Invariant: the Schedule computes the results
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from ..core.config import config
-from ..core.errors import InternalError, StateError
+from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.fingerprint import Place, digest, structure
-from ..ir.node import Node, needs, topological
-from ..ir.symbol import high, multiply
+from ..ir.node import Node, topological
+from ..ir.passes import Pass, Stage
+from ..ir.symbol import high
 from ..ir.types import Tuple, product
-from ..tile.build import prune
 from .attention import lower_attention
-from .beside import put_side_by_side
 from .call import lower_call, state_behind, states_of, work_of_body
-from .check import check_schedule
-from .control import Frame, lower_control, overwritten
+from .control import Frame, lower_control
 from .cost import bytes_moved, work_of
 from .dot import lower_dot
-from .dot_joint import join_dots
-from .dot_wide import takes_parts
-from .epilogue import leave_long_epilogues
 from .fuse import DOTS, Fuser, Group
-from .handed import hand_over, keep_sums
-from .in_place import take_over
 from .join import lower_join
 from .loops import LoopLowering
-from .operands import lay_out
-from .order import bit, need
-from .reuse import plan_memory, set_lives
 from .rows import lower_cumulative, lower_sort
-from .schedule import Copy, Kernel, Launch, Schedule, Slot
-from .threads.both import pair_up
+from .schedule import Kernel, Launch, Schedule, Slot
+from .state import hold, hold_states, shares_slot
 from .threads.lower import lower_threads
-from .threads.recompute import compute_again
-from .threads.rounding import rounded_nodes
 from .threads.update import lower_update as threads_update
 from .update import lower_update
+
+
+class Steps:
+    """The passes over Regions, Bodies and Kernels that run, each with its record."""
+
+    def __init__(self, *parts: Sequence[tuple[Pass, str]]) -> None:
+        self.stages: list[Stage] = []
+        lists: list[list[tuple[Pass, Stage]]] = []
+        for part in parts:
+            made = [(one, Stage(one.name, skipped=skipped)) for one, skipped in part]
+            self.stages += [stage for _, stage in made]
+            lists.append([(one, stage) for one, stage in made if not stage.skipped])
+        self.regions, self.tiles, self.kernels = lists
+
+
+def note(stage: Stage, before: dict[str, int], after: dict[str, int]) -> None:
+    """Add what a pass changed to its record: a Block of a loop has its own Regions."""
+    for name, count in after.items():
+        if count != before[name]:
+            stage.fired[name] = stage.fired.get(name, 0) + count - before[name]
+            stage.changed = True
+
+
+def _counts(schedule: Schedule) -> dict[str, int]:
+    return {
+        "Kernels": len(schedule.kernels),
+        "Slots in others' bytes": sum(slot.alias is not None for slot in schedule.slots),
+        "bytes of the arena": schedule.arena_bytes,
+    }
 
 
 class Lowering:
@@ -54,10 +69,15 @@ class Lowering:
         arguments: Sequence[Node],
         results: Sequence[Node],
         target: Target,
+        steps: Steps,
         donated: Sequence[int] = (),
         bodies: Any = None,
     ) -> None:
         self.arguments, self.results, self.target = list(arguments), list(results), target
+        self.steps = steps
+        self.fuser: Fuser  # made by the first pass
+        self.ordered: list[Group] = []  # the Regions, once they are in order
+        self.in_place: set[tuple[Node, int]] = set()  # (writer, number of the result)
         self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
         self.strict = set(self.donated)  # a copy of these would break a promise
@@ -77,42 +97,33 @@ class Lowering:
         outputs = [self.output_slot(r) for r in self.results]
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
-        set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
-        if take_over(schedule, self.frame.loops, self.fuser.values):
-            set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
-        if self.target.has_threads and not self.frame.loops:
-            put_side_by_side(schedule.kernels, self.slots)  # in what is left to launch
-            set_lives(schedule, self.frame.loops, self.frame.pairs, self.frame.always)
-        plan_memory(schedule)
-        if config().verify:
-            check_schedule(schedule)
+        for one, stage in self.steps.kernels:
+            before = _counts(schedule)
+            one.function(self, schedule)
+            note(stage, before, _counts(schedule))
         return schedule
 
     def lower_all(self) -> None:
-        """Fuse, and add the Kernels of every group."""
-        self.fuser = Fuser(self.arguments, self.results)
-        if self.target.has_threads:
-            compute_again(self.fuser.extents, self.arguments, self.results)
-            keep_sums(self.fuser.values, self.arguments, self.results)
-            hand_over(self.fuser.values, self.arguments, self.results)
-            lay_out(self.fuser.values, self.arguments, self.results, self.target)
-            self.fuser.look_ahead()
-            self.rounded = rounded_nodes(self.results)
-            self.fuser.takes_parts = partial(takes_parts, target=self.target)
-        groups = self.fuser.run()
-        if self.target.has_threads:
-            leave_long_epilogues(self.fuser, self.target, self.rounded)
-            groups = join_dots(self.fuser, self.target)
-        self.order_updates(groups)
-        ordered = self.fuser.in_order()
-        if self.target.has_threads:
-            ordered = pair_up(ordered, self.fuser.values, self.results)
-        for group in ordered:
-            self.lower(group)
+        """All passes over the Regions of this Graph or Block."""
+        for one, stage in self.steps.regions:
+            before = self.counts()
+            one.function(self)
+            note(stage, before, self.counts())
+
+    def counts(self) -> dict[str, int]:
+        """What `explain` says that a pass changed."""
+        fuser: Fuser | None = getattr(self, "fuser", None)
+        return {
+            "values": len(fuser.values) if fuser else 0,
+            "Regions": len(self.ordered or fuser.groups) if fuser else 0,
+            "values of which 16 bits are seen": len(self.rounded),
+            "states in place": len(self.in_place),
+            "Kernels": len(self.kernels),
+        }
 
     def nested(self, arguments: Sequence[Node], results: Sequence[Node]) -> Lowering:
         """A Lowering of a Block, into the same list of Kernels and over the same Slots."""
-        inner = Lowering(arguments, results, self.target, (), self.bodies)
+        inner = Lowering(arguments, results, self.target, self.steps, (), self.bodies)
         inner.frame, inner.slots, inner.kernels = self.frame, self.slots, self.kernels
         inner.depth, inner.targets = self.depth + 1, {}
         return inner
@@ -156,7 +167,7 @@ class Lowering:
             return
         reads = self.reads_of(group)
         for v in group.stored:
-            if not isinstance(v.type, Tuple) and not self.shares_slot(v):
+            if not isinstance(v.type, Tuple) and not shares_slot(self, v):
                 self.slot_of[v] = self.place(v)
         if group.kind == "update":
             self.lower_state(group, reads)
@@ -171,10 +182,20 @@ class Lowering:
         found = self.bodies.get(key)
         if found is None:
             tag = digest(self.key(group, reads, {}))[:8]  # the same wherever it was written
-            found = self.bodies[key] = self.lower_bodies(group, reads, tag)
-            for body, _ in found:
-                prune(body.block, set())
+            made = self.lower_bodies(group, reads, tag)
+            found = self.bodies[key] = self.finished(made, group.kind)
         self.add_kernel(group, reads, key, found)
+
+    def finished(self, made: Any, kind: str) -> Any:
+        """Bodies after all passes over them."""
+        found = []
+        for body, roles in made:
+            for one, stage in self.steps.tiles:
+                body = one.function(body, kind, self.target)
+                stage.fired["Bodies"] = stage.fired.get("Bodies", 0) + 1
+                stage.changed = True
+            found.append((body, roles))
+        return found
 
     def key(
         self, group: Group, reads: Sequence[Node], places: dict[Place, int] | None = None
@@ -233,7 +254,7 @@ class Lowering:
         if group.kind == "call":
             for body, _ in bodies:
                 kernel.flops = kernel.flops + work_of_body(body)
-            held, kernel.steps = self.hold_states(group.values[0], stored)
+            held, kernel.steps = hold_states(self, group.values[0], stored)
             states = {state for _, state in states_of(group.values[0])}  # of which little moves
             moved = [v for v in moved if v not in states and state_behind(v) is None]
         kernel.bytes = bytes_moved(moved)
@@ -257,98 +278,14 @@ class Lowering:
         kernel.key = name
         self.kernels.append(kernel)
 
-    # ---- state ----------------------------------------------------------------------------
-
-    def order_updates(self, groups: Sequence[Group]) -> None:
-        """Let readers of a state run before it is overwritten, where that is possible."""
-        self.in_place: set[tuple[Node, int]] = set()
-        readers: dict[Node, list[Group]] = {}
-        dependents: dict[int, list[Group]] = {}
-        for group in groups:
-            for node in group.reads:
-                readers.setdefault(node, []).append(group)
-            for number in group.after:
-                dependents.setdefault(number, []).append(group)
-        for group in groups:
-            for number, state, promised in overwritten(group):
-                if not self.may_overwrite(state):
-                    continue
-                others = [g for g in readers.get(state, ()) if g is not group]
-                late = [g for g in others if g.needs >> group.number & 1]
-                if needs(group.values[0]).count(state) > 1:
-                    late = [group]  # it reads what it would overwrite
-                if late or state in self.wanted:
-                    if state in self.strict and promised:
-                        raise self.refuse(late[0].values[0] if late else state)
-                    continue
-                self.in_place.add((group.values[0], number))
-                for g in others:
-                    group.after.add(g.number)
-                    dependents.setdefault(g.number, []).append(group)
-                    need(group, bit(g.number) | g.needs, dependents)
-
-    def refuse(self, reader: Node) -> StateError:
-        """A donated state would have to be copied."""
-        return StateError(
-            "a donated state is read after it is updated: it would be copied",
-            op="update",
-            expected="no other reader after the update",
-            got=f"{reader.op.name} at {reader.location}",
-            hint="read the state before updating it, or use the updated one",
-        )
-
-    def may_overwrite(self, state: Node) -> bool:
-        """Whether the storage of a state may be taken over."""
-        if state in self.arguments:
-            return state in self.donated
-        return state in self.fuser.values and state in self.fuser.group_of
-
-    def shares_slot(self, node: Node) -> bool:
-        """Whether a state in place has the very Slot it had before: control may move it."""
-        found = state_behind(node)
-        if found is None or found[:2] not in self.in_place or found[2] not in self.slot_of:
-            return False
-        state = found[2]
-        moved = self.slot_of[state] in self.frame.moved
-        if not self.depth and moved and node in self.wanted:
-            self.in_place.discard(found[:2])  # an output has a place of its own
-            return False
-        if self.depth or moved:
-            self.slot_of[node] = self.slot_of[state]
-            return True
-        return False
-
-    def hold(self, slot: Slot, writer: Node, number: int, state: Node) -> list[Any]:
-        """Let a Slot hold a state that is about to be written: in place, or by a copy."""
-        if state not in self.slot_of or slot.number == self.slot_of[state]:
-            return []
-        source = self.slots[self.slot_of[state]]
-        if (writer, number) not in self.in_place:
-            size = multiply(product(state.shape), state.dtype.size)
-            return [Copy(source.number, slot.number, size)]
-        if slot.kind == "output" and source.kind == "scratch":
-            source.kind = "output" if source.alias is None else source.kind
-        slot.alias = source.number
-        return []
-
-    def hold_states(self, call: Node, stored: Sequence[Node]) -> tuple[dict[int, int], list[Any]]:
-        """Slots of the states that a call writes, by argument, and the copies that need be."""
-        held: dict[int, int] = {}
-        steps: list[Any] = []
-        wanted = {found[1]: v for v in stored if (found := state_behind(v)) is not None}
-        for argument, (number, state) in zip(call.attrs["callee"].states, states_of(call)):
-            after = wanted.get(number)  # None: nobody reads the state that is left
-            slot = self.new_slot(state.type, "scratch") if after is None else self.slot_of[after]
-            steps += self.hold(self.slots[slot], call, number, state)
-            held[argument] = slot
-        return held, steps
+    # ---- updates ----------------------------------------------------------------------------
 
     def lower_state(self, group: Group, reads: list[Node]) -> None:
         """update: in place, or on a copy."""
         node = group.values[0]
         slot = self.slots[self.slot_of[node]]
         state = node.inputs[0]
-        steps = self.hold(slot, node, 0, state)
+        steps = hold(self, slot, node, 0, state)
         launches = self.update_launches(group, reads, slot.number, state in self.slot_of)
         steps += launches
         name = launches[-1].body.name if launches else "update"
@@ -374,9 +311,8 @@ class Lowering:
         found = self.bodies.get(key)
         if found is None:
             values = self.fuser.values
-            found = self.bodies[key] = threads_update(group, reads, values, self.target, stored)
-            for body, _ in found:
-                prune(body.block, set())
+            made = threads_update(group, reads, values, self.target, stored)
+            found = self.bodies[key] = self.finished(made, group.kind)
         for body, roles in found:
             slots = []
             for role, what in roles:
@@ -408,8 +344,15 @@ def lower_graph(
     arguments: Sequence[Node],
     results: Sequence[Node],
     target: Target,
+    steps: Steps,
     donated: Sequence[int] = (),
     bodies: Any = None,
 ) -> Schedule:
-    """The Schedule of a Graph."""
-    return Lowering(arguments, results, target, donated, bodies).run()
+    """The Schedule of a Graph by the passes of the page (see compiler/pipeline.py)."""
+    return Lowering(arguments, results, target, steps, donated, bodies).run()
+
+
+def lower_regions(lowering: Lowering) -> None:
+    """The pass: add the Kernels of every Region, in order."""
+    for group in lowering.ordered:
+        lowering.lower(group)

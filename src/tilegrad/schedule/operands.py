@@ -11,7 +11,7 @@ copy of, or nearly (windows stay unfolded).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..core.target import Target
 from ..graph import ops
@@ -23,15 +23,18 @@ from .dot_wide import WideDot, matrix_of
 from .fuse import Group
 from .problem import Problem
 
+if TYPE_CHECKING:
+    from .lower import Lowering
+
 SLOWER = 4.0  # the tiled kernel beside the library's, at least
 LAUNCH = 3e-6  # seconds
 GROWS = 1.25  # times the elements it is made of, at most
 
 
-def lay_out(
-    values: set[Node], arguments: Sequence[Node], results: Sequence[Node], target: Target
-) -> None:
-    """Add the operands of large products that lie as no matrix to the values."""
+def lay_out(lowering: Lowering) -> None:
+    """The pass: operands of large products that lie as no matrix become values."""
+    values, target = lowering.fuser.values, lowering.target
+    arguments, results = lowering.arguments, lowering.results
     for dot in topological(results, stop=set(arguments).__contains__):
         if dot.op is ops.dot and dot not in arguments:
             moved = [

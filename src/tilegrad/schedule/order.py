@@ -14,6 +14,7 @@ from ..core.errors import InternalError
 
 if TYPE_CHECKING:
     from .fuse import Group
+    from .lower import Lowering
 
 
 def bit(number: int) -> int:
@@ -39,6 +40,11 @@ def need(group: Group, more: int, dependents: Mapping[int, Sequence[Group]]) -> 
         if more & ~current.needs:  # else those behind it need all that too
             current.needs |= more
             waiting += dependents.get(current.number, ())
+
+
+def order_regions(lowering: Lowering) -> None:
+    """The pass: each Region after what it needs."""
+    lowering.ordered = lowering.fuser.in_order()
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:

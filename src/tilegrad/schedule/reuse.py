@@ -10,12 +10,27 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from .schedule import Schedule, Slot, slots_of
+
+if TYPE_CHECKING:
+    from .lower import Lowering
 
 LINE = 64
 MANY = 2048  # scratch Slots, from which on each is not held against all others
 Life = tuple[int, int]
+
+
+def find_lives(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: when each Slot lives."""
+    frame = lowering.frame
+    set_lives(schedule, frame.loops, frame.pairs, frame.always)
+
+
+def plan_arena(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: an offset in the arena for each scratch Slot."""
+    plan_memory(schedule)
 
 
 def set_lives(

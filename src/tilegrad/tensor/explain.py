@@ -6,12 +6,13 @@ Invariant: explaining compiles for reading only; nothing runs and no Tensor gets
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compiler.dispatch import target_for
 from ..compiler.explain import Explanation, explain_graph
 from ..core.errors import DTypeError, UserError
+from ..core.target import Target, target_named
 from ..ir.node import topological
 from .container import flatten
 from .jit import Jitted, jit
@@ -19,15 +20,24 @@ from .tensor import Tensor, values
 
 
 def explain(
-    function: Callable[..., Any] | Tensor, *args: Any, level: str = "all", **kwargs: Any
+    function: Callable[..., Any] | Tensor,
+    *args: Any,
+    level: str = "all",
+    without: Sequence[str] = (),
+    target: Target | str | None = None,
+    **kwargs: Any,
 ) -> Explanation:
     """Every stage of compiling function(*args, **kwargs); print it, or ask for its parts.
 
-    `level` is summary, graph, schedule, tile, llvm, ptx, assembly or all. A lazy Tensor in place of
-    the function explains the Graph that reading it would run.
+    `level` is summary, graph, schedule, tile, llvm, ptx, assembly or all. `without` names passes to
+    leave out, for a bisection; `target` is a Target, or the name of one ("h200"), of which no
+    machine needs to be here. A lazy Tensor in place of the function explains the Graph that
+    reading it would run.
     """
+    without = (without,) if isinstance(without, str) else tuple(without)
+    target = target_named(target) if isinstance(target, str) else target
     if isinstance(function, Tensor):
-        return _explain_tensor(function, level)
+        return _explain_tensor(function, level, without, target)
     if not callable(function):
         raise DTypeError(
             "explain needs a function or a Tensor", op="explain", got=type(function).__name__
@@ -46,11 +56,12 @@ def explain(
         lowered.inputs,
         lowered.outputs,
         donate=lowered.donate,
-        target=target_for(lowered.device),
+        target=target or target_for(lowered.device),
         name=_identifier(jitted.name.split("<locals>.")[-1]),
         labels=_labels(jitted, lowered.sources, args, kwargs),
         level=level,
         requirements=lowered.requirements,
+        without=without,
     )
 
 
@@ -59,7 +70,9 @@ def _jitted(function: Callable[..., Any]) -> Any:
     return function if isinstance(inner, Jitted) else jit(function)
 
 
-def _explain_tensor(tensor: Tensor, level: str) -> Explanation:
+def _explain_tensor(
+    tensor: Tensor, level: str, without: Sequence[str], target: Target | None
+) -> Explanation:
     """The Graph below a Tensor, cut where values are known."""
     if tensor.node in values:
         raise UserError(
@@ -70,7 +83,12 @@ def _explain_tensor(tensor: Tensor, level: str) -> Explanation:
     order = topological([tensor.node], stop=values.__contains__)
     inputs = [n for n in order if n in values or n.op.name == "input"]
     return explain_graph(
-        inputs, [tensor.node], name="tensor", level=level, target=target_for(tensor.device)
+        inputs,
+        [tensor.node],
+        name="tensor",
+        level=level,
+        target=target or target_for(tensor.device),
+        without=without,
     )
 
 

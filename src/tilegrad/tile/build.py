@@ -33,6 +33,12 @@ def prune(block: Block, used: set[int]) -> None:
     block.nodes[:] = reversed(kept)
 
 
+def prune_body(body: Body, kind: str = "", target: Any = None) -> Body:
+    """The pass: the same Body without pure Nodes that nothing reads."""
+    prune(body.block, set())
+    return body
+
+
 def widens(narrow: DType, wide: DType) -> bool:
     """Whether every value of a float dtype is one of a wider float dtype."""
     return narrow.is_float and wide in (float32, float64) and narrow.bits < wide.bits

@@ -29,13 +29,13 @@ from ...tile.build import Body
 from ..access import unravel
 from ..evaluate import wide
 from . import sort as sorting
-from .places import WIDE, UpdatePlaces
+from .destination import WIDE, UpdateDestinations
 from .sort import Network
 from .space import WARP, Roles
 from .tiles import power_of_two
 
 
-class OrderedUpdate(UpdatePlaces):
+class OrderedUpdate(UpdateDestinations):
     """The launches of an update whose indices may repeat."""
 
     # ---- indices in order -----------------------------------------------------------------

@@ -9,21 +9,25 @@ argument, a result, or computed by anything but inlined elementwise ops stays a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...graph import ops
 from ...ir.node import Node, topological, users
 from ...ir.symbol import high
 from ...ir.types import Array, product
 from ..access import MOVEMENT
-from ..extent import Extents
 from ..fuse import INLINE, cost, leaves_of
+
+if TYPE_CHECKING:
+    from ..lower import Lowering
 
 SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
 
 
-def compute_again(extents: Extents, arguments: Sequence[Node], results: Sequence[Node]) -> None:
-    """Take such values out of the set, as long as a Kernel does not grow too large."""
+def compute_again(lowering: Lowering) -> None:
+    """The pass: take such values out, as long as a Kernel does not grow too large."""
+    extents, arguments, results = lowering.fuser.extents, lowering.arguments, lowering.results
     given, values = set(arguments) | set(results), extents.values
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)

@@ -8,10 +8,14 @@ no value that is stored in more than 16 bits, compared, or subtracted from anoth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...graph import ops
 from ...ir.node import Node, Op, needs, topological
 from ..access import MOVEMENT
+
+if TYPE_CHECKING:
+    from ..lower import Lowering
 
 KEEPS: set[Op] = {
     ops.multiply,
@@ -23,6 +27,11 @@ KEEPS: set[Op] = {
     ops.maximum,
     ops.minimum,
 }
+
+
+def round_early(lowering: Lowering) -> None:
+    """The pass: note the values of which only 16 bits are ever seen."""
+    lowering.rounded = rounded_nodes(lowering.results)
 
 
 def rounded_nodes(results: Sequence[Node]) -> set[Node]:

@@ -35,10 +35,10 @@ from ...tile.build import Body
 from ..access import Index
 from ..evaluate import wide
 from ..fuse import Group, leaves_of
-from . import places as sizes
+from . import destination as sizes
+from .destination import WIDE
 from .loops import lower_loops
 from .ordered import OrderedUpdate
-from .places import WIDE
 from .space import WARP, Roles
 from .tiles import power_of_two
 

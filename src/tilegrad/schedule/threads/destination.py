@@ -34,7 +34,7 @@ WIDE = 32  # unindexed elements from which a tile lies along them
 RANKED = 1 << 15  # indices that are ranked by comparing all with all
 
 
-class UpdatePlaces:
+class UpdateDestinations:
     """One update, its Bodies under construction, and where its values go."""
 
     b: Viewed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilegrad.compiler.level import Depths, level_sums
 from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.compiler.row_factors import Depths, level_sums
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import AVX2, H200
 from tilegrad.graph import build, ops

@@ -1,4 +1,4 @@
-"""schedule/beside.py: small launches as one, on the Tile interpreter and the PTX simulator."""
+"""schedule/side_by_side.py: small launches as one, on the Tile interpreter and the simulator."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ Invariant: values taken out of the set are read by the epilogues of products alo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node, topological, users
@@ -20,6 +21,9 @@ from ..ir.types import Array, product
 from ..kernels.matmul.matvec import LONGEST, WHOLE
 from .access import MOVEMENT
 from .fuse import leaves_of
+
+if TYPE_CHECKING:
+    from .lower import Lowering
 
 MOST_PARTS = 256  # blocks of a row
 ELEMENTWISE = ("unary", "binary", "ternary", "compare")
@@ -46,8 +50,9 @@ def is_whole(node: Node) -> bool:
     return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
 
 
-def hand_over(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
-    """Take whole sums that products finish out of the values, and what lies between."""
+def hand_over(lowering: Lowering) -> None:
+    """The pass: whole sums that products finish are no values, nor what lies between."""
+    values, arguments, results = lowering.fuser.values, lowering.arguments, lowering.results
     given = set(arguments) | set(results)
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
@@ -126,9 +131,10 @@ def _again(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> boo
     return made and all(r.op is ops.dot for r in readers.get(node, ()))
 
 
-def keep_sums(values: set[Node], arguments: Sequence[Node], results: Sequence[Node]) -> None:
-    """Make values of what is read more than once and follows from a product (a residual sum), or
-    from a gather: who made it stores it, and no later kernel computes it again."""
+def keep_sums(lowering: Lowering) -> None:
+    """The pass: what is read more than once and follows from a product (a residual sum), or from
+    a gather, becomes a value: who made it stores it, and no later kernel computes it again."""
+    values, arguments, results = lowering.fuser.values, lowering.arguments, lowering.results
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     for node in order:

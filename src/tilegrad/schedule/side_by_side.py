@@ -10,7 +10,7 @@ Invariant: none of the joined Kernels reads or writes what another of them write
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..ir.block import Block, argument
 from ..ir.node import Node
@@ -20,7 +20,11 @@ from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from ..tile.check import walk
 from .in_place import only_moves
-from .schedule import Kernel, Launch, Slot
+from .reuse import find_lives
+from .schedule import Kernel, Launch, Schedule, Slot
+
+if TYPE_CHECKING:
+    from .lower import Lowering
 
 MOST_PROGRAMS = 1024
 MOST_ELEMENTS = 1 << 20  # that one of them writes
@@ -28,8 +32,11 @@ MOST = 6  # of one launch
 PLAIN = {"allocate", "role", "barrier", "cumulative", "sort"}  # ops that a joined Body has not
 
 
-def put_side_by_side(kernels: list[Kernel], slots: Sequence[Slot]) -> None:
-    """Join what may be joined, in the list."""
+def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: join what may be joined, and find lives anew."""
+    if lowering.frame.loops:
+        return
+    kernels, slots = schedule.kernels, schedule.slots
     found: list[Kernel] = []
     run: list[Kernel] = []
 
@@ -47,6 +54,7 @@ def put_side_by_side(kernels: list[Kernel], slots: Sequence[Slot]) -> None:
             found.append(kernel)
     close()
     kernels[:] = found
+    find_lives(lowering, schedule)
 
 
 def _is_small(kernel: Kernel) -> bool:

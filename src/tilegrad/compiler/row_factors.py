@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.dtype import float32, float64
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node, is_shallow
 from ..ir.pattern import Match, Rule, RuleSet
@@ -143,8 +144,10 @@ def _twice(m: Match) -> Node | None:
     return None
 
 
-def level_sums(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
-    """The pass, for a GPU."""
+def level_sums(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None = None
+) -> list[Node]:
+    """The pass, for programs of threads."""
     depths = Depths()
     rules = [
         Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths)),

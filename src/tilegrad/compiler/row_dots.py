@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.dtype import accumulator, bfloat16, float16
+from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
-from ..schedule.handed import streams
+from ..schedule.block_sums import streams
 
 
-def _thin(m: Match) -> Node | None:
+def _as_sum(m: Match) -> Node | None:
     node = m.root
     a, b = node.inputs
     batch, contract = node.attrs["batch"], node.attrs["contract"]
@@ -50,7 +51,7 @@ def _thin(m: Match) -> Node | None:
     return build.cast(total, node.dtype)
 
 
-def _thin_short(m: Match) -> Node | None:
+def _short_as_sum(m: Match) -> Node | None:
     node = m.root
     inner = product(tuple(node.inputs[0].shape[i] for i in node.attrs["contract"][0]))
     lead = product(tuple(node.inputs[0].shape[i] for i in node.attrs["batch"][0]))
@@ -60,7 +61,7 @@ def _thin_short(m: Match) -> Node | None:
     streamed = low_bits and (high(inner) > LONGEST or library)
     streamed &= not any(_is_picked(x) for x in (a, b))
     streamed &= product(node.shape) != lead and bool(node.attrs["contract"][0])
-    return None if streamed else _thin(m)
+    return None if streamed else _as_sum(m)
 
 
 def _is_picked(x: Node) -> bool:
@@ -72,15 +73,19 @@ def _is_picked(x: Node) -> bool:
 
 MANY = 256  # rows of a matrix that the library streams
 LONGEST = 6144  # elements of a row that a program of a GPU holds well
-THIN = RuleSet("thin", [Rule("dot_of_a_row", ops.dot, _thin)])
-THIN_SHORT = RuleSet("thin short", [Rule("dot_of_a_short_row", ops.dot, _thin_short)])
+ROWS = RuleSet("dots of a row", [Rule("dot_of_a_row", ops.dot, _as_sum)])
+SHORT_ROWS = RuleSet("dots of a short row", [Rule("dot_of_a_short_row", ops.dot, _short_as_sum)])
 
 
-def thin_dots(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
+def dots_of_a_row(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
     """The pass."""
-    return rewrite(results, THIN, log)
+    return rewrite(results, ROWS, log)
 
 
-def thin_short_dots(arguments: Sequence[Node], results: list[Node], log: Log) -> list[Node]:
-    """The pass for a GPU."""
-    return rewrite(results, THIN_SHORT, log)
+def dots_of_a_short_row(
+    arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
+) -> list[Node]:
+    """The pass for programs of threads, where longer rows have kernels of the library."""
+    return rewrite(results, SHORT_ROWS, log)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...core.target import Target
 from ...graph import ops
@@ -39,6 +40,9 @@ from .loops import ThreadLowering
 from .space import WARP, Roles, plain_reads
 from .tiles import power_of_two
 
+if TYPE_CHECKING:
+    from ..lower import Lowering
+
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
 MANY = 16  # the same where a row has many reductions, whose steps all threads take
@@ -47,30 +51,31 @@ MOST = 4  # accumulators that stay in registers
 
 
 @dataclass(eq=False)
-class Both(Group):
+class Pair(Group):
     """A group by rows and one by columns over the same elements, as one Kernel."""
 
     first: Group = field(default_factory=lambda: Group("loops"))
     second: Group = field(default_factory=lambda: Group("loops"))
 
 
-def pair_up(groups: Sequence[Group], values: set[Node], results: Sequence[Node]) -> list[Group]:
-    """Groups in order, those that share their elements joined."""
+def pair_up(lowering: Lowering) -> None:
+    """The pass: neighbours that share their elements are joined."""
+    groups, values, results = lowering.ordered, lowering.fuser.values, lowering.results
     found: list[Group] = list(groups)
     for second in groups:
         if second.order != "column" or second not in found:
             continue
         for at, group in enumerate(found):
-            first = group.first if isinstance(group, Both) else group
+            first = group.first if isinstance(group, Pair) else group
             if not second.needs >> first.number & 1 and not _shares(first, second):
                 continue
-            joined = _with(group.second, second) if isinstance(group, Both) else second
+            joined = _with(group.second, second) if isinstance(group, Pair) else second
             if not _fits(first, joined, values):
                 continue
             found[at] = _join(first, joined, found, results)
             found.remove(second)
             break
-    return found
+    lowering.ordered = found
 
 
 def _with(one: Group, other: Group) -> Group:
@@ -90,7 +95,7 @@ def _with(one: Group, other: Group) -> Group:
     return found if (one.total, one.rows) == (other.total, other.rows) else Group("apart")
 
 
-def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequence[Node]) -> Both:
+def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequence[Node]) -> Pair:
     """One Kernel; what only the columns read of the rows is not stored."""
     wanted = set(results)
     own = {*first.values, *second.values}
@@ -98,8 +103,8 @@ def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequenc
         if not own & set(g.values):
             wanted |= g.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
-    joined = Both(
-        "both",
+    joined = Pair(
+        "pair",
         values,
         first.total,
         first.rows,
@@ -177,10 +182,10 @@ def _aligned(reduce: Node, first: Group, second: Group, values: set[Node]) -> bo
     return True
 
 
-class BothLowering(ThreadLowering):
+class PairLowering(ThreadLowering):
     """Lowers the rows of a pair, with the columns along."""
 
-    def lower_pair(self, pair: Both, values: set[Node]) -> list[tuple[Body, Roles]]:
+    def lower_pair(self, pair: Pair, values: set[Node]) -> list[tuple[Body, Roles]]:
         """The launch over rows and the one that adds up the columns."""
         rows, columns = self.group.rows, self.group.columns
         assert rows is not None and isinstance(columns, int)
@@ -291,10 +296,10 @@ def _reads_after(group: Group, values: set[Node], inside: set[Node]) -> list[Nod
     return [n for n in found if n not in inside]
 
 
-def lower_both(
-    pair: Both, reads: list[Node], values: set[Node], target: Target, name: str
+def lower_pair(
+    pair: Pair, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, Roles]]:
     """The Bodies of a pair."""
-    lowering = BothLowering(pair.first, values, target, name)
+    lowering = PairLowering(pair.first, values, target, name)
     lowering.reads = reads
     return lowering.lower_pair(pair, values)

@@ -1,0 +1,47 @@
+"""Passes that rewrite the Graph with a RuleSet of `graph/`.
+
+Invariant: as of the Rules: every value stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.target import Target
+from ..graph.decompose import DECOMPOSE
+from ..graph.recognize import recognize
+from ..graph.recognize_attention import BAND, NAME
+from ..graph.simplify import SIMPLIFY, STRIP
+from ..graph.strength import STRENGTH
+from ..ir.node import Node
+from ..ir.rewrite import Log, rewrite
+
+Nodes = list[Node]
+
+
+def strip(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
+    """What only derivatives need goes."""
+    return rewrite(results, STRIP, log)
+
+
+def inline(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
+    """Custom functions, and ops that no Target has, are written out."""
+    return rewrite(results, DECOMPOSE, log)
+
+
+def simplify(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
+    """Algebra."""
+    return rewrite(results, SIMPLIFY, log)
+
+
+def strength(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
+    """Costly ops become cheap ones."""
+    return rewrite(results, STRENGTH, log)
+
+
+def recognize_big(
+    arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None
+) -> Nodes:
+    """Big ops found; an attention that a derivative has found before becomes one with it."""
+    found = recognize(results, log)
+    return rewrite(found, SIMPLIFY) if {NAME, BAND} & set(log.fired) else found

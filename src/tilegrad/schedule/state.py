@@ -1,0 +1,117 @@
+"""State: what is updated in place, and in which order Regions must run for that.
+
+Invariant: a donated state is never copied silently: where it would have to be, an error names the
+other reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import StateError
+from ..ir.node import Node, needs
+from ..ir.symbol import multiply
+from ..ir.types import product
+from .call import state_behind, states_of
+from .control import overwritten
+from .fuse import Group
+from .order import bit, need
+from .schedule import Copy, Slot
+
+if TYPE_CHECKING:
+    from .lower import Lowering
+
+
+def order_updates(lowering: Lowering) -> None:
+    """The pass: readers of a state run before it is overwritten, where that is possible."""
+    groups = lowering.fuser.in_order()
+    readers: dict[Node, list[Group]] = {}
+    dependents: dict[int, list[Group]] = {}
+    for group in groups:
+        for node in group.reads:
+            readers.setdefault(node, []).append(group)
+        for number in group.after:
+            dependents.setdefault(number, []).append(group)
+    for group in groups:
+        for number, state, promised in overwritten(group):
+            if not may_overwrite(lowering, state):
+                continue
+            others = [g for g in readers.get(state, ()) if g is not group]
+            late = [g for g in others if g.needs >> group.number & 1]
+            if needs(group.values[0]).count(state) > 1:
+                late = [group]  # it reads what it would overwrite
+            if late or state in lowering.wanted:
+                if state in lowering.strict and promised:
+                    raise refuse(late[0].values[0] if late else state)
+                continue
+            lowering.in_place.add((group.values[0], number))
+            for g in others:
+                group.after.add(g.number)
+                dependents.setdefault(g.number, []).append(group)
+                need(group, bit(g.number) | g.needs, dependents)
+
+
+def refuse(reader: Node) -> StateError:
+    """A donated state would have to be copied."""
+    return StateError(
+        "a donated state is read after it is updated: it would be copied",
+        op="update",
+        expected="no other reader after the update",
+        got=f"{reader.op.name} at {reader.location}",
+        hint="read the state before updating it, or use the updated one",
+    )
+
+
+def may_overwrite(lowering: Lowering, state: Node) -> bool:
+    """Whether the storage of a state may be taken over."""
+    if state in lowering.arguments:
+        return state in lowering.donated
+    return state in lowering.fuser.values and state in lowering.fuser.group_of
+
+
+def shares_slot(lowering: Lowering, node: Node) -> bool:
+    """Whether a state in place has the very Slot it had before: control may move it."""
+    found = state_behind(node)
+    if found is None or found[:2] not in lowering.in_place or found[2] not in lowering.slot_of:
+        return False
+    state = found[2]
+    moved = lowering.slot_of[state] in lowering.frame.moved
+    if not lowering.depth and moved and node in lowering.wanted:
+        lowering.in_place.discard(found[:2])  # an output has a place of its own
+        return False
+    if lowering.depth or moved:
+        lowering.slot_of[node] = lowering.slot_of[state]
+        return True
+    return False
+
+
+def hold(lowering: Lowering, slot: Slot, writer: Node, number: int, state: Node) -> list[Any]:
+    """Let a Slot hold a state that is about to be written: in place, or by a copy."""
+    if state not in lowering.slot_of or slot.number == lowering.slot_of[state]:
+        return []
+    source = lowering.slots[lowering.slot_of[state]]
+    if (writer, number) not in lowering.in_place:
+        size = multiply(product(state.shape), state.dtype.size)
+        return [Copy(source.number, slot.number, size)]
+    if slot.kind == "output" and source.kind == "scratch":
+        source.kind = "output" if source.alias is None else source.kind
+    slot.alias = source.number
+    return []
+
+
+def hold_states(
+    lowering: Lowering, call: Node, stored: Sequence[Node]
+) -> tuple[dict[int, int], list[Any]]:
+    """Slots of the states that a call writes, by argument, and the copies that need be."""
+    held: dict[int, int] = {}
+    steps: list[Any] = []
+    wanted = {found[1]: v for v in stored if (found := state_behind(v)) is not None}
+    for argument, (number, state) in zip(call.attrs["callee"].states, states_of(call)):
+        after = wanted.get(number)  # None: nobody reads the state that is left
+        slot = (
+            lowering.new_slot(state.type, "scratch") if after is None else lowering.slot_of[after]
+        )
+        steps += hold(lowering, lowering.slots[slot], call, number, state)
+        held[argument] = slot
+    return held, steps
