@@ -418,7 +418,7 @@ LAZY: dict[str, str] = {
     "conv3d": "tensor.convolution", "conv_transpose1d": "tensor.convolution",
     "conv_transpose2d": "tensor.convolution", "conv_transpose3d": "tensor.convolution",
     "attention": "tensor.attention", "paged_attention": "tensor.paged",
-    "paged_append": "tensor.paged", "paged_step": "tensor.paged", "paged_work": "tensor.paged",
+    "paged_append": "tensor.paged", "paged_step": "tensor.paged",
     "layer_norm": "tensor.norm", "group_norm": "tensor.norm", "batch_norm": "tensor.norm",
     "instance_norm": "tensor.norm", "rms_norm": "tensor.norm", "embedding": "tensor.norm",
     "cdist": "tensor.distance", "dist": "tensor.distance", "cross": "tensor.distance",

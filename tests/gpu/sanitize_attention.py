@@ -17,12 +17,13 @@ import numpy as np
 
 from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16
 from tilegrad.core.target import H200
+from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.backward import BackwardPlan, attention_backward
 from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
-from tilegrad.kernels.paged import reference as paged_reference
+from tilegrad.kernels.paged import reference as work_reference
 from tilegrad.kernels.paged.append import Rotary, append, append_parameters
 from tilegrad.kernels.paged.attention import attend
 from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
@@ -388,7 +389,7 @@ def attended(
 ) -> Steps:
     """The work list, attention, and the combining of parts."""
     given = cache(x, lengths, queries)
-    items, cuts = paged_reference.work_list(x, plan, given["lengths"], given["query_starts"])
+    items, cuts = work_reference.work_list(x, plan, given["lengths"], given["query_starts"])
     for name, type_ in (*work_parameters(x, plan), *attend_parameters(x, plan)):
         if name not in given:
             given[name] = np.zeros(type_.shape, type_.dtype.numpy)
@@ -427,7 +428,6 @@ def appended(x: PagedShape, rotary: Rotary, queries: Sequence[int]) -> Steps:
     }
     wide = [given[n].astype(np.float64) for n in ("keys", "values")]
     turned = paged_reference.append(
-        x,
         rotary,
         given["q"],
         given["k"],
@@ -512,7 +512,7 @@ def stepped(
     wide = [given[n].astype(np.float64) for n in ("keys", "values")]
     places = [given[n] for n in ("table", "lengths", "query_starts")]
     turned = paged_reference.append(
-        x, rotary, given["q"], given["k"], given["v"], frequencies, *places, *wide, scales_of(x)
+        rotary, given["q"], given["k"], given["v"], frequencies, *places, *wide, scales_of(x)
     )
     kept = [m.astype(x.cache.numpy) for m in wide]
     out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))

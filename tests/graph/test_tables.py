@@ -21,11 +21,15 @@ def test_every_op_has_a_row(name: str) -> None:
 
 def test_every_differentiable_op_has_a_case() -> None:
     covered = {c.op for c in CASES + LOOPS} | {ops.call}
-    flows = {op for op, rule in grad.VJP.items() if rule is not grad.no_derivative}
+    nothing = (grad.no_derivative, grad.refused)
+    flows = {op for op, rule in grad.VJP.items() if rule not in nothing}
     assert {op.name for op in flows - covered} == set()
 
 
 def test_markers_agree() -> None:
     reverse = {op for op, rule in grad.VJP.items() if rule is grad.no_derivative}
     ahead = {op for op, rule in forward.JVP.items() if rule is forward.no_derivative}
+    assert reverse == ahead
+    reverse = {op for op, rule in grad.VJP.items() if rule is grad.refused}
+    ahead = {op for op, rule in forward.JVP.items() if rule is forward.refused}
     assert reverse == ahead

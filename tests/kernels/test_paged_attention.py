@@ -23,6 +23,7 @@ import mutants
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
+from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
@@ -77,7 +78,7 @@ class Step:
     def wanted(self) -> Any:
         """The result in float64."""
         scales = SCALES if self.x.scaled else (1.0, 1.0)
-        return reference.attention(
+        return paged_reference.attention(
             self.x, self.q, self.keys, self.values, self.table, self.lengths, self.starts, scales
         )
 
@@ -438,8 +439,8 @@ def test_append(label: str, simulated: bool) -> None:
     turned = np.full(step.q.shape, 7.0).astype(x.dtype.numpy)
     wide = [m.astype(np.float64) for m in (step.keys, step.values)]
     scales = SCALES if x.scaled else (1.0, 1.0)
-    wanted = reference.append(
-        x, rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
+    wanted = paged_reference.append(
+        rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
     body = append(x, rotary)
     verify_body(body, "portable", H200)

@@ -11,10 +11,9 @@ import pytest
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
-from tilegrad.graph import build, ops
+from tilegrad.graph import build, ops, paged_reference
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.paged import attention_cpu as paged
-from tilegrad.kernels.paged import reference as paged_reference
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule.call import fitted

@@ -22,8 +22,8 @@ import mutants
 from tilegrad.core.dtype import float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
+from tilegrad.graph import paged_reference as reference
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary
 from tilegrad.kernels.paged.call import short_callee
 from tilegrad.kernels.paged.shape import (
@@ -110,7 +110,7 @@ def make_step(
     scales = SCALES if x.scaled else (1.0, 1.0)
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
-    turned = reference.append(x, rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
+    turned = reference.append(rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
     out = reference.attention(
         x,
         turned.astype(x.dtype.numpy),

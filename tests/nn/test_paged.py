@@ -16,12 +16,13 @@ from test_cuda import cuda  # noqa: F401  (a fixture)
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
+from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.errors import DTypeError, ShapeError, StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.nn import PagedCache
+from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx import driver
-from tilegrad.tensor.kernel import target_of
 
 TOKENS, REQUESTS = symbol("tokens", 1, 48), symbol("requests", 1, 6)
 DYNAMIC = {
@@ -44,9 +45,7 @@ FREQUENCIES = (10000.0 ** (-np.arange(8) / 8)).astype(np.float32)
 def small_gpu(cuda, monkeypatch) -> Iterator[Any]:  # noqa: F811
     """The fake device with few cores: a program each is interpreted or simulated."""
     monkeypatch.setattr(driver.Device, "target", replace(H200, cores=4))
-    target_of.cache_clear()
     yield cuda
-    target_of.cache_clear()
 
 
 def write(tensor: Any, data: Any) -> None:
@@ -220,7 +219,6 @@ def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: i
     if "Simulated" in request.node.name:
         pytest.skip("too many programs")
     monkeypatch.setattr(driver.Device, "target", replace(H200, cores=64))
-    target_of.cache_clear()
     run = Run("cuda", tg.bfloat16, layers=2, width=64)
     tokens = REQUESTS if new == 1 else symbol("tokens", 1, 12)
     sizes = {
@@ -251,7 +249,6 @@ def test_steps_of_single_tokens_on_a_gpu(
     cores for that, the two that there are, the work list and zeros."""
     simulated = "Simulated" in request.node.name
     monkeypatch.setattr(driver.Device, "target", replace(H200, cores=cores))
-    target_of.cache_clear()
     run = Run("cuda", tg.bfloat16, layers=1 if simulated else 2, width=64, key_heads=1)
 
     def body(cache, q, k, v, table, lengths, starts, frequencies):
@@ -416,7 +413,6 @@ def test_functions_leave_their_arguments() -> None:
         if was is values:  # the page is new, and what lay in it may not be finite
             old[1, :, 2:] = 0
         assert np.array_equal(now.numpy(), old)
-    assert tg.paged_work(q, *after, *places) is None  # nothing to be made for a CPU
     out = tg.paged_attention(turned, *after, *places, scale=0.1)
     rows = [np.concatenate([m.numpy()[3], m.numpy()[1]], 1)[:, :18] for m in after]
     wanted = tg.attention(q.swapaxes(0, 1), *rows, scale=0.1, causal="bottom_right", layout="htd")
@@ -486,7 +482,7 @@ def test_errors_say_what_does_not_fit() -> None:
             "lengths has another dtype",
         ),
         (
-            lambda: tg.paged_attention(q, keys[:, :, :5], keys[:, :, :5], *rest),
+            lambda: tg.paged_attention(q, keys[:, :, :5], keys[:, :, :5], *rest).numpy(),
             UserError,
             "no kernel takes this: a page is a multiple",
         ),
@@ -506,15 +502,23 @@ def test_errors_say_what_does_not_fit() -> None:
             call()
 
 
-def test_work_of_another_step_is_refused(small_gpu, request) -> None:
+def test_layers_that_differ_in_their_scores_share_a_work_list(small_gpu, request) -> None:
+    """What the list depends on is a window, not scale and softcap."""
     if "Simulated" in request.node.name:
         pytest.skip("nothing runs")
     q = tg.zeros(6, 4, 64, dtype=tg.bfloat16, device="cuda")
     keys = tg.zeros(4, 2, 16, 64, dtype=tg.bfloat16, device="cuda")
     places = [tg.tensor(np.array(x, np.int32), device="cuda") for x in ([[3, 1]], [6], [0, 6])]
-    work = tg.paged_work(q, keys, keys, *places)
-    assert tg.paged_attention(q, keys, keys, *places, work=work, softcap=3.0).shape == (6, 4, 64)
-    with pytest.raises(ShapeError, match="another step"):
-        tg.paged_attention(q, keys, keys, *places, work=work, window=4)
+
+    @tg.jit
+    def layers(q, *places):
+        options = ({}, {"softcap": 3.0}, {"scale": 0.5}, {"window": 4})
+        return [tg.paged_attention(q, keys, keys, *places, **how) for how in options]
+
+    lowered = layers.lower(q, *places)
+    schedule = schedule_for(lowered.inputs, lowered.outputs, driver.Device.target)
+    names = [s.body.name for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    assert sum(name.startswith("paged_work") for name in names) == 2
+    assert sum(name.startswith("paged_attention") for name in names) == 4
     with pytest.raises(UserError, match="no kernel takes this: queries have 16 bits"):
-        tg.paged_attention(q.float(), keys.float(), keys.float(), *places)
+        tg.paged_attention(q.float(), keys.float(), keys.float(), *places).numpy()

@@ -32,7 +32,6 @@ from tilegrad.models.generate.step import Rows, step
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.tensor import paged as paged_functions
 
 BF16 = ml_dtypes.bfloat16
 EPSILON = 1e-5
@@ -151,11 +150,8 @@ LLAMA = {
 }
 
 
-def step_schedule(
-    batch: int, layers: int, monkeypatch: pytest.MonkeyPatch, **sizes: int
-) -> Schedule:
+def step_schedule(batch: int, layers: int, **sizes: int) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
-    monkeypatch.setattr(paged_functions, "target_of", lambda *given: H200)
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
     cache = nn.PagedCache(
@@ -182,8 +178,8 @@ def launches(schedule: Schedule) -> list[str]:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
-def test_launches_of_a_layer(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    some, more = (launches(step_schedule(batch, n, monkeypatch)) for n in (3, 5))
+def test_launches_of_a_layer(batch: int) -> None:
+    some, more = (launches(step_schedule(batch, n)) for n in (3, 5))
     assert len(more) - len(some) <= 2 * 6
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
     each = (len(more) - len(some)) // 2
@@ -192,9 +188,9 @@ def test_launches_of_a_layer(batch: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_programs_fit_their_registers(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_fit_their_registers(batch: int) -> None:
     texts = {}
-    for kernel in step_schedule(batch, 2, monkeypatch).kernels:
+    for kernel in step_schedule(batch, 2).kernels:
         for one in kernel.steps:
             if isinstance(one, Launch) and one.body.name not in texts:
                 texts[one.body.name], _ = emit(one.body, "entry", H200)
@@ -206,9 +202,7 @@ def test_programs_fit_their_registers(batch: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("batch", (2, 16))
 @pytest.mark.parametrize("width, hidden, heads", [(2048, 4096, 16), (1024, 3072, 8)])
-def test_shared_memory_has_room_for_sums(
-    batch: int, width: int, hidden: int, heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_memory_has_room_for_sums(batch: int, width: int, hidden: int, heads: int) -> None:
     """Rings of many stages leave what the sums of an epilogue take."""
     sizes = {
         "hidden_size": width,
@@ -217,7 +211,7 @@ def test_shared_memory_has_room_for_sums(
         "num_key_value_heads": 4,
         "vocab_size": 1024,
     }
-    schedule = step_schedule(batch, 1, monkeypatch, **sizes)
+    schedule = step_schedule(batch, 1, **sizes)
     launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
     assert len(launches) > 6
     for launch in launches:

@@ -117,7 +117,7 @@ class Idle:
 
 def circumstances(device: str) -> Any:
     """What an Executable on a device depends on besides its Graph."""
-    return config().threads if device == "cpu" else (device, *_choices())
+    return config().threads if device == "cpu" else (device, target_for(device).key, *_choices())
 
 
 def _choices() -> tuple[str, ...]:
@@ -154,8 +154,9 @@ def _make(
     target = target_for(device)
     places: dict[Place, int] = {}
     needs = [r.to_text(placed=False) for r in requirements]
+    bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(inputs))]  # the arena's sizes
     name = "recipe-" + digest(
-        structure(inputs, outputs, places), key[1:3], needs, target.key, version()
+        structure(inputs, outputs, places), bounds, key[1:3], needs, target.key, version()
     )
     data = default_store().get(name)
     if data is not None:

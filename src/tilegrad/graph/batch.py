@@ -368,10 +368,14 @@ def _custom(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pair]:
 def _call(node: Node, xs: list[Node], flags: Flags, size: Size) -> Any:
     """callee.batch(inputs, flags, size) -> batched results if it is there, else one by one."""
     batch = getattr(node.attrs["callee"], "batch", None)
-    if batch is not None:
-        found = [(x, True) for x in batch(xs, flags, size)]
-    else:
-        found = _one_by_one(node, xs, flags, size)
+    if batch is None:
+        return _each(node, xs, flags, size)
+    found = [(x, True) for x in batch(xs, flags, size)]
+    return found if isinstance(node.type, Tuple) else found[0]
+
+
+def _each(node: Node, xs: list[Node], flags: Flags, size: Size) -> Any:
+    found = _one_by_one(node, xs, flags, size)
     return found if isinstance(node.type, Tuple) else found[0]
 
 
@@ -413,6 +417,8 @@ BATCH: dict[Op, Rule] = {
     ops.dot: _dot,
     ops.attention: _attention,
     ops.attention_backward: _attention,
+    ops.paged_append: _each,
+    ops.paged_attention: _each,
     ops.gather: _gather,
     ops.update: _update,
     ops.unpack: _unpack,

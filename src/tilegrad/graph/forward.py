@@ -255,6 +255,16 @@ def _call(node: Node, tangents: list[Any]) -> Tangent:
     return found if len(outputs_of(node)) > 1 else found[0]
 
 
+def refused(node: Node, tangents: list[Any]) -> Tangent:
+    """Marks an op of inference alone."""
+    raise UserError(
+        f"{node.op.name} has no forward derivative",
+        op=node.op.name,
+        hint="it is for inference alone",
+        location=node.location,
+    )
+
+
 def _filled(node: Node, tangents: list[Any]) -> list[Node | None]:
     """Tangents with zeros for floats that have none."""
     pairs = zip(node.inputs, tangents)
@@ -308,6 +318,8 @@ JVP: dict[Op, Rule] = {
     ops.dot: _dot,
     ops.attention: _attention,
     ops.attention_backward: _attention,
+    ops.paged_append: refused,
+    ops.paged_attention: refused,
     ops.gather: _linear,
     ops.update: _update,
     ops.get: lambda node, t: t[0][node.attrs["index"]],

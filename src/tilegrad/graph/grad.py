@@ -210,6 +210,16 @@ def _call(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotang
     return _padded(node, callee.vjp(list(node.inputs), outputs, filled(outputs, g)))
 
 
+def refused(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
+    """Marks an op of inference alone: a derivative through it is the user's mistake."""
+    raise UserError(
+        f"{node.op.name} has no reverse derivative",
+        op=node.op.name,
+        hint="it is for inference alone",
+        location=node.location,
+    )
+
+
 def _custom(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequence[Cotangent]:
     """rules.vjp; without it, the transpose of rules.jvp; without both, of the Block."""
     rules, outputs = node.attrs["rules"], outputs_of(node)
@@ -319,6 +329,8 @@ VJP: dict[Op, Rule] = {
     ops.dot: transpose.dot,
     ops.attention: _attention,
     ops.attention_backward: _attention_backward,
+    ops.paged_append: refused,
+    ops.paged_attention: refused,
     ops.gather: transpose.gather,
     ops.update: transpose.update,
     ops.get: _get,

@@ -26,7 +26,7 @@ from ..ir.block import Block, argument_op
 from ..ir.node import Node, Op, needs, topological
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array, Tuple, Type
-from . import attention_reference, ops
+from . import attention_reference, ops, paged_reference
 
 Ndarray = np.ndarray[Any, Any]
 Result = Union[Ndarray, tuple[Ndarray, ...]]
@@ -476,6 +476,8 @@ REFERENCE: dict[Op, Reference] = {
     ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
         inputs, attrs, _random_bits
     ),
+    ops.paged_append: paged_reference.paged_append,
+    ops.paged_attention: paged_reference.paged_attention,
     ops.gather: _gather,
     ops.update: _update,
     ops.get: lambda inputs, attrs: inputs[0][attrs["index"]],

@@ -21,7 +21,7 @@ from ..ir.fingerprint import Place
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
-from . import attention_types
+from . import attention_types, paged_types
 
 graph = Dialect("graph")
 _fresh = itertools.count()
@@ -493,6 +493,31 @@ attention_backward = Op(
     meaning="(q, k, v, dout, lse, delta, extras) -> (dq, dk, dv, gradients "
     "of wanted extras); delta = sum of dout out over the width - "
     "dlse",
+)
+
+# ---- a paged cache --------------------------------------------------------------------------
+
+paged_append = Op(
+    graph,
+    "paged_append",
+    paged_types.append_type,
+    attrs=paged_types.APPEND_ATTRS,
+    group="paged",
+    meaning="(q, k, v, frequencies, scales of a cache of 8 bits, table, lengths, query_starts, "
+    "keys, values) -> (q turned, keys, values): the new tokens' k, turned, and v in their pages. "
+    "Pairs of the first `width` elements of a head turn by place * frequency, cosines and sines "
+    "times `factor`; aliases keys and values where they are donated",
+)
+paged_attention = Op(
+    graph,
+    "paged_attention",
+    paged_types.attention_type,
+    attrs=paged_types.ATTEND_ATTRS,
+    group="paged",
+    meaning="(q, keys, values, scales of a cache of 8 bits, table, lengths, query_starts) -> out: "
+    "each token over the keys of its request up to its own, the last `window` of them if that is "
+    "not 0. `single`: no request has more than one new token; `most_keys`: nor more keys, if not "
+    "0; `queries`: so many new tokens a request as a rule, if not 0",
 )
 
 # ---- indexing and state ---------------------------------------------------------------------

@@ -78,7 +78,7 @@ from ..tensor.norm import (
     rms_norm,
 )
 from ..tensor.padding import pad
-from ..tensor.paged import paged_append, paged_attention, paged_step, paged_work
+from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,

@@ -23,17 +23,9 @@ import numpy as np
 from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
 from ..core.errors import MemoryLimitError, StateError
-from ..kernels.paged.shape import PagedShape, cache_parameters
 from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
-from ..tensor.paged import (
-    PagedWork,
-    few_keys,
-    paged_append,
-    paged_attention,
-    paged_step,
-    paged_work,
-)
+from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, mode, wrap
@@ -59,30 +51,16 @@ class PagedCache:
         scales: tuple[float, float] = (1.0, 1.0),
         device: Any = None,
     ) -> None:
-        values = width if value_width is None else value_width
-        shape = PagedShape(
-            key_heads,
-            key_heads,
-            width,
-            values,
-            page,
-            1,
-            requests,
-            pages,
-            most_pages,
-            1.0,
-            cache=dtype,
-        )
-        kinds = [memory for _, memory in cache_parameters(shape)]
+        lead, values = (pages, key_heads, page), width if value_width is None else value_width
         device = default_device() if device is None else use(device, "PagedCache")
         self.page, self.most_pages, self.requests = page, most_pages, requests
         self.keys, self.values = (
-            [_new(kind.shape, dtype, device) for _ in range(layers)] for kind in kinds
+            [_new((*lead, last), dtype, device) for _ in range(layers)] for last in (width, values)
         )
         self.table = _new((requests, most_pages), int32, device)
         self.lengths = _new((requests,), int32, device)
         self.scales: Tensor | None = None  # of keys and of values kept in 8 bits
-        if shape.scaled:
+        if dtype.bits == 8:
             self.scales = tensor(list(scales), dtype=float32, device=device)
 
     def __repr__(self) -> str:
@@ -182,7 +160,6 @@ class PagedCache:
         window: int = 0,
         softcap: float = 0.0,
         queries: int | None = None,
-        work: PagedWork | None = None,
     ) -> Tensor:
         """Attention of q (tokens, heads, width) over a layer's pages; see `paged_attention`."""
         return paged_attention(
@@ -197,36 +174,16 @@ class PagedCache:
             softcap=softcap,
             scales=self.scales,
             queries=queries,
-            work=work,
         )
 
     def few_keys(self, requests: int, heads: int, dtype: DType) -> int:
         """With how many keys of a request at most a step of a token each is one launch of a layer
         of so many heads; 0 where it never is, or always: see `most` of `paged_step`."""
-        found = few_keys(self.keys[0], self.values[0], requests, heads, dtype) if self.keys else 0
-        return found if found < self.most_pages * self.page else 0
+        from ..compiler.choose_paged import few_keys
 
-    def work(
-        self,
-        q: Any,
-        table: Any,
-        lengths: Any,
-        query_starts: Any,
-        *,
-        window: int = 0,
-        queries: int | None = None,
-    ) -> PagedWork | None:
-        """The work list of a step; `attend` makes it itself, once for all layers that agree."""
-        return paged_work(
-            q,
-            self.keys[0],
-            self.values[0],
-            table,
-            lengths,
-            query_starts,
-            window=window,
-            queries=queries,
-        )
+        cache = self.keys[0].node.type, self.values[0].node.type
+        found = few_keys(*cache, requests, heads, dtype, self.device) if self.keys else 0
+        return found if found < self.most_pages * self.page else 0
 
 
 def _in_step(op: str) -> None:

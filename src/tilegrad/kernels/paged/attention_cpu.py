@@ -13,7 +13,7 @@ So values are asked for while scores are computed and the next keys while values
 lines at a time: a burst of such requests holds up the loads behind it. Keys that are no float32
 are widened once for all rows. `requests` steps of a loop before a program begins.
 
-Invariant: the meaning is that of `reference.attention`; tokens of no request get 0. The
+Invariant: the meaning is that of `graph.paged_reference`; tokens of no request get 0. The
 order of a request's sums depends on its own tokens and keys, the shape of the cache and the
 Target's cores, never on other requests.
 """

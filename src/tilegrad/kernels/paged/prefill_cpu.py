@@ -5,7 +5,7 @@ program has a head and some tokens of one request, which it finds among the quer
 of those sees `sees` + i keys, the last `window` of them if there is one; within a program tokens
 count from 0. `paged.attention_cpu` is for few new tokens a request.
 
-Invariant: the meaning is that of `reference.attention`; tokens of no request get 0.
+Invariant: the meaning is that of `graph.paged_reference`; tokens of no request get 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the kernels of a paged cache mean, in NumPy: the work list, and attention in float64.
+"""What the work list of a paged cache means, in NumPy; `graph.paged_reference` has the rest.
 
 Invariant: nothing here is shared with the kernels but the names of columns.
 """
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ...ir.symbol import high
-from .append import Rotary
 from .shape import (
     BLOCKS,
     CUT,
@@ -117,80 +116,4 @@ def _pairs(
                         BLOCKS: blocks,
                     }
                 )
-    return found
-
-
-def attention(
-    x: PagedShape,
-    q: Array,
-    keys: Array,
-    values: Array,
-    table: Array,
-    lengths: Array,
-    query_starts: Array,
-    scales: tuple[float, float] = (1.0, 1.0),
-) -> Array:
-    """(tokens, heads, value_width) in float64; rows of no request are 0."""
-    out = np.zeros((*q.shape[:2], x.value_width))
-    for request, length in enumerate(lengths.tolist()):
-        first, last = int(query_starts[request]), int(query_starts[request + 1])
-        chosen = table[request, : -(-length // x.page)]
-        by_head = (
-            m[chosen].swapaxes(0, 1).reshape(x.key_heads, -1, m.shape[3])[:, :length]
-            for m in (keys, values)
-        )
-        k, v = (m.astype(np.float64) * scale for m, scale in zip(by_head, scales))
-        for token in range(first, last):
-            end = length - (last - token) + 1
-            begin = max(0, end - x.window) if x.window else 0
-            for head in range(x.heads if end > 0 else 0):
-                rows = head // x.group, slice(begin, end)
-                s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
-                if x.softcap:
-                    s = x.softcap * np.tanh(s / x.softcap)
-                p = np.exp(s - s.max())
-                out[token, head] = p @ v[rows] / p.sum()
-    return out
-
-
-def append(
-    x: PagedShape,
-    rotary: Rotary,
-    q: Array,
-    k: Array,
-    v: Array,
-    frequencies: Array,
-    table: Array,
-    lengths: Array,
-    query_starts: Array,
-    keys: Array,
-    values: Array,
-    scales: tuple[float, float] = (1.0, 1.0),
-) -> Array:
-    """Turned queries in float64; keys and values (float64 arrays) get the new tokens' rows, and
-    the rest of a page that is new zeros for values."""
-    turned = np.zeros(q.shape)
-    for request, length in enumerate(lengths.tolist()):
-        first, last = int(query_starts[request]), int(query_starts[request + 1])
-        for token in range(first, last):
-            place = length - (last - token)
-            page, within = table[request, place // x.page], place % x.page
-            turned[token] = _turned(q[token], rotary, place, frequencies)
-            keys[page, :, within] = _turned(k[token], rotary, place, frequencies) / scales[0]
-            values[page, :, within] = v[token].astype(np.float64) / scales[1]
-        if last > first and (length - 1) // x.page * x.page >= length - (last - first):
-            values[table[request, (length - 1) // x.page], :, (length - 1) % x.page + 1 :] = 0
-    return turned
-
-
-def _turned(heads: Array, rotary: Rotary, place: int, frequencies: Array) -> Array:
-    """Some heads of one token."""
-    found, half = heads.astype(np.float64), rotary.width // 2
-    angle = place * frequencies[:half].astype(np.float64)
-    cosine, sine = np.cos(angle) * rotary.factor, np.sin(angle) * rotary.factor
-    first, second = slice(0, half), slice(half, rotary.width)
-    if rotary.interleaved:
-        first, second = slice(0, rotary.width, 2), slice(1, rotary.width, 2)
-    a, b = found[:, first].copy(), found[:, second].copy()
-    found[:, first], found[:, second] = a * cosine - b * sine, b * cosine + a * sine
     return found

@@ -1,0 +1,142 @@
+"""What `paged_append` and `paged_attention` mean, in NumPy and float64: the judge of the kernels.
+
+Invariant: written from the definition alone; tokens of no request get 0 in what is returned.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+
+from .paged_types import APPEND, ATTEND, named
+
+Ndarray = np.ndarray[Any, Any]
+
+
+class Scores(Protocol):
+    """How scores are made: the attrs of `paged_attention`, or a record of a kernel's."""
+
+    @property
+    def scale(self) -> float:
+        """Of products."""
+
+    @property
+    def window(self) -> int:
+        """Keys that a token sees, itself included; 0 for all."""
+
+    @property
+    def softcap(self) -> float:
+        """0 for none."""
+
+
+class Rotation(Protocol):
+    """How places turn queries and keys: the attrs of `paged_append`, or a kernel's record."""
+
+    @property
+    def width(self) -> int:
+        """Elements of a head that are turned."""
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether pairs are neighbours, else halves."""
+
+    @property
+    def factor(self) -> float:
+        """Of cosines and sines."""
+
+
+def attention(
+    x: Scores,
+    q: Ndarray,
+    keys: Ndarray,
+    values: Ndarray,
+    table: Ndarray,
+    lengths: Ndarray,
+    query_starts: Ndarray,
+    scales: Any = (1.0, 1.0),
+) -> Ndarray:
+    """(tokens, heads, value_width)."""
+    _, key_heads, page, _ = keys.shape
+    heads = q.shape[1]
+    out = np.zeros((*q.shape[:2], values.shape[3]))
+    for request, length in enumerate(lengths.tolist()):
+        first, last = int(query_starts[request]), int(query_starts[request + 1])
+        chosen = table[request, : -(-length // page)]
+        by_head = (
+            m[chosen].swapaxes(0, 1).reshape(key_heads, -1, m.shape[3])[:, :length]
+            for m in (keys, values)
+        )
+        k, v = (m.astype(np.float64) * float(scale) for m, scale in zip(by_head, scales))
+        for token in range(first, last):
+            end = length - (last - token) + 1
+            begin = max(0, end - x.window) if x.window else 0
+            for head in range(heads if end > 0 else 0):
+                rows = head // (heads // key_heads), slice(begin, end)
+                s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
+                if x.softcap:
+                    s = x.softcap * np.tanh(s / x.softcap)
+                p = np.exp(s - s.max())
+                out[token, head] = p @ v[rows] / p.sum()
+    return out
+
+
+def append(
+    rotation: Rotation,
+    q: Ndarray,
+    k: Ndarray,
+    v: Ndarray,
+    frequencies: Ndarray,
+    table: Ndarray,
+    lengths: Ndarray,
+    query_starts: Ndarray,
+    keys: Ndarray,
+    values: Ndarray,
+    scales: Any = (1.0, 1.0),
+) -> Ndarray:
+    """Turned queries; keys and values (float64 arrays) get the new tokens' rows, and the rest of a
+    page that is new zeros for values."""
+    turned, page = np.zeros(q.shape), keys.shape[2]
+    for request, length in enumerate(lengths.tolist()):
+        first, last = int(query_starts[request]), int(query_starts[request + 1])
+        for token in range(first, last):
+            place = length - (last - token)
+            at, within = table[request, place // page], place % page
+            turned[token] = _turned(q[token], rotation, place, frequencies)
+            keys[at, :, within] = _turned(k[token], rotation, place, frequencies) / float(scales[0])
+            values[at, :, within] = v[token].astype(np.float64) / float(scales[1])
+        if last > first and (length - 1) // page * page >= length - (last - first):
+            values[table[request, (length - 1) // page], :, (length - 1) % page + 1 :] = 0
+    return turned
+
+
+def _turned(heads: Ndarray, rotation: Rotation, place: int, frequencies: Ndarray) -> Ndarray:
+    """Some heads of one token."""
+    found, half = heads.astype(np.float64), rotation.width // 2
+    angle = place * frequencies[:half].astype(np.float64)
+    cosine, sine = np.cos(angle) * rotation.factor, np.sin(angle) * rotation.factor
+    first, second = slice(0, half), slice(half, rotation.width)
+    if rotation.interleaved:
+        first, second = slice(0, rotation.width, 2), slice(1, rotation.width, 2)
+    a, b = found[:, first].copy(), found[:, second].copy()
+    found[:, first], found[:, second] = a * cosine - b * sine, b * cosine + a * sine
+    return found
+
+
+# ---- rows of the interpreter's table ------------------------------------------------------------
+
+
+def paged_attention(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    """`attention`, rounded once."""
+    found = attention(SimpleNamespace(**attrs), **named(ATTEND, inputs))
+    return found.astype(inputs[0].dtype)
+
+
+def paged_append(inputs: list[Any], attrs: dict[str, Any]) -> tuple[Ndarray, ...]:
+    """`append`, rounded once, on copies of keys and values."""
+    given = named(APPEND, inputs)
+    before = {name: given[name] for name in ("keys", "values")}
+    wide = {name: array.astype(np.float64) for name, array in before.items()}
+    turned = append(SimpleNamespace(**attrs), **{**given, **wide})
+    return turned.astype(given["q"].dtype), *(wide[n].astype(a.dtype) for n, a in before.items())

@@ -1,0 +1,87 @@
+"""The types of `paged_append` and `paged_attention`: what they take and give, and names.
+
+A paged cache holds keys (pages, key_heads, page, width) and values (pages, key_heads, page,
+value_width). Key j of request r lies in page table[r, j // page] at place j % page. Tokens of all
+requests lie one after the other: those of request r from query_starts[r] to query_starts[r + 1];
+lengths[r] counts its keys, its new tokens included. A cache of 8 bits has `scales` (2,), one for
+keys and one for values. Invariant: what passes here has a meaning in `paged_reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.dtype import float32, int32
+from ..core.errors import InternalError
+from ..ir.node import Node
+from ..ir.symbol import combine
+from ..ir.types import Array, Tuple, Type
+
+ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts")
+APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:], "keys", "values")
+ATTEND_ATTRS = ("scale", "window", "softcap", "queries", "single", "most_keys")
+APPEND_ATTRS = ("width", "interleaved", "factor")
+RANKS = {"q": 3, "keys": 4, "values": 4, "table": 2, "lengths": 1, "query_starts": 1}
+
+
+def named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
+    """Inputs (Nodes or arrays) by name: all of `names`, or all but the scales."""
+    if len(inputs) < len(names):
+        names = [name for name in names if name != "scales"]
+    if len(inputs) != len(names):
+        raise InternalError("graph.paged", f"{len(inputs)} inputs, expected {names}")
+    return dict(zip(names, inputs))
+
+
+def wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
+    """The type that each input must have, as the sizes of q, keys, values, table and lengths say;
+    these have as many axes as `RANKS` says."""
+    q, keys, values = (given[name] for name in ("q", "keys", "values"))
+    (tokens, _, width), (pages, key_heads, page, _) = q.shape, keys.shape
+    requests, lead = given["lengths"].shape[0], (pages, key_heads, page)
+    found = {
+        "keys": Array((*lead, width), keys.dtype),
+        "values": Array((*lead, values.shape[3]), keys.dtype),
+        "table": Array((requests, given["table"].shape[1]), int32),
+        "lengths": Array((requests,), int32),
+        "query_starts": Array((combine(requests, 1, 1),), int32),
+    }
+    if "k" in given:
+        found["k"] = Array((tokens, key_heads, width), q.dtype)
+        found["v"] = Array((tokens, key_heads, values.shape[3]), q.dtype)
+    if "scales" in given:
+        found["scales"] = Array((2,), float32)
+    return found
+
+
+def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str, Node]:
+    given: dict[str, Node] = named(names, inputs)
+    for name, rank in RANKS.items():
+        if len(given[name].shape) != rank:
+            raise InternalError(f"graph.{op}", f"{name} is {given[name].type}: {rank} axes")
+    for name, type_ in wanted_types(given).items():
+        if given[name].type != type_:
+            raise InternalError(f"graph.{op}", f"{name} is {given[name].type}, expected {type_}")
+    heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
+    if not isinstance(heads, int) or not isinstance(key_heads, int) or heads % max(1, key_heads):
+        raise InternalError(f"graph.{op}", f"{heads} heads for {key_heads} key heads")
+    if ("scales" in given) != (given["keys"].dtype.bits == 8):
+        raise InternalError(f"graph.{op}", "scales belong to a cache of 8 bits")
+    return given
+
+
+def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> Type:
+    """(q turned, keys, values)."""
+    given = _checked("paged_append", APPEND, inputs)
+    speeds = given["frequencies"]
+    if speeds.type != Array((max(1, width // 2),), float32) or width > given["q"].shape[2]:
+        raise InternalError("graph.paged_append", f"{speeds.type} turn {width} elements")
+    return Tuple(tuple(given[name].type for name in ("q", "keys", "values")))
+
+
+def attention_type(*inputs: Node, **attrs: Any) -> Type:
+    """(tokens, heads, value_width)."""
+    given = _checked("paged_attention", ATTEND, inputs)
+    tokens, heads, _ = given["q"].shape
+    return Array((tokens, heads, given["values"].shape[3]), given["q"].dtype)

@@ -1,0 +1,160 @@
+"""The pass that chooses kernels: which, for which Target, and that the meaning stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilegrad as tg
+from tilegrad.compiler.choose import CHOOSERS, choose_kernels
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.core.errors import UserError
+from tilegrad.core.target import AVX2, H200, Target
+from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
+from tilegrad.ir.block import pure_block
+from tilegrad.ir.node import Node, topological
+from tilegrad.ir.rewrite import Log
+from tilegrad.ir.text import parse_block, print_block
+
+CPU = AVX2.with_cores(2)
+PLACES = {"table": (np.int32, (2, 4)), "lengths": (np.int32, (2,)), "starts": (np.int32, (3,))}
+
+
+def paged(
+    tokens: int = 5, dtype: Any = tg.bfloat16, width: int = 64, page: int = 16, **how: Any
+) -> tuple[list[Node], list[Node]]:
+    """Inputs and results (out, keys, values) of a step of two requests."""
+    shapes = [(tokens, 4, width), (tokens, 2, width), (tokens, 2, width)]
+    shapes += [(8, 2, page, width)] * 2
+    inputs = [build.input_(s, dtype) for s in shapes]
+    inputs += [build.input_(s, tg.int32) for _, s in PLACES.values()]
+    inputs.append(build.input_((width // 2,), tg.float32))
+    q, k, v, keys, values, *places, speeds = inputs
+    appended = ops.paged_append(
+        q, k, v, speeds, *places, keys, values, width=width, interleaved=False, factor=1.0
+    )
+    turned, *after = build.items(appended)
+    attrs = {"scale": 0.1, "window": 0, "softcap": 0.0, "queries": 0, "single": False}
+    out = ops.paged_attention(turned, *after, *places, **{**attrs, "most_keys": 0, **how})
+    return inputs, [out, *after]
+
+
+def names(results: list[Node], target: Target | None) -> list[str]:
+    """The kernels that are called, in order."""
+    found = topological(choose_kernels([], results, Log(), target))
+    assert target is None or not any(n.op in CHOOSERS for n in found)
+    return [n.attrs["callee"].name for n in found if n.op is ops.call]
+
+
+def test_a_target_chooses() -> None:
+    _, results = paged()
+    assert names(results, None) == [] and choose_kernels([], results, Log(), None) == results
+    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
+    assert sorted(names(results, CPU)) == ["paged_append", "paged_attention"]
+    _, results = paged(tokens=256)
+    assert sorted(names(results, H200)) == ["paged_append", "paged_prefill"]
+    assert sorted(names(results, CPU)) == ["paged_append", "paged_prefill"]
+    _, results = paged(queries=200)
+    assert sorted(names(results, H200)) == ["paged_append", "paged_prefill"]
+
+
+def test_single_tokens_are_one_launch() -> None:
+    single = ["paged_attention_short"]
+    listed = ["paged_append", "paged_attention", "paged_work"]
+    _, results = paged(tokens=2, single=True)
+    assert names(results, H200) == single
+    assert sorted(names(results, CPU)) == listed[:2]
+    assert sorted(names(results, replace(H200, cores=4))) == listed
+    appended = next(n for n in topological(results) if n.op is ops.paged_append)
+    turned = build.items(appended)[0]
+    for more in (turned, ops.negative(turned)):  # queries that something else reads
+        assert sorted(names([*results, more], H200)) == listed
+    stale = results[0].with_inputs((turned, *appended.inputs[-2:], *results[0].inputs[3:]))
+    assert sorted(names([stale, *results[1:]], H200)) == listed  # over the cache as it was
+
+
+def test_few_keys_are_what_the_table_holds_or_what_is_promised() -> None:
+    def step(**how: Any) -> list[str]:
+        inputs, results = paged(tokens=2, single=True, **how)
+        long = build.input_((2, 4096), tg.int32)
+        again = {inputs[5]: long}
+        done = dict(again)
+        for node in topological(results):
+            done.setdefault(node, node.with_inputs(tuple(done[i] for i in node.inputs)))
+        return names([done[r] for r in results], H200)
+
+    assert len(step()) == 3
+    assert step(most_keys=4096) == ["paged_attention_short"]
+    assert len(step(most_keys=1 << 15)) == 3
+
+
+def test_no_kernel_is_an_error_with_the_reason() -> None:
+    for target, page, why in ((H200, 12, "a power of two, 8 or more"), (CPU, 12, "multiple of 8")):
+        inputs, results = paged(page=page)
+        with pytest.raises(UserError, match=f"paged_attention: no kernel takes this.*{why}"):
+            schedule_for(inputs, results, target)
+
+
+def test_inside_of_blocks() -> None:
+    """A loop over layers has its choices made, and shares what comes from outside."""
+    inputs, _ = paged(tokens=2)
+    q, k, v, keys, values, *places, speeds = inputs
+    attrs = {"scale": 0.1, "window": 0, "softcap": 0.0, "queries": 0, "single": True}
+
+    def body(carries: list[Node], slices: list[Node]) -> tuple[list[Node], list[Node]]:
+        appended = ops.paged_append(
+            carries[0], k, v, speeds, *places, keys, values, width=64, interleaved=False, factor=1.0
+        )
+        turned, *after = build.items(appended)
+        return [ops.paged_attention(turned, *after, *places, **attrs, most_keys=0)], []
+
+    carried, _ = build.scan(body, [q], [], 3)
+    for target, wanted in ((H200, 1), (CPU, 2)):
+        found = choose_kernels([], [carried[0]], Log(), target)
+        loop = next(n for n in topological(found) if n.op is ops.scan)
+        calls = [n for n in loop.blocks[0].nodes if n.op is ops.call]
+        assert len(calls) == wanted
+        assert not any(n.op in CHOOSERS for n in loop.blocks[0].nodes)
+
+
+@pytest.mark.parametrize("dtype", [tg.float32, tg.bfloat16], ids=str)
+def test_the_pass_keeps_values(dtype: Any) -> None:
+    """The reference of the ops, and the Tile interpreter of the kernels chosen."""
+    inputs, results = paged(dtype=dtype, width=32, window=9, softcap=2.0)
+    draw = np.random.default_rng(0)
+    arrays = [draw.standard_normal(n.shape).astype(n.dtype.numpy) for n in inputs]
+    arrays[5] = np.array([[3, 1, 9, 9], [0, 5, 2, 9]], np.int32)
+    arrays[6], arrays[7] = np.array([18, 33], np.int32), np.array([0, 4, 5], np.int32)
+    wanted = interpret(results, dict(zip(inputs, arrays)))
+    chosen, _ = run_pipeline(inputs, results, CPU)
+    assert any(n.op is ops.call for n in topological(chosen))
+    found = interpret(chosen, dict(zip(inputs, arrays)))
+    within = 1e-5 if dtype is tg.float32 else 2e-2
+    for a, b in zip(found, wanted):
+        np.testing.assert_allclose(a.astype(float), b.astype(float), atol=within, rtol=within)
+    assert not np.array_equal(wanted[1], arrays[3])
+    np.testing.assert_array_equal(arrays[3][7], wanted[1][7])  # inputs are never written
+
+
+def test_text_and_derivatives() -> None:
+    inputs, results = paged(dtype=tg.float32)
+    block = pure_block("step", tuple(inputs), tuple(results))
+    text = print_block(block, "graph")
+    assert "paged_append" in text and print_block(parse_block(text), "graph") == text
+
+    def loss(q, keys):
+        places = [tg.tensor(np.array(x, np.int32)) for x in ([[3, 1]], [6], [0, 6])]
+        return tg.paged_attention(q, keys, keys, *places).sum()
+
+    q, keys = tg.ones(6, 4, 32), tg.ones(4, 2, 16, 32)
+    with pytest.raises(UserError, match="paged_attention has no reverse derivative"):
+        tg.grad(loss)(q, keys)
+    with pytest.raises(UserError, match="paged_attention has no forward derivative"):
+        tg.jvp(loss, (q, keys), (q, keys))
+    several = tg.vmap(loss, (0, None))(tg.ones(3, 6, 4, 32), keys)
+    np.testing.assert_allclose(several.numpy(), [6 * 4 * 32] * 3, rtol=1e-5)
