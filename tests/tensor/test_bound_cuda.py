@@ -101,7 +101,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(lift, "_families", {})
     for name in ("_memory", "_modules", "_bodies"):
         monkeypatch.setattr(compiler, name, {})
-    monkeypatch.setitem(dispatch.OFFERS, "gpu", Interpreted(fake).offer)
+    monkeypatch.setitem(dispatch.OFFERS, "ptx", Interpreted(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
     with calls.substitute(fake), override(cache_folder=""):
         yield fake

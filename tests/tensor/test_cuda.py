@@ -41,6 +41,7 @@ class Interpreted:
             self.compile,
             lambda data: data,
             dispatch._ptx().bind,
+            {},
         )
 
     def emit(self, body, name, target) -> dispatch.Program:
@@ -129,7 +130,7 @@ def cuda(request, monkeypatch):
     monkeypatch.setattr(compiler, "_modules", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     monkeypatch.setattr(placement, "state", placement.state)
-    monkeypatch.setitem(dispatch.OFFERS, "gpu", request.param(fake).offer)
+    monkeypatch.setitem(dispatch.OFFERS, "ptx", request.param(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
     with calls.substitute(fake), override(cache_folder=""):
         yield fake
@@ -459,7 +460,7 @@ def test_real_programs_are_assembled_and_loaded(cuda, monkeypatch) -> None:
 
     if find_ptxas() is None:
         pytest.skip("no ptxas here")
-    monkeypatch.setitem(dispatch.OFFERS, "gpu", dispatch._ptx)
+    monkeypatch.setitem(dispatch.OFFERS, "ptx", dispatch._ptx)
     x = tg.tensor(numbers(64, 64), device="cuda")
     tg.jit(lambda a: (a * 2 + 1).sum(1))(x)  # the fake runs nothing
     (image,) = [a[0] for n, a in cuda.calls if n == "cuModuleLoadData"]
