@@ -152,7 +152,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         "copied": made.copied,
         "plain_us": plain,
         "run_us": host_us(device, made.run),
-        "launch_us": host_us(device, made._fixed.run),
+        "launch_us": host_us(device, made._replay.run),
         "waited_us": host_us(device, waited),
     }
     made.write("cache.lengths", lengths)
@@ -170,11 +170,11 @@ def added_us(made: Any) -> float:
         def run(self) -> None:
             """In place of the launch."""
 
-    fixed, made._fixed = made._fixed, Nothing()
+    kept, made._replay = made._replay, Nothing()
     try:
         return host_us("cpu", made.run, 1000)
     finally:
-        made._fixed = fixed
+        made._replay = kept
 
 
 def main() -> int:

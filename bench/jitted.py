@@ -11,6 +11,7 @@ from typing import Any
 
 from tilegrad.targets.ptx.driver import Device
 from tilegrad.targets.ptx.graph import run_directly
+from tilegrad.targets.ptx.launcher import operations
 from tilegrad.tensor.container import flatten
 
 
@@ -23,7 +24,7 @@ class Launches:
         executable = lowered.compiled()
         buffers = lowered._buffers(leaves, {})
         self.device = device
-        self.operations, outputs, kept = executable.operations(buffers)
+        self.operations, outputs, kept = operations(executable, buffers)
         self.results = [lowered._value(p, buffers, outputs, None, None) for p in lowered.places]
         self.programs = sorted({o.prepared.entry.name for o in self.operations if o.prepared})
         self._held = (args, buffers, kept)

@@ -76,12 +76,12 @@ def replay() -> dict[str, Any]:
 
 
 class Counted:
-    """A Replay that counts its launches."""
+    """A graph that counts its launches."""
 
     def __init__(self, device: Any, operations: Sequence[Any]) -> None:
-        from tilegrad.targets.ptx.graph import Replay
+        from tilegrad.targets.ptx.graph import LaunchGraph
 
-        self.replay, self.turns = Replay(device, operations), 0
+        self.replay, self.turns = LaunchGraph(device, operations), 0
 
     def launch(self) -> None:
         """Once more."""

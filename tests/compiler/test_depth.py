@@ -31,7 +31,7 @@ from tilegrad.ir.node import Node, topological
 from tilegrad.ir.rewrite import replace
 from tilegrad.ir.text import parse_block, print_block
 from tilegrad.ir.verify import verify
-from tilegrad.runtime.executable import Recipe
+from tilegrad.runtime.recipe import Recipe
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.legalize import legalize
 from tilegrad.tile.text import body_text, parse_body

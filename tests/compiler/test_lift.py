@@ -111,7 +111,7 @@ def test_compiled_graphs_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         x = tg.tensor(np.ones((n, 3), np.float32))
         assert (x * 2).numpy().sum() == 6 * n
         last = list(compiler._memory._values.values())[-1]
-        gone.append(weakref.ref(next(iter(last.modules.values()))))
+        gone.append(weakref.ref(next(iter(last.launcher.modules.values()))))
     del last
     gc.collect()
     assert len(compiler._memory) == 4

@@ -25,7 +25,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu
 from tilegrad.models.decoder.model import Norm
 from tilegrad.nn.functional import silu
-from tilegrad.runtime.executable import Recipe
+from tilegrad.runtime.recipe import Recipe
 from tilegrad.tensor.stored import stored
 
 VNNI = AVX512.with_cores(2)

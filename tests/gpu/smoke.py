@@ -371,13 +371,13 @@ def chain_operations(device: Any, buffers: list[Any], count: int, dependent: boo
 @check
 def graphs(device: Any) -> str:
     from tilegrad.targets.ptx.driver import timed
-    from tilegrad.targets.ptx.graph import Replay
+    from tilegrad.targets.ptx.graph import LaunchGraph
 
     size, count, said = 132 * 128 * 4, 200, []
     for dependent in (False, True):
         buffers = [device.allocate(size) for _ in range(2)]
         device.fill(buffers[0])
-        replay = Replay(device, chain_operations(device, buffers, count, dependent))
+        replay = LaunchGraph(device, chain_operations(device, buffers, count, dependent))
         replay.launch()
         same(device.download(buffers[0], (132 * 128,), np.int32), np.full(132 * 128, count))
         seconds = sorted(timed(device, replay.launch, 30, 5))[15]
@@ -409,7 +409,7 @@ def edges(replay: Any) -> str:
 
 @check
 def host_cost(device: Any) -> str:
-    from tilegrad.targets.ptx.graph import Replay
+    from tilegrad.targets.ptx.graph import LaunchGraph
     from tilegrad.targets.ptx.prepare import Prepared
     from tilegrad.targets.ptx.program import Entry
 
@@ -423,7 +423,7 @@ def host_cost(device: Any) -> str:
         ("other pointers", lambda i: prepared.launch((places[i % 2], places[2]))),
     ):
         said.append(f"{label} {per_call(device, work, repeats) * 1e6:.1f} us")
-    replay = Replay(device, chain_operations(device, buffers, 20, True))
+    replay = LaunchGraph(device, chain_operations(device, buffers, 20, True))
     said.append(f"graph of 20 {per_call(device, lambda i: replay.launch(), 100) * 1e6:.1f} us")
     return ", ".join(said)
 

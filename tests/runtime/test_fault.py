@@ -14,11 +14,11 @@ import tilegrad as tg
 from tilegrad import kernel, tile
 from tilegrad.compiler import compile as compiling
 from tilegrad.core.errors import AxisError, Site
-from tilegrad.runtime.executable import Recipe, Step, Storage
+from tilegrad.runtime.executable import Executable
 from tilegrad.runtime.fault import WORD_BYTES, Faults
+from tilegrad.runtime.recipe import Recipe, Step, Storage
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.targets.ptx.program import Entry
-from tilegrad.targets.ptx.step import Executable
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 from fake_cuda import FakeCuda, floats
@@ -135,7 +135,7 @@ def test_sites_are_data_of_the_recipe_and_come_from_the_store() -> None:
     check_error(caught.value)
     assert compiling.counters["loaded"] > before
     plain = tg.jit(lambda x: x * 2).lower(x).compiled()
-    assert plain.faults is None and not plain.recipe.sites
+    assert plain.launcher.faults is None and not plain.recipe.sites
 
 
 # ---- GPUs -------------------------------------------------------------------------------------
@@ -187,7 +187,8 @@ def on_gpu(device: driver.Device, launches: int) -> Executable:
         entries=[entry.to_text()],
         sites=[[Site("first", "a.py:1"), Site("second", "b.py:2")]],
     )
-    return Executable(Recipe.from_text(recipe.to_text()), {"code": b"ptx"}, device)
+    code = {"code": device.keep("code", b"ptx")}
+    return Executable(Recipe.from_text(recipe.to_text()), code, device)
 
 
 @pytest.mark.parametrize("launches", [1, 3])
@@ -210,7 +211,7 @@ def test_a_gpu_shows_it_at_the_next_read(cuda: FakeCuda, launches: int) -> None:
         with pytest.raises(AxisError, match=r"second\n  at b.py:2"):
             read()
         read()  # it was reported
-    fixed = run.fix([bad], {}, {}, [])
+    fixed = run.replay([bad], {}, {}, [])
     fixed.run()
     with pytest.raises(AxisError, match="second"):
         device.download(fixed.result(0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tilegrad as tg
-from tilegrad.runtime.executable import Recipe
 from tilegrad.runtime.profile import Profile, Record, in_order
+from tilegrad.runtime.recipe import Recipe
 
 
 def small() -> Profile:

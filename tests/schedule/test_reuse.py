@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilegrad.core.dtype import uint8
 from tilegrad.ir.types import Array
-from tilegrad.runtime.executable import owners_of
+from tilegrad.runtime.recipe import owners_of
 from tilegrad.schedule.reuse import LINE, in_turn, largest_first
 from tilegrad.schedule.schedule import Schedule, Slot
 

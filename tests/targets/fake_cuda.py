@@ -227,6 +227,11 @@ class FakeCuda:
         else:
             ctypes.memmove(target, source, bytes)
 
+    def do_cuMemcpyPeerAsync(
+        self, target: int, context: int, source: int, origin: int, bytes: int, stream: int
+    ) -> None:
+        ctypes.memmove(target, source, bytes)
+
     def do_cuMemsetD8Async(self, target: int, byte: int, bytes: int, stream: int) -> None:
         ctypes.memset(target, byte, bytes)
 
@@ -256,6 +261,8 @@ class FakeCuda:
     def do_cuModuleLoadDataEx(self, text: bytes, count: int, options: Any, values: Any) -> Any:
         assert text.endswith(b"\0") and count == len(options) == len(values)
         return (self.handle(),)
+
+    def do_cuModuleUnload(self, module: int) -> None: ...
 
     def do_cuModuleGetFunction(self, module: int, name: bytes) -> Any:
         handle = self.handle()

@@ -11,7 +11,7 @@ import ctypes
 import mmap
 
 from tilegrad.runtime import buffer
-from tilegrad.targets.llvm import step
+from tilegrad.runtime.device import Device
 
 PAGE = mmap.PAGESIZE
 NONE, READ_WRITE = 0, 3
@@ -63,4 +63,4 @@ class GuardedPool(buffer.Pool):
 def install(side: str) -> None:
     """From now on, in this process, every CPU Buffer is guarded, and each Executable's arena."""
     buffer.POOL = GuardedPool(side)
-    step.arena = lambda bytes: buffer.Buffer.allocate(bytes, "arena")
+    Device.arena = lambda self, bytes: self.allocate(bytes, "arena")

@@ -17,12 +17,13 @@ from test_cuda import Interpreted, forget
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
-from tilegrad.compiler import dispatch, lift
+from tilegrad.compiler import lift
 from tilegrad.core.config import override
 from tilegrad.core.errors import StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.nn import PagedCache
+from tilegrad.runtime.language import LANGUAGES
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.targets.ptx.pinned import Ring
 from tilegrad.tensor import placement
@@ -99,11 +100,11 @@ def cuda(monkeypatch):
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     monkeypatch.setattr(lift, "_families", {})
-    for name in ("_memory", "_modules", "_bodies"):
+    for name in ("_memory", "_bodies"):
         monkeypatch.setattr(compiler, name, {})
-    monkeypatch.setitem(dispatch.OFFERS, "ptx", Interpreted(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
-    with calls.substitute(fake), override(cache_folder=""):
+    language = LANGUAGES.replaced("ptx", Interpreted(fake).language())
+    with calls.substitute(fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()

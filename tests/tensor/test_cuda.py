@@ -13,11 +13,12 @@ from fake_cuda import FakeCuda
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
-from tilegrad.compiler import dispatch, lift
+from tilegrad.compiler import lift
 from tilegrad.core.config import override
 from tilegrad.core.errors import AxisError, Site, StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
+from tilegrad.runtime.language import LANGUAGES, Language, ProgramText
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
@@ -33,18 +34,10 @@ class Interpreted:
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.bodies = cuda, {}
 
-    def offer(self) -> dispatch.Offer:
-        return dispatch.Offer(
-            self.emit,
-            lambda body: [],
-            dispatch.architecture,
-            self.compile,
-            lambda data: data,
-            dispatch._ptx().bind,
-            {},
-        )
+    def language(self) -> Language:
+        return Language(self.emit, lambda body: [], self.compile)
 
-    def emit(self, body, name, target) -> dispatch.Program:
+    def emit(self, body, name, target) -> ProgramText:
         symbols = [s.name for s in body_symbols(body)]
         pointers = len(body.parameters) + bool(body_sites(body))
         arguments = [("pointer", i) for i in range(pointers)]
@@ -52,7 +45,7 @@ class Interpreted:
         entry = Entry(name, tuple(arguments), tuple(body.grid), 128, dependent=True)
         number = f"body{len(self.bodies)}"
         self.bodies[number] = (body, symbols)
-        return dispatch.Program(f"{number} {name}", 0, entry.to_text())
+        return ProgramText(f"{number} {name}", 0, entry.to_text())
 
     def compile(self, text, target, machine) -> bytes:
         assert machine == "sm_90a"
@@ -92,11 +85,11 @@ class Interpreted:
 class Simulated(Interpreted):
     """The same with the PTX that is emitted, run by the simulator."""
 
-    def emit(self, body, name, target) -> dispatch.Program:
+    def emit(self, body, name, target) -> ProgramText:
         text, entry = emit(body, name, target)
         number = f"body{len(self.bodies)}"
         self.bodies[number] = (body, [v for k, v in entry.arguments if k == "symbol"], text, entry)
-        return dispatch.Program(f"{number} {name}", 0, entry.to_text())
+        return ProgramText(f"{number} {name}", 0, entry.to_text())
 
     def compile(self, text, target, machine) -> bytes:
         assert machine == "sm_90a"
@@ -127,12 +120,11 @@ def cuda(request, monkeypatch):
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(lift, "_families", {})
-    monkeypatch.setattr(compiler, "_modules", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     monkeypatch.setattr(placement, "state", placement.state)
-    monkeypatch.setitem(dispatch.OFFERS, "ptx", request.param(fake).offer)
     monkeypatch.setattr(driver.Device, "target", H200)
-    with calls.substitute(fake), override(cache_folder=""):
+    language = LANGUAGES.replaced("ptx", request.param(fake).language())
+    with calls.substitute(fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()
@@ -444,23 +436,12 @@ def test_recipes_are_bound_again_from_disk(cuda, tmp_path) -> None:
         assert compiler.counters["loaded"] == loaded + 1
 
 
-def test_fields_of_the_offer() -> None:
-    assert {f.name for f in dataclasses.fields(dispatch.Offer)} == {
-        "emit",
-        "symbols",
-        "machine",
-        "compile",
-        "load",
-        "bind",
-    }
-
-
-def test_real_programs_are_assembled_and_loaded(cuda, monkeypatch) -> None:
+def test_real_programs_are_assembled_and_loaded(cuda) -> None:
     from tilegrad.targets.ptx.assemble import find_ptxas
 
     if find_ptxas() is None:
         pytest.skip("no ptxas here")
-    monkeypatch.setitem(dispatch.OFFERS, "ptx", dispatch._ptx)
+    LANGUAGES.register("ptx", "tilegrad.targets.ptx.language:LANGUAGE")
     x = tg.tensor(numbers(64, 64), device="cuda")
     tg.jit(lambda a: (a * 2 + 1).sum(1))(x)  # the fake runs nothing
     (image,) = [a[0] for n, a in cuda.calls if n == "cuModuleLoadData"]

@@ -22,7 +22,7 @@ from tilegrad.graph import build
 from tilegrad.graph.sizes import size_requirements
 from tilegrad.ir.requirement import Requirement, gathering, require
 from tilegrad.ir.symbol import minimum, symbol
-from tilegrad.runtime.executable import Recipe
+from tilegrad.runtime.recipe import Recipe
 from tilegrad.tensor.jit import Jitted
 
 HERE = Path(__file__).resolve().parent

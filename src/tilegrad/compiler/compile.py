@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,9 +30,13 @@ from ..ir.node import Node, located
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..kernels.plan_table import plans
-from ..runtime.executable import Recipe
+from ..runtime.buffer import HOST
+from ..runtime.device import Device
+from ..runtime.executable import Executable
+from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
-from .dispatch import offer, target_for
+from .dispatch import device as opened
+from .dispatch import language_of, target_for
 
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
@@ -45,7 +48,6 @@ BODIES = 8  # lowered Bodies that are kept for each Executable that is
 _memory: Recent[Any] = Recent(lambda: config().keep)
 _lock = awaited_rlock(COMPILER)
 _bodies: dict[Any, Recent[Any]] = {}  # lowered Bodies by Target and PlanTable
-_modules: dict[str, Any] = {}  # object code that Executables hold, by kind of machine and key
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
@@ -68,14 +70,14 @@ def version() -> str:
 
 def host() -> Target:
     """The Target of this machine's CPU, with the Config's number of workers."""
-    return target_for("cpu")
+    return target_for(HOST)
 
 
 def executable_for(
     inputs: tuple[Node, ...],
     outputs: tuple[Node, ...],
     donate: tuple[int, ...] = (),
-    device: str = "cpu",
+    device: str = HOST,
     requirements: Sequence[Requirement] = (),
 ) -> Any:
     """The Executable that computes outputs from inputs (in that order) on a device; `donate`
@@ -117,7 +119,7 @@ class Idle:
 
 def circumstances(device: str) -> Any:
     """What an Executable on a device depends on besides its Graph."""
-    return config().threads if device == "cpu" else (device, target_for(device).key, *_choices())
+    return config().threads if device == HOST else (device, target_for(device).key, *_choices())
 
 
 def _choices() -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def compile_for(
     outputs: Sequence[Node],
     target: Target,
     donate: Sequence[int] = (),
-    device: str = "cpu",
+    device: str = HOST,
     without: Sequence[str] = (),
 ) -> Any:
     """An Executable for a given Target, past all caches of Executables (tests, tuning); passes
@@ -139,7 +141,8 @@ def compile_for(
 
     schedule = schedule_for(inputs, outputs, target, donate, without)
     recipe, texts = recipe_of(schedule, target, size_requirements(inputs, outputs))
-    return _bind(recipe, target, device, _compile(texts, target, device))
+    machine = opened(device)
+    return _bind(recipe, machine, _compile(texts, target, machine))
 
 
 def _make(
@@ -151,7 +154,8 @@ def _make(
     requirements: Sequence[Requirement],
 ) -> Any:
     """Load from disk, else compile and store."""
-    target = target_for(device)
+    machine = opened(device)
+    target = machine.target
     places: dict[Place, int] = {}
     needs = [r.to_text(placed=False) for r in requirements]
     bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(inputs))]  # the arena's sizes
@@ -163,7 +167,7 @@ def _make(
         recipe = Recipe.from_text(data.decode())
         recipe.requirements = list(requirements)  # equal but for the lines
         recipe.move(list(places))
-        bound = _bind(recipe, target, device)
+        bound = _bind(recipe, machine)
         if bound is not None:
             counters["loaded"] += 1
             return bound
@@ -173,7 +177,7 @@ def _make(
     schedule = schedule_for(inputs, outputs, target, donate)
     recipe, texts = recipe_of(schedule, target, requirements)
     recipe.places = list(places)
-    bound = _bind(recipe, target, device, _compile(texts, target, device))
+    bound = _bind(recipe, machine, _compile(texts, target, machine))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
     LOG.info(
@@ -210,57 +214,42 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
     return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
-def _loaded(machine: str) -> Any:
-    """The table of object code for a kind of machine; code goes with the Executables that use it
-    where it is loaded there, else after so many."""
-    if machine not in _modules:
-        _modules[machine] = (
-            Recent(lambda: BODIES * config().keep) if machine else (weakref.WeakValueDictionary())
-        )
-    return _modules[machine]
-
-
-def _compile(texts: dict[str, str], target: Target, device: str) -> dict[str, Any]:
-    """Object code of every text, in parallel."""
-    serving = offer(target)
-    machine = serving.machine(device)
-    modules = _loaded(machine)
-    held = {key: found for key in texts if (found := modules.get(key)) is not None}
+def _compile(texts: dict[str, str], target: Target, device: Device) -> dict[str, Any]:
+    """Object code of every text, in parallel, loaded by a Device."""
+    held = {key: found for key in texts if (found := device.loaded(key)) is not None}
     missing = [key for key in texts if key not in held]
     if not missing:
         return held
+    compile_text = language_of(target).compile
 
     def one(key: str) -> tuple[str, bytes]:
-        return key, serving.compile(texts[key], target, machine)
+        return key, compile_text(texts[key], target, device.arch)
 
     workers = min(len(missing), max(1, config().threads))
     with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
         for key, data in pool.map(one, missing):
-            default_store().put(f"object{machine}-{key}", data)
-            held[key] = modules[key] = serving.load(data)
+            default_store().put(f"object{device.arch}-{key}", data)
+            held[key] = device.keep(key, data)
             counters["programs"] += 1
     return held
 
 
-def _bind(recipe: Recipe, target: Target, device: str, held: dict[str, Any] | None = None) -> Any:
+def _bind(recipe: Recipe, device: Device, held: dict[str, Any] | None = None) -> Any:
     """The Executable, or None if object code is missing."""
-    serving = offer(target)
-    machine = serving.machine(device)
-    modules = _loaded(machine)
     own: dict[str, Any] = {}
     for _, key in recipe.programs:
-        found = (held or {}).get(key) or modules.get(key)
+        found = (held or {}).get(key) or device.loaded(key)
         if found is None:
-            data = default_store().get(f"object{machine}-{key}")
+            data = default_store().get(f"object{device.arch}-{key}")
             if data is None:
                 return None
-            found = modules[key] = serving.load(data)
+            found = device.keep(key, data)
         own[key] = found
     if not recipe.preparing:
-        return serving.bind(recipe, own, device)
+        return Executable(recipe, own, device)
     from .prepared import PreparedExecutable, inner_recipe
 
-    return PreparedExecutable(serving.bind(inner_recipe(recipe), own, device), recipe, device)
+    return PreparedExecutable(Executable(inner_recipe(recipe), own, device), recipe, device)
 
 
 __all__ = ["executable_for", "schedule_for"]

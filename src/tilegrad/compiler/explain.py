@@ -27,7 +27,7 @@ from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
 from .compile import cut, host
-from .dispatch import offer
+from .dispatch import language_of
 from .flatten import program_text
 from .pipeline import schedule_graph
 
@@ -95,7 +95,7 @@ class ProgramReport:
     def listing(self, name: str) -> str:
         """The text as the target folder shows it under a name; empty where it has none such."""
         if name not in self.listings:
-            made = offer(self.target).listings.get(name)
+            made = language_of(self.target).listings.get(name)
             self.listings[name] = made(self.text, self.target) if made else ""
         return self.listings[name]
 
@@ -176,7 +176,7 @@ class Explanation:
         parts = []
         shown = LEVELS[self.level]
         if self.level == "all":  # a language of another package too
-            shown = tuple(dict.fromkeys((*shown, *offer(self.target).listings)))
+            shown = tuple(dict.fromkeys((*shown, *language_of(self.target).listings)))
         for section in shown:
             text = self.section(section).rstrip()
             if text:
@@ -187,7 +187,7 @@ class Explanation:
 
     def section(self, name: str) -> str:
         """The text of one section, whatever the level."""
-        known = dict.fromkeys((*SECTIONS, *offer(self.target).listings))
+        known = dict.fromkeys((*SECTIONS, *language_of(self.target).listings))
         if name not in known:
             raise UserError("no such section", op="explain", expected=", ".join(known), got=name)
         if name not in SECTIONS[:6]:

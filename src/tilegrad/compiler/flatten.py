@@ -16,12 +16,12 @@ from ..ir.fingerprint import digest
 from ..ir.requirement import Requirement
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import product
-from ..runtime.executable import Recipe, Step, Storage
 from ..runtime.fault import WORD_BYTES
+from ..runtime.recipe import Recipe, Step, Storage
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
 from ..tile.build import Body, body_sites
-from .dispatch import offer, renamed
+from .dispatch import language_of
 from .estimate import copy_text, region_text, shares
 
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
@@ -127,7 +127,7 @@ class Flattener:
             self.texts[key] = text
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
-        symbols = offer(self.target).symbols(body)
+        symbols = language_of(self.target).symbols(body)
         small = high(kernel.flops) + high(kernel.bytes) < SMALL
         moved, flops = self.shares.pop(0)
         program, slots = self.programs[id(body)], list(step.slots)
@@ -153,10 +153,10 @@ def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:
     """(function name, key, target text, scratch bytes, Entry) of a Body, emitted once."""
     known, found = body.notes.get("program", ("", None))
     if found is None or known != target.key:
-        program = offer(target).emit(body, "KERNEL_NAME", target)
+        program = language_of(target).emit(body, "KERNEL_NAME", target)
         tag = digest(program.text)[:12]
         name = f"{re.sub(r'[^A-Za-z0-9_]', '_', body.name[:48])}_{tag}"
-        program = renamed(program, "KERNEL_NAME", name)
+        program = program.renamed("KERNEL_NAME", name)
         text = program.text
         found = (name, digest(text, target.key), text, program.scratch, program.entry)
         body.notes["program"] = (target.key, found)

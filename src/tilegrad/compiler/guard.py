@@ -18,7 +18,7 @@ from ..graph.interpret import interpret
 from ..ir.node import Node, topological
 from ..ir.requirement import Requirement, check_all
 from ..ir.symbol import evaluate
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from .dispatch import device
 
 
@@ -29,7 +29,7 @@ class GuardedExecutable:
         self,
         inputs: Sequence[Node],
         outputs: Sequence[Node],
-        device: str = "cpu",
+        device: str = HOST,
         requirements: Sequence[Requirement] = (),
     ) -> None:
         self.inputs, self.outputs, self.device = tuple(inputs), tuple(outputs), device
@@ -48,7 +48,7 @@ class GuardedExecutable:
         known: dict[Node, Any] = {}
         for node, buffer in zip(self.inputs, buffers):
             shape = tuple(evaluate(s, symbols) for s in node.shape)
-            if buffer.device == "cpu":
+            if buffer.device == HOST:
                 known[node] = buffer.array(shape, node.dtype)
             else:
                 known[node] = device(buffer.device).download(buffer, shape, node.dtype)
@@ -64,7 +64,7 @@ class GuardedExecutable:
             if not any(i in bad for i in node.inputs) and node.op.group != "leaf":
                 raise first_bad(node, known[node])
         arrays = [np.array(known[o], order="C") for o in self.outputs]
-        if self.device == "cpu":
+        if self.device == HOST:
             return [Buffer.wrap(array) for array in arrays]
         return [device(self.device).upload(array) for array in arrays]
 

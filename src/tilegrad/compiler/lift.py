@@ -22,7 +22,7 @@ from ..graph import build, ops
 from ..ir.fingerprint import structure
 from ..ir.node import Node, exact
 from ..ir.rewrite import replace
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from .compile import circumstances, executable_for
 
 
@@ -39,7 +39,7 @@ _families: Recent[Family] = Recent(lambda: config().keep)
 
 
 def executable_on_numbers(
-    inputs: Sequence[Node], outputs: Sequence[Node], device: str = "cpu"
+    inputs: Sequence[Node], outputs: Sequence[Node], device: str = HOST
 ) -> tuple[Any, list[Buffer]]:
     """The Executable that computes outputs from inputs, and Buffers to give it after those."""
     if config().eager_debug:

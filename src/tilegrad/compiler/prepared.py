@@ -18,9 +18,11 @@ import numpy as np
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace as replaced
-from ..runtime.buffer import Buffer
-from ..runtime.executable import Back, Preparing, Recipe
+from ..runtime.buffer import HOST, Buffer
+from ..runtime.device import Device
+from ..runtime.executable import Executable
 from ..runtime.prepared import LABEL, prepared
+from ..runtime.recipe import Back, Preparing, Recipe
 
 Array = np.ndarray[Any, Any]
 
@@ -68,37 +70,16 @@ def lift_preparations(inputs: Sequence[Node], results: Sequence[Node]) -> Lifted
     return lifted
 
 
-class HostMemory:
-    """The CPU's memory, as the table of prepared weights asks for it."""
-
-    name, whole = "cpu", True
-
-    def allocate(self, bytes: int) -> Buffer:
-        """Room for parts."""
-        return Buffer.allocate(bytes, LABEL)
-
-    def write(self, buffer: Buffer, array: Array) -> None:
-        """Copy an array into a Buffer."""
-        buffer.array(array.shape, array.dtype)[...] = array
-
-    def read(self, buffer: Buffer) -> Array:
-        """The bytes of a Buffer."""
-        return buffer.array((buffer.bytes,), np.uint8)
-
-
 class DeviceMemory:
-    """A GPU's memory."""
+    """The memory of a Device, as the table of prepared weights asks for it."""
 
-    whole = False
-
-    def __init__(self, name: str) -> None:
-        from .dispatch import device
-
-        self.name, self.device = name, device(name)
+    def __init__(self, device: Device) -> None:
+        self.name, self.device = device.name, device
+        self.whole = device.name == HOST  # large pages hold one piece
 
     def allocate(self, bytes: int) -> Buffer:
         """Room for parts."""
-        return self.device.allocate(bytes, LABEL)  # type: ignore[no-any-return]
+        return self.device.allocate(bytes, LABEL)
 
     def write(self, buffer: Buffer, array: Array) -> None:
         """Copy an array into a Buffer."""
@@ -106,12 +87,7 @@ class DeviceMemory:
 
     def read(self, buffer: Buffer) -> Array:
         """The bytes of a Buffer."""
-        return self.device.download(buffer, (buffer.bytes,), np.uint8)  # type: ignore[no-any-return]
-
-
-def memory_of(device: str) -> Any:
-    """The memory of a device."""
-    return HostMemory() if device == "cpu" else DeviceMemory(device)
+        return self.device.download(buffer)
 
 
 def inner_recipe(recipe: Recipe) -> Recipe:
@@ -124,7 +100,7 @@ def inner_recipe(recipe: Recipe) -> Recipe:
 class PreparedExecutable:
     """An Executable some of whose inputs are prepared."""
 
-    def __init__(self, inner: Any, recipe: Recipe, device: str) -> None:
+    def __init__(self, inner: Executable, recipe: Recipe, device: Device) -> None:
         from ..kernels.quantised.prepare import parse_preparation
 
         self.inner, self.recipe, self.device = inner, recipe, device
@@ -147,7 +123,7 @@ class PreparedExecutable:
             ([buffers[i] for i in one.sources], layout)
             for one, layout in zip(self.recipe.preparing, self.layouts)
         ]
-        made = prepared(wanted, memory_of(self.device))
+        made = prepared(wanted, DeviceMemory(self.device))
         found = [buffer for buffers in made for buffer in buffers]
         forget = weakref.WeakMethod(self._forget)
 
@@ -177,21 +153,21 @@ class PreparedExecutable:
         self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
     ) -> list[Buffer]:
         """Run once; see the Executable."""
-        return self.inner.run(self.given(buffers), symbols)  # type: ignore[no-any-return]
+        return self.inner.run(self.given(buffers), symbols)
 
-    def fix(
+    def replay(
         self,
         buffers: Sequence[Buffer],
         symbols: Mapping[str, int],
         placed: Mapping[int, int],
         back: Sequence[Back],
-    ) -> FixedParts:
+    ) -> ReplayOfParts:
         """Bound to Buffers that stay, to run again and again."""
-        return FixedParts(self, buffers, symbols, placed, back)
+        return ReplayOfParts(self, buffers, symbols, placed, back)
 
 
-class FixedParts:
-    """What the Executable gives for `fix`, holding the parts that it reads."""
+class ReplayOfParts:
+    """A Replay of the Executable, holding the parts that it reads."""
 
     def __init__(
         self,
@@ -212,28 +188,21 @@ class FixedParts:
             for b in back
         ]
         there = {output: number(at) for output, at in placed.items()}
-        self.fixed = executable.inner.fix(given, symbols, there, moved)
-        self.run, self.result, self.profile = (
-            self.fixed.run,
-            self.fixed.result,
-            self.fixed.profile,
-        )
+        self.replay = executable.inner.replay(given, symbols, there, moved)
+        made = self.replay
+        self.run, self.result, self.profile = made.run, made.result, made.profile
+        self.captured = made.captured
 
     @property
     def launches(self) -> int:
         """Kernels and copies of a run."""
-        return self.fixed.launches  # type: ignore[no-any-return]
-
-    @property
-    def replay(self) -> Any:
-        """The graph that a run launches, on a GPU."""
-        return getattr(self.fixed, "replay", None)
+        return self.replay.launches
 
     def point(self, buffers: Sequence[Buffer]) -> None:
         """Use these Buffers from now on."""
         given = self.executable.given(buffers)
         self.held = self.executable.parts(buffers)
-        self.fixed.point(given)
+        self.replay.point(given)
 
 
-__all__ = ["PreparedExecutable", "inner_recipe", "lift_preparations", "memory_of"]
+__all__ = ["PreparedExecutable", "inner_recipe", "lift_preparations"]

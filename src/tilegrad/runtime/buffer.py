@@ -22,6 +22,7 @@ from ..core.config import config
 from ..core.errors import Location, MemoryLimitError, ShapeError, StateError, user_location
 from ..core.lock import new_lock
 
+HOST = "cpu"  # the Device whose memory the host sees as it is
 ALIGNMENT = 64
 BIG_BYTES = 1 << 20
 HUGE_PAGE = 2 << 20
@@ -54,7 +55,7 @@ class Buffer:
         pointer: int,
         bytes: int,
         owner: object,
-        device: str = "cpu",
+        device: str = HOST,
         *,
         label: str = "",
         writable: bool = True,
@@ -99,7 +100,7 @@ class Buffer:
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A NumPy view of the memory that keeps it alive; `dtype` is anything NumPy takes."""
-        if self.device != "cpu":
+        if self.device != HOST:
             raise StateError(
                 f"a Buffer on {self.device} has no address here",
                 op="Buffer.array",

@@ -1,175 +1,185 @@
-"""Executable as plain data: what to run, over which Slots, in which order.
+"""Executables: a Recipe bound to its Devices, with its Slots placed at each call.
 
-A `Recipe` names Programs by their object code's key, so it can be stored as text and bound
-again in another process without compiling. Drivers turn a Recipe into something that runs.
-Invariant: `Recipe.from_text(recipe.to_text())` runs the same Programs on the same Slots.
+The one place that says what a Slot points at: inputs at the Buffers given, outputs at new ones (or
+at the input they take over), scratch in the arena of its Device, results that only the run itself
+needs at Buffers of its own, aliases where their owners are. A Launcher then runs the steps.
+Invariant: a call never leaves pointers behind that a later call could use without having given
+them; a Buffer that is elsewhere, or not aligned as kernels expect, is never run on.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Site
-from ..ir.literal import Names, read_symbolic, write, write_symbolic
-from ..ir.requirement import Requirement
-from ..ir.symbol import Size
+from ..core.errors import AxisError
+from ..ir.requirement import check_all
+from ..ir.symbol import evaluate
+from .buffer import Buffer
+from .recipe import Back, Recipe
 
+if TYPE_CHECKING:
+    from .device import Device
+    from .replay import Replay
 
-@dataclass
-class Storage:
-    """One Slot: its kind ('input', 'output', 'scratch', 'fault'), bytes, and place."""
-
-    kind: str
-    bytes: Size
-    offset: int = 0  # in the arena
-    alias: int = -1  # the Slot whose memory it shares
+BINDINGS = 64  # choices of Symbols kept
 
 
-@dataclass
-class Step:
-    """One entry: a kernel, a copy, or control."""
+class Binding:
+    """What depends on the Symbols alone: sizes, and launches but for pointers."""
 
-    kind: str
-    program: int = -1
-    slots: list[int] = field(default_factory=list)
-    grid: Size = 0  # programs of a kernel, bytes of a copy
-    symbols: list[str] = field(default_factory=list)
-    small: bool = False  # not worth sharing between workers
-    numbers: list[Any] = field(default_factory=list)  # of control entries
-    region: str = ""  # for people: what it computes
-    bytes: Size = 0  # that it reads and writes, and FLOPs: estimates, for profiles
-    flops: Size = 0
+    __slots__ = ("hidden", "output_bytes", "steps", "symbols")
+
+    def __init__(self, executable: Executable, symbols: Mapping[str, int]) -> None:
+        self.symbols = symbols
+        self.output_bytes = [int(evaluate(b, symbols)) for b in executable.output_bytes]
+        self.hidden = [(n, int(evaluate(b, symbols)), a) for n, b, a in executable.hidden]
+        self.steps = executable.launcher.bind(symbols)
 
 
-@dataclass(frozen=True)
-class Back:
-    """A copy at the end of a run: output (or input) `number` to Buffer `target`."""
+class Arena:
+    """The scratch Slots of an Executable on one Device."""
 
-    is_output: bool
-    number: int
-    target: int
-    bytes: int
+    def __init__(self, device: Device, bytes: int, places: Sequence[tuple[int, int]]) -> None:
+        self.device, self.bytes, self.places = device, bytes, places
+        self.buffer: Buffer | None = None  # that the Executable's own Slots point into
 
-
-@dataclass
-class Preparing:
-    """Inputs that are prepared once for all runs; see `prepared`."""
-
-    sources: list[int]  # numbers of the inputs that hold the bytes
-    layout: str  # how, as text
-    slots: list[int]  # of what is made, in order
+    def point(self, slots: Any) -> Buffer:
+        """Point the Slots into what is the Device's arena now; gives it."""
+        buffer = self.device.arena(self.bytes)
+        for number, offset in self.places:
+            slots[number] = buffer.pointer + offset
+        return buffer
 
 
-@dataclass
-class Recipe:
-    """A compiled Schedule."""
+class Executable:
+    """A Recipe bound to a Device; `code` has its Programs as the Device loaded them, by key."""
 
-    programs: list[tuple[str, str]]  # (function, key of its object code)
-    slots: list[Storage]
-    steps: list[Step]
-    inputs: list[int]  # Slots; -1 for an input that is only prepared
-    outputs: list[int]
-    arena_bytes: int
-    scratch_bytes: int
-    inline: bool
-    peak_bytes: int = 0
-    entries: list[str] = field(default_factory=list)  # of programs: what a launch must know
-    # Conditions of each program that are checked while it runs; a launch of one that has some
-    # takes a Slot of the kind 'fault' last. Empty where no program has any.
-    sites: list[list[Site]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
-    requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
-    preparing: list[Preparing] = field(default_factory=list)
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
+        self.recipe, self.device = recipe, device
+        self._lay_out()
+        self.launcher = device.launcher(recipe, code)
+        self.lock, self.slots = self.launcher.lock, self.launcher.slots
+        self.symbolic = self.launcher.symbolic
+        self.bindings: OrderedDict[Any, Binding] = OrderedDict()
+        self.last: Binding | None = None
+        self.checked: Mapping[str, int] | None = None  # Symbols that meet the requirements
+        self.keeps_results = self.launcher.keeps_results()
+        self.quick = self.launcher.quick(self)
 
-    def owners(self) -> list[int]:
-        """Of every Slot the one whose memory it has, through aliases."""
-        return owners_of([slot.alias for slot in self.slots])
-
-    def ends_before(self, first: int, second: int) -> bool:
-        """Whether no step touches the memory of Slot `first` once one touched that of `second`."""
-        if any(step.kind not in ("kernel", "copy") for step in self.steps):
-            return False
-        owners = self.owners()
-        touched = [{owners[s] for s in step.slots} for step in self.steps]
-        early = [i for i, slots in enumerate(touched) if owners[first] in slots]
-        late = [i for i, slots in enumerate(touched) if owners[second] in slots]
-        return not early or not late or early[-1] < late[0]
-
-    def move(self, places: Sequence[str]) -> None:
-        """Take other lines for those of the Graph it was made of: an equal one has them."""
-        moved = dict(zip(self.places, places))
-        self.sites = [
-            [Site(s.message, moved.get(s.location, s.location)) for s in sites]
-            for sites in self.sites
+    def _lay_out(self) -> None:
+        """What a call must know of the Slots: none of it depends on Buffers or Symbols."""
+        recipe, device = self.recipe, self.device
+        owners = recipe.owners()
+        self.inputs = [(slot, device.name) for slot in recipe.inputs]
+        self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
+        self.owners = [owners[o] for o in recipe.outputs]
+        self.output_bytes = [recipe.slots[o].bytes for o in self.owners]
+        self.outputs = [(o, self.input_of.get(o, -1), device.allocate) for o in self.owners]
+        own = [(n, s) for n, s in enumerate(recipe.slots) if s.alias < 0]
+        self.hidden = [
+            (n, s.bytes, device.allocate)
+            for n, s in own
+            if s.kind == "output" and n not in self.owners
         ]
-        self.places = list(places)
+        self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
+        scratch = [(n, s.offset) for n, s in own if s.kind == "scratch"]
+        self.arenas = [Arena(device, recipe.arena_bytes, scratch)] if scratch else []
+        self.unaligned = device.alignment - 1
 
-    def to_text(self) -> str:
-        """The Recipe as JSON."""
-        slots = [{**vars(s), "bytes": size_text(s.bytes)} for s in self.slots]
-        steps = []
-        for s in self.steps:
-            sizes = {name: size_text(getattr(s, name)) for name in ("grid", "bytes", "flops")}
-            steps.append({**vars(s), **sizes, "numbers": [size_text(n) for n in s.numbers]})
-        needs = [r.to_text() for r in self.requirements]
-        ready = [vars(p) for p in self.preparing]
-        parts = {"slots": slots, "steps": steps, "requirements": needs, "preparing": ready}
-        return json.dumps({**vars(self), **parts})
+    # ---- running --------------------------------------------------------------------------
 
-    @staticmethod
-    def from_text(text: str) -> Recipe:
-        """The Recipe that `to_text` wrote."""
-        record = json.loads(text)
-        slots = [Storage(**{**s, "bytes": read_size(s["bytes"])}) for s in record["slots"]]
-        steps = []
-        for s in record["steps"]:
-            numbers = [read_size(n) for n in s["numbers"]]
-            sizes = {name: read_size(s[name]) for name in ("grid", "bytes", "flops")}
-            steps.append(Step(**{**s, **sizes, "numbers": numbers}))
-        record["programs"] = [tuple(p) for p in record["programs"]]
-        record["sites"] = [[Site(*s) for s in sites] for sites in record["sites"]]
-        record["requirements"] = [Requirement.from_text(r) for r in record["requirements"]]
-        record["preparing"] = [Preparing(**p) for p in record["preparing"]]
-        return Recipe(**{**record, "slots": slots, "steps": steps})
+    def run(
+        self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+    ) -> list[Buffer]:
+        """Run once; new Buffers for the outputs (or those of inputs they alias)."""
+        slots, unaligned = self.slots, self.unaligned
+        with self.lock:
+            for (number, home), buffer in zip(self.inputs, buffers):
+                pointer = buffer._pointer  # 0 where the Buffer has ended
+                if buffer.device != home or not pointer or pointer & unaligned:
+                    break
+                slots[number] = pointer
+            else:
+                if self.quick is not None:
+                    return self.quick()
+                binding = self.last
+                if binding is None or (self.symbolic and binding.symbols != symbols):
+                    binding = self.bound_to(symbols)
+                outputs, extra = self.place(binding, buffers)
+                try:
+                    self.launcher.launch(binding.steps)
+                except AxisError as error:
+                    if self.keeps_results:
+                        error.results = outputs
+                    raise
+                del extra  # whoever gets this memory next writes it after this run
+                return outputs
+        return self.run(self.fitting(buffers), symbols)
+
+    def fitting(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Buffers where the inputs are expected, aligned as kernels expect."""
+        return [self.device.fitting(b) for b in buffers]
+
+    def place(
+        self, binding: Binding, buffers: Sequence[Buffer]
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Point all Slots but the inputs'; gives Buffers of the outputs, and of results that only
+        the run itself needs."""
+        slots = self.slots
+        for arena in self.arenas:
+            if arena.buffer is not arena.device.scratch or arena.buffer is None:
+                arena.buffer = arena.point(slots)
+        outputs: list[Buffer] = []
+        made: dict[int, Buffer] = {}
+        for (owner, given, allocate), size in zip(self.outputs, binding.output_bytes):
+            if given >= 0:
+                outputs.append(buffers[given].part(0, size))
+            elif owner in made:
+                outputs.append(made[owner])
+            else:
+                buffer = made[owner] = allocate(size)
+                slots[owner] = buffer._pointer
+                outputs.append(buffer)
+        extra = []
+        for owner, size, allocate in binding.hidden:
+            buffer = allocate(size)
+            slots[owner] = buffer._pointer
+            extra.append(buffer)
+        for number, owner in self.aliases:
+            slots[number] = slots[owner]
+        return outputs, extra
+
+    def bound_to(self, symbols: Mapping[str, int] | None) -> Binding:
+        """What depends on these Symbols alone; the lock is held."""
+        key: Any = tuple(sorted((symbols or {}).items())) if self.symbolic else ()
+        found = self.bindings.get(key)
+        if found is None:
+            self.check(symbols)
+            found = self.bindings[key] = Binding(self, dict(symbols or {}))
+            if len(self.bindings) > BINDINGS:
+                self.bindings.popitem(last=False)
+        self.last = found
+        return found
+
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        if self.recipe.requirements and symbols != self.checked:
+            check_all(self.recipe.requirements, symbols)
+            self.checked = dict(symbols or {})
+
+    def replay(
+        self,
+        buffers: Sequence[Buffer],
+        symbols: Mapping[str, int],
+        placed: Mapping[int, int],
+        back: Sequence[Back],
+    ) -> Replay:
+        """Bound to Buffers that stay, to run again and again."""
+        from .replay import Replay
+
+        return Replay(self, buffers, symbols, placed, back)
 
 
-def owners_of(aliases: Sequence[int]) -> list[int]:
-    """Where each chain of aliases (-1 for none) ends; no link is followed twice."""
-    owners = [-1] * len(aliases)
-    for number in range(len(aliases)):
-        chain = []
-        at = number
-        while owners[at] < 0 and aliases[at] >= 0:
-            chain.append(at)
-            at = aliases[at]
-        owner = owners[at] if owners[at] >= 0 else at
-        owners[at] = owner
-        for link in chain:
-            owners[link] = owner
-    return owners
-
-
-def size_text(size: Size) -> Any:
-    """A size as JSON: a number, or the text of an expression."""
-    if isinstance(size, int):
-        return size
-
-    def parts(names: Names) -> str:
-        return write(size, names)
-
-    return write_symbolic(parts)
-
-
-def read_size(value: Any) -> Size:
-    """The size that `size_text` wrote."""
-    return value if isinstance(value, int) else _read(value)
-
-
-@functools.lru_cache(maxsize=4096)
-def _read(text: str) -> Size:
-    """An expression; a Recipe has the same ones hundreds of times."""
-    return read_symbolic(text, "size").value()  # type: ignore[no-any-return]
+__all__ = ["Executable"]

@@ -8,16 +8,19 @@ launch without Sites has no word and costs nothing; a word that was reported is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import Site
+from ..core.lock import new_lock
 
 if TYPE_CHECKING:
-    from .executable import Recipe
+    from .recipe import Recipe
 
 WORD_BYTES = 16  # of a launch: kernels take pointers that are multiples of 16
+PART_BYTES = 4096  # of the memory that a Device's words come from at a time
 
 
 def fault_slots(recipe: Recipe) -> list[tuple[int, list[Site]]]:
@@ -46,9 +49,7 @@ class Faults:
         found = fault_slots(recipe)
         if not found:
             return None
-        whole = np.zeros((len(found) + 1) * WORD_BYTES, np.uint8)
-        start = -whole.ctypes.data % WORD_BYTES
-        faults = Faults(whole[start : start + len(found) * WORD_BYTES])
+        faults = Faults(host_words(len(found) * WORD_BYTES))
         faults.open_end = any(step.kind == "jump_unless" for step in recipe.steps)
         return faults
 
@@ -70,3 +71,36 @@ class Faults:
         for number, sites in zip(words, self.sites):
             if number:
                 raise sites[number - 1].error()
+
+
+def host_words(bytes: int) -> np.ndarray[Any, Any]:
+    """Host memory for fault words, all 0."""
+    whole = np.zeros(bytes + WORD_BYTES, np.uint8)
+    start = -whole.ctypes.data % WORD_BYTES
+    return whole[start : start + bytes]
+
+
+class FaultWords:
+    """The fault words of one Device, where a kernel's store shows on the host without a copy.
+
+    Nobody writes a word but a condition that does not hold, so it costs a launch a pointer. A word
+    is never handed out twice: a fault is reported with its own line even when its Executable is
+    gone. `memory` gives so many bytes of such memory, all 0.
+    """
+
+    def __init__(self, memory: Callable[[int], np.ndarray[Any, Any]] = host_words) -> None:
+        self.parts: list[Faults] = []
+        self._memory = memory
+        self._lock = new_lock()
+
+    def add(self, sites: list[Site]) -> int:
+        """The address of a new word for a launch with these Sites."""
+        with self._lock:
+            if not self.parts or len(self.parts[-1].sites) * WORD_BYTES == PART_BYTES:
+                self.parts.append(Faults(self._memory(PART_BYTES)))
+            return self.parts[-1].add(sites)
+
+    def check(self) -> None:
+        """Raise the error of a condition that did not hold in the work done so far."""
+        for part in self.parts:
+            part.check()

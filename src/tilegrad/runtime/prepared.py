@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.dtype import DType
 from ..core.lock import new_lock
-from .buffer import Buffer
+from .buffer import HOST, Buffer
 
 Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 1 << 20  # of the source that are packed at a time
@@ -220,7 +220,7 @@ def _note_members(
 def _rows_of(source: Buffer, rows: int, layout: Layout, memory: Memory) -> Array:
     if isinstance(source, Source):
         return source.read()
-    if source.device == "cpu":
+    if source.device == HOST:
         return source.array((rows, layout.row_bytes), np.uint8)
     return memory.read(source).reshape(rows, layout.row_bytes)
 

@@ -24,9 +24,9 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import DTypeError, ShapeError, StateError, UserError
 from ..ir.symbol import evaluate
-from ..runtime.buffer import Buffer
-from ..runtime.executable import Back
+from ..runtime.buffer import HOST, Buffer
 from ..runtime.profile import Profile
+from ..runtime.recipe import Back
 from .bound_copies import Pending, read_later, write
 from .bound_inputs import Inputs, moment
 from .exclusive import is_kept
@@ -66,7 +66,7 @@ class Bound:
             self._settle(change)
         shown = [self._shown(place) for place in lowered.places]
         buffers = self._inputs.buffers()
-        self._fixed = self._executable.fix(buffers, self.symbols, self._placed, self._back)
+        self._replay = self._executable.replay(buffers, self.symbols, self._placed, self._back)
         del buffers
         self._places = [self._value(place, at) for place, at in zip(lowered.places, shown)]
         self._inputs.results = [t for t in self._places if isinstance(t, Tensor)]
@@ -80,7 +80,7 @@ class Bound:
     @property
     def launches(self) -> int:
         """Kernels and copies that a run puts on the device."""
-        return self._fixed.launches  # type: ignore[no-any-return]
+        return self._replay.launches  # type: ignore[no-any-return]
 
     @property
     def copied(self) -> list[str]:
@@ -96,7 +96,7 @@ class Bound:
             self._look()
         if self._lowered.randomness:
             self._draw()
-        self._fixed.run()
+        self._replay.run()
         return self.outputs
 
     def write(self, argument: int | str, array: Any, row: int | None = None) -> None:
@@ -137,13 +137,13 @@ class Bound:
             self._look()
         if self._lowered.randomness:
             self._draw()
-        found = self._fixed.profile(self.name, max(1, runs), self._inputs.snapshot(RESTORED_BYTES))
+        found = self._replay.profile(self.name, max(1, runs), self._inputs.snapshot(RESTORED_BYTES))
         return found.with_bytes(bytes or {})  # type: ignore[no-any-return]
 
     @property
     def replay(self) -> Any:
         """The graph that a run launches, on a GPU; None on a CPU."""
-        return getattr(self._fixed, "replay", None)
+        return getattr(self._replay.captured, "graph", None)
 
     def _look(self) -> None:
         """Follow what happened since the last run."""
@@ -151,7 +151,7 @@ class Bound:
             self._point()
 
     def _point(self) -> None:
-        self._fixed.point(self._inputs.buffers())
+        self._replay.point(self._inputs.buffers())
         self._inputs.arm()
 
     def _draw(self) -> None:
@@ -189,7 +189,7 @@ class Bound:
     def _new(self, array: np.ndarray[Any, Any]) -> Buffer:
         """A Buffer of our own with these values."""
         wrapped = Buffer.wrap(array)
-        return copy_of(wrapped) if self.device == "cpu" else moved(wrapped, self.device)
+        return copy_of(wrapped) if self.device == HOST else moved(wrapped, self.device)
 
     def _settle(self, change: Write) -> None:
         """Decide how a changed Tensor comes to its place, or refuse."""
@@ -254,7 +254,7 @@ class Bound:
         tensor = self._inputs.tensors[at] if at >= 0 else None
         if tensor is not None:
             return tensor
-        own = self._fixed.result(place.number) if at < 0 else self._inputs.own[at]
+        own = self._replay.result(place.number) if at < 0 else self._inputs.own[at]
         there = Place("input", 0, False, place.type, place.symbolic)
         return self._lowered._value(there, [own.part(0, own.bytes)], (), self.symbols, None)
 

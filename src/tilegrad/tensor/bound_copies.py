@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler.dispatch import device as opened
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
+from ..runtime.device import device as opened
 
 
 class Pending:
@@ -33,10 +33,10 @@ class Pending:
 
 def write(device: str, pointer: int, array: np.ndarray[Any, Any]) -> None:
     """Copy a contiguous array to an address, before all that is run from now on."""
-    if device == "cpu":
+    if device == HOST:
         ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
     else:
-        opened(device).pinned[0].write(pointer, array)
+        opened(device).post(pointer, array)
 
 
 def read_later(buffer: Buffer, shape: Sequence[Any], dtype: Any) -> Pending:
@@ -45,8 +45,8 @@ def read_later(buffer: Buffer, shape: Sequence[Any], dtype: Any) -> Pending:
     count = kind.itemsize
     for size in shape:
         count *= size
-    if buffer.device != "cpu":
-        landing = opened(buffer.device).pinned[1].start(buffer.pointer, count)
+    if buffer.device != HOST:
+        landing = opened(buffer.device).land(buffer.pointer, count)
         return Pending(landing, None, shape, kind)
     value = np.empty(count, np.uint8)
     ctypes.memmove(value.ctypes.data, buffer.pointer, count)

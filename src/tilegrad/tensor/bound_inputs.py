@@ -24,7 +24,7 @@ from ..runtime.buffer import Buffer
 from .bound_copies import write
 from .exclusive import alone, is_alone, is_exclusive, is_kept, would_copy
 from .lowered import bytes_of, known
-from .placement import copy_of, moved, on_host
+from .placement import copy_of, moved, on_host, opened
 from .tensor import Tensor, from_buffer
 from .tensor import leaves as leaf_tensors
 from .trace import Source
@@ -49,6 +49,7 @@ class Inputs:
 
     def __init__(self, name: str, device: str, leaves: Sequence[Any]) -> None:
         self.name, self.device, self.leaves = name, device, leaves
+        self.alignment = opened(device).alignment
         self.tensors: list[Tensor | None] = []
         self.own: list[Buffer | None] = []
         self.sources: list[Source] = []
@@ -116,10 +117,10 @@ class Inputs:
         return fresh
 
     def _is_misplaced(self, buffer: Buffer) -> bool:
-        """Whether kernels cannot use it: on another device, or at an odd address of a GPU."""
+        """Whether kernels cannot use it: on another device, or not aligned for this one."""
         if buffer.is_source:  # it is prepared
             return False
-        return buffer.device != self.device or (self.device != "cpu" and bool(buffer.pointer & 15))
+        return buffer.device != self.device or bool(buffer.pointer % self.alignment)
 
     def _copied(self, buffer: Buffer) -> Buffer:
         return copy_of(buffer) if buffer.device == self.device else moved(buffer, self.device)

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler.dispatch import device as opened
-from ..compiler.dispatch import device_name
 from ..core.config import config, configure
 from ..core.errors import UserError
 from ..graph import ops
 from ..ir.node import Node, topological
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
+from ..runtime.device import device as opened
+from ..runtime.device import device_name
 
 
 class State:
@@ -42,7 +42,7 @@ homes: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 def use(device: Any, op: str) -> str:
     """The full name of a device that is about to be used; it is opened now if it is a GPU."""
     name = device_name(device, op)
-    if name != "cpu":
+    if name != HOST:
         opened(name)
         state.active = True
     return name
@@ -50,13 +50,13 @@ def use(device: Any, op: str) -> str:
 
 def elsewhere() -> bool:
     """Whether values may be on another device than the CPU."""
-    return state.active or config().device != "cpu"
+    return state.active or config().device != HOST
 
 
 def default_device() -> str:
     """Where Tensors live that are made of nothing that has a device."""
     name = device_name(config().device, "TILEGRAD_DEVICE")
-    if name != "cpu" and not state.active:
+    if name != HOST and not state.active:
         use(name, "TILEGRAD_DEVICE")
     return name
 
@@ -76,7 +76,7 @@ def get_default_device() -> str:
 
 def adapts(node: Node, buffer: Buffer) -> bool:
     """Whether a known value goes to whatever device it meets."""
-    return buffer.adapts or (buffer.device == "cpu" and (not node.shape or is_pure(node)))
+    return buffer.adapts or (buffer.device == HOST and (not node.shape or is_pure(node)))
 
 
 def is_pure(node: Node) -> bool:
@@ -115,7 +115,7 @@ def common_device(
     found = settled(nodes)
     if len(found) > 1:
         shown = ", ".join(f"{leaf.type} on {device}" for device, leaf in found.items())
-        one = next(device for device in found if device != "cpu")
+        one = next(device for device in found if device != HOST)
         raise UserError(
             "Tensors on different devices cannot be used together",
             op=op,
@@ -154,9 +154,9 @@ def tag(node: Node) -> str:
     """What a signature says of a Node's device: its name, empty on the CPU or where it adapts."""
     buffer = values.data.get(weakref.ref(node))
     if buffer is not None:
-        return "" if buffer.device == "cpu" else buffer.device
+        return "" if buffer.device == HOST else buffer.device
     name = next(iter(settled([node])), "")
-    return "" if name == "cpu" else name
+    return "" if name == HOST else name
 
 
 # ---- moving ----------------------------------------------------------------------------------
@@ -166,21 +166,22 @@ def moved(buffer: Buffer, device: str) -> Buffer:
     """The same bytes in a Buffer on a device (itself if it is there, or is prepared there)."""
     if buffer.device == device or buffer.is_source:
         return buffer
-    array = on_host(buffer, (buffer.bytes,), np.uint8)
-    return Buffer.wrap(array) if device == "cpu" else opened(device).upload(array, buffer.label)
+    if device == HOST:
+        return Buffer.wrap(on_host(buffer, (buffer.bytes,), np.uint8))
+    return opened(device).receive(buffer)
 
 
 def on_host(buffer: Buffer, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     """The values of a Buffer as a NumPy array, copied if they are on a GPU."""
-    if buffer.device == "cpu":
+    if buffer.device == HOST:
         return buffer.array(tuple(shape), dtype)
-    return opened(buffer.device).download(buffer, shape, dtype)  # type: ignore[no-any-return]
+    return opened(buffer.device).download(buffer, shape, dtype)
 
 
 def copy_of(buffer: Buffer) -> Buffer:
     """A Buffer of its own with the same bytes, where the first one is."""
-    if buffer.device != "cpu":
-        return opened(buffer.device).copy(buffer)  # type: ignore[no-any-return]
+    if buffer.device != HOST:
+        return opened(buffer.device).copy(buffer)
     fresh = Buffer.allocate(buffer.bytes, buffer.label)
     shape = (buffer.bytes,)
     fresh.array(shape, np.uint8)[...] = buffer.array(shape, np.uint8)
@@ -190,5 +191,5 @@ def copy_of(buffer: Buffer) -> Buffer:
 def synchronize(device: Any = None) -> None:
     """Wait until a GPU (the default one if none is named) has done all its work."""
     name = default_device() if device is None else use(device, "synchronize")
-    if name != "cpu":
+    if name != HOST:
         opened(name).synchronize()

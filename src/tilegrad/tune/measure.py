@@ -21,7 +21,7 @@ from ..core.dtype import DType, dtype_of
 from ..kernels.matmul.wide import Operands
 from ..runtime.buffer import Buffer
 from ..targets.ptx.driver import Device, Event, open_device
-from ..targets.ptx.graph import Operation, Replay
+from ..targets.ptx.graph import LaunchGraph, Operation
 from ..targets.ptx.prepare import Prepared
 from ..targets.ptx.program import Entry
 
@@ -99,7 +99,7 @@ def measure(
     ]
 
 
-def _repeats(inputs: Inputs, graph: Replay) -> int:
+def _repeats(inputs: Inputs, graph: LaunchGraph) -> int:
     inputs.seconds(graph, 1)  # to warm up
     once = inputs.seconds(graph, 1) * inputs.launches
     return max(1, int(ROUND_SECONDS / max(once, 1e-7)))
@@ -160,9 +160,9 @@ class Inputs:
         a, b, c = (buffer.pointer for buffer in self.sets[number])
         return (b, a, c) if turned else (a, b, c)
 
-    def replay(self, prepared: Prepared, turned: bool) -> Replay:
+    def replay(self, prepared: Prepared, turned: bool) -> LaunchGraph:
         """A graph of launches over all sets, in turns."""
-        return Replay(
+        return LaunchGraph(
             self.device,
             [
                 Operation(prepared, self.pointers(i % len(self.sets), turned))
@@ -170,7 +170,7 @@ class Inputs:
             ],
         )
 
-    def seconds(self, graph: Replay, repeats: int) -> float:
+    def seconds(self, graph: LaunchGraph, repeats: int) -> float:
         """Seconds of one launch."""
         start = Event(self.device).record()
         for _ in range(repeats):

@@ -3,8 +3,9 @@
 `devices()` lists what is here; `open_device(number)` opens one on its primary context (the one
 torch uses too), with one stream, which waits for the legacy default stream and is waited for by
 it: work handed over from or to torch on its default stream is in order without events. Machine
-code is loaded once by content. Invariant: a call with a Device makes its context current in
-the calling thread first; after a launch `Recent.kernel` names it.
+code is loaded once by content; what was not used for long is unloaded. Invariant: a call with a
+Device makes its context current in the calling thread first; after a launch `Recent.kernel` names
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,14 +23,17 @@ import numpy as np
 
 from ...core.config import config
 from ...core.errors import InternalError, UserError
-from ...core.lock import new_lock, new_rlock
+from ...core.lock import new_lock
+from ...core.recent import Recent as Kept
 from ...core.target import Target
+from ...runtime import device as runtime
 from ...runtime.buffer import Buffer
+from ...runtime.fault import FaultWords
+from ...runtime.recipe import Recipe
 from ...runtime.store import content_key
 from .calls import Recent, api, available, call, fail
-from .faults import DeviceFaults
 from .maps import MAP_BYTES, aligned
-from .memory import Pool, Staging, host_bytes
+from .memory import Pool, Staging, mapped_words
 from .module import Function, Module
 
 # What `Device.attributes` holds: attributes of the driver by their names in lower case.
@@ -57,6 +62,8 @@ ATTRIBUTES = (
     "pci_bus_id",
     "pci_device_id",
 )
+
+MODULES = 8  # of machine code, that are kept for each Executable that is
 
 _devices: dict[int, Device] = {}
 _open_lock = new_lock()
@@ -113,11 +120,14 @@ def open_device(number: int = 0) -> Device:
     return found
 
 
-class Device:
+class Device(runtime.Device):
     """One opened GPU: its facts, memory, stream and loaded modules."""
 
+    alignment = 16  # of the pointers that kernels get
+
     def __init__(self, number: int) -> None:
-        self.number, self.name, self.process = number, f"cuda:{number}", os.getpid()
+        super().__init__(f"cuda:{number}")
+        self.number, self.process = number, os.getpid()
         self.attributes = _facts(number)
         self.handle = call("cuDeviceGet", number)
         self.context = call("cuDevicePrimaryCtxRetain", self.handle)
@@ -127,12 +137,11 @@ class Device:
         self.capture_stream = call("cuStreamCreate", 1)
         self.pool = Pool(self, config().memory_bytes)
         self.staging = Staging(self)
-        self.lock = new_rlock()
-        self._modules: dict[str, Module] = {}
+        self.modules: Kept[Module] = Kept(lambda: MODULES * config().keep)
+        self.retired: deque[Any] = deque()  # handles of modules that nobody uses any more
         self._target: Target | None = None
-        self._arena: Buffer | None = None
         self._pinned: Any = None
-        self.faults = DeviceFaults(self)
+        self.faults = FaultWords(self._mapped)
 
     def __repr__(self) -> str:
         return f"Device({self.name}, {self.attributes['name']})"
@@ -147,7 +156,7 @@ class Device:
         return self._target
 
     @property
-    def arch(self) -> str:
+    def arch(self) -> str:  # type: ignore[override]
         """The architecture to assemble for, with the features of exactly this one."""
         major = self.attributes["compute_capability_major"]
         minor = self.attributes["compute_capability_minor"]
@@ -168,6 +177,10 @@ class Device:
         """Let another stream of this context wait for all work on ours."""
         Event(self, timing=False).record().wait(stream)
 
+    def event(self, timing: bool = True) -> Event:
+        """A new Event."""
+        return Event(self, timing)
+
     def synchronize(self) -> None:
         """Wait until all work on the stream is done; a kernel's fault shows here."""
         self.activate()
@@ -181,37 +194,41 @@ class Device:
         block = self.pool.take(bytes, label)
         return Buffer(block.pointer, bytes, block, self.name, label=label)
 
-    def upload(self, array: np.ndarray[Any, Any], label: str = "") -> Buffer:
-        """A Buffer with a copy of an array's bytes in row-major order."""
-        array = np.ascontiguousarray(array)
-        buffer = self.allocate(array.nbytes, label)
-        self.write(buffer, array)
-        return buffer
+    def put(self, pointer: int, source: int, bytes: int) -> None:
+        """Copy host memory to the GPU; `source` may be changed when this returns."""
+        self.activate()
+        self.staging.upload(pointer, source, bytes, self.stream)
 
-    def write(self, buffer: Buffer, array: np.ndarray[Any, Any]) -> None:
-        """Copy an array's bytes to the start of a Buffer."""
-        array = np.ascontiguousarray(array)
-        if array.nbytes > buffer.bytes:
-            raise InternalError("ptx driver", f"{array.nbytes} bytes into {buffer}")
-        if array.nbytes:
-            self.activate()
-            self.staging.upload(buffer.pointer, array.ctypes.data, array.nbytes, self.stream)
+    def get(self, target: int, pointer: int, bytes: int) -> None:
+        """Copy memory of the GPU to the host, after all work so far."""
+        self.activate()
+        self.staging.download(target, pointer, bytes, self.stream)
 
-    def download(
-        self, buffer: Buffer, shape: Sequence[int] | None = None, dtype: Any = np.uint8
-    ) -> np.ndarray[Any, Any]:
-        """The values of a Buffer in host memory, after all work before; what a program of that
-        work found wrong with its data is raised here."""
-        result = host_bytes(buffer.bytes)
-        if buffer.bytes:
+    def copy_across(self, target: int, source: int, bytes: int, origin: runtime.Device) -> None:
+        """Copy from another Device: straight from another GPU, else through the host."""
+        if not isinstance(origin, Device):
+            super().copy_across(target, source, bytes, origin)
+        elif bytes:
+            ready = Event(origin, timing=False).record()
             self.activate()
-            self.staging.download(result.ctypes.data, buffer.pointer, buffer.bytes, self.stream)
-            self.faults.check()
-        if shape is None:
-            return result
-        kind = np.dtype(getattr(dtype, "numpy", dtype))
-        count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        return result[:count].view(kind).reshape(shape)
+            ready.wait(self.stream)
+            peers = (target, self.context, source, origin.context)
+            call("cuMemcpyPeerAsync", *peers, bytes, self.stream)
+            done = Event(self, timing=False).record()
+            done.wait(origin.stream)  # what was read may be handed out again there
+
+    def _mapped(self, bytes: int) -> np.ndarray[Any, Any]:
+        """Memory of the host that kernels write to, all 0."""
+        self.activate()
+        return mapped_words(bytes)
+
+    def post(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Copy a contiguous array to an address, before all work from now on; nobody waits."""
+        self.pinned[0].write(pointer, array)
+
+    def land(self, pointer: int, bytes: int) -> Any:
+        """A Landing of the bytes that are at an address after all work so far."""
+        return self.pinned[1].start(pointer, bytes)
 
     @property
     def pinned(self) -> Any:
@@ -221,12 +238,6 @@ class Device:
 
             self._pinned = Ring(self), Landings(self)
         return self._pinned
-
-    def copy(self, buffer: Buffer) -> Buffer:
-        """A Buffer of its own with the same bytes."""
-        fresh = self.allocate(buffer.bytes, buffer.label)
-        self.copy_bytes(fresh.pointer, buffer.pointer, buffer.bytes)
-        return fresh
 
     def copy_bytes(self, target: int, source: int, bytes: int, stream: Any = None) -> None:
         """Copy between addresses of this GPU, on the stream."""
@@ -247,12 +258,9 @@ class Device:
         free, total = call("cuMemGetInfo")
         return int(free), int(total)
 
-    def arena(self, bytes: int) -> Buffer:
-        """The Device's scratch, at least this large: one Executable runs on it at a time."""
-        if self._arena is None or self._arena.bytes < bytes:
-            self._arena = None
-            self._arena = self.allocate(max(bytes, 512), "arena")
-        return self._arena
+    def trim(self) -> None:
+        """Give memory that nothing holds back to the driver (waits for the GPU)."""
+        self.pool.trim()
 
     def persist(self, buffer: Buffer, ratio: float = 1.0) -> None:
         """Ask that a Buffer stays in the L2 cache while the stream's kernels read it."""
@@ -291,12 +299,34 @@ class Device:
     def load(self, code: bytes | str) -> Module:
         """The module of a cubin, or of PTX text that the driver compiles; loaded once."""
         data = code.encode() if isinstance(code, str) else code
-        key = content_key(data)
+        return self.keep(content_key(data), data)
+
+    def loaded(self, key: str) -> Module | None:
+        """A module that is loaded under a key."""
+        return self.modules.get(key)
+
+    def keep(self, key: str, code: bytes) -> Module:
+        """The module of machine code under a key; those asked for longest ago are let go."""
         with self.lock:
-            found = self._modules.get(key)
+            found = self.modules.get(key)
             if found is None:
-                found = self._modules[key] = Module(self, data)
+                self._unload()
+                found = self.modules[key] = Module(self, code)
             return found
+
+    def _unload(self) -> None:
+        """Unload modules that nobody uses any more; kernels of theirs may be under way."""
+        if self.retired:
+            self.activate()
+            call("cuStreamSynchronize", self.stream)
+            while self.retired:
+                call("cuModuleUnload", self.retired.popleft())
+
+    def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> Any:
+        """What runs a Recipe here: single launches, graphs, or step by step."""
+        from .launcher import CudaLauncher
+
+        return CudaLauncher(recipe, code, self)
 
 
 # ---- launches -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Replay: a sequence of launches and copies captured as a CUDA graph and launched whole.
+"""LaunchGraph: a sequence of launches and copies captured as a CUDA graph and launched whole.
 
 Launches are captured from a stream kept for that, so a graph holds what the stream would have
 run, and nothing that others do meanwhile disturbs it; an Entry that waits for its dependency
@@ -10,25 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ...core.errors import InternalError, TilegradError
+from ...runtime.launcher import Operation
 from .calls import Recent, api, call
 from .driver import Device, Event
-from .prepare import Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A launch (`prepared` with the pointers of its parameters), or a copy of `bytes` bytes
-    (pointers: target, source)."""
-
-    prepared: Prepared | None
-    pointers: tuple[int, ...]
-    bytes: int = 0
-    step: int = -1  # of the Recipe, that it comes from
 
 
 def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> None:
@@ -54,7 +42,7 @@ def capture(device: Device, operation: Operation, follows_kernel: bool) -> None:
         prepared.capture(follows_kernel)
 
 
-class Replay:
+class LaunchGraph:
     """One instantiated graph; a timed one has events around its operations, which then do not
     overlap."""
 
@@ -120,7 +108,6 @@ class Replay:
         for number in changed:
             operation = operations[number]
             prepared = operation.prepared
-            assert prepared is not None
             prepared.last = None
             prepared.point(operation.pointers)
             call(
@@ -154,3 +141,6 @@ class Replay:
                 api().cuGraphDestroy(self.graph)
         except Exception:
             return  # the interpreter is going down
+
+
+__all__ = ["LaunchGraph", "Operation", "run_directly"]

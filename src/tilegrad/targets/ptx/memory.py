@@ -26,6 +26,7 @@ CHUNK = 8 << 20  # of one staged copy
 SMALL = 16 << 10  # bytes of a copy that needs no staging
 BIG = 64 << 20  # above this, sizes are rounded to 2 MiB only
 PAGE = 2 << 20
+MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
 
 def size_class(bytes: int) -> int:
@@ -223,8 +224,9 @@ def _arrive(copy: tuple[int, int, int, Any]) -> None:
     ctypes.memmove(target, address, part)
 
 
-def host_bytes(bytes: int) -> np.ndarray[Any, Any]:
-    """Fresh host memory as a NumPy array of bytes, 64-byte aligned."""
-    whole = np.empty(bytes + 64, np.uint8)
-    start = -whole.ctypes.data % 64
-    return whole[start : start + bytes]
+def mapped_words(bytes: int) -> np.ndarray[Any, Any]:
+    """Pinned memory of the host that every context sees and kernels write to, all 0."""
+    address = int(call("cuMemHostAlloc", bytes, MAPPED))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * bytes).from_address(address))
+    memory[:] = 0
+    return memory

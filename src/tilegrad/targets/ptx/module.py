@@ -1,11 +1,13 @@
 """Machine code on a GPU: modules loaded from cubins or PTX text, and their functions.
 
 Invariant: a function is loaded whole when it is asked for, never in the middle of a capture, and
-its limits are raised before a launch needs them, or the error names kernel and limit.
+its limits are raised before a launch needs them, or the error names kernel and limit. A module is
+unloaded when none of its functions is held any more, at the next load.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,9 @@ class Module:
 
     def __init__(self, device: Device, data: bytes) -> None:
         self.device = device
-        self._functions: dict[str, Function] = {}
+        # Whoever launches a function holds it, and it holds its module.
+        self._functions: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()
+        self.handle: Any = None
         device.activate()
         if data[:4] == b"\x7fELF":
             self.handle = call("cuModuleLoadData", data)
@@ -53,6 +57,10 @@ class Module:
                 "ptx driver", f"the driver cannot compile this PTX: {describe(status)}\n{said}"
             )
         return handle
+
+    def __del__(self) -> None:
+        if self.handle is not None:  # a collector may run in the middle of a capture
+            self.device.retired.append(self.handle)
 
     def function(self, name: str, shared_bytes: int = 0, cluster: Sequence[int] = ()) -> Function:
         """An entry by name, allowed this much dynamic shared memory and clusters of this size."""

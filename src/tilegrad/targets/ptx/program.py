@@ -13,7 +13,7 @@ from typing import Any
 from ...core.dtype import DType, dtype_of
 from ...core.errors import InternalError
 from ...ir.symbol import Size
-from ...runtime.executable import read_size, size_text
+from ...runtime.recipe import read_size, size_text
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
 from tilegrad.ir.symbol import symbol
 from tilegrad.runtime.buffer import Buffer
-from tilegrad.runtime.executable import Recipe, Step, Storage
+from tilegrad.runtime.executable import Executable
+from tilegrad.runtime.recipe import Recipe, Step, Storage
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.targets.ptx.graph import run_directly
+from tilegrad.targets.ptx.launcher import GRAPHS, operations
 from tilegrad.targets.ptx.program import Entry
-from tilegrad.targets.ptx.step import REPLAYS, Executable
 
 N = 8
 ROWS = symbol("rows", 1, 64)
@@ -86,7 +87,8 @@ def storage(kind: str, offset: int = 0, alias: int = -1, bytes=4 * N) -> Storage
 
 
 def make(device, steps, slots, inputs, outputs, **options) -> Executable:
-    return Executable(recipe(steps, slots, inputs, outputs, **options), {"code": b"ptx"}, device)
+    made = recipe(steps, slots, inputs, outputs, **options)
+    return Executable(made, {"code": device.keep("code", b"ptx")}, device)
 
 
 def values(device, buffer) -> list[float]:
@@ -125,13 +127,13 @@ def test_a_sequence_becomes_a_graph_that_is_replayed(device, cuda) -> None:
 
 def test_other_addresses_get_other_graphs_then_patches(device, cuda) -> None:
     run, x = chain(device), given(device)
-    kept = [run.run([x])[0] for _ in range(REPLAYS + 3)]
-    assert cuda.count("cuGraphInstantiate") == REPLAYS
+    kept = [run.run([x])[0] for _ in range(GRAPHS + 3)]
+    assert cuda.count("cuGraphInstantiate") == GRAPHS
     assert cuda.count("cuGraphExecKernelNodeSetParams") == 3  # the last kernel alone, each time
     assert all(values(device, b) == [3.0] * N for b in kept)
     kept = [run.run([given(device, float(i))])[0] for i in range(6)]
     assert [values(device, b)[0] for b in kept] == [3.0 + i for i in range(6)]
-    assert cuda.count("cuGraphInstantiate") == REPLAYS
+    assert cuda.count("cuGraphInstantiate") == GRAPHS
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -152,7 +154,7 @@ def test_a_copy_breaks_the_chain_of_dependent_launches(device, cuda) -> None:
     graph = next(c[1][0] for c in cuda.calls if c[0] == "cuGraphLaunch")
     assert [n[0] for n in cuda.graphs[graph]] == ["kernel", "copy", "kernel"]
     assert DEPENDENT not in cuda.graphs[graph][2][3]
-    kept = [run.run([given(device)])[0] for _ in range(REPLAYS + 2)]  # a moved copy: rebuilt
+    kept = [run.run([given(device)])[0] for _ in range(GRAPHS + 2)]  # a moved copy: rebuilt
     assert all(values(device, b) == [2.0] * N for b in kept)
 
 
@@ -240,7 +242,7 @@ def test_outputs_that_alias_inputs_and_values_of_the_host(device, cuda) -> None:
     assert out.pointer == x.pointer and values(device, x) == [6.0] * N
     (out,) = run.run([Buffer.wrap(np.full(N, 7, np.float32))])  # came along from the host
     assert values(device, out) == [8.0] * N and out.device == "cuda:0"
-    with pytest.raises(UserError, match="another GPU"):
+    with pytest.raises(UserError, match="another device"):
         run.run([Buffer(0, 4 * N, None, "cuda:1")])
 
 
@@ -253,16 +255,16 @@ def test_synchronous_mode_runs_no_graph(device, cuda) -> None:
 
 def test_operations_for_a_graph_of_the_caller(device, cuda) -> None:
     run, x = chain(device), given(device, 4.0)
-    operations, (out,), kept = run.operations([x])
-    assert len(operations) == 3 and cuda.count("cuLaunchKernelEx") == 0
-    for number, operation in enumerate(operations):
+    found, (out,), kept = operations(run, [x])
+    assert len(found) == 3 and cuda.count("cuLaunchKernelEx") == 0
+    for number, operation in enumerate(found):
         run_directly(device, operation, number > 0)
     assert values(device, out) == [7.0] * N and cuda.count("cuGraphLaunch") == 0
     assert any(b is device.arena(128) for b in kept) and any(b is x for b in kept)
     flag = [storage("input"), storage("output"), storage("scratch", bytes=1)]
     steps = [kernel(2, 0, 2), Step("jump_unless", -1, [2], 0, numbers=[3]), kernel(0, 0, 1)]
     with pytest.raises(UserError, match="decides the course"):
-        make(device, steps, flag, [0], [1], arena=64).operations([x])
+        operations(make(device, steps, flag, [0], [1], arena=64), [x])
 
 
 def test_a_failed_capture_is_ended(device, cuda) -> None:

@@ -1,0 +1,259 @@
+"""The steps of a Recipe as one table that workers walk natively.
+
+A launch is one native call over a table of entries and an array of Slots; loops and branches are
+entries too. Invariant: a table with Symbols has a record of scalars for each choice of them, so
+launches with different ones do not disturb each other; a Captured has Slots of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.errors import InternalError
+from ...core.lock import new_lock
+from ...ir.symbol import evaluate
+from ...runtime.fault import Faults, fault_slots
+from ...runtime.launcher import Launcher, SlotCopy
+from ...runtime.profile import Profile, in_order
+from ...runtime.recipe import Recipe, Step
+from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
+from .workers import RECORD, worker_pool
+
+if TYPE_CHECKING:
+    from .device import CpuDevice
+
+SMALL_COPY = 60_000  # bytes, below which one worker copies alone
+
+
+class Record:
+    """A table with Slots and scalars, packed as the walker takes it."""
+
+    def __init__(
+        self, table: np.ndarray[Any, Any], index: np.ndarray[Any, Any], slots: Any, scalars: Any
+    ) -> None:
+        self.held = (table, index, slots, scalars)
+        self.memory = ctypes.create_string_buffer(RECORD.size)
+        addresses = (ctypes.addressof(slots), len(slots), ctypes.addressof(scalars))
+        RECORD.pack_into(
+            self.memory, 0, table.ctypes.data, len(table), index.ctypes.data, *addresses
+        )
+        self.at = ctypes.addressof(self.memory)
+
+
+class NativeSteps:
+    """The scalars of a table for one choice of Symbols, and the record of a plain run."""
+
+    def __init__(self, launcher: NativeLauncher, symbols: Mapping[str, int]) -> None:
+        self.symbols = symbols
+        self.scalars = (ctypes.c_int64 * max(1, len(launcher.scalars)))()
+        for i, value in enumerate(launcher.scalars):
+            self.scalars[i] = (
+                symbols[value] if isinstance(value, str) else int(evaluate(value, symbols))
+            )
+        self.record = Record(launcher.table, launcher.index, launcher.slots, self.scalars)
+        self.at = self.record.at
+
+
+class NativeLauncher(Launcher):
+    """Runs a Recipe by a native walk."""
+
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: CpuDevice) -> None:
+        self.recipe, self.device, self.modules = recipe, device, code
+        self.lock = new_lock()  # of this one's Slots: the workers have a lock of their own
+        self.decided = False  # the walker reads what decides
+        self.inline = recipe.inline
+        self.scalars: list[Any] = []  # ints, names of Symbols or Exprs
+        builder = TableBuilder()
+        for step in recipe.steps:
+            self._entry(builder, step)
+        self.n_slots = max(1, len(recipe.slots))
+        self.table, self.index = builder.finish(self.n_slots, len(self.scalars))
+        self.slots = (ctypes.c_uint64 * self.n_slots)()
+        self.symbolic = not recipe.is_static()
+        self.faults = Faults.on_host(recipe)
+        self.point_faults(self.slots, self.faults)
+        worker_pool().reserve(recipe.scratch_bytes)
+
+    def point_faults(self, slots: Any, faults: Faults | None) -> None:
+        """Point the Slots of fault words at those of a run."""
+        if faults is not None:
+            for number, sites in fault_slots(self.recipe):
+                slots[number] = faults.add(sites)
+
+    def _scalar(self, value: Any) -> int:
+        self.scalars.append(value)
+        return len(self.scalars) - 1
+
+    def _entry(self, builder: TableBuilder, step: Step) -> None:
+        if step.kind == "kernel":
+            name, key = self.recipe.programs[step.program]
+            address = self.modules[key].address(name)
+            at = len(self.scalars)
+            self.scalars += list(step.symbols)
+            grain, flags = 1, SINGLE if step.small else DYNAMIC
+            if isinstance(step.grid, int):
+                grid, grain = step.grid, max(1, step.grid // 16)
+            else:
+                flags, grid = flags | GRID_SCALAR, self._scalar(step.grid)
+            builder.kernel(address, step.slots, grid, grain=grain, flags=flags, scalars=at)
+        elif step.kind == "copy":
+            target, source = step.slots
+            flags = SINGLE if step.small else 0
+            if isinstance(step.grid, int):
+                builder.copy(target, source, step.grid, flags=flags)
+            else:
+                builder.copy(target, source, self._scalar(step.grid), flags=flags | GRID_SCALAR)
+        else:
+            self._control_entry(builder, step)
+
+    def _control_entry(self, builder: TableBuilder, step: Step) -> None:
+        n = step.numbers
+        if step.kind == "jump":
+            builder.jump(n[0])
+        elif step.kind == "jump_unless":
+            builder.jump_unless(step.slots[0], n[0])
+        elif step.kind == "set_counter":
+            self._counter(builder.set_counter, n)
+        elif step.kind == "add_counter":
+            self._counter(builder.add_counter, n)
+        elif step.kind == "jump_counter_less":
+            fixed = isinstance(n[1], int)
+            bound = n[1] if fixed else self._scalar(n[1])
+            builder.jump_counter_less(n[0], bound, n[2], flags=0 if fixed else VALUE_SCALAR)
+        elif step.kind == "set_slot":
+            builder.set_slot(step.slots[0], step.slots[1], n[0], n[1], n[2])
+        elif step.kind == "swap_slots":
+            builder.swap_slots(*step.slots)
+        else:
+            raise InternalError("llvm launcher", f"unknown step {step.kind}")
+
+    def _counter(self, method: Any, n: list[Any]) -> None:
+        fixed = isinstance(n[1], int)
+        method(n[0], n[1] if fixed else self._scalar(n[1]), flags=0 if fixed else VALUE_SCALAR)
+
+    # ---- running --------------------------------------------------------------------------
+
+    def bind(self, symbols: Mapping[str, int]) -> NativeSteps:
+        """The scalars for these Symbols."""
+        return NativeSteps(self, symbols)
+
+    def keeps_results(self) -> bool:
+        """A fault is raised when the run is over, unless values decide how long that takes."""
+        return self.faults is not None and not self.faults.open_end
+
+    def launch(self, steps: NativeSteps) -> None:
+        """Walk the table once."""
+        worker_pool().run_step(steps.at, self.n_slots, self.inline, self.faults)
+
+    def capture(
+        self, steps: NativeSteps, slots: Sequence[int], copies: Sequence[SlotCopy]
+    ) -> NativeCaptured:
+        """The table, and the copies as entries at its end, over Slots of its own."""
+        return NativeCaptured(self, steps, slots, copies)
+
+
+class NativeCaptured:
+    """A table over Slots of its own; see `Captured`."""
+
+    def __init__(
+        self,
+        launcher: NativeLauncher,
+        steps: NativeSteps,
+        slots: Sequence[int],
+        copies: Sequence[SlotCopy],
+    ) -> None:
+        self.launcher, self.steps, self.copies = launcher, steps, list(copies)
+        self.n_slots = len(slots)
+        self.slots = (ctypes.c_uint64 * self.n_slots)()
+        self.faults = Faults.on_host(launcher.recipe)
+        launcher.point_faults(self.slots, self.faults)
+        self.fixed = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]
+        self.table = self._table()
+        self.record = Record(self.table, launcher.index, self.slots, steps.scalars)
+        self.record_at, self.inline = self.record.at, launcher.inline
+        self.point(slots)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and copies in the table; loops run theirs more than once."""
+        steps = self.launcher.recipe.steps
+        return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
+
+    def _table(self) -> np.ndarray[Any, Any]:
+        if not self.copies:
+            return self.launcher.table
+        builder = TableBuilder()
+        for copy in self.copies:
+            flags = SINGLE if copy.bytes < SMALL_COPY else 0
+            builder.copy(copy.target, copy.source, copy.bytes, flags=flags)
+        copies, _ = builder.finish(self.n_slots, len(self.launcher.scalars))
+        return np.concatenate([self.launcher.table, copies])
+
+    def point(self, slots: Sequence[int]) -> None:
+        """Use these addresses from now on; the fault words stay its own."""
+        self.slots[:] = slots
+        for number, address in self.fixed:
+            self.slots[number] = address
+
+    def launch(self) -> None:
+        """Run once more."""
+        worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
+
+    # ---- profiles -------------------------------------------------------------------------
+
+    def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
+        """Times of the entries of `runs` runs, each entry walked by itself (the median counts);
+        `restore` puts back what a run changed. A table with control is one Record."""
+        launcher = self.launcher
+        steps = launcher.recipe.steps
+        parts = [launcher.described(i, self.steps.symbols) for i in range(len(steps))]
+        parts += [("copy", "copy of state to its place", 2 * c.bytes, 0) for c in self.copies]
+        control = any(step.kind not in ("kernel", "copy") for step in steps)
+        if control:
+            sums = (sum(p[2] for p in parts), sum(p[3] for p in parts))
+            parts = [(name, "all of it: loops decide what runs", *sums)]
+        spans = [(0, len(self.table))] if control else [(i, 1) for i in range(len(self.table))]
+        whole: list[float] = []
+        times: list[list[float]] = [[] for _ in spans]
+        for _ in range(runs):
+            restore()
+            start = perf_counter()
+            self.launch()
+            whole.append(1e6 * (perf_counter() - start))
+            restore()
+            for taken, (first, count) in zip(times, spans):
+                start = perf_counter()
+                self._walk(first, count)
+                taken.append(1e6 * (perf_counter() - start))
+        restore()
+        empty = median([self._empty() for _ in range(20)])
+        us = [max(0.0, median(taken) - empty) for taken in times]
+        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
+        how = "each entry walked by itself, the cost of an empty walk taken off"
+        return Profile(name, launcher.device.name, how, records, median(whole))
+
+    def _walk(self, first: int, count: int) -> None:
+        """Walk some entries of the table, on as many workers as a run has."""
+        worker_pool().run(
+            self.table.ctypes.data + first * self.table.itemsize,
+            count,
+            self.launcher.index.ctypes.data,
+            ctypes.addressof(self.slots),
+            self.n_slots,
+            ctypes.addressof(self.steps.scalars),
+            self.inline,
+        )
+
+    def _empty(self) -> float:
+        start = perf_counter()
+        self._walk(0, 0)
+        return 1e6 * (perf_counter() - start)
+
+
+__all__ = ["NativeLauncher"]

@@ -1,0 +1,26 @@
+"""NVIDIA GPUs as Devices: how many there are, and opening one.
+
+Invariant: nothing of CUDA is loaded before the first question about a GPU is asked.
+"""
+
+from __future__ import annotations
+
+from .calls import available, call
+from .driver import Device, open_device
+
+
+class Kind:
+    """The GPUs that the CUDA driver shows."""
+
+    def count(self) -> int:
+        """How many there are."""
+        return int(call("cuDeviceGetCount")) if available() else 0
+
+    def open(self, number: int) -> Device:
+        """The one with this number."""
+        return open_device(number)
+
+
+KIND = Kind()
+
+__all__ = ["KIND"]

@@ -1,0 +1,243 @@
+"""The steps of a Recipe on a GPU: one launch, a graph, or step by step.
+
+One kernel is launched as it is. A sequence whose course is known (counters included) becomes a
+graph for each choice of Symbols, kept for a few sets of addresses and patched for others; where
+a value on the GPU decides the course, the host walks the steps and reads it. Invariant: all of
+a run is on the Device's stream; every pointer that a kernel gets is a multiple of 16.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ...core.config import config
+from ...core.errors import InternalError
+from ...runtime.buffer import Buffer
+from ...runtime.executable import Executable
+from ...runtime.launcher import Captured, Launcher, SlotCopy, Steps
+from ...runtime.profile import Profile, in_order
+from ...runtime.recipe import Recipe, Step
+from .driver import Device, Event
+from .graph import LaunchGraph, Operation, run_directly
+from .memory import size_class
+from .prepare import Prepared
+from .program import Entry
+
+GRAPHS = 4  # kept for one choice of Symbols
+CAPTURE_LIMIT = 20_000  # operations in a graph
+
+
+class CudaSteps(Steps):
+    """The same with the graphs that were made of them, by the addresses in all Slots."""
+
+    def __init__(self, launcher: CudaLauncher, symbols: Mapping[str, int]) -> None:
+        launcher.device.activate()
+        super().__init__(launcher, symbols)
+        self.graphs: OrderedDict[tuple[int, ...], LaunchGraph] = OrderedDict()
+
+
+class CudaLauncher(Launcher):
+    """Runs a Recipe on a GPU."""
+
+    steps_class = CudaSteps
+    device: Device
+
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
+        super().__init__(recipe, code, device)
+        self.entries = [Entry.from_text(text) for text in recipe.entries]
+        if len(self.entries) != len(recipe.programs):
+            raise InternalError("ptx launcher", "a Recipe of another target")
+        self.functions = [
+            module.function(name, entry.shared_bytes, entry.cluster)
+            for module, (name, _), entry in zip(self.code, recipe.programs, self.entries)
+        ]
+        self.single = recipe.steps[0] if _is_single(recipe) else None
+        self.symbolic = self.symbolic or any(_is_symbolic(entry) for entry in self.entries)
+
+    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Prepared:
+        """A kernel step as a launch but for its pointers."""
+        return Prepared(self.functions[step.program], self.entries[step.program], symbols)
+
+    def quick(self, executable: Executable) -> Callable[[], list[Buffer]] | None:
+        """For one kernel with one new result and no Symbols: memory, pointers, launch."""
+        step, recipe = self.single, self.recipe
+        if step is None or self.symbolic or recipe.sites or executable.arenas:
+            return None
+        if executable.hidden or executable.aliases or len(executable.outputs) != 1:
+            return None
+        owner, given, _ = executable.outputs[0]
+        if given >= 0:
+            return None
+        binding = executable.bound_to(None)
+        prepared, size = binding.steps.launches[0], binding.output_bytes[0]
+        device, slots, order, class_ = self.device, self.slots, list(step.slots), size_class(size)
+        name, pool = device.name, device.pool
+
+        def run() -> list[Buffer]:
+            device.activate()
+            block = pool.take(size, "", class_)
+            slots[owner] = block.pointer
+            prepared.launch(tuple([slots[s] for s in order]))
+            return [Buffer(block.pointer, size, block, name)]
+
+        return run
+
+    # ---- running --------------------------------------------------------------------------
+
+    def launch(self, steps: CudaSteps) -> None:
+        """Put a run on the stream; waits for nothing unless a value decides the course."""
+        self.device.activate()
+        if self.single is not None:
+            steps.launches[0].launch(tuple([self.slots[s] for s in self.single.slots]))
+            return
+        if self.decided or config().cuda_sync:
+            after_kernel = False
+            for operation in self.walk(steps):
+                run_directly(self.device, operation, after_kernel)
+                after_kernel = operation.prepared is not None
+            return
+        key = tuple(self.slots)
+        graph = steps.graphs.get(key)
+        if graph is None:
+            graph = self._graph(steps, key)
+        elif len(steps.graphs) > 1:
+            steps.graphs.move_to_end(key)
+        graph.launch()
+
+    def _graph(self, steps: CudaSteps, key: tuple[int, ...]) -> LaunchGraph:
+        """A graph for these addresses: the oldest one patched, or a new one."""
+        operations = list(self.walk(steps))
+        if len(operations) > CAPTURE_LIMIT:
+            return Directly(self.device, operations)  # type: ignore[return-value]
+        if len(steps.graphs) >= GRAPHS:
+            _, oldest = steps.graphs.popitem(last=False)
+            if oldest.patch(operations):
+                steps.graphs[key] = oldest
+                return oldest
+        made = steps.graphs[key] = LaunchGraph(self.device, operations)
+        return made
+
+    def capture(
+        self, steps: CudaSteps, slots: Sequence[int], copies: Sequence[SlotCopy]
+    ) -> CudaCaptured:
+        """One graph of all steps and copies."""
+        self.refuse_decided("bind")
+        return CudaCaptured(self, steps, slots, copies)
+
+
+def operations(
+    executable: Executable, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+) -> tuple[list[Operation], list[Buffer], list[Buffer]]:
+    """What a run on these Buffers puts on the stream, for a caller's own graph: operations,
+    outputs, and all Buffers that must live as long as the operations are used."""
+    launcher = executable.launcher
+    launcher.refuse_decided("operations")
+    held = executable.fitting(buffers)
+    with executable.lock:
+        binding = executable.bound_to(symbols)
+        for (number, _), buffer in zip(executable.inputs, held):
+            executable.slots[number] = buffer.pointer
+        outputs, extra = executable.place(binding, held)
+        extra += [arena.buffer for arena in executable.arenas if arena.buffer is not None]
+        return list(launcher.walk(binding.steps)), outputs, [*held, *outputs, *extra]
+
+
+class CudaCaptured(Captured):
+    """One graph that holds every kernel and copy with its pointers."""
+
+    device: Device
+
+    def __init__(
+        self,
+        launcher: CudaLauncher,
+        steps: CudaSteps,
+        slots: Sequence[int],
+        copies: Sequence[SlotCopy],
+    ) -> None:
+        super().__init__(launcher, steps, slots, copies)
+        self.device.activate()
+        self.graph = LaunchGraph(self.device, self.operations)
+
+    def point(self, slots: Sequence[int]) -> None:
+        """Use these addresses from now on; the Device's lock is held."""
+        self.device.activate()
+        operations = self._operations(slots)
+        if operations != self.operations and not self.graph.patch(operations):
+            self.graph = LaunchGraph(self.device, operations)
+        self.operations = operations
+
+    def launch(self) -> None:
+        """Put a run on the stream; waits for nothing."""
+        device = self.device
+        with device.lock:
+            device.activate()
+            if not config().cuda_sync:
+                self.graph.launch()
+                return
+            after_kernel = False
+            for operation in self.operations:
+                run_directly(device, operation, after_kernel)
+                after_kernel = operation.prepared is not None
+
+    def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
+        """Times of the operations of `runs` runs (the median counts), from a graph that has an
+        event after each; `restore` puts back what a run changed."""
+        device = self.device
+        with device.lock:
+            device.activate()
+            timed = LaunchGraph(device, self.operations, timed=True)
+            whole, times = [], []
+            for turn in range(runs + 1):  # the first does not count
+                restore()
+                start, stop = Event(device), Event(device)
+                start.record()
+                self.launch()
+                stop.record()
+                restore()
+                timed.launch()
+                device.synchronize()
+                if turn:
+                    whole.append(1e6 * stop.seconds_since(start))
+                    times.append(timed.times())
+            restore()
+        empty = median([taken[0] for taken in times])
+        us = [max(0.0, median(several) - empty) for several in zip(*[t[1:] for t in times])]
+        parts = map(self.described, self.operations)
+        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
+        how = "events between the kernels of a graph, none overlapping, an event's cost taken off"
+        return Profile(name, device.name, how, records, median(whole))
+
+
+class Directly:
+    """Stands in for a graph that would be too large."""
+
+    def __init__(self, device: Device, operations: Sequence[Operation]) -> None:
+        self.device, self.operations = device, operations
+
+    def launch(self) -> None:
+        """Run the operations one by one."""
+        after_kernel = False
+        for operation in self.operations:
+            run_directly(self.device, operation, after_kernel)
+            after_kernel = operation.prepared is not None
+
+
+def _is_single(recipe: Recipe) -> bool:
+    return len(recipe.steps) == 1 and recipe.steps[0].kind == "kernel"
+
+
+def _is_symbolic(entry: Entry) -> bool:
+    """Whether a launch depends on a Symbol."""
+    sizes: list[Any] = list(entry.grid)
+    for kind, value in entry.arguments:
+        if kind == "map":
+            sizes += (*value.sizes, *value.strides)
+        elif kind == "symbol":
+            return True
+    return not all(isinstance(size, int) for size in sizes)
+
+
+__all__ = ["CudaLauncher", "operations"]
