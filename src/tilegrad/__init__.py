@@ -8,6 +8,7 @@ touches no device; rare parts (`LAZY`) are imported when they are first named.
 
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from .core.config import config, configure, override, set_threads
@@ -444,7 +445,7 @@ FOLDERS = (
     "fft",
 )
 
-PRIVATE = {"import_module", "find_spec", "Any", "LAZY", "FOLDERS", "BUILTINS", "PRIVATE", "core"}
+PRIVATE = {"import_module", "find_spec", "ModuleType", "Any", "LAZY", "FOLDERS", "BUILTINS"}
 
 
 def __getattr__(name: str) -> Any:
@@ -460,5 +461,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    own = [n for n in globals() if not n.startswith("_") and n not in PRIVATE]
-    return sorted({*own, *LAZY, *BUILTINS, *(f for f in FOLDERS if find_spec(f".{f}", __name__))})
+    own = [n for n, value in globals().items() if not isinstance(value, ModuleType)]
+    folders = ["tensor", *(f for f in FOLDERS if find_spec(f".{f}", __name__))]
+    public = {n for n in own if not n.startswith("_")} - {*PRIVATE, "PRIVATE"}
+    return sorted({*public, *LAZY, *BUILTINS, *folders})

@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """Linear algebra, with PyTorch's names and arguments (`torch.linalg`)."""
 
 from .tensor.linalg import (
@@ -28,3 +27,31 @@ from .tensor.linalg import (
     vector_norm,
 )
 from .tensor.matmul import matmul
+
+__all__ = [
+    "cholesky",
+    "cross",
+    "det",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_solve",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "multi_dot",
+    "norm",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
+    "tensorinv",
+    "tensorsolve",
+    "vecdot",
+    "vector_norm",
+]

@@ -9,7 +9,7 @@ that hold it stay right.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
@@ -19,7 +19,16 @@ from ..tensor.placement import device_name, elsewhere, is_stored
 from ..tensor.tensor import Tensor, leaves, lift, mode, no_grad, own_node, wrap
 
 Self = TypeVar("Self", bound="Module")
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+class HasForward(Protocol[P, R]):
+    """What can be called as its `forward` is: a Module, for type checkers."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the Module computes."""
 
 
 class Parameter(Tensor):
@@ -160,7 +169,7 @@ class Module:
 
     # ---- calling --------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: HasForward[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

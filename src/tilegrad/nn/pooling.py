@@ -21,7 +21,15 @@ MAXIMUM: dict[str, Any] = {
 MEAN: dict[str, Any] = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
 
 
-class MaxPool1d(Setting):
+class Largest(Setting):
+    """The largest of windows, or (the largest, their places) with `return_indices`."""
+
+    def forward(self, *inputs: Any) -> Any:
+        """The largest, and their places where they are asked for."""
+        return super().forward(*inputs)
+
+
+class MaxPool1d(Largest):
     """The largest of each window of (..., channels, length)."""
 
     function = staticmethod(pooling.max_pool1d)
@@ -29,7 +37,7 @@ class MaxPool1d(Setting):
     defaults = MAXIMUM
 
 
-class MaxPool2d(Setting):
+class MaxPool2d(Largest):
     """The largest of each window of (..., channels, height, width)."""
 
     function = staticmethod(pooling.max_pool2d)
@@ -37,7 +45,7 @@ class MaxPool2d(Setting):
     defaults = MAXIMUM
 
 
-class MaxPool3d(Setting):
+class MaxPool3d(Largest):
     """The largest of each window of (..., channels, depth, height, width)."""
 
     function = staticmethod(pooling.max_pool3d)
@@ -90,7 +98,7 @@ class AdaptiveAvgPool3d(Setting):
     required = ("output_size",)
 
 
-class AdaptiveMaxPool1d(Setting):
+class AdaptiveMaxPool1d(Largest):
     """The largest of so many windows of (..., channels, length)."""
 
     function = staticmethod(pooling.adaptive_max_pool1d)
@@ -98,7 +106,7 @@ class AdaptiveMaxPool1d(Setting):
     defaults = {"return_indices": False}
 
 
-class AdaptiveMaxPool2d(Setting):
+class AdaptiveMaxPool2d(Largest):
     """The largest of so many windows of (..., channels, height, width)."""
 
     function = staticmethod(pooling.adaptive_max_pool2d)
@@ -106,7 +114,7 @@ class AdaptiveMaxPool2d(Setting):
     defaults = {"return_indices": False}
 
 
-class AdaptiveMaxPool3d(Setting):
+class AdaptiveMaxPool3d(Largest):
     """The largest of so many windows of (..., channels, depth, height, width)."""
 
     function = staticmethod(pooling.adaptive_max_pool3d)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import UserError
+from ..tensor.tensor import Tensor
 from .module import Module
 
 
@@ -40,10 +41,11 @@ class Setting(Module):
             else:
                 setattr(self, name, value)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any) -> Tensor:
         """The function of the inputs and the settings."""
         names = [n for n in (*self.required, *self.defaults) if n != "inplace"]
-        return type(self).function(*inputs, **{n: getattr(self, n) for n in names})
+        result: Tensor = type(self).function(*inputs, **{n: getattr(self, n) for n in names})
+        return result
 
     def extra_repr(self) -> str:
         """The settings."""

@@ -94,7 +94,7 @@ class TransformerEncoder(Module):
 
     def forward(
         self, x: Any, mask: Any = None, key_padding_mask: Any = None, is_causal: bool = False
-    ) -> Any:
+    ) -> Tensor:
         """The tokens after all layers."""
         for layer in self.layers:
             x = layer(x, mask, key_padding_mask, is_causal)
@@ -184,7 +184,7 @@ class TransformerDecoder(Module):
         self.num_layers = num_layers
         self.norm = norm
 
-    def forward(self, tgt: Any, memory: Any, *masks: Any, **more: Any) -> Any:
+    def forward(self, tgt: Any, memory: Any, *masks: Any, **more: Any) -> Tensor:
         """The tokens after all layers; masks as of one layer."""
         x = tgt
         for layer in self.layers:
@@ -248,7 +248,7 @@ class Transformer(Module):
         src_key_padding_mask: Any = None,
         tgt_key_padding_mask: Any = None,
         memory_key_padding_mask: Any = None,
-    ) -> Any:
+    ) -> Tensor:
         """The target's tokens after both stacks."""
         memory = self.encoder(src, src_mask, src_key_padding_mask)
         return self.decoder(

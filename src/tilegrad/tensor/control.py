@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError
@@ -19,6 +19,9 @@ from .container import Structure, flatten
 from .random import step_salt
 from .tensor import mode, node_of, wrap
 from .transforms import inside_transform, tracked
+
+C = TypeVar("C")
+Y = TypeVar("Y")
 
 
 @contextmanager
@@ -58,12 +61,12 @@ def _same(op: str, what: str, expected: Structure, got: Structure) -> None:
 
 
 def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
+    body: Callable[[Any, Any], tuple[C, Y]],
     init: Any,
     xs: Any = None,
     length: Any = None,
     reverse: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Run body(carry, x) -> (carry, y) over the first axis of xs: (last carry, stacked ys)."""
     carries, carry_structure = _nodes(init, "scan")
     slices, slice_structure = _nodes(xs, "scan")
@@ -117,9 +120,7 @@ def _length(slices: Sequence[Node], length: Any) -> Any:
     return sizes[0]
 
 
-def cond(
-    condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
-) -> Any:
+def cond(condition: Any, then: Callable[..., C], otherwise: Callable[..., C], *operands: Any) -> C:
     """then(*operands) where the scalar condition holds, else otherwise(*operands)."""
     if isinstance(condition, bool):
         return then(*operands) if condition else otherwise(*operands)
@@ -149,7 +150,7 @@ def cond(
     return shapes[0].unflatten(tracked(found))
 
 
-def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], C], init: Any) -> C:
     """Run body(carry) -> carry while condition(carry) holds."""
     carries, structure = _nodes(init, "while_loop")
     step = build.constant(0, dtypes.uint32)

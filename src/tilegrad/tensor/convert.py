@@ -5,7 +5,7 @@ Invariant: a conversion never changes its Tensor; it gives another handle on a N
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of, promote
@@ -27,6 +27,9 @@ from .tensor import (
     values,
     wrap,
 )
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
 
 METHODS: dict[str, DType] = {
     "float": dtypes.float32,
@@ -327,12 +330,12 @@ def set_default_dtype(dtype: Any) -> None:
         )
 
 
-def enable_grad() -> Any:
+def enable_grad() -> _GeneratorContextManager[None]:
     """Derivatives are recorded inside `with enable_grad():`, within `no_grad` too."""
     return grad_mode(True)
 
 
-def inference_mode(mode: bool = True) -> Any:
+def inference_mode(mode: bool = True) -> _GeneratorContextManager[None]:
     """`no_grad`: what is computed without history costs nothing more here."""
     return grad_mode(not mode)
 

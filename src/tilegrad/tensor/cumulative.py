@@ -7,7 +7,7 @@ extremes that tell their place take their derivative at that place alone.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, overload
 
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
@@ -126,6 +126,10 @@ def _pick_at(x: Tensor, order: Tensor, axis: int, place: int, keepdim: bool) -> 
     return Extremes(values.squeeze(axis), indices.squeeze(axis))
 
 
+@overload
+def median(x: Any, dim: None = None, keepdim: bool = False) -> Tensor: ...
+@overload
+def median(x: Any, dim: int, keepdim: bool = False) -> Extremes: ...
 @method()
 def median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The lower median of all, or (values, indices) along an axis; nan wins."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
@@ -25,6 +25,8 @@ from .tensor import Tensor, wrap
 from .transforms import inside_transform, nodes_of, or_zeros, rebuilt, tracked
 
 Function = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Call:
@@ -60,14 +62,14 @@ class Call:
         return rebuilt(leaves, structure, [wrap(n) for n in nodes])
 
 
-class custom_vjp:
+class custom_vjp(Generic[R]):
     """A function whose reverse derivative is given: `f.defvjp(forward, backward)`.
 
     forward(*args) -> (result, residuals); backward(residuals, cotangent) -> one cotangent per
     argument (None for none).
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Callable[..., R]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.forward: Function | None = None
@@ -77,7 +79,7 @@ class custom_vjp:
         """Set the derivative."""
         self.forward, self.backward = forward, backward
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         if self.forward is None or self.backward is None:
             raise UserError(
                 "no derivative was given", op="custom_vjp", expected="f.defvjp(forward, backward)"
@@ -91,7 +93,7 @@ class custom_vjp:
 class _ReverseRules:
     jvp = None
 
-    def __init__(self, owner: custom_vjp, call: Call) -> None:
+    def __init__(self, owner: custom_vjp[Any], call: Call) -> None:
         self.owner, self.call = owner, call
 
     def vjp(self, inputs: list[Node], outputs: list[Node], cotangents: list[Node]) -> list[Any]:
@@ -146,13 +148,13 @@ def _per_tensor(found: Sequence[Any], call: Call, own: Sequence[Node]) -> list[N
     return answer
 
 
-class custom_jvp:
+class custom_jvp(Generic[R]):
     """A function whose derivative is given forwards: `f.defjvp(rule)`.
 
     rule(primals, tangents) -> (result, tangent of the result); it serves reverse mode too.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Callable[..., R]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.rule: Function | None = None
@@ -162,7 +164,7 @@ class custom_jvp:
         self.rule = rule
         return rule
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         if self.rule is None:
             raise UserError("no derivative was given", op="custom_jvp", expected="f.defjvp(rule)")
         call = Call(args)
@@ -174,7 +176,7 @@ class custom_jvp:
 class _ForwardRules:
     vjp = None
 
-    def __init__(self, owner: custom_jvp, call: Call) -> None:
+    def __init__(self, owner: custom_jvp[Any], call: Call) -> None:
         self.owner, self.call = owner, call
 
     def jvp(self, inputs: list[Node], outputs: list[Node], moved: list[Any]) -> list[Any]:
@@ -199,6 +201,10 @@ class _ForwardRules:
 # ---- checkpoint ------------------------------------------------------------------------------
 
 
+@overload
+def checkpoint(function: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def checkpoint(function: Callable[..., R], *args: Any, **kwargs: Any) -> R: ...
 def checkpoint(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Run function(*args), keeping only its inputs for backward; alone, wraps the function."""
     if not args and not kwargs:

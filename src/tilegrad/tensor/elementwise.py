@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from ..core import dtype as dtypes
 from ..core.dtype import promote_scalar
@@ -265,6 +265,10 @@ def _lower_bound(low: Any, high: Any) -> Any:
 clip = clamp
 
 
+@overload
+def where(condition: Any) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: Any, a: Any, b: Any) -> Tensor: ...
 def where(condition: Any, a: Any = None, b: Any = None) -> Any:
     """a where the condition holds, else b; with the condition alone, the places it holds at."""
     if a is None and b is None:
@@ -276,7 +280,7 @@ def where(condition: Any, a: Any = None, b: Any = None) -> Any:
 
 @method("where")
 def _where_method(self: Tensor, condition: Any, other: Any) -> Tensor:
-    return where(condition, self, other)  # type: ignore[no-any-return]
+    return where(condition, self, other)
 
 
 @method()

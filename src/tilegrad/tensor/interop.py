@@ -337,7 +337,7 @@ def dim(self: Tensor) -> int:
 
 
 @method()
-def nelement(self: Tensor) -> Any:
+def nelement(self: Tensor) -> int:
     """Number of elements."""
     return self.numel()
 

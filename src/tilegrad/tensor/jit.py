@@ -15,7 +15,7 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -39,14 +39,16 @@ LOG = logging.getLogger("tilegrad.jit")
 NUMBERS = (int, float)
 DESCRIBED = 63  # traces that a new one is compared with, for the log
 Names = Sequence["int | str"] | int | str
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """A function that `jit` made; call it as the function it wraps."""
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         static: Names,
         donate: Names,
         dynamic: Mapping[str, Mapping[int, Any]],
@@ -65,12 +67,8 @@ class Jitted:
         self._donate = frozenset(self._positions(donate, "donate"))
         self.annotations, self.result_annotation = annotations_of(function)
         self.dynamic = dynamic_axes(self.name, self.names, self.annotations, dynamic, symbols)
-        self.symbols = {
-            s.name: s
-            for axes in self.dynamic.values()
-            for size in axes.values()
-            for s in atoms(size)
-        }
+        sizes = [size for axes in self.dynamic.values() for size in axes.values()]
+        self.symbols = {s.name: s for size in sizes for s in atoms(size)}
         self.keep_gradients = keep_gradients
         self.traces = 0
         self._lock = new_rlock()
@@ -84,12 +82,16 @@ class Jitted:
     def __repr__(self) -> str:
         return f"<jit {self.name}: {self.traces} traces>"
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     # ---- calling: the hot path ------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if mode.trace is not None or mode.depth:
             return self._inline(args, kwargs)
         if kwargs or len(args) != self._arity:
@@ -424,7 +426,7 @@ class Jitted:
                 )
         return tuple(sorted(set(found)))
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One value per parameter: *args as a tuple, **kwargs as a dict, defaults filled in."""
         try:
             bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
@@ -456,7 +458,7 @@ class Jitted:
                 positional.append(value)
         return self.function(*positional, **keyword)
 
-    def _without_static(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _without_static(self, values: tuple[Any, ...]) -> Any:
         return tuple([v for i, v in enumerate(values) if i not in self._static])
 
     def _with_static(self, values: Sequence[Any], given: tuple[Any, ...]) -> list[Any]:
@@ -512,6 +514,28 @@ def _describe_leaf(leaf: Any) -> str:
     return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)
 
 
+@overload
+def jit(
+    function: Callable[P, R],
+    *,
+    static: Names = (),
+    donate: Names = (),
+    symbols: Mapping[str, Any] | None = None,
+    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    name: str = "",
+    keep_gradients: bool = False,
+) -> Jitted[P, R]: ...
+@overload
+def jit(
+    function: None = None,
+    *,
+    static: Names = (),
+    donate: Names = (),
+    symbols: Mapping[str, Any] | None = None,
+    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    name: str = "",
+    keep_gradients: bool = False,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def jit(
     function: Callable[..., Any] | None = None,
     *,
@@ -530,14 +554,8 @@ def jit(
     `keep_gradients` gives `.grad` that a call zeroes and fills anew
     back to the caller; without it, reading such a gradient afterwards is an error.
     """
-    options: dict[str, Any] = {
-        "static": static,
-        "donate": donate,
-        "symbols": symbols,
-        "dynamic": dynamic,
-        "name": name,
-        "keep_gradients": keep_gradients,
-    }
+    options: dict[str, Any] = dict(static=static, donate=donate, symbols=symbols, dynamic=dynamic)
+    options |= {"name": name, "keep_gradients": keep_gradients}
     if function is None:
         return functools.partial(jit, **options)
     if not callable(function):

@@ -1,6 +1,6 @@
-"""The methods of `Tensor` for type checkers and editors: each is a function of a file.
+"""The methods of `Tensor`, each a function of this folder.
 
-`python tests/tensor/test_methods.py` writes this file from the class; do not edit it by hand.
+`python tests/test_stubs.py` writes this file; do not edit it by hand.
 """
 
 from typing import Any

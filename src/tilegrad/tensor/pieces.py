@@ -7,7 +7,7 @@ of a Tensor in row-major order has, and refuses what would need one element twic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from ..core import dtype as dtypes
 from ..core.errors import AxisError, ShapeError, UserError
@@ -28,16 +28,28 @@ def _each(rank: int, tensors: tuple[Any, ...]) -> Any:
     return tuple(_at_least(x, rank) for x in tensors)
 
 
+@overload
+def atleast_1d(x: Tensor, /) -> Tensor: ...
+@overload
+def atleast_1d(*tensors: Any) -> tuple[Tensor, ...]: ...
 def atleast_1d(*tensors: Any) -> Any:
     """Each Tensor with one axis or more."""
     return _each(1, tensors)
 
 
+@overload
+def atleast_2d(x: Tensor, /) -> Tensor: ...
+@overload
+def atleast_2d(*tensors: Any) -> tuple[Tensor, ...]: ...
 def atleast_2d(*tensors: Any) -> Any:
     """Each Tensor with two axes or more."""
     return _each(2, tensors)
 
 
+@overload
+def atleast_3d(x: Tensor, /) -> Tensor: ...
+@overload
+def atleast_3d(*tensors: Any) -> tuple[Tensor, ...]: ...
 def atleast_3d(*tensors: Any) -> Any:
     """Each Tensor with three axes or more; a matrix gets its new axis at the end."""
     return _each(3, tensors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, overload
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
@@ -270,6 +270,12 @@ def aminmax(x: Any, *, dim: Dim = None, keepdim: bool = False) -> MinMax:
     return MinMax(amin(x, dim, keepdim), amax(x, dim, keepdim))
 
 
+@overload
+def max_(x: Any, dim: Tensor | None = None, keepdim: bool = False) -> Tensor: ...
+@overload
+def max_(x: Any, dim: int, keepdim: bool = False) -> Extremes: ...
+@overload
+def max_(x: Any, *, axis: int, keepdim: bool = False) -> Extremes: ...
 @method("max")
 def max_(x: Any, dim: Any = None, keepdim: bool = False, *, axis: Dim = None) -> Any:
     """The largest of all; with an axis (values, indices); with a Tensor the larger of both."""
@@ -278,6 +284,12 @@ def max_(x: Any, dim: Any = None, keepdim: bool = False, *, axis: Dim = None) ->
     return _extreme(lift(x), _either(dim, axis), keepdim, True)
 
 
+@overload
+def min_(x: Any, dim: Tensor | None = None, keepdim: bool = False) -> Tensor: ...
+@overload
+def min_(x: Any, dim: int, keepdim: bool = False) -> Extremes: ...
+@overload
+def min_(x: Any, *, axis: int, keepdim: bool = False) -> Extremes: ...
 @method("min")
 def min_(x: Any, dim: Any = None, keepdim: bool = False, *, axis: Dim = None) -> Any:
     """The smallest of all; with an axis (values, indices); with a Tensor the smaller of both."""

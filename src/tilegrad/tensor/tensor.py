@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import string_at
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from .realize import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
     from .methods import Methods  # a stub: what the other files attach
 else:
     Methods = object
@@ -114,7 +116,7 @@ class Tensor(Methods):
         trace = mode.trace
         if trace is None or self.trace is trace:
             return self._node
-        return trace.node_of(self)  # type: ignore[no-any-return]
+        return trace.node_of(self)
 
     @node.setter
     def node(self, node: Node) -> None:
@@ -131,7 +133,7 @@ class Tensor(Methods):
         trace = mode.trace
         if trace is None or self.trace is trace:
             return self._grad
-        return trace.grad_of(self)  # type: ignore[no-any-return]
+        return trace.grad_of(self)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -144,14 +146,14 @@ class Tensor(Methods):
     # ---- facts ----------------------------------------------------------------------------
 
     @property
-    def shape(self) -> tuple[Size, ...]:
-        """Sizes of the axes."""
-        return self.node.shape  # type: ignore[no-any-return]
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes; where one is a Symbol, its expression, which computes as an int."""
+        return self.node.shape
 
     @property
     def dtype(self) -> DType:
         """Dtype of the elements."""
-        return self.node.dtype  # type: ignore[no-any-return]
+        return self.node.dtype
 
     @property
     def ndim(self) -> int:
@@ -165,7 +167,7 @@ class Tensor(Methods):
             return default_device()
         trace = mode.trace
         if trace is not None:
-            return trace.device  # type: ignore[no-any-return]
+            return trace.device
         buffer = values.get(self._node)
         if buffer is not None:
             return buffer.device
@@ -214,22 +216,27 @@ class Tensor(Methods):
         return self.dtype.size
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> int:
         """Bytes of all elements."""
         return self.numel() * self.dtype.size
 
+    @overload
+    def size(self, axis: None = None) -> tuple[int, ...]: ...
+    @overload
+    def size(self, axis: int) -> int: ...
     def size(self, axis: int | None = None) -> Any:
         """The shape, or one size of it."""
         return self.shape if axis is None else self.shape[build.axis_of(self.node, axis, "size")]
 
-    def numel(self) -> Size:
+    def numel(self) -> int:
         """Number of elements."""
-        return self.node.type.size  # type: ignore[no-any-return, union-attr]
+        type_: Any = self.node.type
+        return type_.size
 
     def __len__(self) -> int:
         if not self.shape:
             raise DTypeError("a Tensor without axes has no length", op="len")
-        return self.shape[0]  # type: ignore[return-value]
+        return self.shape[0]
 
     # ---- values ---------------------------------------------------------------------------
 
@@ -248,7 +255,7 @@ class Tensor(Methods):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a NumPy array; on the CPU it shares memory (do not write to it)."""
-        return on_host(self.buffer(), self.shape, self.dtype)  # type: ignore[arg-type]
+        return on_host(self.buffer(), self.shape, self.dtype)
 
     def item(self) -> Any:
         """The value of a Tensor of one element as a Python number."""
@@ -538,7 +545,7 @@ def grad_mode(enabled: bool) -> Iterator[None]:
         mode.grad_enabled = before
 
 
-def no_grad() -> Any:
+def no_grad() -> _GeneratorContextManager[None]:
     """No derivatives are recorded inside `with no_grad():`."""
     return grad_mode(False)
 

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from ..core.errors import AxisError, DTypeError, ShapeError
 from ..graph import build, ops
@@ -28,6 +28,9 @@ from .container import Structure, broadcast_prefix, flatten, is_stateful
 from .tensor import Tensor, grad_mode, made_together, mode, node_of, own_node, wrap
 
 Function = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
 
 
 @contextmanager
@@ -196,8 +199,8 @@ def or_zeros(found: Sequence[Node | None], like: Sequence[Node]) -> list[Node]:
 
 
 def value_and_grad(
-    function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Function:
+    function: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[P, tuple[R, Any]]:
     """fn(...) -> (value, gradients), or ((value, aux), gradients)."""
 
     @functools.wraps(function)
@@ -205,7 +208,7 @@ def value_and_grad(
         inputs = enter(args, positions_of(argnums, len(args), "grad"), "grad")
         _check_floats(inputs, "grad")
         with inside_transform():
-            result = function(*inputs.values, **kwargs)
+            result: Any = function(*inputs.values, **kwargs)
             if has_aux and not (isinstance(result, tuple) and len(result) == 2):
                 raise DTypeError(
                     "with has_aux the function returns (value, aux)",
@@ -230,7 +233,9 @@ def value_and_grad(
     return run
 
 
-def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
+def grad(
+    function: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[P, Any]:
     """fn(...) -> gradients of a scalar function, or (gradients, aux)."""
     both = value_and_grad(function, argnums, has_aux)
 
@@ -242,6 +247,14 @@ def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = F
     return run
 
 
+@overload
+def vjp(
+    function: Callable[..., R], *args: Any, has_aux: Literal[False] = False
+) -> tuple[R, Callable[..., tuple[Any, ...]]]: ...
+@overload
+def vjp(
+    function: Callable[..., tuple[R, A]], *args: Any, has_aux: Literal[True]
+) -> tuple[R, Callable[..., tuple[Any, ...]], A]: ...
 def vjp(function: Function, *args: Any, has_aux: bool = False) -> Any:
     """(value, pull) where pull(cotangents) gives one cotangent per argument."""
     inputs = enter(args, range(len(args)), "vjp")
@@ -287,7 +300,7 @@ def matching(given: Any, nodes: Sequence[Node], structure: Structure, op: str) -
     return found
 
 
-def linearize(function: Function, *primals: Any) -> tuple[Any, Function]:
+def linearize(function: Callable[..., R], *primals: Any) -> tuple[R, Callable[..., R]]:
     """(value, push) where push(*tangents) gives the tangent of the value; the function runs once,
     so that every tangent is one of the same value."""
     inputs = enter(primals, range(len(primals)), "jvp")
@@ -315,7 +328,7 @@ def linearize(function: Function, *primals: Any) -> tuple[Any, Function]:
     return rebuilt(leaves, structure, tracked(inputs.restore(nodes))), push
 
 
-def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tuple[Any, Any]:
+def jvp(function: Callable[..., R], primals: Sequence[Any], moved: Sequence[Any]) -> tuple[R, R]:
     """(value, tangent of the value) when the arguments move along tangents."""
     value, push = linearize(function, *primals)
     return value, push(*moved)
@@ -325,14 +338,14 @@ def jvp(function: Function, primals: Sequence[Any], moved: Sequence[Any]) -> tup
 
 
 def vmap(
-    function: Function,
+    function: Callable[P, R],
     in_axes: Any = 0,
     out_axes: Any = 0,
     size: int | None = None,
     *,
     in_dims: Any = 0,
     out_dims: Any = 0,
-) -> Function:
+) -> Callable[P, R]:
     """fn over a new axis of its arguments: `in_axes` (None: shared) and `out_axes` may nest;
     `in_dims` and `out_dims` are PyTorch's names of them."""
     in_axes = in_dims if in_axes == 0 else in_axes
@@ -438,7 +451,7 @@ def _basis(node: Node) -> Tensor:
     return wrap(build.reshape(build.cast(square, node.dtype), (count, *node.shape)))
 
 
-def jacrev(function: Function, argnums: int = 0) -> Function:
+def jacrev(function: Callable[..., Tensor], argnums: int = 0) -> Callable[..., Any]:
     """The matrix of derivatives, a row at a time (reverse mode)."""
 
     @functools.wraps(function)
@@ -455,7 +468,7 @@ def jacrev(function: Function, argnums: int = 0) -> Function:
     return run
 
 
-def jacfwd(function: Function, argnums: int = 0) -> Function:
+def jacfwd(function: Callable[..., R], argnums: int = 0) -> Callable[..., R]:
     """The matrix of derivatives, a column at a time (forward mode)."""
 
     @functools.wraps(function)
@@ -473,7 +486,7 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
     return run
 
 
-def hessian(function: Function, argnums: int = 0) -> Function:
+def hessian(function: Callable[..., Tensor], argnums: int = 0) -> Callable[..., Any]:
     """The second derivatives of a scalar function."""
     return jacfwd(jacrev(function, argnums), argnums)
 

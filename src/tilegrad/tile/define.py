@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
 from ..core.dtype import DType, dtype_of
@@ -33,17 +33,26 @@ Function = Callable[..., Any]
 LOG = logging.getLogger("tilegrad.kernel")
 
 
-class KTile:
-    """An annotation: an array argument or a result of a dtype, `KTile[f16]`."""
+if TYPE_CHECKING:
+    from .value import MemoryValue as Argument  # what a kernel sees of its arrays
+else:
+    Argument = object
+
+
+class KTile(Argument):
+    """An annotation: an array argument or a result of a dtype, `KTile[f16]`.
+
+    `KTile` alone is an array of any dtype; type checkers know no more, since a dtype is a value.
+    """
 
     def __init__(self, dtype: DType) -> None:
-        self.dtype = dtype
+        self.element = dtype
 
     def __class_getitem__(cls, dtype: Any) -> KTile:
         return cls(dtype_of(dtype))
 
     def __repr__(self) -> str:
-        return f"KTile[{self.dtype}]"
+        return f"KTile[{self.element}]"
 
 
 def function(helper: Function) -> Function:
@@ -166,13 +175,13 @@ class Definition:
         """Arguments have the dtypes that annotations name."""
         for name, type_ in arrays:
             wanted = self.annotations.get(name)
-            if isinstance(wanted, KTile) and wanted.dtype is not type_.dtype:
+            if isinstance(wanted, KTile) and wanted.element is not type_.dtype:
                 raise DTypeError(
                     f"the argument {name} has another dtype than its annotation",
                     op=self.name,
-                    expected=wanted.dtype,
+                    expected=wanted.element,
                     got=type_.dtype,
-                    hint=f"cast it first: x.to(tilegrad.{wanted.dtype})",
+                    hint=f"cast it first: x.to(tilegrad.{wanted.element})",
                 )
 
     def check_result(self, tracer: Tracer) -> None:
@@ -180,11 +189,11 @@ class Definition:
         wanted = self.annotations.get("return")
         if isinstance(wanted, KTile):
             for result in tracer.results:
-                if result.dtype is not wanted.dtype:
+                if result.dtype is not wanted.element:
                     raise DTypeError(
                         "the result has another dtype than its annotation",
                         op=self.name,
-                        expected=wanted.dtype,
+                        expected=wanted.element,
                         got=result.dtype,
                     )
 

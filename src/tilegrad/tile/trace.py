@@ -47,6 +47,13 @@ class Range:
     unroll: int = 1
     block: int | None = None  # rows of each Rows, for tile.range_n
 
+    def __iter__(self) -> Iterator[Any]:
+        raise TraceError(
+            "a loop that runs in the kernel is a `for` statement of the kernel",
+            op="tile.range",
+            hint="a comprehension or a list takes Python's own range, which is unrolled",
+        )
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -11,7 +11,7 @@ of the same kind as NumPy would, and a Python number takes the dtype of its part
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -215,7 +215,51 @@ def _decide(a: Size, b: Size, name: str) -> bool | None:
     return name != "equal" if low(gap) > 0 or high(gap) < 0 else None
 
 
-class TileValue:
+def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], TileValue]:
+    def apply(self: Any, other: Any) -> TileValue:
+        if isinstance(other, Undefined):
+            raise other.fail()
+        if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
+            return NotImplemented
+        return elementwise(name, *((other, self) if mirrored else (self, other)))
+
+    return apply
+
+
+def _function(name: str) -> Callable[[Any], TileValue]:
+    return lambda self: elementwise(name, self)
+
+
+class Operators:
+    """Python's operators on what a kernel computes with; a part of an array is read first."""
+
+    __slots__ = ()
+
+    __add__, __radd__ = _operator("add"), _operator("add", True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", True)
+    __mod__, __rmod__ = _operator("remainder"), _operator("remainder", True)
+    __pow__, __rpow__ = _operator("power"), _operator("power", True)
+    __and__, __rand__ = _operator("bit_and"), _operator("bit_and", True)
+    __or__, __ror__ = _operator("bit_or"), _operator("bit_or", True)
+    __xor__, __rxor__ = _operator("bit_xor"), _operator("bit_xor", True)
+    __lshift__, __rlshift__ = _operator("shift_left"), _operator("shift_left", True)
+    __rshift__, __rrshift__ = _operator("shift_right"), _operator("shift_right", True)
+    __lt__, __gt__ = _operator("less"), _operator("less", True)
+    __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
+    __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __hash__ = object.__hash__
+    __neg__, __abs__, __invert__ = (
+        _function("negative"),
+        _function("absolute"),
+        _function("bit_not"),
+    )
+
+
+class TileValue(Operators):
     """A tile (or a scalar) of a kernel that is being traced."""
 
     __slots__ = ("block", "edges", "linear", "node", "zero")
@@ -297,50 +341,7 @@ class TileValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _operator(name: str, mirrored: bool = False) -> Any:
-    def apply(self: TileValue, other: Any) -> Any:
-        if isinstance(other, Undefined):
-            raise other.fail()
-        if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
-            return NotImplemented
-        return elementwise(name, *((other, self) if mirrored else (self, other)))
-
-    return apply
-
-
-OPERATORS: dict[str, Any] = {}
-for _name, _method in {
-    "add": "add",
-    "subtract": "sub",
-    "multiply": "mul",
-    "divide": "truediv",
-    "floor_divide": "floordiv",
-    "remainder": "mod",
-    "power": "pow",
-    "bit_and": "and",
-    "bit_or": "or",
-    "bit_xor": "xor",
-    "shift_left": "lshift",
-    "shift_right": "rshift",
-}.items():
-    OPERATORS[f"__{_method}__"] = _operator(_name)
-    OPERATORS[f"__r{_method}__"] = _operator(_name, True)
-for _name, _method, _swap in (
-    ("less", "lt", False),
-    ("less_equal", "le", False),
-    ("less", "gt", True),
-    ("less_equal", "ge", True),
-    ("equal", "eq", False),
-    ("not_equal", "ne", False),
-):
-    OPERATORS[f"__{_method}__"] = _operator(_name, _swap)
-for _name, _method in {"negative": "neg", "absolute": "abs", "bit_not": "invert"}.items():
-    OPERATORS[f"__{_method}__"] = lambda self, name=_name: elementwise(name, self)
-for _name, _method in OPERATORS.items():
-    setattr(TileValue, _name, _method)
-
-
-class MemoryValue:
+class MemoryValue(Operators):
     """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window."""
 
     __slots__ = ("name", "node", "writable")
@@ -389,7 +390,7 @@ class MemoryValue:
         store(self[key], value)
 
 
-class Window:
+class Window(Operators):
     """A box of a Memory: where it starts, its static shape, and the Memory axis of each axis."""
 
     __slots__ = ("axes", "index", "memory", "shape")
@@ -410,11 +411,6 @@ class Window:
             edge = Edge(self.index[axis], self.memory.type.shape[axis])
             found.append(None if edge.holds_all(size) else edge)
         return tuple(found)
-
-
-for _name, _method in OPERATORS.items():
-    for _kind in (Window, MemoryValue):
-        setattr(_kind, _name, _method)  # what is computed with is read first
 
 
 def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:

@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """Linear algebra of matrices on kernels of our own; public as `tilegrad.linalg`."""
 
 from .norms import matrix_norm, norm, vector_norm
@@ -19,3 +18,30 @@ from .solve import (
     tensorsolve,
 )
 from .spectral import eigh, eigvalsh, svd, svdvals
+
+__all__ = [
+    "cholesky",
+    "cross",
+    "det",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_solve",
+    "matrix_norm",
+    "matrix_power",
+    "multi_dot",
+    "norm",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
+    "tensorinv",
+    "tensorsolve",
+    "vecdot",
+    "vector_norm",
+]

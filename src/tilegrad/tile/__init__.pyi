@@ -1,0 +1,216 @@
+"""The names of `tilegrad.tile`.
+
+`python tests/test_stubs.py` writes this file; do not edit it by hand.
+"""
+
+# ruff: noqa: I001, RUF022
+from ..core.dtype import bfloat16 as bf16
+from ..core.dtype import float16 as f16
+from ..core.dtype import float32 as f32
+from ..core.dtype import float64 as f64
+from ..core.dtype import int32 as i32
+from ..core.dtype import int64 as i64
+from ..core.dtype import int8 as i8
+from ..core.dtype import uint32 as u32
+from ..core.dtype import uint8 as u8
+from .define import KTile
+from .define import function
+from .language import abs_ as abs
+from .language import arange
+from .language import atomic_add
+from .language import bitcast
+from .language import broadcast
+from .language import cast
+from .language import ceil
+from .language import ceil_divide
+from .language import context
+from .language import cos
+from .language import cummax
+from .language import cummin
+from .language import cumprod
+from .language import cumsum
+from .language import dot
+from .language import erf
+from .language import exp
+from .language import exp2
+from .language import expm1
+from .language import fill
+from .language import floor
+from .language import full
+from .language import grid
+from .language import index
+from .language import load
+from .language import log
+from .language import log1p
+from .language import log2
+from .language import max_ as max
+from .language import maximum_ as maximum
+from .language import min_ as min
+from .language import minimum_ as minimum
+from .language import multiply_add
+from .language import num_programs
+from .language import prod
+from .language import program_id
+from .language import range_ as range
+from .language import range_n
+from .language import reciprocal
+from .language import require
+from .language import reshape
+from .language import result
+from .language import round_ as round
+from .language import rsqrt
+from .language import shared
+from .language import sigmoid
+from .language import sign
+from .language import sin
+from .language import softmax_accumulate
+from .language import softmax_online
+from .language import sqrt
+from .language import store
+from .language import sum_ as sum
+from .language import tan
+from .language import tanh
+from .language import transpose
+from .language import trunc
+from .language import where
+from .language import zeros
+from .roles import arrive_remote
+from .roles import barrier
+from .roles import clear_rows
+from .roles import cluster
+from .roles import commit_copies
+from .roles import commit_threads
+from .roles import copy_async
+from .roles import copy_multicast
+from .roles import copy_pages
+from .roles import copy_store
+from .roles import copy_threads
+from .roles import fence
+from .roles import grid_dependency_wait
+from .roles import grid_launch_dependents
+from .roles import load_operand
+from .roles import matrix_async
+from .roles import matrix_commit
+from .roles import matrix_fence
+from .roles import matrix_sync
+from .roles import matrix_wait
+from .roles import named_arrive
+from .roles import named_sync
+from .roles import pipeline
+from .roles import read
+from .roles import register
+from .roles import role
+from .roles import send
+from .roles import store_add
+from .roles import store_threads
+from .roles import wait_copies
+from .roles import wait_threads
+from .roles import write
+
+INF: float
+
+__all__ = [
+    "INF",
+    "KTile",
+    "abs",
+    "arange",
+    "arrive_remote",
+    "atomic_add",
+    "barrier",
+    "bf16",
+    "bitcast",
+    "broadcast",
+    "cast",
+    "ceil",
+    "ceil_divide",
+    "clear_rows",
+    "cluster",
+    "commit_copies",
+    "commit_threads",
+    "context",
+    "copy_async",
+    "copy_multicast",
+    "copy_pages",
+    "copy_store",
+    "copy_threads",
+    "cos",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "dot",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "f16",
+    "f32",
+    "f64",
+    "fence",
+    "fill",
+    "floor",
+    "full",
+    "function",
+    "grid",
+    "grid_dependency_wait",
+    "grid_launch_dependents",
+    "i32",
+    "i64",
+    "i8",
+    "index",
+    "load",
+    "load_operand",
+    "log",
+    "log1p",
+    "log2",
+    "matrix_async",
+    "matrix_commit",
+    "matrix_fence",
+    "matrix_sync",
+    "matrix_wait",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "multiply_add",
+    "named_arrive",
+    "named_sync",
+    "num_programs",
+    "pipeline",
+    "prod",
+    "program_id",
+    "range",
+    "range_n",
+    "read",
+    "reciprocal",
+    "register",
+    "require",
+    "reshape",
+    "result",
+    "role",
+    "round",
+    "rsqrt",
+    "send",
+    "shared",
+    "sigmoid",
+    "sign",
+    "sin",
+    "softmax_accumulate",
+    "softmax_online",
+    "sqrt",
+    "store",
+    "store_add",
+    "store_threads",
+    "sum",
+    "tan",
+    "tanh",
+    "transpose",
+    "trunc",
+    "u32",
+    "u8",
+    "wait_copies",
+    "wait_threads",
+    "where",
+    "write",
+    "zeros",
+]
