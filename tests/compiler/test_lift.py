@@ -22,7 +22,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled before, in memory or on disk."""
     monkeypatch.setattr(compiler, "_memory", Recent(lambda: 256))
-    monkeypatch.setattr(lift, "_families", Recent(lambda: 256))
+    monkeypatch.setattr(lift, "_variants", Recent(lambda: 256))
     with override(cache_folder=""):
         yield
 
@@ -104,7 +104,7 @@ def test_attention_with_another_scale_each_time() -> None:
 
 def test_compiled_graphs_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_memory", Recent(lambda: 4))
-    monkeypatch.setattr(lift, "_families", Recent(lambda: 4))
+    monkeypatch.setattr(lift, "_variants", Recent(lambda: 4))
     monkeypatch.setattr(compiler, "_bodies", {})
     gone = []
     for n in range(1, 13):

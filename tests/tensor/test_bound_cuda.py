@@ -99,7 +99,7 @@ def cuda(monkeypatch):
     forget()
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
-    monkeypatch.setattr(lift, "_families", {})
+    monkeypatch.setattr(lift, "_variants", {})
     for name in ("_memory", "_bodies"):
         monkeypatch.setattr(compiler, name, {})
     monkeypatch.setattr(driver.Device, "target", H200)

@@ -119,7 +119,7 @@ def cuda(request, monkeypatch):
     monkeypatch.setattr(driver, "_devices", {})
     monkeypatch.setattr(driver, "_thread", type(driver._thread)())
     monkeypatch.setattr(compiler, "_memory", {})
-    monkeypatch.setattr(lift, "_families", {})
+    monkeypatch.setattr(lift, "_variants", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     monkeypatch.setattr(placement, "state", placement.state)
     monkeypatch.setattr(driver.Device, "target", H200)
@@ -430,7 +430,7 @@ def test_recipes_are_bound_again_from_disk(cuda, tmp_path) -> None:
         x = tg.tensor(numbers(8), device="cuda")
         assert np.array_equal((x * 3).numpy(), x.numpy() * 3)
         compiler._memory.clear()
-        lift._families.clear()
+        lift._variants.clear()
         loaded = compiler.counters["loaded"]
         assert np.array_equal((x * 3).numpy(), x.numpy() * 3)
         assert compiler.counters["loaded"] == loaded + 1

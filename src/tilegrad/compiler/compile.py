@@ -35,6 +35,7 @@ from ..runtime.device import Device
 from ..runtime.executable import Executable
 from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
+from ..schedule.families import outside
 from .dispatch import device as opened
 from .dispatch import language_of, target_for
 
@@ -119,7 +120,9 @@ class Idle:
 
 def circumstances(device: str) -> Any:
     """What an Executable on a device depends on besides its Graph."""
-    return config().threads if device == HOST else (device, target_for(device).key, *_choices())
+    host = (config().threads,)
+    own = host if device == HOST else (device, target_for(device).key, *_choices())
+    return (*own, *outside())
 
 
 def _choices() -> tuple[str, ...]:
@@ -202,7 +205,7 @@ def schedule_for(
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         choices = _choices() if target.has_threads else ()
-        key = (target.key, *choices, *without)
+        key = (target.key, outside(), *choices, *without)
         bodies = _bodies.setdefault(key, Recent(lambda: BODIES * config().keep))
         return schedule_graph(inputs, outputs, target, donate, bodies, without)[0]
 

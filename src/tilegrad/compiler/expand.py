@@ -14,7 +14,7 @@ from ..graph.simplify import STRIP
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
 from ..ir.rewrite import Log, rewrite
-from ..schedule.attention import why_not
+from ..schedule.families import why_not
 
 
 def expand_attention(

@@ -39,6 +39,7 @@ SECTIONS = (
     "final graph",
     "schedule",
     "kernels",
+    "families",
     "tile",
     "llvm",
     "optimized",
@@ -48,7 +49,7 @@ SECTIONS = (
 LEVELS: dict[str, tuple[str, ...]] = {
     "summary": ("summary", "passes", "kernels"),
     "graph": ("summary", "graph", "passes", "final graph"),
-    "schedule": ("summary", "schedule", "kernels"),
+    "schedule": ("summary", "schedule", "kernels", "families"),
     "tile": ("summary", "kernels", "tile"),
     "llvm": ("summary", "kernels", "llvm", "optimized"),
     "ptx": ("summary", "kernels", "ptx"),
@@ -190,7 +191,7 @@ class Explanation:
         known = dict.fromkeys((*SECTIONS, *language_of(self.target).listings))
         if name not in known:
             raise UserError("no such section", op="explain", expected=", ".join(known), got=name)
-        if name not in SECTIONS[:6]:
+        if name not in SECTIONS[:7]:
             mark = {"tile": "#", "assembly": "//", "ptx": "//"}.get(name, ";")
             shown = [(p, p.tile if name == "tile" else p.listing(name)) for p in self.programs]
             return "\n".join(
@@ -205,6 +206,7 @@ class Explanation:
             "final graph": lambda: self.final_graph,
             "schedule": lambda: self.schedule,
             "kernels": self._kernel_table,
+            "families": self._families_text,
         }
         return texts[name]()
 
@@ -338,6 +340,19 @@ class Explanation:
             f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "
             f"{self.output_bytes} + arena {self.schedule_ir.arena_bytes}"
         )
+
+    def _families_text(self) -> str:
+        """Who offered what for each Region, who refused and why, and why the winner won."""
+        lines = []
+        for number, kernel in enumerate(self.schedule_ir.kernels):
+            verdict = kernel.notes.get("verdict")
+            if verdict is None:
+                continue
+            lines.append(f"[{number}] {kernel.name}: {verdict.winner}, {verdict.why}")
+            for name, made in verdict.offered:
+                lines.append(f"      {name} offers {seconds(made.seconds)} ({made.model})")
+            lines += [f"      {name} refuses: {why}" for name, why in verdict.refused]
+        return "\n".join(lines)
 
     def _kernel_table(self) -> str:
         rows = [("kernel", "launches", "FLOP", "bytes", "FLOP/byte", "bound by", "floor")]

@@ -27,7 +27,7 @@ from .compile import circumstances, executable_for
 
 
 @dataclass
-class Family:
+class Variants:
     """Graphs of one structure: the numbers of the first, and which of them have differed."""
 
     first: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Family:
     lifted: tuple[Sequence[int], Any] = ((), None)  # places of numbers that are inputs, Executable
 
 
-_families: Recent[Family] = Recent(lambda: config().keep)
+_variants: Recent[Variants] = Recent(lambda: config().keep)
 
 
 def executable_on_numbers(
@@ -48,22 +48,22 @@ def executable_on_numbers(
     rows = structure(inputs, outputs, None, _is_number, constants)
     numbers = tuple([exact(c.attrs["value"]) for c in constants])
     key = (rows, circumstances(device))
-    family = _families.get(key)
-    if family is None:
+    variants = _variants.get(key)
+    if variants is None:
         plain = executable_for(tuple(inputs), tuple(outputs), (), device)
-        _families[key] = Family(numbers, plain)
+        _variants[key] = Variants(numbers, plain)
         return plain, []
-    if numbers == family.first:
-        return family.plain, []
-    places, executable = family.lifted
-    differ = {i for i, (a, b) in enumerate(zip(numbers, family.first)) if a != b}
+    if numbers == variants.first:
+        return variants.plain, []
+    places, executable = variants.lifted
+    differ = {i for i, (a, b) in enumerate(zip(numbers, variants.first)) if a != b}
     if not differ <= set(places):
         places = sorted(differ | set(places))
         fresh = {constants[i]: build.input_((), constants[i].dtype) for i in places}
         executable = executable_for(
             (*inputs, *fresh.values()), tuple(replace(outputs, fresh)), (), device
         )
-        family.lifted = places, executable
+        variants.lifted = places, executable
     given = [constants[i] for i in places]
     return executable, [Buffer.wrap(np.array(c.attrs["value"], c.dtype.numpy)) for c in given]
 

@@ -17,6 +17,7 @@ class Callee(ABC):
     """A kernel as a Graph sees it."""
 
     text_name = "callee"
+    states: tuple[int, ...] = ()  # arguments that it writes in place: its last results
     once = False  # whether the runtime does it, once for all runs, and no step does
 
     @property

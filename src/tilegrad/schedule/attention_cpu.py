@@ -25,6 +25,7 @@ from ..kernels.attention_cpu.forward import Forward
 from ..kernels.attention_cpu.matrix import MatrixForward
 from ..kernels.attention_cpu.matrix_backward import MatrixKeyGradient, MatrixQueryGradient
 from ..tile.build import Body
+from .attention import AttentionFamily, Given
 
 DTYPES = (float32, float64, bfloat16, float16)
 
@@ -95,3 +96,17 @@ def memory_of(node: Node) -> Memory:
     """The Memory an input lies in."""
     assert isinstance(node.type, Array)
     return Memory(node.type.shape, node.type.dtype)
+
+
+class VectorAttention(AttentionFamily):
+    """Attention on vectors."""
+
+    def refusal(self, node: Node, shape: AttentionShape, target: Target) -> str:
+        """Why no kernel takes a Node; '' where one does."""
+        return why_not(node, shape, target)
+
+    def launches(
+        self, node: Node, shape: AttentionShape, target: Target, wanted: set[int], name: str
+    ) -> Given:
+        """Bodies, and what their parameters stand for."""
+        return launches(node, shape, target, wanted, name)

@@ -18,9 +18,7 @@ from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
 from ..kernels.attention.shape import AttentionShape
-from ..tile.build import Body
-
-Given = list[tuple[Body, list[Any]]]
+from .attention import AttentionFamily, Given
 
 
 def why_not(node: Node, x: AttentionShape, target: Target) -> str:
@@ -78,3 +76,17 @@ def memory_of(node: Node) -> Memory:
     """The Memory an input lies in."""
     assert isinstance(node.type, Array)
     return Memory(node.type.shape, node.type.dtype)
+
+
+class ThreadAttention(AttentionFamily):
+    """Attention on blocks of threads."""
+
+    def refusal(self, node: Node, shape: AttentionShape, target: Target) -> str:
+        """Why no kernel takes a Node; '' where one does."""
+        return why_not(node, shape, target)
+
+    def launches(
+        self, node: Node, shape: AttentionShape, target: Target, wanted: set[int], name: str
+    ) -> Given:
+        """Bodies, and what their parameters stand for."""
+        return launches(node, shape, target, wanted, name)

@@ -24,10 +24,19 @@ from ..tile.callee import KernelCallee
 from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
 from ..tile.prove import require
-from .fuse import Group
+from .family import Bodies, Family, Offer
+from .fuse import Region
 
 
-def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]:
+class Calls(Family):
+    """Kernels that a Graph calls: users' own, and those that a pass has chosen."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Bodies of the kernel."""
+        return lower_call(region, region.inputs, target)
+
+
+def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:
     """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type, i))
     for result i that nobody wants, or ('state', i) for the call's argument i, written in place."""
     node = group.values[0]
@@ -45,7 +54,7 @@ def lower_call(group: Group, reads: Sequence[Node], target: Target) -> list[Any]
         )
     stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
     results = _results(node, stored)
-    found = []
+    found: Bodies = []
     for body, roles in callee.launches:
         given: list[Any] = []
         for kind, place in roles:
@@ -66,25 +75,6 @@ def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
     if not isinstance(node.type, Tuple):
         return {0: stored.index(node)} if node in stored else {}
     return {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
-
-
-def states_of(node: Node) -> list[tuple[int, Node]]:
-    """(place among the results, state) for each argument that a call writes in place."""
-    callee = node.attrs["callee"]
-    if node.op is not ops.call or not isinstance(callee, KernelCallee):
-        return []
-    first = len(callee.types("store"))
-    return [(first + i, node.inputs[place]) for i, place in enumerate(callee.states)]
-
-
-def state_behind(node: Node) -> tuple[Node, int, Node] | None:
-    """(what writes it, number of the result, state) of a value that is a written state."""
-    if node.op is ops.update:
-        return node, 0, node.inputs[0]
-    writer = node.inputs[0] if node.op is ops.get else node
-    number = node.attrs["index"] if node.op is ops.get else 0
-    found = states_of(writer) if writer.op is ops.call else []
-    return next(((writer, place, state) for place, state in found if place == number), None)
 
 
 def legalize_call(body: Body, kind: str, target: Target) -> Body:

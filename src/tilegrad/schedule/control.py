@@ -10,7 +10,6 @@ control moves is named by one number wherever it is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.dtype import bool_
@@ -20,68 +19,17 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import Size, combine, high, multiply
 from ..ir.types import Array, product
-from .call import state_behind, states_of
-from .fuse import Group
-from .schedule import Control, Copy, Kernel, Label, Launch, Slot
+from .fuse import Region
+from .schedule import Control, Copy, Kernel, Label, Launch
+from .state import is_updated
 
 if TYPE_CHECKING:
     from .lower import Lowering
 
-COUNTERS = 64
 GUESS = 16  # steps of a loop whose length is not known
 
 
-@dataclass
-class Frame:
-    """What the Lowerings of a Graph and of its Blocks share."""
-
-    slots: list[Slot] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
-    loops: list[tuple[int, int]] = field(default_factory=list)  # Kernel numbers, inner first
-    pairs: list[tuple[int, int]] = field(default_factory=list)  # Slots that are swapped
-    always: set[int] = field(default_factory=set)  # Slots that jumps read: they are not reused
-    moved: set[int] = field(default_factory=set)  # Slots whose pointers change
-    swapped: set[int] = field(default_factory=set)  # those that change places with another
-    labels: int = 0
-    counters: int = 0  # in use by the loops we are inside of
-
-    def label(self) -> int:
-        """A new Label's number."""
-        self.labels += 1
-        return self.labels - 1
-
-    def counter(self) -> int:
-        """A free counter."""
-        if self.counters == COUNTERS:
-            raise InternalError("schedule.control", f"loops need more than {COUNTERS} counters")
-        self.counters += 1
-        return self.counters - 1
-
-
-def overwritten(group: Group) -> list[tuple[int, Node, bool]]:
-    """(number, state, promised) of what a group may overwrite; promised: a copy is an error."""
-    node = group.values[0] if group.values else None
-    if group.kind == "update" and node is not None:
-        return [(0, node.inputs[0], True)]
-    if group.kind == "call" and node is not None:
-        return [(number, state, True) for number, state in states_of(node)]
-    if group.kind == "control" and node is not None and node.op is not ops.cond:
-        body = node.blocks[-1]
-        carries = node.attrs["carries"]
-        return [(i, node.inputs[i], _updates(body, i)) for i in range(carries)]
-    return []
-
-
-def _updates(body: Block, number: int) -> bool:
-    """Whether a carry is a chain of updates of itself, or of kernels that write it in place."""
-    node = body.results[number]
-    found = False
-    while (behind := state_behind(node)) is not None:
-        node, found = behind[2], True
-    return found and node is body.arguments[number]
-
-
-def lower_control(outer: Lowering, group: Group) -> None:
+def lower_control(outer: Lowering, group: Region) -> None:
     """Add the Kernels of a control group."""
     node = group.values[0]
     wanted = {v.attrs["index"]: v for v in group.stored if v.op is ops.get}
@@ -148,7 +96,7 @@ class ControlLowering:
             inner.targets[block.results[i]] = targets[i]
         inner.donated = {block.arguments[i] for i in may_overwrite}
         promised = [i for i in may_overwrite if self.node.inputs[i] in self.outer.strict]
-        inner.strict = {block.arguments[i] for i in promised if _updates(block, i)}
+        inner.strict = {block.arguments[i] for i in promised if is_updated(block, i)}
         inner.lower_all()
         return [inner.slot_of[block.results[i]] for i in numbers]
 

@@ -13,7 +13,6 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, multiply
 from ..ir.types import Array, product
-from .attention import flops_of
 
 FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
 
@@ -25,7 +24,7 @@ def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]
     dtype: DType = float32
     for node in topological(stored, stop=stop.__contains__):
         if node not in stop and node.op.group == "attention":
-            flops, dtype = flops + flops_of(node), node.inputs[0].dtype
+            flops, dtype = flops + attention_flops(node), node.inputs[0].dtype
         if node in stop or not isinstance(node.type, Array):
             continue
         flops = flops + _flops(node)
@@ -55,3 +54,13 @@ def bytes_moved(nodes: Sequence[Node]) -> Size:
         if isinstance(n.type, Array):
             moved = moved + product(n.shape) * n.dtype.size
     return moved
+
+
+def attention_flops(node: Node) -> Size:
+    """FLOPs of an attention or attention_backward Node, as if every key were seen."""
+    from ..graph.attention_types import sizes
+
+    s = sizes(*node.inputs[:3], node.attrs["orders"])
+    products = (1, 1) if node.op is ops.attention else (3, 2)  # of width and of value width
+    widths = multiply(s.width, products[0]) + multiply(s.value_width, products[1])
+    return multiply(multiply(product(s.scores), widths), 2)

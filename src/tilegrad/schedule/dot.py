@@ -40,7 +40,8 @@ from ..tile.build import Body, BodyBuilder
 from . import plan as plans
 from .access import Index, unravel
 from .evaluate import Evaluator, ravel_strides, stored_reads, wide
-from .fuse import Group
+from .family import Bodies, Family, Offer, roofline
+from .fuse import Fuser, Region
 from .plan import Plan
 from .problem import Problem, stride_of
 
@@ -62,7 +63,7 @@ class DotLowering:
     """Lowers one dot group."""
 
     def __init__(
-        self, group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+        self, group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
     ) -> None:
         self.group, self.reads, self.values = group, list(reads), values
         self.target, self.name = target, name
@@ -505,13 +506,19 @@ def power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def lower_dot(
-    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
-) -> list[tuple[Body, list[tuple[str, Any]]]]:
-    """The Bodies of a dot group: on a matrix unit where the Target has one for its dtypes."""
-    from .matrix import MatrixLowering, unit_for
+class VectorProducts(Family):
+    """Products on vectors, packed and register-tiled."""
 
-    unit = unit_for(group, target)
-    if unit is not None:
-        return MatrixLowering(unit, group, reads, values, target, name).lower()
-    return DotLowering(group, reads, values, target, name).lower()
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value can be computed of the product on its way out."""
+        return fuser.follows(node, region, leaves)
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """The roofline at the accumulator's rate: products are made in its dtype."""
+        flops, _ = region.work
+        rate = target.peak_flops(wide(dtypes.accumulator(region.anchor.inputs[0].dtype)))
+        return [Offer(max(roofline(region, target), high(flops) / max(1.0, rate)))]
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Bodies."""
+        return DotLowering(region, region.inputs, region.known, target, name).lower()

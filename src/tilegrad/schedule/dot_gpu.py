@@ -29,7 +29,8 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body
 from .access import Index, unravel
 from .evaluate import ravel_strides, wide
-from .fuse import Group
+from .family import Bodies, Family, Offer
+from .fuse import Fuser, Region
 from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed, power_of_two
 
@@ -41,7 +42,7 @@ LEAST = 16
 class TiledDot:
     """Lowers one dot group."""
 
-    def __init__(self, group: Group, reads: Sequence[Node], name: str) -> None:
+    def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
         self.group, self.reads = group, list(reads)
         self.dot, self.stored = group.values[0], group.stored
         self.problem = Problem(self.dot)
@@ -151,14 +152,15 @@ def _masked_load(x: Node, shape: tuple[int, ...]) -> bool:
     return x.op is tile_ops.load and x.shape == shape and x.attrs["masked"]
 
 
-def lower_dot_gpu(
-    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
-) -> list[tuple[Body, list[tuple[str, Any]]]]:
-    """The Bodies of a dot group: the library's kernel where it applies."""
-    from .dot_joint import Joint, JointDot
-    from .dot_wide import WideDot
+class TiledProducts(Family):
+    """The plain tiled matmul, where no kernel of the library applies."""
 
-    if isinstance(group, Joint):
-        return JointDot(group, reads, target, group.constants).lower(name)
-    large = WideDot(group, reads, target, group.constants)
-    return TiledDot(group, reads, name).lower() if large.choice is None else large.lower(name)
+    fallback = True
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value can be computed of the product on its way out."""
+        return fuser.follows(node, region, leaves)
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """One Body."""
+        return TiledDot(region, region.inputs, name).lower()

@@ -30,7 +30,7 @@ from ..kernels.matmul.wide import Operands, WidePlan
 from ..tile.build import Body
 from .access import MOVEMENT
 from .dot_wide import WideDot, accepts
-from .fuse import Fuser, Group, leaves_of
+from .fuse import Fuser, Region, leaves_of
 from .order import bit
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ ORDERED = ("update", "control", "call")  # kinds of groups that are not moved be
 
 
 @dataclass(eq=False)
-class Joint(Group):
+class Joint(Region):
     """Dot groups as one: kind 'dots' where results stay apart, 'gated' where they meet."""
 
-    parts: list[Group] = field(default_factory=list)
+    parts: list[Region] = field(default_factory=list)
 
     @property
     def gated(self) -> bool:
@@ -68,7 +68,7 @@ class _Joiner:
 
     def run(self) -> None:
         """Gated pairs first; then what is left of every input's dots."""
-        inputs: dict[Node, list[Group]] = {}
+        inputs: dict[Node, list[Region]] = {}
         for group in self.fuser.groups:
             if group.kind == "dot":
                 inputs.setdefault(self.input_of(group.values[0]), []).append(group)
@@ -98,7 +98,7 @@ class _Joiner:
             node = node.inputs[0]
         return node
 
-    def wide(self, group: Group) -> WideDot:
+    def wide(self, group: Region) -> WideDot:
         """The group as the library's kernel sees it."""
         if group.number not in self.lowered:
             inside, values = set(group.values), self.fuser.values
@@ -109,9 +109,9 @@ class _Joiner:
 
     # ---- what may join --------------------------------------------------------------------
 
-    def pairs(self, groups: Sequence[Group]) -> list[list[Group]]:
+    def pairs(self, groups: Sequence[Region]) -> list[list[Region]]:
         """Pairs of which the second reads products of the first."""
-        found: list[list[Group]] = []
+        found: list[list[Region]] = []
         for second in groups:
             for first in groups:
                 taken = any(g in pair for pair in found for g in (first, second))
@@ -121,21 +121,21 @@ class _Joiner:
                     found.append([first, second])
         return found
 
-    def may_gate(self, first: Group, second: Group) -> bool:
+    def may_gate(self, first: Region, second: Region) -> bool:
         """Whether the second reads the first at its own element only, and nothing between."""
         if first.values[0].shape != second.values[0].shape:
             return False
         if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
         own = {*first.values, *second.values}
-        both = Group("dot", [*first.values, *second.values], first.total)
+        both = Region("dot", [*first.values, *second.values], first.total)
         return all(
             self.fuser.aligned(v, both, leaves_of(v, self.fuser.values), own)
             for v in both.values
             if v.op is not ops.dot
         )
 
-    def sets(self, groups: Sequence[Group]) -> list[list[Group]]:
+    def sets(self, groups: Sequence[Region]) -> list[list[Region]]:
         """Sets of which none needs another."""
         found, left = [], list(groups)
         while left:
@@ -156,12 +156,12 @@ class _Joiner:
                 found.append(some)
         return found
 
-    def closed(self, groups: Sequence[Group]) -> bool:
+    def closed(self, groups: Sequence[Region]) -> bool:
         """Whether no other group stands between some of these: joined, they would be a cycle."""
         own, every = _together(groups)
         return not any(every >> g.number & 1 and g.needs & own for g in self.fuser.groups)
 
-    def in_time(self, groups: Sequence[Group]) -> bool:
+    def in_time(self, groups: Sequence[Region]) -> bool:
         """Whether groups are ready at about the same time, and no state is written between."""
         own, every = _together(groups)
         late = every & ~reduce(operator.and_, (g.needs | own for g in groups))
@@ -170,7 +170,7 @@ class _Joiner:
         kinds = [g.kind for g in self.fuser.groups if late >> g.number & 1]
         return not any(kind in ORDERED for kind in kinds)
 
-    def pays(self, groups: Sequence[Group], gated: bool) -> bool:
+    def pays(self, groups: Sequence[Region], gated: bool) -> bool:
         """Whether the model expects one launch to be faster than one for each."""
         parts = [self.wide(g) for g in groups]
         joint = joint_operands(parts, gated)
@@ -192,7 +192,7 @@ class _Joiner:
 
     # ---- joining --------------------------------------------------------------------------
 
-    def join(self, kind: str, parts: list[Group]) -> None:
+    def join(self, kind: str, parts: list[Region]) -> None:
         """Put a joint group in the place of its parts."""
         fuser, numbers = self.fuser, {p.number for p in parts}
         values = [v for p in parts for v in p.values]
@@ -213,7 +213,7 @@ class _Joiner:
             fuser.group_of[v] = joint
 
 
-def _together(groups: Sequence[Group]) -> tuple[int, int]:
+def _together(groups: Sequence[Region]) -> tuple[int, int]:
     """Some groups, and all that one of them needs but for themselves."""
     own = reduce(operator.or_, (bit(g.number) for g in groups))
     return own, reduce(operator.or_, (g.needs for g in groups)) & ~own

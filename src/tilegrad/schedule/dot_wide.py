@@ -35,7 +35,8 @@ from ..tile.placed import PlacedBuilder
 from .access import MOVEMENT, Index, unravel
 from .block_sums import is_part, is_whole
 from .evaluate import ravel_strides, stored_reads, wide
-from .fuse import Fuser, Group, leaves_of
+from .family import Bodies, Family, Offer
+from .fuse import REDUCE, Fuser, Region, leaves_of
 from .instructions import instructions
 from .problem import Problem
 from .threads.tiles import TileEvaluator, Viewed, power_of_two
@@ -120,7 +121,7 @@ class WideDot:
 
     def __init__(
         self,
-        group: Group,
+        group: Region,
         reads: Sequence[Node],
         target: Target,
         constants: set[Node],
@@ -496,7 +497,7 @@ def block_of(part: Node) -> int:
     return high(part.inputs[0].shape[-1])
 
 
-def takes_parts(part: Node, group: Group, fuser: Fuser, target: Target) -> bool:
+def takes_parts(part: Node, group: Region, fuser: Fuser, target: Target) -> bool:
     """Whether the library's kernel of a product can leave the sums of its blocks behind."""
     if not is_part(part):
         return False
@@ -509,7 +510,7 @@ def takes_parts(part: Node, group: Group, fuser: Fuser, target: Target) -> bool:
     inside = set(group.values)
     order = topological(stored, lambda n: n in values and n not in inside)
     reads = [n for n in order if n in values and n not in inside]
-    like = Group("dot", group.values, group.total, stored=[*stored, part])
+    like = Region("dot", group.values, group.total, stored=[*stored, part])
     found = WideDot(like, reads, target, set())
     return found.beside and found.choice is not None
 
@@ -523,4 +524,37 @@ def accepts(stored: Node, dot: Node) -> bool:
     )
 
 
-__all__ = ["WideDot", "accepts"]
+class LibraryProducts(Family):
+    """Products by kernels of the library: on matrix units, alone or several in one launch."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value can be computed of the product on its way out: sums over blocks of
+        columns that the kernel has whole too."""
+        if region.kind == "dot" and node.op in REDUCE:
+            units = fuser.target.asynchronous_units  # others leave no sums behind
+            return bool(units) and takes_parts(node, region, fuser, fuser.target)
+        return fuser.follows(node, region, leaves)
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """The Plan that its model of time, or a table of measured ones, puts first."""
+        given = (region.inputs, target, region.constants)
+        if region.kind == "dot":
+            dot: WideDot = WideDot(region, *given)
+        else:
+            from .dot_joint import Joint, JointDot
+
+            assert isinstance(region, Joint)
+            dot = JointDot(region, *given)
+        if dot.operands is None:
+            return "the operands are no plain matrices in a dtype of its matrix units"
+        if dot.choice is None:
+            return "no Plan fits"
+        return [Offer(dot.choice.seconds, dot, "model of the kernel")]
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Body."""
+        found: Bodies = offer.plan.lower(name)
+        return found
+
+
+__all__ = ["LibraryProducts", "WideDot", "accepts"]

@@ -21,7 +21,7 @@ from ..kernels.matmul.wide import WidePlan
 from .block_sums import is_part
 from .dot_gpu import tiled_copies
 from .dot_wide import WideDot
-from .fuse import Fuser, Group, leaves_of
+from .fuse import Fuser, Region, leaves_of
 from .instructions import instructions
 from .order import bit
 
@@ -46,7 +46,7 @@ def leave_long_epilogues(lowering: Lowering) -> None:
         fuser.mark_stored()
 
 
-def too_long(group: Group, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
+def too_long(group: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
     """Whether the epilogue of a group is more than its kernel should have."""
     if any(is_part(v) for v in group.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
@@ -60,7 +60,7 @@ def too_long(group: Group, fuser: Fuser, target: Target, rounded: set[Node]) -> 
     return count * copies(group, reads, target) > MOST
 
 
-def copies(group: Group, reads: list[Node], target: Target) -> int:
+def copies(group: Region, reads: list[Node], target: Target) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
     made = WideDot(group, reads, target, set())
     plan = None if made.choice is None else made.choice.plan
@@ -71,10 +71,10 @@ def copies(group: Group, reads: list[Node], target: Target) -> int:
     return tiled_copies(group.values[0]) if plan is None else 1
 
 
-def cut(group: Group, fuser: Fuser) -> None:
+def cut(group: Region, fuser: Fuser) -> None:
     """Leave the product alone in its group; what was computed of it follows as a group of loops."""
     dot, rest = group.values[0], group.values[1:]
-    after = Group("loops", rest, group.total, number=len(fuser.groups))
+    after = Region("loops", rest, group.total, number=len(fuser.groups))
     group.values = [dot]
     for value in rest:
         fuser.group_of[value] = after

@@ -12,18 +12,20 @@ Invariant: groups form no cycle, and every read of a group's own value is at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
+from ..core.dtype import DType, float32
+from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import Size, floor_divide, high, loop_index, multiply
-from ..ir.types import Array, product
+from ..ir.types import Array, Tuple, product
 from .access import MOVEMENT, Index, unravel
 from .evaluate import DIRECT
 from .extent import DEPTH, NODES, READS, Extents
+from .families import KINDS, families_of
 from .join import has_many_parts, joins, stored_part
 from .order import bit, in_order, need
 
@@ -31,17 +33,7 @@ if TYPE_CHECKING:
     from .lower import Lowering
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
-ALONE = {
-    ops.sort: "sort",
-    ops.cumulative: "cumulative",
-    ops.update: "update",
-    ops.scan: "control",
-    ops.cond: "control",
-    ops.while_loop: "control",
-    ops.call: "call",
-    ops.attention: "attention",
-    ops.attention_backward: "attention",
-}
+ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
 COSTLY = {ops.exp, ops.exp2, ops.log, ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos,
           ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc,
           ops.erf_inverse, ops.power, ops.random_bits, ops.floor_divide_, ops.remainder,
@@ -59,6 +51,7 @@ INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT}
     ops.in_range,
     ops.random_bits,
 }
+MOST_VALUES = 32  # of a Region of loops
 SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch
 if "barrier" in ops.graph.ops:
@@ -69,7 +62,7 @@ DOTS = ("dot", "dots", "gated")  # kinds of groups with products: one, several, 
 
 
 @dataclass(eq=False)
-class Group:
+class Region:
     """Values computed by one Kernel."""
 
     kind: str  # 'loops', one of DOTS, or a kind of ALONE
@@ -85,6 +78,26 @@ class Group:
     constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
     rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
     nodes: int = 0  # of the Graph that it computes, about
+    inputs: list[Node] = field(default_factory=list)  # the reads, in the order Bodies take them
+    known: set[Node] = field(default_factory=set)  # all values of the Graph: none is inlined
+    work: tuple[Size, DType] = (0, float32)  # FLOPs, and the dtype whose peak they run at
+    filled: bool = True  # whether the state that it updates is stored
+
+    @property
+    def anchor(self) -> Node:
+        """The Node that it started with."""
+        return self.values[0]
+
+    @property
+    def arrays(self) -> list[Node]:
+        """What it stores, tuples left out: their items are there."""
+        return [v for v in self.stored if not isinstance(v.type, Tuple)]
+
+    @property
+    def roles(self) -> list[tuple[str, int]]:
+        """Those of a Body that takes all inputs, then all that is stored."""
+        reads = [("read", i) for i in range(len(self.inputs))]
+        return reads + [("store", i) for i in range(len(self.arrays))]
 
     @property
     def columns(self) -> Size:
@@ -203,7 +216,7 @@ def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> b
     return work > (3 if not repeated else 2)
 
 
-def own_index(node: Node, row: Size, column: Size, group: Group) -> Index | None:
+def own_index(node: Node, row: Size, column: Size, group: Region) -> Index | None:
     """The index of a value's element at (row, column) of its group, or None if none fits."""
     size = product(node.shape)
     if size == group.total:
@@ -217,7 +230,7 @@ def own_index(node: Node, row: Size, column: Size, group: Group) -> Index | None
     return None
 
 
-def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Group) -> Index:
+def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Region) -> Index:
     """Unravel row and column apart where the shape has a boundary between them."""
     if group.rows is None:
         return unravel(linear, node.shape)
@@ -249,7 +262,7 @@ def reduce_split(node: Node) -> tuple[Size, str] | None:
 
 def start(lowering: Lowering) -> None:
     """The pass: which Nodes of a Graph or Block are values."""
-    lowering.fuser = Fuser(lowering.arguments, lowering.results)
+    lowering.fuser = Fuser(lowering.arguments, lowering.results, lowering.target)
 
 
 def look_ahead(lowering: Lowering) -> None:
@@ -259,28 +272,22 @@ def look_ahead(lowering: Lowering) -> None:
 
 def fuse(lowering: Lowering) -> None:
     """The pass: put values into Regions."""
-    if lowering.target.asynchronous_units:
-        from .dot_wide import takes_parts
-
-        lowering.fuser.takes_parts = partial(takes_parts, target=lowering.target)
     lowering.fuser.run()
 
 
 class Fuser:
     """Puts values into groups."""
 
-    def __init__(self, arguments: Sequence[Node], results: Sequence[Node]) -> None:
-        self.arguments, self.results = list(arguments), list(results)
+    def __init__(self, arguments: Sequence[Node], results: Sequence[Node], target: Target) -> None:
+        self.arguments, self.results, self.target = list(arguments), list(results), target
         self.extents = choose_values(arguments, results)
         self.values = self.extents.values
-        self.group_of: dict[Node, Group] = {}
-        self.groups: list[Group] = []
-        self.readers_of: dict[Node, list[Group]] = {}
+        self.group_of: dict[Node, Region] = {}
+        self.groups: list[Region] = []
+        self.readers_of: dict[Node, list[Region]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
         self.depths: dict[Node, int] = {}  # of values, within their groups
-        self.dependents: dict[int, list[Group]] = {}  # groups that need a group themselves
-        # What products hand on. It holds no Fuser: Nodes go when their last reader goes.
-        self.takes_parts: Callable[[Node, Group, Fuser], bool] | None = None
+        self.dependents: dict[int, list[Region]] = {}  # groups that need a group themselves
 
     def run(self) -> None:
         """Make the groups."""
@@ -305,11 +312,11 @@ class Fuser:
         self.groups.append(group)
         self.join(node, group, leaves)
 
-    def start(self, node: Node) -> Group:
+    def start(self, node: Node) -> Region:
         """A new group for a value."""
         kind = ALONE.get(node.op, "dot" if node.op is ops.dot else "loops")
         kind = "join" if joins(node) else kind
-        group = Group(kind, number=len(self.groups))
+        group = Region(kind, number=len(self.groups))
         if node.op in REDUCE:
             group.total = product(node.inputs[0].shape)
             split = reduce_split(node)
@@ -323,13 +330,13 @@ class Fuser:
             group.total = product(node.shape)
         return group
 
-    def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Group]:
+    def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Region]:
         """Groups worth joining: producers first (newest first), then those that share reads."""
         if node.op in ALONE or node.op is ops.dot or joins(node):
             return []
         found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
         near = sorted(found.values(), key=lambda g: -g.number)
-        sharing: dict[int, Group] = {}
+        sharing: dict[int, Region] = {}
         for leaf in leaves:
             if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:  # type: ignore[operator]
                 continue
@@ -347,7 +354,7 @@ class Fuser:
             for i in needs(node):
                 self.largest[i] = max(self.largest.get(i, 0), self.largest[node], own)
 
-    def delays(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+    def delays(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
         """Whether what large values read would come later if a value joined a small group.
 
         A launch more is better than a large array read once more.
@@ -362,7 +369,7 @@ class Fuser:
             return any(self.largest[v] > limit for v in group.values)
         return bool(group.needs & ~own) and self.largest[node] > limit
 
-    def fits(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+    def fits(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
         """Whether a value may join a group."""
         if self.delays(node, group, leaves):
             return False
@@ -372,16 +379,17 @@ class Fuser:
                 return False
         if not self.has_room(node, group, leaves):
             return False
-        if group.kind == "dot":
-            return self.follows(node, group, leaves)
-        if group.kind != "loops":
-            return False
-        if len(group.values) >= 32:
+        families = families_of(group, self.target)
+        return any(family.grow(group, node, leaves, self) for family in families)
+
+    def fits_loops(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value may join a Region of generated loops."""
+        if group.kind != "loops" or len(group.values) >= MOST_VALUES:
             return False
         shape = self.adapted(node, group)
         return shape is not None and self.aligned(node, shape, leaves)
 
-    def has_room(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
+    def has_room(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
         """Whether a group stays within what one Kernel computes."""
         extent = self.extents.of(node)
         return (
@@ -390,18 +398,18 @@ class Fuser:
             and self.depth_in(node, group, leaves) <= DEPTH
         )
 
-    def depth_in(self, node: Node, group: Group, leaves: Sequence[Node]) -> int:
+    def depth_in(self, node: Node, group: Region, leaves: Sequence[Node]) -> int:
         """How deep a value would be in a group."""
         below = [self.depths.get(leaf, 0) for leaf in leaves if self.group_of.get(leaf) is group]
         return self.extents.of(node).depth + max(below, default=0)
 
-    def follows(self, node: Node, group: Group, leaves: Sequence[Node]) -> bool:
-        """Whether a value can be computed of a product on its way out."""
-        if node.op in REDUCE:  # over blocks of columns that the product's kernel has whole
-            return self.takes_parts is not None and self.takes_parts(node, group, self)
+    def follows(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value, no sum, can be computed of a product on its way out."""
+        if group.kind != "dot" or node.op in REDUCE:
+            return False
         return product(node.shape) == group.total and self.aligned(node, group, leaves)
 
-    def adapted(self, node: Node, group: Group) -> Group | None:
+    def adapted(self, node: Node, group: Region) -> Region | None:
         """The group with rows set so that the value has a place in it, or None."""
         if node.op not in REDUCE:
             size = product(node.shape)
@@ -417,11 +425,11 @@ class Fuser:
         if group.rows is None:
             if order == "column":
                 return None
-            return Group("loops", group.values, group.total, rows, order, group.number)
+            return Region("loops", group.values, group.total, rows, order, group.number)
         return group if (rows, order) == (group.rows, group.order) else None
 
     def aligned(
-        self, node: Node, group: Group, leaves: Sequence[Node], own: set[Node] | None = None
+        self, node: Node, group: Region, leaves: Sequence[Node], own: set[Node] | None = None
     ) -> bool:
         """Whether the value reads the group's own values only at its own element."""
         mine = self.groups[group.number] if own is None else None
@@ -448,7 +456,7 @@ class Fuser:
         inside: set[Node],
         row: Size,
         column: Size,
-        group: Group,
+        group: Region,
         top: Node | None = None,
     ) -> bool:
         seen: set[tuple[Node, Index]] = set()
@@ -488,7 +496,7 @@ class Fuser:
             return None if reached else []
         return [(i, index) for i in node.inputs]
 
-    def join(self, node: Node, group: Group, leaves: Sequence[Node]) -> None:
+    def join(self, node: Node, group: Region, leaves: Sequence[Node]) -> None:
         """Put a value into a group and bring the records up to date."""
         if group.kind == "loops" and node.op in REDUCE and group.rows is None:
             split = reduce_split(node)
@@ -498,7 +506,7 @@ class Fuser:
         group.nodes += self.extents.of(node).nodes
         group.values.append(node)
         self.group_of[node] = group
-        others: dict[int, Group] = {}
+        others: dict[int, Region] = {}
         for leaf in leaves:
             other = self.group_of.get(leaf)
             if other is not None and other is not group:
@@ -520,6 +528,6 @@ class Fuser:
         for group in self.groups:
             group.stored = [v for v in group.values if v in wanted]
 
-    def in_order(self) -> list[Group]:
+    def in_order(self) -> list[Region]:
         """Groups sorted so that each comes after what it needs, else by number."""
         return in_order(self.groups)

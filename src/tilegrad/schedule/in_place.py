@@ -14,7 +14,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
 from .access import MOVEMENT, Index, ravel, unravel
-from .fuse import Group, leaves_of
+from .fuse import Region, leaves_of
 from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
 
@@ -35,7 +35,7 @@ def take_over(lowering: Lowering, schedule: Schedule) -> None:
 
 def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:
     group = kernel.notes.get("group")
-    if not isinstance(group, Group) or group.kind != "loops" or group.rows is not None:
+    if not isinstance(group, Region) or group.kind != "loops" or group.rows is not None:
         return 0
     if len(kernel.steps) != 1 or not isinstance(kernel.steps[0], Launch):
         return 0
@@ -69,7 +69,7 @@ def _may_take(result: Slot, owner: Slot, number: int) -> bool:
     return owner.kind == "scratch" and owner.first < number == owner.last and same
 
 
-def at_own_element(group: Group, read: Node, values: set[Node]) -> bool:
+def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
     """Whether a group reads a value only at the element it is writing."""
     column = loop_index("column", group.total)
     inside = set(group.values)

@@ -16,7 +16,7 @@ from ..ir.types import product
 from .schedule import Control, Copy, Kernel
 
 if TYPE_CHECKING:
-    from .fuse import Group
+    from .fuse import Region
     from .lower import Lowering
 
 FEW = 16  # parts of a concatenation that is computed where it is read
@@ -45,7 +45,7 @@ def stored_part(node: Node) -> Node:
     return node
 
 
-def lower_join(lowering: Lowering, group: Group, reads: list[Node]) -> None:
+def lower_join(lowering: Lowering, group: Region, reads: list[Node]) -> None:
     """Add the Kernel of a concatenation: a copy for each part."""
     node = group.values[0]
     whole = lowering.slot_of[node]

@@ -12,8 +12,10 @@ workers, so results are the same bits run to run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..core.dtype import float32
+from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import (
     Expr,
@@ -35,7 +37,11 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import Index
 from .evaluate import Evaluator, ravel_strides, stored_reads, wide
+from .family import Bodies, Family, Offer
 from .reduce_columns import ColumnLoops
+
+if TYPE_CHECKING:
+    from .fuse import Fuser, Region
 
 BLOCK = 8192  # elements of a flat elementwise program
 
@@ -167,3 +173,17 @@ class LoopLowering(ColumnLoops):
             x = self.e.value(v, index)
             self.e.bind(v, index, x)
             self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+
+
+class VectorLoops(Family):
+    """Generated loops over vectors."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value is read and written at the Region's own elements."""
+        return fuser.fits_loops(node, region, leaves)
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """One Body."""
+        lowering = LoopLowering(region, region.known, target, name)
+        lowering.reads = region.inputs
+        return [(lowering.lower(), list(region.roles))]

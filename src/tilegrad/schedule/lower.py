@@ -16,20 +16,13 @@ from ..ir.node import Node, topological
 from ..ir.passes import Pass, Stage
 from ..ir.symbol import high
 from ..ir.types import Tuple, product
-from .attention import lower_attention
-from .call import lower_call, state_behind, states_of, work_of_body
-from .control import Frame, lower_control
 from .cost import bytes_moved, work_of
-from .dot import lower_dot
-from .fuse import DOTS, Fuser, Group
+from .families import families_of
+from .family import Bodies, Verdict, select
+from .fuse import DOTS, Fuser, Region
 from .join import lower_join
-from .loops import LoopLowering
-from .rows import lower_cumulative, lower_sort
-from .schedule import Kernel, Launch, Schedule, Slot
-from .state import hold, hold_states, shares_slot
-from .threads.lower import lower_threads
-from .threads.update import lower_update as threads_update
-from .update import lower_update
+from .schedule import Frame, Kernel, Launch, Schedule, Slot
+from .state import hold, hold_states, shares_slot, state_behind, states_of
 
 
 class Steps:
@@ -76,7 +69,7 @@ class Lowering:
         self.arguments, self.results, self.target = list(arguments), list(results), target
         self.steps = steps
         self.fuser: Fuser  # made by the first pass
-        self.ordered: list[Group] = []  # the Regions, once they are in order
+        self.ordered: list[Region] = []  # the Regions, once they are in order
         self.in_place: set[tuple[Node, int]] = set()  # (writer, number of the result)
         self.wanted = set(self.results)
         self.donated = {self.arguments[i] for i in donated}
@@ -147,48 +140,53 @@ class Lowering:
             raise InternalError("schedule.lower", f"{node!r} was never stored")
         return self.slot_of[node]
 
-    # ---- groups ---------------------------------------------------------------------------
+    # ---- Regions --------------------------------------------------------------------------
 
-    def reads_of(self, group: Group) -> list[Node]:
-        """Stored values a group reads, in the order its structure names them."""
-        inside = set(group.values)
+    def reads_of(self, region: Region) -> list[Node]:
+        """Stored values a Region reads, in the order its structure names them."""
+        inside = set(region.values)
         values = self.fuser.values
 
         def stop(node: Node) -> bool:
             return node in values and node not in inside
 
-        order = topological(group.stored or group.values, stop)
+        order = topological(region.stored or region.values, stop)
         return [n for n in order if stop(n)]
 
-    def lower(self, group: Group) -> None:
-        """Add the Kernel of a group."""
-        if group.kind == "control":
-            lower_control(self, group)
+    def lower(self, region: Region) -> None:
+        """Add the Kernel of a Region."""
+        if region.kind == "control":
+            from .control import lower_control
+
+            lower_control(self, region)
             return
-        reads = self.reads_of(group)
-        for v in group.stored:
+        reads = self.reads_of(region)
+        for v in region.stored:
             if not isinstance(v.type, Tuple) and not shares_slot(self, v):
                 self.slot_of[v] = self.place(v)
-        if group.kind == "update":
-            self.lower_state(group, reads)
+        if region.kind == "join":
+            lower_join(self, region, reads)
             return
-        if group.kind == "join":
-            lower_join(self, group, reads)
-            return
-        group.rounded = self.rounded
-        if group.kind in DOTS and not self.depth and self.target.has_threads:
-            group.constants = {r for r in reads if r in self.arguments and r not in self.donated}
-        key = self.key(group, reads)
+        self.complete(region, reads)
+        key = self.key(region, reads)
         found = self.bodies.get(key)
         if found is None:
-            tag = digest(self.key(group, reads, {}))[:8]  # the same wherever it was written
-            made = self.lower_bodies(group, reads, tag)
-            found = self.bodies[key] = self.finished(made, group.kind)
-        self.add_kernel(group, reads, key, found)
+            tag = digest(self.key(region, reads, {}))[:8]  # the same wherever it was written
+            found = self.bodies[key] = self.lower_bodies(region, tag)
+        self.add_kernel(region, *found)
 
-    def finished(self, made: Any, kind: str) -> Any:
+    def complete(self, region: Region, reads: list[Node]) -> None:
+        """What is known of a Region now that all are cut, for the Families."""
+        region.rounded, region.known = self.rounded, self.fuser.values
+        region.inputs, region.work = reads, work_of(reads, region.arrays)
+        if region.kind in DOTS and not self.depth and self.target.has_threads:
+            region.constants = {r for r in reads if r in self.arguments and r not in self.donated}
+        if region.kind == "update":
+            region.filled = region.anchor.inputs[0] in self.slot_of
+
+    def finished(self, made: Bodies, kind: str) -> Bodies:
         """Bodies after all passes over them."""
-        found = []
+        found: Bodies = []
         for body, roles in made:
             for one, stage in self.steps.tiles:
                 body = one.function(body, kind, self.target)
@@ -198,67 +196,44 @@ class Lowering:
         return found
 
     def key(
-        self, group: Group, reads: Sequence[Node], places: dict[Place, int] | None = None
+        self, region: Region, reads: Sequence[Node], places: dict[Place, int] | None = None
     ) -> Any:
-        """Equal for groups that can share Bodies."""
-        results = [v for v in (group.stored or group.values)]
-        constant = tuple(r in group.constants for r in reads)
+        """Equal for Regions that can share Bodies."""
+        results = [v for v in (region.stored or region.values)]
+        constant = tuple(r in region.constants for r in reads)
         inside = [n for n in topological(results, set(reads).__contains__) if n not in reads]
-        rounded = tuple(n in group.rounded for n in inside) if group.rounded else ()
-        return (
-            group.kind,
-            group.order,
-            group.rows,
+        rounded = tuple(n in region.rounded for n in inside) if region.rounded else ()
+        found = (
+            region.kind,
+            region.order,
+            region.rows,
             constant,
             rounded,
             structure(reads, results, places),
         )
+        return found if region.filled else (*found, "empty state")
 
-    def lower_bodies(self, group: Group, reads: list[Node], tag: str) -> Any:
-        """Bodies with, for each parameter, ('read', i), ('store', i) or ('scratch', type)."""
-        group.reads = set(reads)
-        stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
-        given = [("read", i) for i in range(len(reads))] + [
-            ("store", i) for i in range(len(stored))
-        ]
-        if any(product(v.shape) == 0 for v in stored) and len(stored) == len(group.stored):
+    def lower_bodies(self, region: Region, tag: str) -> tuple[Bodies, Verdict | None]:
+        """The Bodies of a Region by the Family with the best offer, and who offered what."""
+        stored = region.arrays
+        region.reads = set(region.inputs)
+        if stored and len(stored) == len(region.stored) and region.kind != "update":
             if all(product(v.shape) == 0 for v in stored):
-                return []
-        if group.kind == "call":
-            return lower_call(group, reads, self.target)
-        name = f"{group.kind}_{_title(group)}_{tag}"
-        if group.kind == "attention":
-            return lower_attention(group.values[0], reads, stored, self.target, name)
-        if self.target.has_threads:
-            return lower_threads(group, reads, self.fuser.values, self.target, name)
-        if group.kind in ("loops", "mixed"):
-            lowering = LoopLowering(group, self.fuser.values, self.target, name)
-            lowering.reads = reads
-            return [(lowering.lower(), given)]
-        if group.kind == "dot":
-            return lower_dot(group, reads, self.fuser.values, self.target, name)
-        if group.kind == "cumulative":
-            return [(lower_cumulative(group, reads, self.fuser.values, self.target, name), given)]
-        if group.kind == "sort":
-            return lower_sort(group, reads, self.fuser.values, self.target, name)
-        raise InternalError("schedule.lower", f"no lowering for {group.kind}: {group.values}")
+                return [], None
+        families = families_of(region, self.target)
+        family, offer, verdict = select(families, region, self.target)
+        made = family.lower(region, offer, self.target, f"{region.kind}_{_title(region)}_{tag}")
+        return self.finished(made, region.kind), verdict
 
-    def add_kernel(self, group: Group, reads: Sequence[Node], key: Any, bodies: Any) -> None:
-        """Put a group's launches into the Schedule."""
-        stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
-        name = bodies[0][0].name if bodies else f"{group.kind}_empty"
-        kernel = Kernel(name, group.kind, (tuple(reads), tuple(stored)), depth=self.depth)
-        kernel.flops = work_of(reads, stored)[0]
-        moved = [*reads, *stored]
-        held: dict[int, int] = {}
-        if group.kind == "call":
-            for body, _ in bodies:
-                kernel.flops = kernel.flops + work_of_body(body)
-            held, kernel.steps = hold_states(self, group.values[0], stored)
-            states = {state for _, state in states_of(group.values[0])}  # of which little moves
-            moved = [v for v in moved if v not in states and state_behind(v) is None]
-        kernel.bytes = bytes_moved(moved)
-        kernel.notes["group"] = group
+    def add_kernel(self, region: Region, bodies: Bodies, verdict: Verdict | None) -> None:
+        """Put a Region's launches into the Schedule."""
+        reads, stored = region.inputs, region.arrays
+        name = bodies[-1 if region.kind == "update" else 0][0].name if bodies else ""
+        name = name or ("update" if region.kind == "update" else f"{region.kind}_empty")
+        kernel = Kernel(name, region.kind, (tuple(reads), tuple(stored)), depth=self.depth)
+        kernel.key = "" if region.kind == "update" else name
+        held = self.count_work(kernel, region, bodies)
+        kernel.notes["group"], kernel.notes["verdict"] = region, verdict
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
             slots = []
@@ -275,61 +250,35 @@ class Lowering:
                         scratch[(role, what)] = self.new_slot(type_, "scratch")
                     slots.append(scratch[(role, what)])
             kernel.steps.append(Launch(body, tuple(slots)))
-        kernel.key = name
         self.kernels.append(kernel)
 
-    # ---- updates ----------------------------------------------------------------------------
+    def count_work(self, kernel: Kernel, region: Region, bodies: Bodies) -> dict[int, int]:
+        """FLOPs and bytes of a Kernel; the Slots of states that it writes, by argument, with the
+        copies that need be as its first steps."""
+        reads, stored = region.inputs, region.arrays
+        kernel.flops, _ = region.work
+        if region.kind == "update":  # the state itself is written in few places
+            node, state = region.anchor, region.anchor.inputs[0]
+            slot = self.slots[self.slot_of[node]]
+            kernel.steps = hold(self, slot, node, 0, state)
+            kernel.flops = product(node.inputs[1].shape)
+            kernel.bytes = bytes_moved([r for r in reads if r is not state])
+            return {0: slot.number}
+        if region.kind != "call":
+            kernel.bytes = bytes_moved([*reads, *stored])
+            return {}
+        from .call import work_of_body
 
-    def lower_state(self, group: Group, reads: list[Node]) -> None:
-        """update: in place, or on a copy."""
-        node = group.values[0]
-        slot = self.slots[self.slot_of[node]]
-        state = node.inputs[0]
-        steps = hold(self, slot, node, 0, state)
-        launches = self.update_launches(group, reads, slot.number, state in self.slot_of)
-        steps += launches
-        name = launches[-1].body.name if launches else "update"
-        kernel = Kernel(name, "update", (tuple(reads), (node,)), steps, depth=self.depth)
-        kernel.flops = product(node.inputs[1].shape)
-        kernel.bytes = bytes_moved([r for r in reads if r is not state])
-        kernel.notes["group"] = group
-        self.kernels.append(kernel)
-
-    def update_launches(self, group: Group, reads: list[Node], slot: int, stored: bool) -> Any:
-        """The launches of an update into a Slot, those that fill it first included."""
-        if self.target.has_threads:
-            return self.threads_update(group, reads, slot, stored)
-        body, body_reads, fills = lower_update(group, reads, self.fuser.values, self.target, stored)
-        found = [*fills, *([] if body is None else [(body, body_reads)])]
-        return [Launch(b, (*(self.slot_of[r] for r in rs), slot)) for b, rs in found]
-
-    def threads_update(self, group: Group, reads: list[Node], slot: int, stored: bool) -> Any:
-        """The same for programs of threads: several launches over scratch."""
-        scratch: dict[Any, int] = {}
-        launches = []
-        key = ("update", stored, self.key(group, reads))
-        found = self.bodies.get(key)
-        if found is None:
-            values = self.fuser.values
-            made = threads_update(group, reads, values, self.target, stored)
-            found = self.bodies[key] = self.finished(made, group.kind)
-        for body, roles in found:
-            slots = []
-            for role, what in roles:
-                if role == "scratch" and what not in scratch:
-                    scratch[what] = self.new_slot(what[0], "scratch")
-                slots.append(
-                    self.slot_of[reads[what]]
-                    if role == "read"
-                    else slot
-                    if role == "state"
-                    else scratch[what]
-                )
-            launches.append(Launch(body, tuple(slots)))
-        return launches
+        for body, _ in bodies:
+            kernel.flops = kernel.flops + work_of_body(body)
+        held, kernel.steps = hold_states(self, region.anchor, stored)
+        states = {state for _, state in states_of(region.anchor)}  # of which little moves
+        moved = [v for v in [*reads, *stored] if v not in states and state_behind(v) is None]
+        kernel.bytes = bytes_moved(moved)
+        return held
 
 
-def _title(group: Group) -> str:
+def _title(group: Region) -> str:
     names = [v.op.name for v in group.values]
     return "_".join(dict.fromkeys(names[:4]))
 

@@ -29,7 +29,8 @@ from ..ir.symbol import (
 from ..tile import ops as tile_ops
 from .access import Condition, Index
 from .dot import DotLowering
-from .fuse import Group
+from .family import Bodies, Family, Offer, roofline
+from .fuse import Fuser, Region
 from .plan import Plan
 from .problem import stride_of
 
@@ -41,7 +42,7 @@ CHUNK = 4  # panels packed side by side
 TILE = 16
 
 
-def unit_for(group: Group, target: Target) -> MatrixUnit | None:
+def unit_for(group: Region, target: Target) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
     a, b = group.values[0].inputs
     units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
@@ -323,3 +324,24 @@ def rounded(size: int, unit: int) -> int:
 def even(size: int, most: int, unit: int) -> int:
     """A block of nearly equal ones, each at most `most`, a multiple of the unit."""
     return rounded(-(-size // -(-size // max(unit, most // unit * unit))), unit)
+
+
+class TileProducts(Family):
+    """Products on a matrix unit with tiles of its own."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value can be computed of the product on its way out."""
+        return fuser.follows(node, region, leaves)
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """The first unit for the dtypes."""
+        unit = unit_for(region, target)
+        if unit is None:
+            a, b = (x.dtype.name for x in region.anchor.inputs)
+            return f"no unit of {TILE} x {TILE} multiplies {a} by {b}"
+        return [Offer(roofline(region, target), unit)]
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Bodies."""
+        given = (region, region.inputs, region.known, target, name)
+        return MatrixLowering(offer.plan, *given).lower()

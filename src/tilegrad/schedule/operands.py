@@ -20,7 +20,7 @@ from ..ir.symbol import high, loop_index
 from ..ir.types import product
 from .access import MOVEMENT
 from .dot_wide import WideDot, matrix_of
-from .fuse import Group
+from .fuse import Region
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     """Whether the library takes a product of such operands."""
     order = topological(dot.inputs, values.__contains__)
     reads = [n for n in order if n in values]
-    like = Group("dot", [dot], product(dot.shape), stored=[dot])
+    like = Region("dot", [dot], product(dot.shape), stored=[dot])
     return WideDot(like, reads, target, set()).choice is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import InternalError
 
 if TYPE_CHECKING:
-    from .fuse import Group
+    from .fuse import Region
     from .lower import Lowering
 
 
@@ -32,7 +32,7 @@ def numbers_in(needs: int) -> list[int]:
     return found
 
 
-def need(group: Group, more: int, dependents: Mapping[int, Sequence[Group]]) -> None:
+def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -> None:
     """Let a group need more groups, and with it all that need it."""
     waiting = [group]
     while waiting:
@@ -47,10 +47,10 @@ def order_regions(lowering: Lowering) -> None:
     lowering.ordered = lowering.fuser.in_order()
 
 
-def in_order(groups: Sequence[Group]) -> list[Group]:
+def in_order(groups: Sequence[Region]) -> list[Region]:
     """Groups so that each comes after what it needs: in rounds of those that can run, by number."""
     known = {g.number for g in groups}
-    behind: dict[int, list[Group]] = {}
+    behind: dict[int, list[Region]] = {}
     missing: dict[int, int] = {}
     for g in groups:
         before = g.after & known
@@ -59,10 +59,10 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
             behind.setdefault(number, []).append(g)
     place = {g.number: i for i, g in enumerate(groups)}
     ready = [g for g in groups if not missing[g.number]]
-    found: list[Group] = []
+    found: list[Region] = []
     while ready:
         found += ready
-        freed: list[Group] = []
+        freed: list[Region] = []
         for g in ready:
             for other in behind.get(g.number, ()):
                 missing[other.number] -= 1

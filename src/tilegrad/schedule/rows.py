@@ -20,7 +20,8 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from .access import Index, unravel
 from .evaluate import Evaluator, ravel_strides, running, wide
-from .fuse import Group
+from .family import Bodies, Family, Offer
+from .fuse import Region
 from .space import COMBINE, identity
 
 BLOCK = 64  # elements that a running sum adds one by one before what came before is added
@@ -31,7 +32,7 @@ class AxisLowering:
 
     def __init__(
         self,
-        group: Group,
+        group: Region,
         reads: Sequence[Node],
         results: Sequence[Array],
         target: Target,
@@ -63,7 +64,7 @@ class AxisLowering:
 
 
 def lower_cumulative(
-    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+    group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
 ) -> Body:
     """A running sum, product, maximum or minimum."""
     node = group.values[0]
@@ -114,7 +115,7 @@ def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...
 
 
 def lower_sort(
-    group: Group, reads: Sequence[Node], values: set[Node], target: Target, name: str
+    group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, list[tuple[str, Any]]]]:
     """A stable sort of every line along the axis: values and indices."""
     node = group.values[0]
@@ -158,3 +159,20 @@ def lower_sort(
     b.loop("k", 0, low.size, 1, give)
     body = b.finish((multiply(low.outer, low.inner),))
     return [(body, roles + [("store", i) for i in range(len(stored))])]
+
+
+class VectorScan(Family):
+    """Running sums, products, maxima and minima over vectors."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """One Body."""
+        body = lower_cumulative(region, region.inputs, region.known, target, name)
+        return [(body, list(region.roles))]
+
+
+class VectorSort(Family):
+    """A sort of every line by one program."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """One Body."""
+        return lower_sort(region, region.inputs, region.known, target, name)

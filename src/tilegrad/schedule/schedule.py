@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import Size, high
 from ..ir.types import Array, product
@@ -79,13 +80,13 @@ class Control:
 
 @dataclass
 class Kernel:
-    """A Region with its launches; `key` is equal for Kernels that share Programs."""
+    """A Region with its launches."""
 
     name: str
     kind: str
     region: tuple[tuple[Node, ...], tuple[Node, ...]]  # what it reads, what it stores
     steps: list[Any] = field(default_factory=list)  # Launch, Copy, Control or Label
-    key: str = ""
+    key: str = ""  # equal for Kernels that share Programs
     flops: Size = 0
     bytes: Size = 0
     depth: int = 0  # Blocks around it
@@ -115,6 +116,36 @@ class Schedule:
         for link in links:
             self.ends[link] = number
         return number
+
+
+COUNTERS = 64
+
+
+@dataclass
+class Frame:
+    """What the Lowerings of a Graph and of its Blocks share."""
+
+    slots: list[Slot] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    loops: list[tuple[int, int]] = field(default_factory=list)  # Kernel numbers, inner first
+    pairs: list[tuple[int, int]] = field(default_factory=list)  # Slots that are swapped
+    always: set[int] = field(default_factory=set)  # Slots that jumps read: they are not reused
+    moved: set[int] = field(default_factory=set)  # Slots whose pointers change
+    swapped: set[int] = field(default_factory=set)  # those that change places with another
+    labels: int = 0
+    counters: int = 0  # in use by the loops we are inside of
+
+    def label(self) -> int:
+        """A new Label's number."""
+        self.labels += 1
+        return self.labels - 1
+
+    def counter(self) -> int:
+        """A free counter."""
+        if self.counters == COUNTERS:
+            raise InternalError("schedule.control", f"loops need more than {COUNTERS} counters")
+        self.counters += 1
+        return self.counters - 1
 
 
 def slots_of(step: Any) -> tuple[int, ...]:

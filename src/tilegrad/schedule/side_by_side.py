@@ -123,6 +123,7 @@ def _joined(run: Sequence[Kernel]) -> Kernel:
     stored = tuple(v for k in run for v in k.region[1])
     joined = Kernel(body.name, "loops", (reads, stored))
     joined.key = body.name
+    joined.notes["verdict"] = run[0].notes.get("verdict")
     for kernel in run:
         joined.flops, joined.bytes = joined.flops + kernel.flops, joined.bytes + kernel.bytes
     joined.steps.append(Launch(body, tuple(slot for s in steps for slot in s.slots)))

@@ -32,7 +32,7 @@ from ..ir.types import Memory, product, row_major
 from ..tile.build import BodyBuilder
 from .access import MOVEMENT, Index, unravel
 from .evaluate import Evaluator, ravel_strides, symbolic
-from .fuse import COSTLY, REDUCE, Group, leaves_of, own_index
+from .fuse import COSTLY, REDUCE, Region, leaves_of, own_index
 
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
 CHAIN = 64  # additions to one accumulator before it is added to a total
@@ -76,13 +76,13 @@ class LoopSpace:
     e: Evaluator
     inputs: dict[Node, Node]
     outputs: dict[Node, Node]
-    shape: Group
+    shape: Region
     inner: Size
     lanes: int
     strict = False  # whether loaded indices must not vary along a line
     least_line = 32  # elements of a line that is worth being one
 
-    def __init__(self, group: Group, values: set[Node], target: Target, name: str) -> None:
+    def __init__(self, group: Region, values: set[Node], target: Target, name: str) -> None:
         self.group, self.all_values, self.target, self.name = group, values, target, name
         self.members = set(group.values)
         self.reads = sorted(group.reads, key=lambda n: n.serial)
@@ -196,12 +196,12 @@ class LoopSpace:
                 return False
         return True
 
-    def _shape(self, inner: Size) -> Group:
+    def _shape(self, inner: Size) -> Region:
         """The group with rows filled in for elementwise work cut at `inner`."""
         g = self.group
         if self.reduces:
             return g
-        return Group(g.kind, g.values, g.total, floor_divide(g.total, inner), "row", g.number)
+        return Region(g.kind, g.values, g.total, floor_divide(g.total, inner), "row", g.number)
 
     def _reads_linear(self, stack: list[tuple[Node, Any]], lane: Expr) -> bool:
         seen: set[Any] = set()

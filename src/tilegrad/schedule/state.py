@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import StateError
+from ..graph import ops
+from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import multiply
-from ..ir.types import product
-from .call import state_behind, states_of
-from .control import overwritten
-from .fuse import Group
+from ..ir.types import Tuple, product
+from .fuse import Region
 from .order import bit, need
 from .schedule import Copy, Slot
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def order_updates(lowering: Lowering) -> None:
     """The pass: readers of a state run before it is overwritten, where that is possible."""
     groups = lowering.fuser.in_order()
-    readers: dict[Node, list[Group]] = {}
-    dependents: dict[int, list[Group]] = {}
+    readers: dict[Node, list[Region]] = {}
+    dependents: dict[int, list[Region]] = {}
     for group in groups:
         for node in group.reads:
             readers.setdefault(node, []).append(group)
@@ -115,3 +115,46 @@ def hold_states(
         steps += hold(lowering, lowering.slots[slot], call, number, state)
         held[argument] = slot
     return held, steps
+
+
+def states_of(node: Node) -> list[tuple[int, Node]]:
+    """(place among the results, state) for each argument that a call writes in place."""
+    callee = node.attrs["callee"] if node.op is ops.call else None
+    if callee is None or not callee.states:
+        return []
+    results = len(node.type.items) if isinstance(node.type, Tuple) else 1
+    first = results - len(callee.states)
+    return [(first + i, node.inputs[place]) for i, place in enumerate(callee.states)]
+
+
+def state_behind(node: Node) -> tuple[Node, int, Node] | None:
+    """(what writes it, number of the result, state) of a value that is a written state."""
+    if node.op is ops.update:
+        return node, 0, node.inputs[0]
+    writer = node.inputs[0] if node.op is ops.get else node
+    number = node.attrs["index"] if node.op is ops.get else 0
+    found = states_of(writer) if writer.op is ops.call else []
+    return next(((writer, place, state) for place, state in found if place == number), None)
+
+
+def overwritten(group: Region) -> list[tuple[int, Node, bool]]:
+    """(number, state, promised) of what a group may overwrite; promised: a copy is an error."""
+    node = group.values[0] if group.values else None
+    if group.kind == "update" and node is not None:
+        return [(0, node.inputs[0], True)]
+    if group.kind == "call" and node is not None:
+        return [(number, state, True) for number, state in states_of(node)]
+    if group.kind == "control" and node is not None and node.op is not ops.cond:
+        body = node.blocks[-1]
+        carries = node.attrs["carries"]
+        return [(i, node.inputs[i], is_updated(body, i)) for i in range(carries)]
+    return []
+
+
+def is_updated(body: Block, number: int) -> bool:
+    """Whether a carry is a chain of updates of itself, or of kernels that write it in place."""
+    node = body.results[number]
+    found = False
+    while (behind := state_behind(node)) is not None:
+        node, found = behind[2], True
+    return found and node is body.arguments[number]

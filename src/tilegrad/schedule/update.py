@@ -17,25 +17,33 @@ from ..ir.types import Memory, product, row_major
 from ..tile.build import Body, BodyBuilder
 from .access import Condition, unravel
 from .evaluate import Evaluator, ravel_strides, symbolic
-from .fuse import Group
+from .family import Bodies, Family, Offer, Roles
+from .fuse import Region
 from .loops import LoopLowering
 
 BLOCK = 1024
 
 
-def lower_update(
-    group: Group, reads: Sequence[Node], values: set[Node], target: Target, stored: bool
-) -> tuple[Body | None, list[Node], list[tuple[Body, list[Node]]]]:
-    """The scatter Body with what it reads, and Bodies that fill the state first."""
-    node = group.values[0]
-    state = node.inputs[0]
-    fills = []
-    if not stored:
-        fills.append(_fill(state, reads, values, target))
-    own = [r for r in reads if r is not state or _reads_state(node, values)]
-    if product(node.inputs[1].shape) == 0:
-        return None, own, fills
-    return UpdateLowering(node, own, values, target).lower(), own, fills
+class VectorUpdates(Family):
+    """Updates over vectors."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Body that scatters; where the state is not stored, one that writes it comes first."""
+        node, reads, values = region.anchor, region.inputs, region.known
+        state = node.inputs[0]
+        found: Bodies = []
+        if not region.filled:
+            body, needed = _fill(state, reads, values, target)
+            found.append((body, _roles(needed, reads)))
+        own = [r for r in reads if r is not state or _reads_state(node, values)]
+        if product(node.inputs[1].shape) != 0:
+            body = UpdateLowering(node, own, values, target).lower()
+            found.append((body, _roles(own, reads)))
+        return found
+
+
+def _roles(used: Sequence[Node], reads: Sequence[Node]) -> Roles:
+    return [*(("read", reads.index(r)) for r in used), ("state", 0)]
 
 
 def _reads_state(node: Node, values: set[Node]) -> bool:
@@ -51,7 +59,7 @@ def _fill(
     """A Body that writes the (inlined) state."""
     from .fuse import leaves_of
 
-    group = Group("loops", [state], product(state.shape))
+    group = Region("loops", [state], product(state.shape))
     group.stored = [state]
     needed = [r for r in reads if r in leaves_of(state, values)]
     lowering = LoopLowering(group, values | {state}, target, f"fill_{state.op.name}")

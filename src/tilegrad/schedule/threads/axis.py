@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, multiply
 from ...ir.types import Array, Memory, product, row_major
@@ -16,7 +17,8 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import Index, unravel
 from ..evaluate import ravel_strides, running, wide
-from ..fuse import Group
+from ..family import Bodies, Family, Offer
+from ..fuse import Region
 from ..space import COMBINE, identity
 from .space import WARP, Roles
 from .tiles import TileEvaluator, Viewed, power_of_two
@@ -59,7 +61,7 @@ class Axis:
         return ravel_strides(index, row_major(self.x.shape))
 
 
-def lower_cumulative(group: Group, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
+def lower_cumulative(group: Region, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
     """A running sum, product, maximum or minimum."""
     node = group.values[0]
     walk = Axis(node, reads, [node.type], name)  # type: ignore[list-item]
@@ -133,3 +135,11 @@ def _scan(walk: Axis, index: Index, dtype: object, axis: int) -> tuple[Node, Nod
     if inside is not None:
         x = b.apply("where", inside, x, b.constant(identity(kind, x.dtype), x.dtype))
     return x, b.add(tile_ops.cumulative(x, axis=axis, kind=kind))
+
+
+class ThreadScan(Family):
+    """Running sums, products, maxima and minima by blocks of threads."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """Bodies, in the order they run."""
+        return lower_cumulative(region, region.inputs, name)

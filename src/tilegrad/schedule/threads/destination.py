@@ -71,7 +71,7 @@ class UpdateDestinations:
         if state:
             size = (product(self.state.shape),)
             parameters.append(("state", Memory(size, self.state.dtype, "global", "state")))
-            self.roles.append(("state", None))
+            self.roles.append(("state", 0))
         self.scalars: dict[Node, Size] = {}
         self.b = Viewed(name, parameters)
         self.e = TileEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))

@@ -6,13 +6,20 @@ on shapes and the Target alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body
-from ..fuse import Group
+from ..family import Bodies, Family, Offer
+from ..fuse import Region
 from .columns import ThreadColumns
 from .space import Roles
+
+if TYPE_CHECKING:
+    from ..fuse import Fuser
 
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 
@@ -40,9 +47,26 @@ class ThreadLowering(ThreadColumns):
 
 
 def lower_loops(
-    group: Group, reads: list[Node], values: set[Node], target: Target, name: str
+    group: Region, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, Roles]]:
     """The Bodies of a group."""
     lowering = ThreadLowering(group, values, target, name)
     lowering.reads = reads
     return lowering.lower()
+
+
+class ThreadLoops(Family):
+    """Generated loops for blocks of threads."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value is read and written at the Region's own elements."""
+        return fuser.fits_loops(node, region, leaves)
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """Bodies, in the order they run."""
+        if region.kind == "pair":
+            from .pair import Pair, lower_pair
+
+            assert isinstance(region, Pair)
+            return lower_pair(region, region.inputs, region.known, target, name)
+        return lower_loops(region, region.inputs, region.known, target, name)

@@ -33,7 +33,7 @@ from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Index, depends
 from ..evaluate import ravel_strides, wide
-from ..fuse import REDUCE, Group, leaves_of, own_index
+from ..fuse import REDUCE, Region, leaves_of, own_index
 from ..order import bit
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .loops import ThreadLowering
@@ -51,17 +51,17 @@ MOST = 4  # accumulators that stay in registers
 
 
 @dataclass(eq=False)
-class Pair(Group):
+class Pair(Region):
     """A group by rows and one by columns over the same elements, as one Kernel."""
 
-    first: Group = field(default_factory=lambda: Group("loops"))
-    second: Group = field(default_factory=lambda: Group("loops"))
+    first: Region = field(default_factory=lambda: Region("loops"))
+    second: Region = field(default_factory=lambda: Region("loops"))
 
 
 def pair_up(lowering: Lowering) -> None:
     """The pass: neighbours that share their elements are joined."""
     groups, values, results = lowering.ordered, lowering.fuser.values, lowering.results
-    found: list[Group] = list(groups)
+    found: list[Region] = list(groups)
     for second in groups:
         if second.order != "column" or second not in found:
             continue
@@ -78,9 +78,9 @@ def pair_up(lowering: Lowering) -> None:
     lowering.ordered = found
 
 
-def _with(one: Group, other: Group) -> Group:
+def _with(one: Region, other: Region) -> Region:
     """Two groups by columns as one."""
-    found = Group(
+    found = Region(
         "loops",
         [*one.values, *other.values],
         one.total,
@@ -92,10 +92,10 @@ def _with(one: Group, other: Group) -> Group:
         one.reads | other.reads,
     )
     found.stored = [*one.stored, *other.stored]
-    return found if (one.total, one.rows) == (other.total, other.rows) else Group("apart")
+    return found if (one.total, one.rows) == (other.total, other.rows) else Region("apart")
 
 
-def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequence[Node]) -> Pair:
+def _join(first: Region, second: Region, groups: Sequence[Region], results: Sequence[Node]) -> Pair:
     """One Kernel; what only the columns read of the rows is not stored."""
     wanted = set(results)
     own = {*first.values, *second.values}
@@ -121,12 +121,12 @@ def _join(first: Group, second: Group, groups: Sequence[Group], results: Sequenc
     return joined
 
 
-def _shares(first: Group, second: Group) -> bool:
+def _shares(first: Region, second: Region) -> bool:
     """Whether both read the same large array."""
     return any(product(n.shape) == first.total for n in first.reads & second.reads)
 
 
-def _fits(first: Group, second: Group, values: set[Node]) -> bool:
+def _fits(first: Region, second: Region, values: set[Node]) -> bool:
     """Whether a group by columns can be computed along with one by rows."""
     if first.kind != "loops" or second.kind != "loops" or first.order != "row":
         return False
@@ -145,12 +145,12 @@ def _fits(first: Group, second: Group, values: set[Node]) -> bool:
     return all(_aligned(v, first, second, values) for v in reduces)
 
 
-def reductions(group: Group) -> list[Node]:
+def reductions(group: Region) -> list[Node]:
     """The reductions of a group."""
     return [v for v in group.values if v.op in REDUCE]
 
 
-def _aligned(reduce: Node, first: Group, second: Group, values: set[Node]) -> bool:
+def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> bool:
     """Whether a reduction by columns reads what the rows hold at its own element only."""
     if product(reduce.shape) != first.columns:
         return False
@@ -286,7 +286,7 @@ class PairLowering(ThreadLowering):
         return found
 
 
-def _reads_after(group: Group, values: set[Node], inside: set[Node]) -> list[Node]:
+def _reads_after(group: Region, values: set[Node], inside: set[Node]) -> list[Node]:
     """What the results of the columns read beside their sums."""
     own = set(group.values)
     found: dict[Node, None] = {}

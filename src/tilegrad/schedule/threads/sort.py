@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.dtype import DType, int32, int64
+from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, combine, floor_divide, high, modulo, multiply
@@ -21,7 +22,8 @@ from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ..evaluate import wide
-from ..fuse import Group
+from ..family import Bodies, Family, Offer
+from ..fuse import Region
 from .axis import Axis
 from .space import WARP, Roles
 from .tiles import TileEvaluator, Viewed, power_of_two
@@ -138,7 +140,7 @@ class Network:
 class SortLowering:
     """Lowers one sort."""
 
-    def __init__(self, group: Group, reads: Sequence[Node], name: str) -> None:
+    def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
         self.node, self.reads, self.name = group.values[0], list(reads), name
         self.x = self.node.inputs[0]
         self.stored = [v for v in group.stored if v.op is ops.get]
@@ -273,6 +275,14 @@ class SortLowering:
         return body, [roles[n] for n in b.numbers]
 
 
-def lower_sort(group: Group, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
+def lower_sort(group: Region, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
     """A stable sort of every line along the axis: values and indices."""
     return SortLowering(group, reads, name).lower()
+
+
+class ThreadSort(Family):
+    """A sort of every line by blocks of threads."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """Bodies, in the order they run."""
+        return lower_sort(region, region.inputs, name)

@@ -34,7 +34,8 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body
 from ..access import Index
 from ..evaluate import wide
-from ..fuse import Group, leaves_of
+from ..family import Bodies, Family, Offer
+from ..fuse import Region, leaves_of
 from . import destination as sizes
 from .destination import WIDE
 from .loops import lower_loops
@@ -187,7 +188,7 @@ class UpdateLowering(OrderedUpdate):
 
 
 def lower_update(
-    group: Group, reads: list[Node], values: set[Node], target: Target, stored: bool
+    group: Region, reads: list[Node], values: set[Node], target: Target, stored: bool
 ) -> list[tuple[Body, Roles]]:
     """The Bodies of an update; ('state', None) is the Slot that is written.
 
@@ -197,7 +198,7 @@ def lower_update(
     state = node.inputs[0]
     found: list[tuple[Body, Roles]] = []
     if not stored:
-        fill = Group("loops", [state], product(state.shape))
+        fill = Region("loops", [state], product(state.shape))
         fill.stored = [state]
         wanted = set(leaves_of(state, values))
         numbers = [i for i, r in enumerate(reads) if r in wanted]
@@ -207,7 +208,7 @@ def lower_update(
                 (
                     body,
                     [
-                        ("read", numbers[what]) if role == "read" else ("state", None)
+                        ("read", numbers[what]) if role == "read" else ("state", 0)
                         for role, what in roles
                     ],
                 )
@@ -231,3 +232,11 @@ def _name(node: Node, what: str) -> str:
 def _reads_state(node: Node, values: set[Node]) -> bool:
     state = node.inputs[0]
     return any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
+
+
+class ThreadUpdates(Family):
+    """Updates by blocks of threads."""
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """Bodies, in the order they run."""
+        return lower_update(region, region.inputs, region.known, target, region.filled)

@@ -1,0 +1,196 @@
+"""The table of Families: everything the Schedule can choose to compute a Region by.
+
+A row is data: which Graph ops start a Region of it, by which facts of a Target it is there, and
+where its class is. A class is imported when a Graph for such a Target first has such an op. A
+package from outside adds a row with `register`, or under the entry points' group of `GROUP`; its
+Family then takes part wherever a Region starts with one of its ops. Invariant: a Region has one
+kind, which follows from its first op alone; what is registered is part of every compile key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..core.errors import InternalError
+from ..core.target import Target
+
+if TYPE_CHECKING:
+    from ..ir.node import Node
+    from .family import Family
+    from .fuse import Region
+
+GROUP = "tilegrad.families"
+PACKAGE = __package__.rpartition(".")[0]
+ANY = ("*",)  # ops that no other row names
+
+
+def vectors(target: Target) -> bool:
+    """Programs are single threads with vectors."""
+    return not target.has_threads
+
+
+def threads(target: Target) -> bool:
+    """Programs are blocks of threads that share memory."""
+    return target.has_threads
+
+
+def own_tiles(target: Target) -> bool:
+    """A single thread runs matrix units over tiles of their own."""
+    return any(unit.threads == 1 for unit in target.matrix)
+
+
+def threads_units(target: Target) -> bool:
+    """Threads run matrix units together."""
+    return any(unit.threads > 1 for unit in target.matrix)
+
+
+def any_target(target: Target) -> bool:
+    """No fact is asked for."""
+    return True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One Family: the kinds of Regions it is for, the ops that start them, facts, class."""
+
+    name: str
+    anchors: tuple[str, ...]  # names of Graph ops
+    where: str | Family  # "folder.module:Class" of this package, or a Family from outside
+    applies: Callable[[Target], bool] = any_target
+    kinds: tuple[str, ...] = ()  # of ours; one from outside goes by its anchors
+
+
+_LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
+_ATTEND = ("attention", "attention_backward")
+TABLE = [
+    Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors, _LOOPS),
+    Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
+    Row("products on tiles", ("dot",), "schedule.matrix:TileProducts", own_tiles, _DOTS),
+    Row("products on vectors", ("dot",), "schedule.dot:VectorProducts", vectors, _DOTS),
+    Row(
+        "products of the library",
+        ("dot",),
+        "schedule.dot_wide:LibraryProducts",
+        threads_units,
+        ("dot", "dots", "gated"),
+    ),
+    Row("products on threads", ("dot",), "schedule.dot_gpu:TiledProducts", threads, _DOTS),
+    Row(
+        "attention on vectors",
+        _ATTEND,
+        "schedule.attention_cpu:VectorAttention",
+        vectors,
+        _ATTENTION,
+    ),
+    Row(
+        "attention on threads",
+        _ATTEND,
+        "schedule.attention_gpu:ThreadAttention",
+        threads,
+        _ATTENTION,
+    ),
+    Row("sort on vectors", ("sort",), "schedule.rows:VectorSort", vectors, ("sort",)),
+    Row("sort on threads", ("sort",), "schedule.threads.sort:ThreadSort", threads, ("sort",)),
+    Row(
+        "running sums on vectors",
+        ("cumulative",),
+        "schedule.rows:VectorScan",
+        vectors,
+        ("cumulative",),
+    ),
+    Row(
+        "running sums on threads",
+        ("cumulative",),
+        "schedule.threads.axis:ThreadScan",
+        threads,
+        ("cumulative",),
+    ),
+    Row("updates on vectors", ("update",), "schedule.update:VectorUpdates", vectors, ("update",)),
+    Row(
+        "updates on threads",
+        ("update",),
+        "schedule.threads.update:ThreadUpdates",
+        threads,
+        ("update",),
+    ),
+    Row("calls", ("call",), "schedule.call:Calls", any_target, ("call",)),
+]
+CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own
+
+# The kind of a Region by the op that starts it; all others are loops.
+KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
+KINDS |= dict.fromkeys(CONTROL, "control")
+
+_outside: list[Row] = []
+_made: dict[str, Family] = {}
+
+
+def register(row: Row) -> None:
+    """Add a Family from outside; one of the same name is replaced."""
+    remove(row.name)
+    if any(row.name == one.name for one in TABLE):
+        raise InternalError("schedule.families", f"{row.name!r} is a Family of the package")
+    _outside.append(row)
+
+
+def remove(name: str) -> None:
+    """Take a Family from outside back."""
+    _outside[:] = [row for row in _outside if row.name != name]
+    _made.pop(name, None)
+    rows_of.cache_clear()
+    outside.cache_clear()
+
+
+def family_of(row: Row) -> Family:
+    """The Family of a row, imported now if it was not before."""
+    found = _made.get(row.name)
+    if found is None:
+        if isinstance(row.where, str):
+            module, _, name = row.where.partition(":")
+            found = getattr(import_module(f"{PACKAGE}.{module}"), name)()
+        else:
+            found = row.where
+        found.name = row.name
+        _made[row.name] = found
+    return found
+
+
+@lru_cache(maxsize=256)
+def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
+    """The rows for Regions of a kind that start with an op, on a Target."""
+    ours = [row for row in TABLE if kind in row.kinds and row.applies(target)]
+    others = [row for row in _outside if op in row.anchors and row.applies(target)]
+    return (*others, *ours)
+
+
+def families_of(region: Region, target: Target) -> list[Family]:
+    """The Families that may offer for a Region, those from outside first."""
+    return [family_of(row) for row in rows_of(region.kind, region.values[0].op.name, target)]
+
+
+def why_not(node: Node, target: Target | None) -> str:
+    """Why no Family takes a Region that would start with a Node; '' where one may."""
+    kind = KINDS.get(node.op.name, "loops")
+    rows = () if target is None else rows_of(kind, node.op.name, target)
+    if target is None or not rows:
+        return "no kernel for this machine"
+    reasons = [family_of(row).why_not(node, target) for row in rows]
+    return "" if "" in reasons else reasons[0]
+
+
+@lru_cache(maxsize=1)
+def outside() -> tuple[str, ...]:
+    """What is registered from outside, for compile keys: names with a hash of their code."""
+    found = []
+    for row in _outside:
+        family = family_of(row)
+        source = inspect.getsource(type(family))
+        code = hashlib.sha256(source.encode()).hexdigest()[:16]
+        found.append(f"{row.name} {','.join(row.anchors)} {code}")
+    return tuple(sorted(found))

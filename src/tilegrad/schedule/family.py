@@ -1,0 +1,109 @@
+"""Family: a way to compute Regions, with Plans and what they cost; and how one is selected.
+
+A Family is asked whether a value may join one of its Regions (`grow`), what it offers for a Region
+on a Target (`offers`: Plans with seconds, or in words why it has none), and for the Bodies of what
+was selected (`lower`). The table of Families is `families.py`; a package from outside adds its own
+there. Invariant: the offer with the least seconds is taken; a fallback's only where no other Family
+offers; at a tie the one that stands first in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import InternalError
+from ..core.target import Target
+from ..ir.node import Node
+from ..ir.symbol import high
+from ..tile.build import Body
+from .cost import bytes_moved
+
+if TYPE_CHECKING:
+    from .fuse import Fuser, Region
+
+# Bodies with what each parameter stands for: ('read', i) of the Region's inputs, ('store', i) of
+# what it stores, ('state', i) of what it writes in place, or ('scratch', type, or type and a name).
+Roles = list[tuple[str, Any]]
+Bodies = list[tuple[Body, Roles]]
+ROOFLINE = "roofline"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A Plan for a Region, the seconds it is expected to take, and how these are known."""
+
+    seconds: float
+    plan: Any = None
+    model: str = ROOFLINE
+
+
+class Family:
+    """A way to compute Regions; what it does not take it refuses in words."""
+
+    name = ""
+    fallback = False  # whether it is taken only where no other Family offers
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether a value, which reads `leaves`, may join a Region of this Family."""
+        return False
+
+    def why_not(self, node: Node, target: Target) -> str:
+        """Why no Region that starts with a Node is taken, before Regions are cut; '' if one may."""
+        return ""
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """Plans for a Region with their seconds, or why there is none."""
+        return [Offer(roofline(region, target))]
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Bodies of a Region by an offer of this Family."""
+        raise InternalError("schedule.family", f"{self.name} lowers nothing: {region.values}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who offered what for a Region, who refused and why, and why the winner won."""
+
+    winner: str
+    offered: tuple[tuple[str, Offer], ...]
+    refused: tuple[tuple[str, str], ...]
+    why: str
+
+
+def roofline(region: Region, target: Target) -> float:
+    """Seconds at the Target's peak rates."""
+    flops, dtype = region.work
+    moved = bytes_moved([*region.inputs, *region.stored])
+    peaks = target.peak_flops(dtype), target.peak_bytes()
+    return max(high(flops) / max(1.0, peaks[0]), high(moved) / max(1.0, peaks[1]))
+
+
+def select(
+    families: Sequence[Family], region: Region, target: Target
+) -> tuple[Family, Offer, Verdict]:
+    """The Family and the offer that a Region is lowered by."""
+    offered: list[tuple[Family, Offer]] = []
+    refused: list[tuple[str, str]] = []
+    for family in families:
+        found = family.offers(region, target)
+        if isinstance(found, str):
+            refused.append((family.name, found))
+        else:
+            offered += [(family, offer) for offer in found]
+    if not offered:
+        said = "; ".join(f"{name}: {why}" for name, why in refused) or "no Family has its op"
+        raise InternalError("schedule.family", f"nothing computes {region.values}: {said}")
+    regular = [one for one in offered if not one[0].fallback]
+    family, offer = min(regular or offered, key=lambda one: one[1].seconds)
+    others = [one for one in offered if one[1] is not offer]
+    why = (
+        "the only offer"
+        if not others
+        else "the least seconds"
+        if len(regular) > 1 or not regular
+        else "the others are for what nothing else takes"
+    )
+    named = tuple((f.name, o) for f, o in offered)
+    return family, offer, Verdict(family.name, named, tuple(refused), why)
