@@ -81,6 +81,15 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_a_word_has_one_row() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+?) \|", (ROOT / "docs" / "vocabulary.md").read_text(), re.MULTILINE
+    )
+    words = [word.strip() for row in rows for word in row.split("/") if row != "---"]
+    twice = {w for w in words if words.count(w) > 1 and w not in ("word", "-")}
+    assert not twice
+
+
 def test_links_lead_somewhere() -> None:
     broken = []
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:

@@ -337,7 +337,7 @@ KINKED = (
 JUMPING = (
     "m.floor({})", "m.ceil({})", "m.round({})", "m.trunc({})", "m.sign({})", "m.frac({})",
     "m.signbit({})", "m.logical_not({})", "({} > 0)", "({} <= 0.5)", "({} == 1)", "m.isfinite({})",
-    "m.heaviside({}, m.zeros_like({}))", "m.isnan({})",
+    "m.heaviside({}, m.zeros_like({})).detach()", "m.isnan({})",
 )
 SCALAR = (
     "{} + 2.5", "3 - {}", "{} * 0.37", "{} / 7", "-{}", "{} ** 2", "{} ** 3", "2.0 ** ({} * 0.25)",
