@@ -137,11 +137,15 @@ def _shape(node: Node) -> PagedShape:
     given = named(APPEND if append else ATTEND, node.inputs)
     q, keys, values, table = (given[n] for n in ("q", "keys", "values", "table"))
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
-    sizes: Any = (heads, key_heads, width, values.shape[3], page, tokens)
     requests, most_pages = table.shape
     attrs = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
     return PagedShape(
-        *sizes,
+        heads,
+        key_heads,
+        width,
+        values.shape[3],
+        page,
+        tokens,
         requests,
         pages,
         most_pages,
@@ -172,9 +176,22 @@ def few_keys(
     """With how many keys of a request at most a step of a token each is one launch; 0 where it
     never is."""
     target = target_for(device)
-    (pages, key_heads, page, width), value_width = keys.shape, values.shape[3]
-    sizes: Any = (heads, key_heads, width, value_width, page, requests, requests, pages, 1, 1.0)
-    x = PagedShape(*sizes, dtype, keys.dtype)
+    shape: tuple[Any, ...] = keys.shape
+    last: Any = values.shape[3]
+    x = PagedShape(
+        heads,
+        shape[1],
+        shape[3],
+        last,
+        shape[2],
+        requests,
+        requests,
+        shape[0],
+        1,
+        1.0,
+        dtype,
+        keys.dtype,
+    )
     return short_keys(x, target) if target.has_threads else 0
 
 

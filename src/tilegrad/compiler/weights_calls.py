@@ -24,8 +24,9 @@ from ..graph import build, ops
 from ..graph.unpack import unpacked
 from ..ir.node import Node, topological, users
 from ..ir.rewrite import Log, rebuild, replace
-from ..ir.symbol import Size, low, multiply
+from ..ir.symbol import Size, low
 from ..ir.types import Tuple
+from ..ir.types import product as product_of
 from ..kernels.quantised.prepare import Preparation, kernels_of, kind_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
@@ -322,7 +323,7 @@ def _problem(form: Format, rows: Any, x: Node, tokens: Size | None = None) -> Qu
 
 
 def _count(sizes: Sequence[Size]) -> Size:
-    return functools.reduce(multiply, sizes, 1)
+    return product_of(tuple(sizes))
 
 
 def unpacked_from(dtype: DType, target: Target) -> int:

@@ -162,7 +162,7 @@ class GPT2(nn.Module):
             count=count,
             most=self.config.n_positions,
         )
-        parts = self.transformer
+        parts: Any = self.transformer
         x = parts["wte"](index) + parts["wpe"](arange(count))  # (B, T, C)
         x = parts["drop"](x)
         for block in parts["h"]:

@@ -39,11 +39,8 @@ class _Row(Module):
     def __getitem__(self, index: Any) -> Any:
         found = list(self._modules.values())
         if isinstance(index, slice):
-            return (
-                type(self)(*found[index])
-                if isinstance(self, Sequential)
-                else (type(self)(found[index]))
-            )  # type: ignore[call-arg]
+            kind: Any = type(self)
+            return kind(*found[index]) if isinstance(self, Sequential) else kind(found[index])
         return found[_place(type(self).__name__, index, len(found))]
 
     def __setitem__(self, index: int, module: Module) -> None:

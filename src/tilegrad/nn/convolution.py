@@ -104,7 +104,7 @@ class _Convolution(Module):
 class _Straight(_Convolution):
     def forward(self, x: Any) -> Tensor:
         """(batch, in_channels, *space) -> (batch, out_channels, *space)."""
-        padding = self.padding
+        padding: Any = self.padding
         if self.padding_mode != "zeros" and padding != "valid":
             x = pad(x, self._amounts(), BORDERS[self.padding_mode])
             padding = 0
@@ -115,7 +115,7 @@ class _Straight(_Convolution):
             self.bias,
             self.stride,
             padding,
-            self.dilation,  # type: ignore[no-any-return]
+            self.dilation,
             self.groups,
         )
 
@@ -124,7 +124,8 @@ class _Straight(_Convolution):
             totals = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size)]
             pairs = [(t // 2, t - t // 2) for t in totals]
         else:
-            pairs = [(p, p) for p in self.padding]
+            given: Any = self.padding
+            pairs = [(p, p) for p in given]
         return [amount for pair in reversed(pairs) for amount in pair]
 
 
@@ -204,11 +205,12 @@ class _Transposed(_Convolution):
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
         """The output padding that gives a size."""
         wanted = tuple(output_size)[-self.rank :]
+        padding: Any = self.padding
         found = []
         for i, size in enumerate(wanted):
             least = (
                 (x.shape[x.ndim - self.rank + i] - 1) * self.stride[i]
-                - 2 * self.padding[i]
+                - 2 * padding[i]
                 + self.dilation[i] * (self.kernel_size[i] - 1)
                 + 1
             )

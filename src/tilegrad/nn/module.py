@@ -41,7 +41,7 @@ class Parameter(Tensor):
         self.requires_grad = requires_grad
 
     def __repr__(self) -> str:
-        return "Parameter containing:\n" + Tensor.__repr__(self)
+        return "Parameter containing:\n" + super().__repr__()
 
     def __copy__(self) -> Parameter:
         return Parameter(self, self.requires_grad)
@@ -52,7 +52,8 @@ class Parameter(Tensor):
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        rebuild, arguments = Tensor.__reduce__(self)  # type: ignore[misc]
+        made: Any = super().__reduce__()
+        rebuild, arguments = made
         return _rebuild_parameter, (rebuild, arguments[:-1], self.requires_grad)
 
 

@@ -108,8 +108,8 @@ def finfo(type: Any, /) -> finfo_object:
     if not dtype.is_float:
         raise DTypeError("not a float dtype", op="finfo", got=dtype)
     found = ml_dtypes.finfo(dtype.numpy)
-    values = [float(v) for v in (found.eps, found.max, found.min, found.smallest_normal)]
-    return finfo_object(dtype.bits, *values, dtype)
+    eps, most, least = float(found.eps), float(found.max), float(found.min)
+    return finfo_object(dtype.bits, eps, most, least, float(found.smallest_normal), dtype)
 
 
 def iinfo(type: Any, /) -> iinfo_object:
@@ -689,7 +689,8 @@ def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
 
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
     """The last axes of x1 contracted with the first of x2, or those named."""
-    return _tensordot(*_common(x1, x2), axes)
+    a, b = _common(x1, x2)
+    return _tensordot(a, b, axes)
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

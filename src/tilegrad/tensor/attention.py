@@ -106,8 +106,11 @@ def _attend(
         scale = 1.0 / math.sqrt(max(width, 1))
     if 0.0 < dropout < 1.0:
         more["key"], more["offset"] = next_key_and_offset(generator)
+    q, k, v = nodes
     out, lse = graph.attention(
-        *nodes,
+        q,
+        k,
+        v,
         more,
         scale=scale,
         band=band,

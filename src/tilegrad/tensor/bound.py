@@ -254,7 +254,7 @@ class Bound:
         tensor = self._inputs.tensors[at] if at >= 0 else None
         if tensor is not None:
             return tensor
-        own = self._replay.result(place.number) if at < 0 else self._inputs.own[at]
+        own: Any = self._replay.result(place.number) if at < 0 else self._inputs.own[at]
         there = Place("input", 0, False, place.type, place.symbolic)
         return self._lowered._value(there, [own.part(0, own.bytes)], (), self.symbols, None)
 
@@ -292,7 +292,7 @@ class Bound:
     def _kind(self, key: tuple[int, str]) -> tuple[tuple[int, ...], Any]:
         at = self._at[key]
         if at < len(self._lowered.inputs):
-            type_ = self._lowered.inputs[at].type
+            type_: Any = self._lowered.inputs[at].type
         else:
             type_ = self._states[key[0]][key[1]]._node.type
         return tuple(int(evaluate(s, self.symbols)) for s in type_.shape), type_.dtype

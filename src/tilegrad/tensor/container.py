@@ -194,7 +194,7 @@ def _dataclass_rebuild(structure: Structure) -> Rebuild:
     pairs = [(k, p._rebuild) for k, p in zip(structure.keys, structure.parts)]
 
     def rebuild(leaves: Any) -> Any:
-        made = object.__new__(cls)  # fields as they are: __init__ may want others
+        made: Any = object.__new__(cls)  # fields as they are: __init__ may want others
         for name, build in pairs:
             object.__setattr__(made, name, build(leaves))
         return made

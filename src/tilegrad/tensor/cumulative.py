@@ -195,10 +195,11 @@ def quantile(
     line = reshape(tensor, -1) if flat else tensor.movedim(dim, -1)
     result = _quantiles(line, cast(share.reshape(-1), tensor.dtype), interpolation)
     if keepdim:
+        axis = 0 if dim is None else dim
         result = (
             result.reshape(-1, *[1] * tensor.ndim)
             if flat
-            else result.unsqueeze(1 + dim if dim >= 0 else dim)
+            else result.unsqueeze(1 + axis if axis >= 0 else axis)
         )
     return result if share.ndim else result.squeeze(0)
 

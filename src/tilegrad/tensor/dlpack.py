@@ -106,7 +106,8 @@ def capsule_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, stream: Any
         device.hand_over(int(stream))
     number = next(_numbers)
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    steps, step = [], 1
+    steps: list[int] = []
+    step = 1
     for size in reversed(shape):
         steps.insert(0, step)
         step *= size

@@ -95,11 +95,11 @@ def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
             expected="None, 'floor' or 'trunc'",
             got=repr(rounding_mode),
         )
-    left, right = (wrap(n, v) for n, v in zip(_numbers("divide", a, b), (a, b)))
-    if left.dtype.is_float:
-        return trunc(div(left, right))
-    quotient = floor_divide(left, right)
-    inexact = ne(mul(quotient, right), left)
+    number, divisor = (wrap(n, v) for n, v in zip(_numbers("divide", a, b), (a, b)))
+    if number.dtype.is_float:
+        return trunc(div(number, divisor))
+    quotient = floor_divide(number, divisor)
+    inexact = ne(mul(quotient, divisor), number)
     return add(quotient, logical_and(lt(quotient, 0), inexact).to(quotient.dtype))
 
 

@@ -20,6 +20,7 @@ from .trace import Source
 
 class _Probe:
     __slots__ = ("item",)
+    item: Any
 
 
 def alone() -> int:

@@ -42,7 +42,7 @@ def explain(
         raise DTypeError(
             "explain needs a function or a Tensor", op="explain", got=type(function).__name__
         )
-    jitted = function if isinstance(function, Jitted) else _jitted(function)
+    jitted: Any = function if isinstance(function, Jitted) else _jitted(function)
     if isinstance(jitted, types.MethodType):  # a Module, or a method of one
         args, jitted = (jitted.__self__, *args), jitted.__func__
     lowered = jitted.lower(*args, **kwargs)

@@ -82,19 +82,19 @@ def save(value: Any, path: Place, metadata: Mapping[str, str] | None = None) -> 
                 got=tensor.dtype.name,
                 expected="a dtype that safetensors files have",
             )
-        end = offset + tensor.dtype.size * int(tensor.numel())  # type: ignore[call-overload]
+        end = offset + tensor.dtype.size * tensor.numel()
         header[name] = {
             "dtype": BY_DTYPE[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    written = json.dumps(header, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
     if isinstance(path, (str, os.PathLike)):
-        _replace(os.fspath(path), text, list(tensors.values()))
+        _replace(os.fspath(path), written, list(tensors.values()))
     else:
-        _write(_binary(path, "save"), text, list(tensors.values()))
+        _write(_binary(path, "save"), written, list(tensors.values()))
 
 
 def _is_array(value: Any) -> bool:
@@ -243,7 +243,7 @@ def _nest(described: Any, tensors: dict[str, Tensor]) -> Any:
         return {key: _nest(item, tensors) for key, item in inside}
     if kind == "tuple":
         return tuple([_nest(item, tensors) for item in inside])
-    return {"tensor": tensors.__getitem__, "float": float}[kind](inside)
+    return tensors[inside] if kind == "tensor" else float(inside)
 
 
 def _bad(path: str, why: str) -> UserError:

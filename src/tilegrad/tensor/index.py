@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     kind: str  # 'new', 'int', 'at', 'slice', 'index', 'mask'
     axis: int = -1
     start: Size = 0  # of an int or a slice
-    count: Size = 1
+    size: Size = 1
     step: int = 1
     value: Any = None  # the Node of 'at' and 'index', the Tensor of a mask
     full: bool = False
@@ -336,7 +336,7 @@ def _sliced(node: Node, entries: list[Entry]) -> tuple[Node, list[int], list[Nod
             continue
         axis = len(starts)
         size = (
-            entry.count
+            entry.size
             if entry.kind == "slice"
             else (node.shape[axis] if entry.kind == "index" else 1)
         )
@@ -431,7 +431,7 @@ def _member(x: Tensor, entry: Entry) -> Node:
     if entry.kind == "int":
         return build.equal(place, build.size_value(entry.start))
     start = build.size_value(entry.start)
-    stop = build.size_value(entry.start + _span(entry.count, abs(entry.step)))
+    stop = build.size_value(entry.start + _span(entry.size, abs(entry.step)))
     inside = ops.bit_and(
         *build.promoted("assign", build.less_equal(start, place), build.less(place, stop))
     )
@@ -463,7 +463,7 @@ def _updated(x: Tensor, entries: list[Entry], value: Tensor) -> Node:
     indices = [e.value for e in entries if e.kind == "index"]
     block = build.broadcast_shapes("assign", *(i.shape for i in indices)) if indices else ()
     tags = _layout(entries, len(block))
-    sizes = {e.axis: e.count for e in entries if e.kind == "slice"}
+    sizes = {e.axis: e.size for e in entries if e.kind == "slice"}
     shape = tuple(block[-1 - t] if t < 0 else (sizes[t] if t < x.ndim else 1) for t in tags)
     if any(e.kind == "new" and e.value is False for e in entries):
         return node_of(x)
@@ -523,12 +523,12 @@ def _place(entry: Entry, block: int, parts: list[Entry]) -> Node:
         return entry.value  # type: ignore[no-any-return]
     if entry.kind == "index":
         return build.reshape(entry.value, entry.value.shape + (1,) * len(parts))
-    line = build.iota(entry.count)
+    line = build.iota(entry.size)
     if abs(entry.step) != 1:
         line = build.multiply(line, abs(entry.step))
     if not (isinstance(entry.start, int) and entry.start == 0):
         line = build.add(line, build.size_value(entry.start))
     ones = [1] * len(parts)
     shape: list[Size] = list(ones)
-    shape[parts.index(entry)] = entry.count
+    shape[parts.index(entry)] = entry.size
     return build.reshape(line, tuple(shape))

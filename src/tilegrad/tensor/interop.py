@@ -41,7 +41,7 @@ def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
 
 @method("__buffer__")
 def _buffer(self: Tensor, flags: int) -> memoryview:
-    return memoryview(self.numpy())
+    return self.numpy().data
 
 
 @method("__dlpack__")
@@ -188,7 +188,7 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @method("__reduce_ex__")
-def _reduce_ex(self: Tensor, protocol: int) -> Any:
+def _reduce_ex(self: Tensor, protocol: Any) -> Any:
     return _reduce(self)
 
 

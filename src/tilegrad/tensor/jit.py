@@ -101,7 +101,7 @@ class Jitted(Generic[P, R]):
         given = args
         if self._static:
             args = self._without_static(args)
-        structure = self._recent
+        structure: Any = self._recent
         leaves = None if structure is None else structure.leaves(args)
         if leaves is None:
             leaves, structure = flatten(args)
@@ -152,7 +152,7 @@ class Jitted(Generic[P, R]):
         key: list[Any] = [structure.alike, mode.grad_enabled]
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                type_ = leaf._node.type
+                type_: Any = leaf._node.type
                 shape = type_.shape
                 if symbols is not None and axes is not None and axes[i]:
                     shape = self._bind_symbols(i, shape, axes, symbols, structure)
@@ -183,7 +183,7 @@ class Jitted(Generic[P, R]):
                 self._objects[id(value)] = lambda: value  # type: ignore[assignment]
         parts: list[Any] = ["state", id(value)]
         for name, tensor in tensors.items():
-            type_ = tensor._node.type
+            type_: Any = tensor._node.type
             parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)
             if tensor._node.op is unpack:
                 parts.append(tensor._node.attrs["format"])  # weights of a file

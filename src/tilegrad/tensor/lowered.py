@@ -39,8 +39,10 @@ from .trace import Slot, Source, Trace, Tracing
 
 LOG = logging.getLogger("tilegrad.jit")
 States = dict[int, dict[str, Tensor]]
-known = values.data  # by weak reference: `known.get(ref(node))` is a plain dict lookup
-forget = values._remove  # what such a reference does when its Node is gone
+known: dict[Any, Buffer] = values.data  # type: ignore[attr-defined]
+# by weak reference: `known.get(ref(node))` is a plain dict lookup
+# What such a reference does when its Node is gone.
+forget: Any = values._remove  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
@@ -217,8 +219,8 @@ class Lowered:
             elif kind == "constant":
                 found.append(source.holder)
             elif kind == "grad":
-                grad = self._tensor_of(source, leaves, states)._grad
-                found.append(grad.buffer(self.device))  # type: ignore[union-attr]
+                grad: Any = self._tensor_of(source, leaves, states)._grad
+                found.append(grad.buffer(self.device))
             else:
                 value = drawn[id(source.holder)][0 if kind == "key" else 1]
                 found.append(Buffer.wrap(np.array(value, np.uint32)))

@@ -152,7 +152,7 @@ def is_stored(node: Node) -> bool:
 
 def tag(node: Node) -> str:
     """What a signature says of a Node's device: its name, empty on the CPU or where it adapts."""
-    buffer = values.data.get(weakref.ref(node))
+    buffer = values.data.get(weakref.ref(node))  # type: ignore[attr-defined]
     if buffer is not None:
         return "" if buffer.device == HOST else buffer.device
     name = next(iter(settled([node])), "")

@@ -68,8 +68,7 @@ def bytes_to_prepare(tensors: Iterable[Tensor], device: str) -> int:
     from ..compiler.weights import bytes_to_prepare as needed
 
     return sum(
-        needed(t._node.attrs["format"], *t._node.shape, device)  # type: ignore[call-arg]
-        for t in stored_in(tensors)
+        needed(t._node.attrs["format"], t.shape[0], t.shape[1], device) for t in stored_in(tensors)
     )
 
 

@@ -85,6 +85,7 @@ class Tensor(Methods):
 
     __slots__ = ("__weakref__", "_grad", "_node", "_requires_grad", "label", "trace")
     __array_priority__ = 1000
+    _grad: Tensor | None
 
     def __init__(
         self, data: Any = None, dtype: Any = None, requires_grad: bool = False, device: Any = None
@@ -247,7 +248,7 @@ class Tensor(Methods):
 
     def buffer(self, device: str | None = None) -> Buffer:
         """The Buffer that holds the value, computing it if need be (on `device` if any will do)."""
-        buffer = values.data.get(weakref.ref(self.node))  # values.get, without a call
+        buffer = values.data.get(weakref.ref(self.node))  # type: ignore[attr-defined]  # no call
         if buffer is None:
             realize([self], device)
             buffer = values[self.node]

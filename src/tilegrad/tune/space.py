@@ -37,7 +37,8 @@ def _variations(x: Operands, plan: WidePlan, turned: bool, target: Target) -> It
     tm, tn, tk = plan.tile
     for stages in (plan.stages - 1, plan.stages + 1, plan.stages - 2):
         yield replace(plan, stages=max(2, stages))
-    rows = tiles_of(replace(x, **{"m" if turned else "n": 1, "batch": 1}), plan, turned)
+    one = replace(x, m=1, batch=1) if turned else replace(x, n=1, batch=1)
+    rows = tiles_of(one, plan, turned)
     if tiles_of(x, plan, turned) > rows * high(x.batch):  # else all orders are one
         groups = [g for g in (1, 2, 4, 8, 16, 32) if g < rows or g == plan.group]
         yield from (replace(plan, group=g) for g in groups)

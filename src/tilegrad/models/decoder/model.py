@@ -306,7 +306,8 @@ class Decoder(nn.Module):
             x = x + self.positions(positions)
         turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
         for layer, block in enumerate(self.blocks):
-            x = block(x, attend, turns.get(config.rotary_of(layer)))
+            rotary = config.rotary_of(layer)
+            x = block(x, attend, None if rotary is None else turns.get(rotary))
         return x  # type: ignore[no-any-return]
 
     def logits(self, x: Tensor) -> Tensor:

@@ -181,7 +181,8 @@ def _setting(fields: Fields, name: str) -> Any:
     """One field that Sampling takes."""
     value = fields.whole(name) if name == "top_k" else fields.number(name)
     try:
-        Sampling(**{name: value})
+        given: dict[str, Any] = {name: value}
+        Sampling(**given)
     except UserError as error:
         raise fields.wrong(name, error.expected, value) from None
     return value
@@ -201,7 +202,9 @@ def ends_of(files: GgufFile | ModelFolder, config: DecoderConfig) -> list[int]:
         return whole and 0 <= i < config.vocabulary
 
     if isinstance(files, GgufFile):
-        named = [files.metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot")]
+        named: list[Any] = [
+            files.metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot")
+        ]
         return [int(i) for i in named if is_id(i)]
     fields = Fields(files.generation, f"{files.path}/generation_config.json")
     said = listed(fields.get("eos_token_id"))

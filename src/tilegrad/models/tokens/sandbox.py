@@ -226,7 +226,7 @@ class Bounding(NodeTransformer):
 
     visit_Macro = visit_CallBlock = counted
 
-    def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
+    def visit_Output(self, node: Any) -> list[nodes.Node]:
         """Measure what is written."""
         node = self.generic_visit(node)
         fixed = sum(len(n.data) for n in node.nodes if isinstance(n, nodes.TemplateData))
@@ -247,17 +247,17 @@ class Bounding(NodeTransformer):
 
     visit_List = visit_Tuple = visit_Dict = made
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    def visit_Concat(self, node: Any) -> nodes.Filter:
         """Measure the parts of a joined text before joining."""
         node = self.generic_visit(node)
         return self.filtered(nodes.List(node.nodes, lineno=node.lineno), JOIN, node.lineno)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Filter:
+    def visit_Compare(self, node: Any) -> nodes.Filter:
         """Look at the time after a comparison, which may be of long values."""
         node = self.generic_visit(node)
         return self.filtered(node, CHARGE, node.lineno)
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+    def visit_Getitem(self, node: Any) -> nodes.Node:
         """Measure slices."""
         node = self.generic_visit(node)
         sliced = isinstance(node.arg, nodes.Slice)

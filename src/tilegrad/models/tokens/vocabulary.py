@@ -199,7 +199,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     scores = values_of(metadata, "tokenizer.ggml.scores", float, count)
     if pieces and scores is None:
         raise wrong("tokenizer.ggml.scores", "scores, which SentencePiece needs", None)
-    named = {
+    named: dict[str, Any] = {
         part: token_id(metadata, f"tokenizer.ggml.{part}_token_id", count)
         for part in ("bos", "eos", "unknown", "padding")
     }
