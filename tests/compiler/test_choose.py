@@ -12,6 +12,7 @@ import tilegrad as tg
 from tilegrad.compiler.choose import CHOOSERS, choose_kernels
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import AVX2, H200, Target
 from tilegrad.graph import build, ops
@@ -158,3 +159,56 @@ def test_text_and_derivatives() -> None:
         tg.jvp(loss, (q, keys), (q, keys))
     several = tg.vmap(loss, (0, None))(tg.ones(3, 6, 4, 32), keys)
     np.testing.assert_allclose(several.numpy(), [6 * 4 * 32] * 3, rtol=1e-5)
+
+
+# ---- drawing tokens ---------------------------------------------------------------------------
+
+
+def drawing(rows: int, columns: int, slots: int) -> tuple[list[Node], list[Node], list[Any]]:
+    """Inputs, results (a draw, the five largest, biased rows), and arrays."""
+    draw = np.random.default_rng(rows)
+    p = np.exp(3 * draw.standard_normal((rows, columns))).astype(np.float32)
+    p[0] = np.round(p[0], 1)  # equals at the cuts
+    settings = [[0.9, 0.0], [1.0, 0.01], [0.5, 0.001], [1.0, 0.0]]
+    arrays = [
+        p / p.max(-1, keepdims=True),
+        np.array([[7.0, *settings[i % 4]] for i in range(slots)], np.float32),
+        np.array([(0, 5, 40)[i % 3] for i in range(slots)], np.int32),
+        draw.integers(0, 1 << 32, (slots, 2), np.uint32),
+        draw.integers(0, slots, rows).astype(np.int32),
+        draw.integers(0, 4096, rows).astype(np.int32),
+        draw.integers(0, 4, slots).astype(np.int32),
+        np.stack([draw.permutation(columns)[:4] for _ in range(slots)]).astype(np.int32),
+        draw.standard_normal((slots, 4)).astype(np.float32),
+    ]
+    inputs = [build.input_(a.shape, BY_NUMPY[a.dtype]) for a in arrays]
+    p_, floats, limits, seeds, slot, positions, *biases = inputs
+    results = [
+        ops.draw(p_, floats, limits, seeds, slot, positions, top_p=1, min_p=2),
+        ops.top_k(p_, count=5),
+        ops.add_listed(p_, *biases, slot),
+    ]
+    return inputs, results, arrays
+
+
+@pytest.mark.parametrize("target", [CPU, H200], ids=lambda t: t.name)
+def test_draws_keep_their_values(target: Target) -> None:
+    inputs, results, arrays = drawing(16, 300, 12)
+    given = dict(zip(inputs, arrays))
+    wanted = interpret(results, given)
+    assert len(set(wanted[0].tolist())) > 4 and (wanted[2] != arrays[0]).any()
+    chosen = choose_kernels([], results, Log(), target)
+    calls = {n.attrs["callee"].name for n in topological(chosen) if n.op is ops.call}
+    assert calls == {"pick", "draw", "largest", "biased"}
+    for a, b in zip(interpret(chosen, given), wanted):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_not_a_number_is_never_among_the_largest() -> None:
+    x = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [-np.inf, 2.0, 2.0]], np.float32)
+    node = build.input_(x.shape, tg.float32)
+    result = ops.top_k(node, count=3)
+    wanted = [[2, 0, 2], [2, 2, 2], [1, 2, 0]]
+    assert interpret([result], {node: x})[0].tolist() == wanted
+    chosen = choose_kernels([], [result], Log(), CPU)
+    assert interpret(chosen, {node: x})[0].tolist() == wanted

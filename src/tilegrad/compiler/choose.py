@@ -21,6 +21,9 @@ from ..ir.rewrite import Log, rebuild
 CHOOSERS: dict[Op, str] = {  # the file, in this folder
     ops.paged_append: "choose_paged",
     ops.paged_attention: "choose_paged",
+    ops.draw: "choose_draw",
+    ops.top_k: "choose_draw",
+    ops.add_listed: "choose_draw",
 }
 
 

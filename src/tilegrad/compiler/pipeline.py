@@ -54,7 +54,7 @@ _START = "every Schedule starts with it"
 _ORDER = "Kernels would read what is not yet written"
 
 GRAPH = [
-    # Kernels for ops that nothing else computes: a paged cache. Later passes see calls.
+    # Kernels for ops that nothing else computes: paged caches, draws. Later passes see calls.
     Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET),
     # A derivative may hold copies of what it derives.
     Pass("separate loops", "compiler.share:share_loops"),

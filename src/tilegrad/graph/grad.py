@@ -331,6 +331,7 @@ VJP: dict[Op, Rule] = {
     ops.attention_backward: _attention_backward,
     ops.paged_append: refused,
     ops.paged_attention: refused,
+    ops.add_listed: refused,
     ops.gather: transpose.gather,
     ops.update: transpose.update,
     ops.get: _get,

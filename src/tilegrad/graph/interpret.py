@@ -26,7 +26,7 @@ from ..ir.block import Block, argument_op
 from ..ir.node import Node, Op, needs, topological
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array, Tuple, Type
-from . import attention_reference, ops, paged_reference
+from . import attention_reference, draw_reference, ops, paged_reference
 
 Ndarray = np.ndarray[Any, Any]
 Result = Union[Ndarray, tuple[Ndarray, ...]]
@@ -478,6 +478,9 @@ REFERENCE: dict[Op, Reference] = {
     ),
     ops.paged_append: paged_reference.paged_append,
     ops.paged_attention: paged_reference.paged_attention,
+    ops.draw: draw_reference.draw,
+    ops.top_k: draw_reference.top_k,
+    ops.add_listed: draw_reference.add_listed,
     ops.gather: _gather,
     ops.update: _update,
     ops.get: lambda inputs, attrs: inputs[0][attrs["index"]],

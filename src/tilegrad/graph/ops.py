@@ -21,7 +21,7 @@ from ..ir.fingerprint import Place
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
-from . import attention_types, paged_types
+from . import attention_types, draw_types, paged_types
 
 graph = Dialect("graph")
 _fresh = itertools.count()
@@ -518,6 +518,37 @@ paged_attention = Op(
     "each token over the keys of its request up to its own, the last `window` of them if that is "
     "not 0. `single`: no request has more than one new token; `most_keys`: nor more keys, if not "
     "0; `queries`: so many new tokens a request as a rule, if not 0",
+)
+
+# ---- drawing tokens -------------------------------------------------------------------------
+
+draw = Op(
+    graph,
+    "draw",
+    draw_types.draw_type,
+    attrs=("top_p", "min_p"),
+    group="draw",
+    meaning="(p, floats, limits, seeds, slots, positions) -> a token of each row of p, whose "
+    "largest is 1: among those that the row's slot keeps by limits (top-k; 0: all), then by its "
+    "column `top_p` of floats, and by `min_p` before both; as `draw_reference` says",
+)
+top_k = Op(
+    graph,
+    "top_k",
+    draw_types.top_k_type,
+    attrs=("count",),
+    group="draw",
+    meaning="places of the largest of each row, in order, the first of equals first; NaN is never "
+    "among them: the last place stands in",
+)
+add_listed = Op(
+    graph,
+    "add_listed",
+    draw_types.add_listed_type,
+    attrs=(),
+    group="draw",
+    meaning="(x, counts, ids, values, slots): x with values[s, i] added in column ids[s, i] of "
+    "each row of slot s, for i < counts[s]",
 )
 
 # ---- indexing and state ---------------------------------------------------------------------

@@ -15,7 +15,6 @@ from test_engine import greedy as greedy_ids
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
-from tilegrad.core.target import H200
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Request
 from tilegrad.models.generate.sampling import (
@@ -67,7 +66,6 @@ def picked(
     sampling: Sampling,
     logits: Any,
     words: int,
-    target: Any = None,
     state: Any = None,
     slots: Any = None,
 ) -> Any:
@@ -75,7 +73,7 @@ def picked(
     logits = possible(logits, words)
     if variant == Variant():
         return greedy(logits)
-    return sample(logits, state, slots, slots * 0, variant, target)
+    return sample(logits, state, slots, slots * 0, variant)
 
 
 @pytest.mark.parametrize("vocabulary, words", [(70, 70), (301, 301), (301, 290), (70, 2)])
@@ -88,9 +86,9 @@ def test_rows_have_a_token_or_none(variant: Variant, vocabulary: int, words: int
     for sampling in KINDS if variant.draws else KINDS[:1]:
         state = SamplingState(2, vocabulary)
         state.set_row(0, sampling)
-        run = tg.jit(functools.partial(picked, variant, sampling), static=("words", "target"))
+        run = tg.jit(functools.partial(picked, variant, sampling), static="words")
         slots = tg.tensor(np.zeros(len(rows), np.int32))
-        found = run(tg.tensor(whole), words, None, state, slots)
+        found = run(tg.tensor(whole), words, state, slots)
         tokens = found.ids.numpy()
         assert (tokens[~good] == NO_TOKEN).all()
         assert ((tokens[good] >= 0) & (tokens[good] < words)).all()
@@ -120,7 +118,7 @@ def test_ptx_finds_the_same_rows(variant: Variant, vocabulary: int) -> None:
     slots = tg.tensor(np.zeros(len(rows), np.int32))
 
     def run(logits: Any, state: Any, slots: Any) -> Any:
-        return picked(variant, KINDS[1], logits, words, H200, state, slots).ids
+        return picked(variant, KINDS[1], logits, words, state, slots).ids
 
     made = tg.jit(run).lower(tg.tensor(rows), state, slots)
     own = {n: t.numpy().copy() for n, t in state.tensors().items()}

@@ -21,8 +21,10 @@ from tilegrad import kernel, tile
 from tilegrad.core.dtype import int32
 from tilegrad.core.errors import ShapeError, StateError, UserError
 from tilegrad.core.target import H200
-from tilegrad.models.generate import draw as kernels
+from tilegrad.kernels import draw as kernels
 from tilegrad.models.generate.sampling import (
+    MIN_P,
+    TOP_P,
     Sampling,
     SamplingState,
     Variant,
@@ -30,6 +32,7 @@ from tilegrad.models.generate.sampling import (
     needs,
     sample,
 )
+from tilegrad.tensor.kernel import Kernel
 
 ALL = Variant(draws=True, penalties=True, bias=True)
 
@@ -117,9 +120,9 @@ def cuts(p, tokens, sizes, limits, sums, floats, slots, *, block: int):
     row = tile.grid(rows)
     keys, places = tile.result((rows,), int32), tile.result((rows,), int32)
     slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
-    share, k = tile.load(floats, (slot, kernels.TOP_P), ()), tile.load(limits, (row,), ())
+    share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
     listed, total = tile.maximum(size, kernels.whole(0)), tile.load(sums, (row,), ())
-    floor = kernels.least(floats, slot)
+    floor = kernels.least(floats, slot, MIN_P)
     key, place = kernels.cut(p, tokens, row, listed, k, share, total, floor, block)
     tile.store(keys, (row,), key)
     tile.store(places, (row,), place)
@@ -128,7 +131,8 @@ def cuts(p, tokens, sizes, limits, sums, floats, slots, *, block: int):
 @tg.jit
 def cut_rows(p, floats, top_k, slots):
     """Where rows are cut."""
-    listed = kernels.pick(p, floats, top_k, slots, block=64, skip=True)
+    columns = {"top_p": TOP_P, "min_p": MIN_P}
+    listed = Kernel(kernels.pick)(p, floats, top_k, slots, block=64, skip=True, **columns)
     return cuts(p, *listed, floats, slots, block=64), listed[1]
 
 
@@ -482,7 +486,7 @@ def lowered(rows: int, vocabulary: int, variant: Variant, *samplings: Sampling):
     slots = ints(*[i % len(samplings) for i in range(rows)])
 
     def run(logits, state, slots, positions):
-        return sample(logits, state, slots, positions, variant, H200)
+        return sample(logits, state, slots, positions, variant)
 
     made = tg.jit(run).lower(tg.zeros(rows, vocabulary), state, slots, slots)
     return made, state
@@ -540,7 +544,7 @@ def test_time_on_this_cpu() -> None:
     warm = Sampling(temperature=0.7)
     for s in (Sampling(), warm, Sampling(temperature=0.7, top_k=40, top_p=0.9)):
         state, variant = state_of(49152, s), needs([s])
-        run = tg.jit(sample, static=("variant", "target"))
+        run = tg.jit(sample, static="variant")
         best = math.inf
         for _ in range(20):
             begin = time.perf_counter()

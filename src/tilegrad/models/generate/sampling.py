@@ -2,35 +2,31 @@
 
 `Sampling` says what a request wants, `SamplingState` holds that of every slot on the device,
 `needs` says which Variant of a step serves a set of requests, and `sample` is that part of the
-step. The order of things is in Sampling's docstring; `draw` explains how no row is sorted.
+step. The order of things is in Sampling's docstring; `kernels/draw.py` explains how no row is
+sorted.
 Invariant: a row's token depends on its logits, its slot's state and nothing else; a row whose
 largest logit is no finite number has NO_TOKEN.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from ...core.config import config
 from ...core.dtype import float32, int32
 from ...core.errors import ShapeError
-from ...core.target import Target
-from ...graph import build
+from ...graph import build, ops
 from ...tensor.compare import isfinite
 from ...tensor.creation import arange
 from ...tensor.elementwise import maximum, minimum, where
-from ...tensor.kernel import target_of
 from ...tensor.maths import cast
 from ...tensor.reduce import logsumexp
 from ...tensor.select import gather
 from ...tensor.tensor import Tensor, lift, node_of, wrap
-from .draw import biased, draw, largest, pick
 from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 
-NEAR = 2048  # tokens of a list that a program takes at a time
+TOP_P, MIN_P = FLOATS.index("top_p"), FLOATS.index("min_p")
 LARGEST = 3e38  # what penalties make of a finite logit is not beyond
 NO_TOKEN = -1  # the id of a row without a token: a logit is NaN or inf, or all are -inf
 
@@ -72,36 +68,31 @@ def sample(
     slots: Any,
     positions: Any,
     variant: Variant,
-    target: Target | None = None,
 ) -> Sampled:
     """The next token of each row of logits (R, V), at positions[r] of the request slots[r].
 
     Both are (R,) int32; a position is that of the token to come, and what tells a request's draws
     apart. If the Variant has penalties the tokens are counted in the state. Rows may share a slot
-    that no request has. `target` is where the step will run, if not where the logits are.
+    that no request has.
     """
     raw, slots, positions = cast(lift(logits), float32), lift(slots), lift(positions)
     _check(raw, state, slots, positions)
-    target = target_of(raw.device, config().threads) if target is None else target
     if not variant.draws:
-        return _with_logprobs(*_first(lift(logits)), raw, variant, target)
+        return _with_logprobs(*_first(lift(logits)), raw, variant)
     x = raw
     if variant.bias:
-        x = _kernel(biased, target, state.vocabulary)(
-            raw, state.biases, state.bias_ids, state.bias, slots
-        )
+        biases = (state.biases, state.bias_ids, state.bias)
+        x = wrap(ops.add_listed(*map(node_of, (raw, *biases, slots))), raw)
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
     highest = x.amax(-1, keepdim=True)
     p = ((x - highest) * _column(rows, "sharpness")).exp()
-    lists, draws = (_kernel(k, target, state.vocabulary) for k in (pick, draw))
-    listed = lists(p, state.floats, state.top_k, slots, skip=target.kind == "cpu")
-    near = min(NEAR, _block(target, state.vocabulary))
-    ids = draws(p, *listed, state.floats, state.seeds, slots, positions, near=near)
+    given = (p, state.floats, state.top_k, state.seeds, slots, positions)
+    ids = wrap(ops.draw(*map(node_of, given), top_p=TOP_P, min_p=MIN_P), p)
     if variant.penalties:
         _count(state, slots, ids)
-    return _with_logprobs(ids, highest[:, 0], raw, variant, target)
+    return _with_logprobs(ids, highest[:, 0], raw, variant)
 
 
 def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tensor) -> None:
@@ -150,29 +141,15 @@ def _penalised(x: Tensor, counts: Tensor, rows: Tensor) -> Tensor:
     return where(isfinite(x), maximum(minimum(y, LARGEST), -LARGEST), x)
 
 
-def _with_logprobs(
-    ids: Tensor, highest: Tensor, raw: Tensor, variant: Variant, target: Target
-) -> Sampled:
+def _with_logprobs(ids: Tensor, highest: Tensor, raw: Tensor, variant: Variant) -> Sampled:
     checked = _checked(ids, highest)
     if not variant.logprobs:
         return Sampled(checked)
     count = min(variant.logprobs, raw.shape[1])
     total = logsumexp(raw, -1, keepdim=True)
-    places = _kernel(largest, target, int(raw.shape[1]))(raw, count=count)
+    places = wrap(ops.top_k(node_of(raw), count=count), raw)
     chosen = gather(raw, 1, ids[:, None]) - total
     return Sampled(checked, chosen[:, 0], places, gather(raw, 1, places) - total)
-
-
-def _block(target: Target, tokens: int) -> int:
-    """Tokens of a row that a program takes at a time."""
-    return 64 if target.kind == "cpu" else min(4096, max(256, 1 << (tokens - 1).bit_length()))
-
-
-def _kernel(kernel: Any, target: Target, tokens: int) -> Any:
-    """A kernel for rows of so many tokens, with its block."""
-    block = _block(target, tokens)
-    found = kernel if target.kind == "cpu" else kernel.warps(block // 256)
-    return partial(found, block=block)
 
 
 __all__ = [

@@ -21,18 +21,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import tile
-from ...core.dtype import float32, int32, uint32
-from ...tensor.kernel import kernel
-from ...tile.value import tracer
-from .sampling_state import FLOATS
+from .. import tile
+from ..core.dtype import float32, int32, uint32
+from ..tile.define import Definition
+from ..tile.value import tracer
 
 ONE = 0x3F800000  # the key of probability 1
 LAST = 0x7FFFFFFF
 GOLDEN, SILVER = 0x9E3779B9, 0xB5297A4D
 FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
 WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
-TOP_P, MIN_P = FLOATS.index("top_p"), FLOATS.index("min_p")
 MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's last step: every bit reaches every other
 
 
@@ -75,8 +73,10 @@ def at_least(x: Any, key: Any, counted: bool) -> Any:
 # ---- the list --------------------------------------------------------------------------------
 
 
-@kernel
-def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool) -> None:
+@Definition
+def pick(
+    p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool, top_p: int, min_p: int
+) -> None:
     """What each row's draw needs: tokens (rows, columns), how many (-1: all), k (0: none), sum.
 
     The tokens listed are the first ones of a row; the sum is that of what min-p leaves. `skip`
@@ -88,8 +88,8 @@ def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool)
     sizes = tile.result((rows,), int32)
     limits, sums = tile.result((rows,), int32), tile.result((rows,), float32)
     slot = tile.load(slots, (row,), ())
-    k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, TOP_P), ())
-    floor = least(floats, slot)
+    k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, top_p), ())
+    floor = least(floats, slot, min_p)
     size, total = whole(-1), tile.full((), 0.0, float32)
     if (k > 0) | (share < 1.0):
         k, total, bound = bound_of(p, row, k, share, floor, block)
@@ -112,9 +112,9 @@ def pick(p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool)
 
 
 @tile.function
-def least(floats: Any, slot: Any) -> Any:
+def least(floats: Any, slot: Any, min_p: int) -> Any:
     """The key that min-p sets for a slot: 0 has none above it."""
-    return tile.maximum(tile.bitcast(tile.load(floats, (slot, MIN_P), ()), int32), whole(1))
+    return tile.maximum(tile.bitcast(tile.load(floats, (slot, min_p), ()), int32), whole(1))
 
 
 @tile.function
@@ -289,7 +289,7 @@ def first_of(best: Any, winner: Any) -> Any:
     return top, tile.min(tile.where(best == top, winner, whole(LAST)))
 
 
-@kernel
+@Definition
 def draw(
     p: Any,
     tokens: Any,
@@ -303,6 +303,8 @@ def draw(
     *,
     block: int,
     near: int,
+    top_p: int,
+    min_p: int,
 ) -> None:
     """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
@@ -314,9 +316,9 @@ def draw(
     out = tile.result((rows,), int32)
     slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
     words = words_of(seeds, slot, tile.load(positions, (row,), ()))
-    share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
+    share, k = tile.load(floats, (slot, top_p), ()), tile.load(limits, (row,), ())
     listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
-    floor, total = least(floats, slot), tile.load(sums, (row,), ())
+    floor, total = least(floats, slot, min_p), tile.load(sums, (row,), ())
     key, place = cut(p, tokens, row, listed, k, share, total, floor, near)
     best, winner = tile.full((near,), -1.0, float32), tile.full((near,), 0, int32)
     for start in tile.range(0, listed, near):
@@ -336,7 +338,7 @@ def draw(
 # ---- around it -------------------------------------------------------------------------------
 
 
-@kernel
+@Definition
 def biased(x: Any, biases: Any, ids: Any, values: Any, slots: Any, *, block: int) -> None:
     """Logits x (rows, columns) with the biases of each row's slot: biases[slot] of ids, values."""
     rows, columns = x.shape
@@ -351,7 +353,7 @@ def biased(x: Any, biases: Any, ids: Any, values: Any, slots: Any, *, block: int
     tile.store(out, (row, start * block), y)
 
 
-@kernel
+@Definition
 def largest(x: Any, *, count: int, block: int) -> None:
     """Places (rows, count) of the largest of each row, in order; of equals the first one first."""
     rows, columns = x.shape
