@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+from tilegrad.schedule.families import TABLE
 
 THIRD_PARTIES = {"numpy", "ml_dtypes"}
 SCRIPT = """
@@ -51,3 +55,35 @@ def test_import_time_is_shown(capsys) -> None:
     best = min(fresh()["seconds"] for _ in range(10))
     with capsys.disabled():
         print(f"\nimport tilegrad: best of 10 {best:.3f} s")
+
+
+READ = """
+import json, sys
+import numpy as np
+import tilegrad as tg
+a, b, c = [tg.tensor(np.ones((256, 256), np.float32)) for _ in range(3)]
+assert (a * b + c).sum().item() == 131072
+from tilegrad.compiler.compile import counters
+assert counters["compiled"] == 1
+print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] == "tilegrad")))
+"""
+FILES = 110  # of ours, but for the packages' own __init__.py
+
+
+def test_a_cold_read_imports_what_it_needs(tmp_path: Path) -> None:
+    """No file of another target, no kernel of the library, and no Family that offered nothing."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("TILEGRAD_", "PYTEST_"))}
+    found = subprocess.run(
+        [sys.executable, "-c", READ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**plain, "TILEGRAD_CACHE": str(tmp_path)},
+    )
+    names = json.loads(found.stdout)
+    packages = {name.rpartition(".")[0] for name in names}
+    files = [name for name in names if name not in packages]
+    assert len(files) <= FILES, files
+    assert not [n for n in names if n.startswith(("tilegrad.targets.ptx", "tilegrad.kernels"))]
+    families = {row.where.partition(":")[0] for row in TABLE if isinstance(row.where, str)}
+    assert [n for n in families if f"tilegrad.{n}" in names] == ["schedule.loops"]

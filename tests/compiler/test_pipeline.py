@@ -14,13 +14,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "schedule"))
 from interpreted import run_interpreted
 
 import tilegrad as tg
+from tilegrad.compiler.choose import CHOOSERS
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import GRAPH, KERNELS, PAGE, REGIONS, TILES
+from tilegrad.compiler.row_dots import ROWS, SHORT_ROWS
+from tilegrad.compiler.split import PARTED, PLACES, SPLIT
+from tilegrad.compiler.unroll import UNROLL
+from tilegrad.compiler.weights import APART
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import A100, AVX512, H200
 from tilegrad.graph import build, ops
+from tilegrad.graph.decompose import DECOMPOSE
 from tilegrad.graph.interpret import interpret
+from tilegrad.graph.recognize import RECOGNIZE
+from tilegrad.graph.simplify import STRIP
+from tilegrad.graph.strength import STRENGTH
 from tilegrad.ir.node import Node
 from tilegrad.runtime.buffer import Buffer
 
@@ -74,6 +83,28 @@ CASES = [
     for one in PAGE
     if not one.needed and (one.applies is None or one.applies(target))
 ]
+
+
+def test_what_a_pass_does_nothing_without() -> None:
+    """`on` names every op that the Rules of a pass begin with."""
+    on = {one.name: set(one.on) for one in GRAPH}
+    rules = {
+        "strip": STRIP,
+        "inline": DECOMPOSE,
+        "recognize": RECOGNIZE,
+        "strength": STRENGTH,
+        "unroll": UNROLL,
+        "weights": APART,
+        "dots of a row": ROWS,
+        "dots of a short row": SHORT_ROWS,
+        "split reductions": SPLIT,
+        "split parts": PARTED,
+        "split places": PLACES,
+    }
+    for name, found in rules.items():
+        roots = {op.name for op in found.roots} - {"get"}  # of what gives several results
+        assert roots <= on[name], name
+    assert {op.name for op in CHOOSERS} <= on["choose kernels"]
 
 
 @pytest.mark.parametrize("name,target", CASES)

@@ -10,7 +10,7 @@ import pytest
 
 import tilegrad as tg
 from tilegrad.compiler.compile import compile_for, host, schedule_for
-from tilegrad.core.errors import InternalError
+from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.target import STATIC, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
@@ -123,7 +123,7 @@ def test_it_enters_the_compile_key() -> None:
 
 
 def test_names_of_the_package_stay() -> None:
-    with pytest.raises(InternalError, match="is a Family of the package"):
+    with pytest.raises(UserError, match="is a Family of the package"):
         families.register(Row("calls", ("call",), Halving()))
 
 

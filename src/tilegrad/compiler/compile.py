@@ -24,12 +24,10 @@ from ..core.lock import COMPILER, awaited_rlock
 from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
-from ..graph.sizes import size_requirements
 from ..ir.fingerprint import Place, digest, structure
 from ..ir.node import Node, located
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
-from ..kernels.plan_table import plans
 from ..runtime.buffer import HOST
 from ..runtime.device import Device
 from ..runtime.executable import Executable
@@ -127,6 +125,8 @@ def circumstances(device: str) -> Any:
 
 def _choices() -> tuple[str, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
+    from ..kernels.plan_table import plans
+
     return plans().digest, config().sums, config().dots
 
 
@@ -140,6 +140,7 @@ def compile_for(
 ) -> Any:
     """An Executable for a given Target, past all caches of Executables (tests, tuning); passes
     named in `without` are left out."""
+    from ..graph.sizes import size_requirements
     from .flatten import recipe_of
 
     schedule = schedule_for(inputs, outputs, target, donate, without)

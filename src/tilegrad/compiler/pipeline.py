@@ -23,9 +23,8 @@ from ..graph import ops
 from ..graph.ops import graph
 from ..ir.block import argument_op, pure_block
 from ..ir.node import Node, topological
-from ..ir.passes import Pass, Stage, check_names, chosen
+from ..ir.passes import BLOCKS, Pass, Stage, check_names, chosen, ops_in
 from ..ir.rewrite import Log
-from ..ir.verify import verify
 
 if TYPE_CHECKING:
     from ..schedule.lower import Steps
@@ -52,43 +51,49 @@ def asynchronous(target: Target | None) -> bool:
 _NO_TARGET = "no Target has the ops that it writes out"
 _START = "every Schedule starts with it"
 _ORDER = "Kernels would read what is not yet written"
+_ANY_SIZE = "no Target holds tiles of any size"
+_ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
+_WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
+_CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed")
+_ATTENTION = ("attention", "attention_backward")
+_REDUCE = ("sum", "max", "min", "prod")
 
 GRAPH = [
     # Kernels for ops that nothing else computes: paged caches, draws. Later passes see calls.
-    Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET),
+    Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET, on=_CHOSEN),
     # A derivative may hold copies of what it derives.
-    Pass("separate loops", "compiler.share:share_loops"),
+    Pass("separate loops", "compiler.share:share_loops", on=(BLOCKS,)),
     # Derivatives are done: stop_gradient is identity now.
-    Pass("strip", "compiler.rules:strip", needed=_NO_TARGET),
+    Pass("strip", "compiler.rules:strip", needed=_NO_TARGET, on=("stop_gradient",)),
     # Custom functions and ops no target has.
-    Pass("inline", "compiler.rules:inline", needed=_NO_TARGET),
-    Pass("share loops", "compiler.share:share_loops"),
+    Pass("inline", "compiler.rules:inline", needed=_NO_TARGET, on=_WRITTEN_OUT),
+    Pass("share loops", "compiler.share:share_loops", on=(BLOCKS,)),
     # Short scans of known length; inner ones first.
-    Pass("unroll", "compiler.unroll:unroll_scans"),
+    Pass("unroll", "compiler.unroll:unroll_scans", on=("scan",)),
     Pass("simplify", "compiler.rules:simplify"),
     # Small ops into big: dot, attention.
-    Pass("recognize", "compiler.rules:recognize_big"),
+    Pass("recognize", "compiler.rules:recognize_big", on=("sum", "dot", *_ATTENTION)),
     # Those that a derivative had recognized before.
-    Pass("share recognized loops", "compiler.share:share_loops"),
+    Pass("share recognized loops", "compiler.share:share_loops", on=(BLOCKS,)),
     # What no kernel of the Target takes.
-    Pass("expand attention", "compiler.expand:expand_attention", needed=_NO_TARGET),
+    Pass("expand attention", "compiler.expand:expand_attention", needed=_NO_TARGET, on=_ATTENTION),
     # Products with quantised weights, and what is around them.
-    Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET),
+    Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET, on=("unpack",)),
     Pass("simplify what was expanded", "compiler.rules:simplify"),
     # Scatters into selects, divisions into products.
-    Pass("strength", "compiler.rules:strength"),
+    Pass("strength", "compiler.rules:strength", on=("divide", "update")),
     # Before dots of one row are written as sums.
-    Pass("norms", "compiler.norms:norms_behind_products", asynchronous),
+    Pass("norms", "compiler.norms:norms_behind_products", asynchronous, on=("dot",)),
     # After recognition, which would undo them.
-    Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors),
-    Pass("dots of a short row", "compiler.row_dots:dots_of_a_short_row", threads),
+    Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors, on=("dot",)),
+    Pass("dots of a short row", "compiler.row_dots:dots_of_a_short_row", threads, on=("dot",)),
     # Long sums with few results get parallel parts.
-    Pass("split reductions", "compiler.split:split_reductions"),
+    Pass("split reductions", "compiler.split:split_reductions", on=_REDUCE),
     # After simplification, which would undo it.
-    Pass("split parts", "compiler.split:split_parts"),
-    Pass("split places", "compiler.split:split_places", threads),
+    Pass("split parts", "compiler.split:split_parts", on=("concatenate",)),
+    Pass("split places", "compiler.split:split_places", threads, on=("argmax",)),
     # Last: no algebra puts the factors back.
-    Pass("level sums", "compiler.row_factors:level_sums", threads),
+    Pass("level sums", "compiler.row_factors:level_sums", threads, on=("sum",)),
 ]
 
 REGIONS = [
@@ -113,9 +118,10 @@ REGIONS = [
 
 TILES = [
     # Bodies of users' kernels: their tiles may be larger than the Target's registers.
-    Pass("legalize", "schedule.call:legalize_call", needed="no Target holds tiles of any size"),
+    Pass("legalize", "schedule.call:legalize_call", needed=_ANY_SIZE, on=("call",)),
     Pass("prune", "tile.build:prune_body"),
-    Pass("check Bodies", "schedule.body_check:check_body", needed="a race would go unseen"),
+    Pass("check calls", "schedule.call:check_call", needed="faults would go unseen", on=("call",)),
+    Pass("check Bodies", "schedule.body_check:check_body", checks=True),
 ]
 
 KERNELS = [
@@ -124,7 +130,7 @@ KERNELS = [
     # In what is left to launch.
     Pass("put side by side", "schedule.side_by_side:put_side_by_side", threads),
     Pass("plan memory", "schedule.reuse:plan_arena", needed="Slots have no bytes without it"),
-    Pass("check Schedule", "schedule.check:check_when_asked"),
+    Pass("check Schedule", "schedule.check:check_lowered", checks=True),
 ]
 
 PAGE = [*GRAPH, *REGIONS, *TILES, *KERNELS]
@@ -139,15 +145,20 @@ def run_pipeline(
     """The Graph after every pass over it, and the record of each."""
     current = list(results)
     stages = [Stage("traced", current)]
+    found = ops_in(current)
     for one, skipped in chosen(GRAPH, target, without):
-        if skipped:
+        if skipped or (one.on and found.isdisjoint(one.on)):
             stages.append(Stage(one.name, current, skipped=skipped))
             continue
         log = Log()
         new = one.function(arguments, current, log, target)
         stages.append(Stage(one.name, new, dict(log.fired), new != current, log.notes))
+        if new != current:
+            found = ops_in(new)
         current = new
         if config().verify:
+            from ..ir.verify import verify
+
             given = tuple(a for a in arguments if a.op is argument_op)  # inputs are Nodes of it
             verify(pure_block("main", given, tuple(current)), graph, where=one.name)
     return current, stages

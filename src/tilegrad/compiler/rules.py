@@ -1,6 +1,7 @@
 """Passes that rewrite the Graph with a RuleSet of `graph/`.
 
-Invariant: as of the Rules: every value stays what it is.
+Rules are imported where a Graph has ops for them. Invariant: as of the Rules, every value stays
+what it is.
 """
 
 from __future__ import annotations
@@ -8,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.target import Target
-from ..graph.decompose import DECOMPOSE
-from ..graph.recognize import recognize
-from ..graph.recognize_attention import BAND, NAME
 from ..graph.simplify import SIMPLIFY, STRIP
-from ..graph.strength import STRENGTH
 from ..ir.node import Node
 from ..ir.rewrite import Log, rewrite
 
 Nodes = list[Node]
+ATTENTION = {"attention", "band of attention"}  # what recognition says that it found
 
 
 def strip(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
@@ -26,6 +24,8 @@ def strip(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | 
 
 def inline(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
     """Custom functions, and ops that no Target has, are written out."""
+    from ..graph.decompose import DECOMPOSE
+
     return rewrite(results, DECOMPOSE, log)
 
 
@@ -36,6 +36,8 @@ def simplify(arguments: Sequence[Node], results: Nodes, log: Log, target: Target
 
 def strength(arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None) -> Nodes:
     """Costly ops become cheap ones."""
+    from ..graph.strength import STRENGTH
+
     return rewrite(results, STRENGTH, log)
 
 
@@ -43,5 +45,7 @@ def recognize_big(
     arguments: Sequence[Node], results: Nodes, log: Log, target: Target | None
 ) -> Nodes:
     """Big ops found; an attention that a derivative has found before becomes one with it."""
+    from ..graph.recognize import recognize
+
     found = recognize(results, log)
-    return rewrite(found, SIMPLIFY) if {NAME, BAND} & set(log.fired) else found
+    return rewrite(found, SIMPLIFY) if ATTENTION & set(log.fired) else found

@@ -15,7 +15,6 @@ from ..core.dtype import DType
 from ..ir.node import Node, Op
 from ..ir.pattern import LIFT, OPERATORS, Match, Pattern, any_
 from . import build, ops
-from .interpret import interpret
 
 
 def group(*names: str) -> tuple[Op, ...]:
@@ -100,6 +99,8 @@ def fold(op: Op, values: list[Node], attrs: dict[str, Any]) -> Node | None:
     scalars = tuple([_scalar(v) for v in values])
     if op is ops.cast and not _defined_cast(scalars[0], attrs["dtype"]):
         return None
+    from .interpret import interpret  # not needed where nothing is constant
+
     node = op.make(scalars, attrs)
     (found,) = interpret([node], {})
     value = found.item() if hasattr(found, "item") else found[()]

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 from ..core.dtype import DType
 from ..ir.node import Node
+from ..ir.passes import ops_in
 from ..ir.pattern import Match, Rule, RuleSet, any_, of
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import Size
 from . import build, ops
 from .movement import unit_map
-from .recognize_attention import recognize_attention
 from .simplify import holds
 
 Labels = tuple[int, ...]
@@ -225,4 +225,9 @@ RECOGNIZE = RuleSet(
 def recognize(roots: Sequence[Node], log: Log | None = None, derived: bool = False) -> list[Node]:
     """The roots with every big op found: dots by their Rules, then attention. What is `derived`
     afterwards keeps the derivatives of what was written too."""
-    return recognize_attention(rewrite(roots, RECOGNIZE, log), log, derived)
+    found = rewrite(roots, RECOGNIZE, log)
+    if ops_in(found).isdisjoint(("dot", "attention", "attention_backward")):
+        return found
+    from .recognize_attention import recognize_attention
+
+    return recognize_attention(found, log, derived)

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..core.config import config
 from ..core.errors import UserError
-from ..core.target import Target
-from .node import Node
+from .node import Node, topological
+
+if TYPE_CHECKING:
+    from ..core.target import Target
 
 PACKAGE = __package__.rpartition(".")[0]
 
@@ -27,6 +30,8 @@ class Pass:
     where: str  # "folder.module:function" of this package
     applies: Callable[[Target | None], bool] | None = None  # given the facts; None: to any
     needed: str = ""  # why it cannot be left out; '' where it can
+    on: tuple[str, ...] = ()  # ops of a Graph, or kinds of Regions, without which it does nothing
+    checks: bool = False  # whether it only looks for faults, where the Config asks for that
 
     @property
     def function(self) -> Any:
@@ -53,6 +58,24 @@ class Stage:
     skipped: str = ""  # why it did not run
 
 
+BLOCKS = "blocks"  # in `Pass.on`: any op that owns Blocks
+
+
+def ops_in(results: Sequence[Node]) -> set[str]:
+    """Names of the ops in a Graph, those in Blocks of it too."""
+    found: set[str] = set()
+    waiting, seen = [list(results)], set()
+    while waiting:
+        for node in topological(waiting.pop()):
+            found.add(node.op.name)
+            for block in node.blocks:
+                found.add(BLOCKS)
+                if id(block) not in seen:
+                    seen.add(id(block))
+                    waiting.append([*block.nodes, *block.results])
+    return found
+
+
 def chosen(
     passes: Sequence[Pass], target: Target | None, without: Sequence[str]
 ) -> list[tuple[Pass, str]]:
@@ -61,6 +84,8 @@ def chosen(
     for one in passes:
         applies = one.applies is None or one.applies(target)
         reason = "" if applies else "not for this Target"
+        if one.checks and not config().verify:
+            reason = "only where faults are looked for"
         found.append((one, "left out" if one.name in without else reason))
     return found
 

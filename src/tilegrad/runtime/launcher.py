@@ -20,11 +20,11 @@ from ..core.errors import InternalError, UserError
 from ..ir.symbol import evaluate
 from .buffer import Buffer
 from .fault import fault_slots
-from .profile import Profile, in_order
 from .recipe import Recipe, Step
 
 if TYPE_CHECKING:
     from .device import Device
+    from .profile import Profile
 
 COUNTERS = 64
 
@@ -260,6 +260,8 @@ class Captured:
         restore()
         us = [median(several) for several in zip(*times)]
         parts = map(self.described, self.operations)
+        from .profile import Profile, in_order
+
         records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
         return Profile(name, self.device.name, "each step waited for", records, median(whole))
 

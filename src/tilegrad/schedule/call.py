@@ -80,21 +80,20 @@ def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
 def legalize_call(body: Body, kind: str, target: Target) -> Body:
     """The pass: of a kernel that is called, a Body of its own (later stages leave notes in it)
     with no tile too large for the Target."""
-    if kind != "call":
-        return body
     portable = body.notes.get("level", "portable") == "portable"
     new = legalize(body, target) if portable else body
     return Body(new.name, new.block, new.grid, dict(new.notes))
 
 
-def check_call(body: Body, target: Target) -> None:
-    """Raise where a kernel that is called breaks a rule, or does not fit the Target."""
+def check_call(body: Body, kind: str, target: Target) -> Body:
+    """The pass: raise where a kernel that is called breaks a rule, or does not fit the Target."""
     if config().verify:
         level = body.notes.get("level", "portable")
         verify_body(body, level, target, where="schedule.call")
     if "shared" in target.memories:
         _check_dots(body, target)
         require(body, target)  # budgets of this machine, and all that the kernel was checked for
+    return body
 
 
 def _check_dots(body: Body, target: Target) -> None:

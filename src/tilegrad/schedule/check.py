@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.config import config
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
 from ..tile.check import walk
@@ -19,10 +18,9 @@ if TYPE_CHECKING:
     from .lower import Lowering
 
 
-def check_when_asked(lowering: Lowering, schedule: Schedule) -> None:
-    """The pass: the verifier, where the Config asks for it."""
-    if config().verify:
-        check_schedule(schedule)
+def check_lowered(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: the verifier."""
+    check_schedule(schedule)
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -2,7 +2,7 @@
 
 A row is data: which Graph ops start a Region of it, by which facts of a Target it is there, and
 where its class is. A class is imported when a Graph for such a Target first has such an op. A
-package from outside adds a row with `register`, or under the entry points' group of `GROUP`; its
+package from outside adds a row with `register`, or names one under the entry points of `GROUP`; its
 Family then takes part wherever a Region starts with one of its ops. Invariant: a Region has one
 kind, which follows from its first op alone; what is registered is part of every compile key.
 """
@@ -17,8 +17,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..core.errors import InternalError
+from ..core.errors import UserError
 from ..core.target import Target
+from ..runtime.registry import Registry
 
 if TYPE_CHECKING:
     from ..ir.node import Node
@@ -127,7 +128,7 @@ CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, a
 KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
 KINDS |= dict.fromkeys(CONTROL, "control")
 
-_outside: list[Row] = []
+OUTSIDE: Registry[Row] = Registry("family", GROUP, {})
 _made: dict[str, Family] = {}
 
 
@@ -135,13 +136,13 @@ def register(row: Row) -> None:
     """Add a Family from outside; one of the same name is replaced."""
     remove(row.name)
     if any(row.name == one.name for one in TABLE):
-        raise InternalError("schedule.families", f"{row.name!r} is a Family of the package")
-    _outside.append(row)
+        raise UserError(f"{row.name!r} is a Family of the package", op="register", got=row.name)
+    OUTSIDE.register(row.name, row)
 
 
 def remove(name: str) -> None:
     """Take a Family from outside back."""
-    _outside[:] = [row for row in _outside if row.name != name]
+    OUTSIDE.remove(name)
     _made.pop(name, None)
     rows_of.cache_clear()
     outside.cache_clear()
@@ -165,7 +166,8 @@ def family_of(row: Row) -> Family:
 def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
     """The rows for Regions of a kind that start with an op, on a Target."""
     ours = [row for row in TABLE if kind in row.kinds and row.applies(target)]
-    others = [row for row in _outside if op in row.anchors and row.applies(target)]
+    found = [OUTSIDE.get(name) for name in OUTSIDE.names()]
+    others = [row for row in found if op in row.anchors and row.applies(target)]
     return (*others, *ours)
 
 
@@ -188,7 +190,7 @@ def why_not(node: Node, target: Target | None) -> str:
 def outside() -> tuple[str, ...]:
     """What is registered from outside, for compile keys: names with a hash of their code."""
     found = []
-    for row in _outside:
+    for row in (OUTSIDE.get(name) for name in OUTSIDE.names()):
         family = family_of(row)
         source = inspect.getsource(type(family))
         code = hashlib.sha256(source.encode()).hexdigest()[:16]

@@ -189,6 +189,8 @@ class Lowering:
         found: Bodies = []
         for body, roles in made:
             for one, stage in self.steps.tiles:
+                if one.on and kind not in one.on:
+                    continue
                 body = one.function(body, kind, self.target)
                 stage.fired["Bodies"] = stage.fired.get("Bodies", 0) + 1
                 stage.changed = True

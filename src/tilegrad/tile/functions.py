@@ -21,8 +21,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from . import modulo
-
 Value = Any
 Mask = Any
 Integer = Any
@@ -822,6 +820,8 @@ def _of_angle(name: str, operations: Operations, x: Value, done: Callable[..., V
         return o.logical_not(inside), *_near_angle(scope, x)
 
     def far(o: Operations, x: Value) -> tuple[Any, ...]:
+        from . import modulo
+
         return modulo.far_angle(Scope(o, x), x)
 
     def end(o: Operations, x: Value, *parts: Any) -> Value:
@@ -919,6 +919,8 @@ def _of_remainder(
         return o.logical_not(few), rest
 
     def far(o: Operations, x: Value, y: Value) -> tuple[Any, ...]:
+        from . import modulo
+
         return (modulo.far_modulo(Scope(o, x), x, y),)
 
     def end(o: Operations, x: Value, y: Value, rest: Value) -> Value:

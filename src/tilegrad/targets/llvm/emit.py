@@ -21,7 +21,6 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
-from ...tile.magnitude import near_angle
 from .emit_memory import MemoryEmitter
 from .emit_shape import Values, count_of, in_matrix_unit, lanes_of
 from .rules import convert, literal, row_for, scalar_type, splat_constant, vector
@@ -31,6 +30,15 @@ def emit(body: Body, name: str | None = None, target: Target | None = None) -> t
     """The LLVM IR of a Body and the scratch bytes it needs."""
     native = frozenset() if target is None else target.feature_set
     return Emitter(body, native).run(name or body.name)
+
+
+ANGLES = ("sin", "cos", "tan")
+
+
+def _is_near(node: Node) -> bool:
+    from ...tile.magnitude import near_angle  # not needed where nothing has an angle
+
+    return near_angle(node)
 
 
 class Emitter(MemoryEmitter):
@@ -118,7 +126,7 @@ class Emitter(MemoryEmitter):
         inputs = [self.values[i] for i in node.inputs]
         dtype = node.inputs[-1].dtype
         lanes = lanes_of(node.type)  # type: ignore[arg-type]
-        row = row_for(node.op.name, near_angle(node))
+        row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
         self.values[node] = [row(self.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
     def emit_program(self, node: Node) -> None:

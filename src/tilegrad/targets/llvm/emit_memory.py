@@ -25,7 +25,6 @@ from .rules import (
     splat_constant,
     vector,
 )
-from .sort import sort_function
 
 
 class MemoryEmitter(ShapeEmitter):
@@ -362,6 +361,8 @@ class MemoryEmitter(ShapeEmitter):
         )
 
     def emit_sort(self, node: Node) -> None:
+        from .sort import sort_function
+
         name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
         self.w.declared["llvm.smin.i64"] = "declare i64 @llvm.smin.i64(i64, i64)"
         self.w.declared[name] = text  # a helper in the same module
