@@ -29,12 +29,13 @@ import tilegrad as tg
 from gpu import Bench
 from tilegrad import nn
 from tilegrad.core.format import Format, format_of
+from tilegrad.kernels.quantised.prepare import Preparation
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.sampling import Variant
 from tilegrad.models.generate.steps import Part
-from tilegrad.tensor.quantised import Packed, pack
+from tilegrad.tensor.stored import bytes_to_prepare, stored
 
 LLAMA_3_8B = {
     "model_type": "llama",
@@ -93,40 +94,35 @@ class Blocks:
         """Nothing is mapped."""
 
 
+class Remembered:
+    """`Preparation.pack`, which for the same bytes gives what it gave: all layers are alike."""
+
+    def __init__(self) -> None:
+        self.pack, self.made = Preparation.pack, {}
+
+    def __call__(self, layout: Preparation, raw: np.ndarray) -> dict[str, np.ndarray]:
+        """The parts of some rows."""
+        key = (layout.form, layout.columns, raw.ctypes.data, raw.shape)
+        if key not in self.made:
+            self.made[key] = (raw, self.pack(layout, raw))  # the address stays taken
+        return self.made[key][1]
+
+
 def quantise(model: Decoder, form: Format) -> int:
-    """Put random quantised weights in the place of all linear layers; their bytes.
+    """Give all linear layers random quantised weights; their bytes once they are prepared.
 
-    One layer is packed, the others get copies of their own of its parts."""
-
-    def copied(packed: Packed) -> Packed:
-        parts = {n: tg.from_torch(torch.from_dlpack(t).clone()) for n, t in packed.parts.items()}
-        return Packed(packed.format, packed.shape, parts, packed.device)
-
-    def replace(holder: Any, packed: Packed, names: Sequence[str]) -> int:
-        first = 0
-        for name in names:
-            stop = first + getattr(holder, name).out_features
-            setattr(holder, name, nn.PackedLinear(packed, rows=(first, stop)))
-            first = stop
-        return packed.bytes
-
-    made: dict[tuple[str, ...], Packed] = {}
-    total = 0
-    for block in model.blocks:
-        for holder, names in (
-            (block.attention, ("query", "key", "value")),
-            (block.attention, ("output",)),
-            (block.feed, ("gate", "up")),
-            (block.feed, ("down",)),
-        ):
-            layers = [getattr(holder, n) for n in names]
-            if names not in made:
-                made[names] = pack(
-                    [Blocks(form, a.out_features, a.in_features) for a in layers], "cuda:0"
-                )
-            total += replace(holder, copied(made[names]), names)
-    head = Blocks(form, model.config.vocabulary, model.config.width)
-    return total + replace(model, pack(head, "cuda:0"), ("head",))
+    Each layer has weights of its own on the device, made of the same bytes."""
+    remembered = Remembered()
+    Preparation.pack = lambda layout, raw: remembered(layout, raw)  # type: ignore[method-assign]
+    blocks: dict[tuple[str, int, int], Blocks] = {}
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    for path, layer in layers:
+        rows, columns = layer.out_features, layer.in_features
+        key = (path.rpartition(".")[2], rows, columns)
+        if key not in blocks:
+            blocks[key] = Blocks(form, rows, columns)
+        layer.weight.node = stored(blocks[key], layer.weight.dtype).node
+    return bytes_to_prepare([layer.weight for _, layer in layers], "cuda:0")
 
 
 class Ours:

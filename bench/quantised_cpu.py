@@ -25,7 +25,7 @@ import tilegrad as tg
 from tilegrad.core.config import config
 from tilegrad.core.format import BY_NAME, Format
 from tilegrad.exchange.mapped import Stored
-from tilegrad.tensor.quantised import Packed, Room, pack, quantised_matmul
+from tilegrad.tensor.stored import bytes_to_prepare, stored
 
 SHAPES = (("q+k+v", 960, 576), ("o", 576, 576), ("gate+up", 3072, 576), ("down", 576, 1536))
 HEAD = ("head", 49152, 576)
@@ -72,19 +72,19 @@ class Model:
         made = [(n, random_weights(form, r, c, i)) for i in range(layers) for n, r, c in SHAPES]
         made.append((HEAD[0], random_weights(head, *HEAD[1:], 99)))
         self.stored = dict(made)
+        self.weights = [(n, stored(s)) for n, s in made]
         start = time.perf_counter()
-        room = Room([[s] for _, s in made])
-        self.packed: list[tuple[str, Packed]] = [(n, pack(s, "cpu", room)) for n, s in made]
+        rows = [tg.tensor([0]) for _ in made]  # what prepares the weights, and hardly more
+        tg.jit(lambda rows: [w[i] for i, (_, w) in zip(rows, self.weights)])(rows)
         self.seconds = time.perf_counter() - start
-        self.bytes = sum(p.bytes for _, p in self.packed)
+        self.bytes = bytes_to_prepare([w for _, w in self.weights], "cpu")
 
-    def tokens(self, count: int) -> dict[int, Any]:
-        """Tokens for each number of columns."""
+    def tokens(self, count: int, weights: list[Any]) -> list[Any]:
+        """Tokens for each of some weights: those that had the same would be one product."""
         draw = np.random.default_rng(count)
-        return {
-            c: tg.tensor(draw.standard_normal((count, c)).astype(np.float32))
-            for c in {c for _, _, c in SHAPES}
-        }
+        return [
+            tg.tensor(draw.standard_normal((count, w.shape[1])).astype(np.float32)) for w in weights
+        ]
 
     def error(self, name: str, x: Any, got: Any) -> float:
         """Largest error of a result, as a share of its largest element."""
@@ -93,9 +93,9 @@ class Model:
         return float(np.abs(got.numpy() - want).max() / np.abs(want).max())
 
 
-def step(xs: dict[int, Any], weights: list[Packed]) -> list[Any]:
-    """All products of a step."""
-    return [quantised_matmul(xs[p.shape[1]], p) for p in weights]
+def products(weights: list[Any]) -> Any:
+    """A compiled function of tokens for each of some weights: all their products."""
+    return tg.jit(lambda xs: [x @ w.T for x, w in zip(xs, weights)])
 
 
 def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
@@ -105,16 +105,16 @@ def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
         f" {'error':>8}"
     )
     for count in counts:
-        used = model.packed if count <= 24 else model.packed[:-1]
-        xs, weights = model.tokens(count), [p for _, p in used]
-        function = tg.jit(step)
-        took = best(lambda f=function, a=xs, b=weights: f(a, b), seconds)
-        found = function(xs, weights)
-        size = sum(p.bytes for p in weights)
-        work = count * sum(p.shape[0] * p.shape[1] for p in weights)
+        used = model.weights if count <= 24 else model.weights[:-1]
+        weights = [w for _, w in used]
+        xs, function = model.tokens(count, weights), products(weights)
+        took = best(lambda f=function, a=xs: f(a), seconds)
+        found = function(xs)
+        size = bytes_to_prepare(weights, "cpu")
+        work = count * sum(w.shape[0] * w.shape[1] for w in weights)
         last = len(SHAPES) - 1
         wrong = max(
-            model.error(n, xs[p.shape[1]], y) for (n, p), y in list(zip(used, found))[-1 - last :]
+            model.error(n, x, y) for (n, _), x, y in list(zip(used, xs, found))[-1 - last :]
         )
         print(
             f"{count:6d} {took * 1e3:9.3f} {count / took:10.1f} {size / took / 1e9:7.1f}"
@@ -125,15 +125,16 @@ def whole(model: Model, counts: list[int], seconds: float, rate: float) -> None:
 def each(model: Model, counts: list[int], seconds: float) -> None:
     """Every shape by itself."""
     print(f"\n{'shape':>8} {'tokens':>6} {'us':>9} {'GB/s':>7} {'GMAC/s':>8}")
-    for name, packed in (*model.packed[: len(SHAPES)], model.packed[-1]):
+    for name, weights in (*model.weights[: len(SHAPES)], model.weights[-1]):
         for count in counts:
             if name == HEAD[0] and count > 24:
                 continue
-            x, function = model.tokens(count)[packed.shape[1]], tg.jit(quantised_matmul)
-            took = best(lambda f=function, a=x, b=packed: f(a, b), seconds)
-            work = count * packed.shape[0] * packed.shape[1]
+            xs, function = model.tokens(count, [weights]), products([weights])
+            took = best(lambda f=function, a=xs: f(a), seconds)
+            work = count * weights.shape[0] * weights.shape[1]
+            size = bytes_to_prepare([weights], "cpu")
             print(
-                f"{name:>8} {count:6d} {took * 1e6:9.1f} {packed.bytes / took / 1e9:7.1f}"
+                f"{name:>8} {count:6d} {took * 1e6:9.1f} {size / took / 1e9:7.1f}"
                 f" {work / took / 1e9:8.1f}"
             )
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python tests/gpu/quantised_checks.py [--only Q4_1]
 
-Every Format, through `pack` and the compiler: products of 1, 3, 8 and 70 tokens, products with what
+Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
 is around them, rows by number. Prints one row per Format and ends with a status other than 0 if
 any failed. Judged against float64 products with the Format's own values.
 """
@@ -19,9 +19,11 @@ import ml_dtypes
 import numpy as np
 
 import tilegrad as tg
+from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import QUANTISED, Format
-from tilegrad.tensor.quantised import pack, quantised_matmul, take_rows
-from tilegrad.tensor.quantised_around import Norm, split_matmul, surrounded_matmul
+from tilegrad.nn.functional import silu
+from tilegrad.tensor.norm import rms_norm
+from tilegrad.tensor.stored import stored
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
@@ -34,9 +36,8 @@ ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bf
 class Stored:
     """Rows of a Format in memory."""
 
-    def __init__(self, form: Format) -> None:
-        self.format, self.shape = form, (ROWS, COLUMNS)
-        self.raw = random_rows(form, ROWS, COLUMNS)
+    def __init__(self, form: Format, raw: np.ndarray) -> None:
+        self.format, self.shape, self.raw = form, (len(raw), COLUMNS), raw
 
     def drop(self) -> None:
         """Nothing to hand back."""
@@ -56,9 +57,9 @@ def off(found: tg.Tensor, want: np.ndarray) -> float:
 def check(form: Format) -> dict[str, float]:
     """Errors by what was computed."""
     rng = np.random.default_rng(0)
-    stored = Stored(form)
-    packed = pack(stored, "cuda:0")
-    w = form.to_float32(stored.raw).astype(np.float64)
+    raw = random_rows(form, ROWS, COLUMNS)
+    weights = stored(Stored(form, raw), bfloat16)
+    w = form.to_float32(raw).astype(np.float64)
     errors: dict[str, float] = {}
 
     def drawn(*shape: int) -> tuple[tg.Tensor, np.ndarray]:
@@ -67,21 +68,31 @@ def check(form: Format) -> dict[str, float]:
 
     for tokens in (1, 3, 8, 70):
         x, exact = drawn(tokens, COLUMNS)
-        errors[f"{tokens} tokens"] = off(quantised_matmul(x, packed), exact @ w.T)
+        errors[f"{tokens} tokens"] = off(x @ weights.T, exact @ w.T)
     x, exact = drawn(1, COLUMNS)
     weight, factor = drawn(COLUMNS)
-    residual, more = drawn(1, ROWS // 2)
+    residual, more = drawn(1, ROWS)
     normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * factor
     whole = normed @ w.T
     gate, up = whole[:, : ROWS // 2], whole[:, ROWS // 2 :]
-    around: dict[str, Any] = {"norm": Norm(weight, 1e-5), "gated": "silu", "residual": residual}
-    found = surrounded_matmul(x, packed, **around)
-    errors["around"] = off(found, gate / (1 + np.exp(-gate)) * up + more)
-    for i, part in enumerate(split_matmul(x, packed, (64, 128), Norm(weight, 1e-5))):
+    halves = [stored(Stored(form, part), bfloat16) for part in (raw[: ROWS // 2], raw[ROWS // 2 :])]
+
+    @tg.jit
+    def around(x: Any, weight: Any, residual: Any) -> Any:
+        y = rms_norm(x, (COLUMNS,), weight, 1e-5)
+        return silu(y @ halves[0].T) * (y @ halves[1].T), residual + x @ weights.T
+
+    found, added = around(x, weight, residual)
+    errors["gated"] = off(found, gate / (1 + np.exp(-gate)) * up)
+    errors["added"] = off(added, exact @ w.T + more)
+    cut = [stored(Stored(form, part), bfloat16) for part in (raw[:64], raw[64:])]
+    split = tg.jit(lambda x, weight: [rms_norm(x, (COLUMNS,), weight, 1e-5) @ c.T for c in cut])
+    for i, part in enumerate(split(x, weight)):
         errors[f"split {i}"] = off(part, whole[:, :64] if i == 0 else whole[:, 64:])
     ids = np.array([5, 0, ROWS - 1], np.int32)
-    rows = take_rows(packed, tg.tensor(ids, device="cuda")).numpy()
-    errors["rows"] = 0.0 if (rows == form.to_float32(stored.raw)[ids]).all() else 1.0
+    wide = stored(Stored(form, raw), float32)
+    rows = wide[tg.tensor(ids, device="cuda")].numpy()
+    errors["rows"] = 0.0 if (rows == form.to_float32(raw)[ids]).all() else 1.0
     return errors
 
 

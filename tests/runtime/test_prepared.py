@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilegrad.compiler.prepared import DeviceMemory
 from tilegrad.core.format import Q4_1
 from tilegrad.kernels.quantised.prepare import Preparation
 from tilegrad.runtime import prepared as table
@@ -53,7 +52,7 @@ def test_rows_follow_one_another(sizes: tuple[int, ...], chunk: int, monkeypatch
     monkeypatch.setattr(table, "CHUNK_BYTES", chunk)
     several = [Weights(rows, seed) for seed, rows in enumerate(sizes)]
     sources = [w.source() for w in several]
-    (buffers,) = prepared([(sources, layout(*sizes))], DeviceMemory(device("cpu")))
+    (buffers,) = prepared([(sources, layout(*sizes))], device("cpu"))
     for got, want in zip(
         arrays(buffers, layout(*sizes)), layout(*sizes).interpret(*(w.raw for w in several))
     ):
@@ -64,30 +63,30 @@ def test_rows_follow_one_another(sizes: tuple[int, ...], chunk: int, monkeypatch
 def test_made_once_and_gone_with_the_source() -> None:
     weights = Weights(32)
     source = weights.source()
-    first = prepared([([source], layout(32))], DeviceMemory(device("cpu")))
-    again = prepared([([source], layout(32)), ([source], layout(32))], DeviceMemory(device("cpu")))
+    first = prepared([([source], layout(32))], device("cpu"))
+    again = prepared([([source], layout(32)), ([source], layout(32))], device("cpu"))
     assert first[0] is again[0] is again[1] and weights.read == 1
     before = len(table._table)
     del source
     gc.collect()
     assert len(table._table) == before - 1
     other = weights.source()  # which may have the id of the one before
-    assert prepared([([other], layout(32))], DeviceMemory(device("cpu")))[0] is not first[0]
+    assert prepared([([other], layout(32))], device("cpu"))[0] is not first[0]
 
 
 def test_weights_of_a_product_can_be_read_alone() -> None:
     several = [Weights(32, 1), Weights(16, 2), Weights(20, 3)]
     sources, sizes = [w.source() for w in several], (32, 16, 20)
-    (whole,) = prepared([(sources, layout(*sizes))], DeviceMemory(device("cpu")))
+    (whole,) = prepared([(sources, layout(*sizes))], device("cpu"))
     for weights, source, rows in zip(several, sources, sizes):
-        (alone,) = prepared([([source], layout(rows))], DeviceMemory(device("cpu")))
+        (alone,) = prepared([([source], layout(rows))], device("cpu"))
         for got, want in zip(arrays(alone, layout(rows)), layout(rows).interpret(weights.raw)):
             np.testing.assert_array_equal(got, want)
         for part, of in zip(alone, whole):
             assert of.pointer <= part.pointer < of.pointer + of.bytes
         assert weights.read == 1
-    assert prepared([(sources, layout(*sizes))], DeviceMemory(device("cpu")))[0] is whole
-    (turned,) = prepared([(sources[::-1], layout(*sizes[::-1]))], DeviceMemory(device("cpu")))
+    assert prepared([(sources, layout(*sizes))], device("cpu"))[0] is whole
+    (turned,) = prepared([(sources[::-1], layout(*sizes[::-1]))], device("cpu"))
     assert turned is not whole
 
 
@@ -95,7 +94,7 @@ def test_all_that_is_missing_lies_in_one_piece() -> None:
     several = [[Weights(40, i), Weights(8, i)] for i in range(5)]
     sources = [[w.source() for w in group] for group in several]
     wanted = [(group, layout(40, 8)) for group in sources]
-    made = prepared(wanted, DeviceMemory(device("cpu")))
+    made = prepared(wanted, device("cpu"))
     places = sorted((b.pointer, b.bytes) for buffers in made for b in buffers)
     assert all(a + size <= b and a % 64 == 0 for (a, size), (b, _) in pairwise(places))
     assert places[-1][0] + places[-1][1] - places[0][0] <= 5 * prepared_bytes(layout(40, 8))
@@ -114,7 +113,7 @@ def test_nothing_is_expanded(monkeypatch: Any) -> None:
     monkeypatch.setattr(Preparation, "pack", counted)
     monkeypatch.setattr(table, "CHUNK_BYTES", 1 << 14)
     weights = Weights(1024)
-    prepared([([weights.source()], layout(1024))], DeviceMemory(device("cpu")))
+    prepared([([weights.source()], layout(1024))], device("cpu"))
     assert sum(seen) == weights.raw.nbytes and max(seen) <= 1 << 14
 
 
@@ -122,11 +121,11 @@ def test_progress() -> None:
     told: list[Any] = []
     sources = [Weights(16, i).source() for i in range(3)]
     with telling(lambda *a: told.append(a)):
-        prepared([([s], layout(16)) for s in sources], DeviceMemory(device("cpu")))
+        prepared([([s], layout(16)) for s in sources], device("cpu"))
     total = sum(s.bytes for s in sources)
     assert [a[0] for a in told] == ["pack"] * 3 and [a[2] for a in told] == [total] * 3
     assert told[-1][1] == total
-    prepared([([Weights(16, 9).source()], layout(16))], DeviceMemory(device("cpu")))
+    prepared([([Weights(16, 9).source()], layout(16))], device("cpu"))
     assert len(told) == 3
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace as replaced
-from ..runtime.buffer import HOST, Buffer
+from ..runtime.buffer import Buffer
 from ..runtime.device import Device
 from ..runtime.executable import Executable
-from ..runtime.prepared import LABEL, prepared
+from ..runtime.prepared import prepared
 from ..runtime.recipe import Back, Preparing, Recipe
 
 Array = np.ndarray[Any, Any]
@@ -70,26 +70,6 @@ def lift_preparations(inputs: Sequence[Node], results: Sequence[Node]) -> Lifted
     return lifted
 
 
-class DeviceMemory:
-    """The memory of a Device, as the table of prepared weights asks for it."""
-
-    def __init__(self, device: Device) -> None:
-        self.name, self.device = device.name, device
-        self.whole = device.name == HOST  # large pages hold one piece
-
-    def allocate(self, bytes: int) -> Buffer:
-        """Room for parts."""
-        return self.device.allocate(bytes, LABEL)
-
-    def write(self, buffer: Buffer, array: Array) -> None:
-        """Copy an array into a Buffer."""
-        self.device.write(buffer, array)
-
-    def read(self, buffer: Buffer) -> Array:
-        """The bytes of a Buffer."""
-        return self.device.download(buffer)
-
-
 def inner_recipe(recipe: Recipe) -> Recipe:
     """The Recipe as a driver binds it: the parts are inputs like others, after those kept."""
     parts = [slot for one in recipe.preparing for slot in one.slots]
@@ -123,7 +103,7 @@ class PreparedExecutable:
             ([buffers[i] for i in one.sources], layout)
             for one, layout in zip(self.recipe.preparing, self.layouts)
         ]
-        made = prepared(wanted, DeviceMemory(self.device))
+        made = prepared(wanted, self.device)
         found = [buffer for buffers in made for buffer in buffers]
         forget = weakref.WeakMethod(self._forget)
 

@@ -81,7 +81,6 @@ from .normalization import (
     LocalResponseNorm,
     RMSNorm,
 )
-from .packed import PackedEmbedding, PackedLinear, added, gated, joint
 from .paged import PagedCache
 from .pooling import (
     AdaptiveAvgPool1d,

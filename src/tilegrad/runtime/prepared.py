@@ -3,8 +3,8 @@
 A Recipe may say of inputs that they are prepared, and how. What is made lies here, by the Buffer
 that holds the bytes (the source) and by Layout, so that all Executables read the same memory; it
 goes when its source goes, which a Tensor that is assigned another value lets happen. All that one
-Executable misses is made in one piece on a CPU (large pages hold it, which small pieces would not
-have), some rows at a time; the source's pages are handed back after each. Weights that are made
+Executable misses is made in one piece (large pages hold it, which small pieces would not have),
+some rows at a time; the source's pages are handed back after each. Weights that are made
 together (those of one product) can be read alone too: as views where rows permit.
 Invariant: bytes of a source never change; beside the parts, preparing needs memory for some rows.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from ..core.dtype import DType
 from ..core.lock import new_lock
 from .buffer import HOST, Buffer
+from .device import Device
 
 Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 1 << 20  # of the source that are packed at a time
@@ -82,22 +83,6 @@ class Layout(Protocol):
         """The Layout of one of several weights."""
 
 
-class Memory(Protocol):
-    """Where prepared weights lie."""
-
-    name: str
-    whole: bool  # all in one piece
-
-    def allocate(self, bytes: int) -> Buffer:
-        """Room for parts."""
-
-    def write(self, buffer: Buffer, array: Array) -> None:
-        """Copy an array into a Buffer."""
-
-    def read(self, buffer: Buffer) -> Array:
-        """The bytes of a Buffer."""
-
-
 class Parts:
     """What was made of some sources; it does not keep them."""
 
@@ -126,16 +111,16 @@ def telling(tell: Tell) -> Iterator[None]:
         _told.remove(tell)
 
 
-def prepared(wanted: Wanted, memory: Memory) -> list[list[Buffer]]:
+def prepared(wanted: Wanted, device: Device) -> list[list[Buffer]]:
     """The parts of each of some sources in a Layout, made if they are not there yet."""
     with _lock:
         missing = {}
         for sources, layout in wanted:
-            if find(sources, layout, memory.name) is None:
+            if find(sources, layout, device.name) is None:
                 missing[tuple(map(id, sources)), layout.key] = (sources, layout)
         if missing:
-            _make(list(missing.values()), memory)
-        found = [find(sources, layout, memory.name) for sources, layout in wanted]
+            _make(list(missing.values()), device)
+        found = [find(sources, layout, device.name) for sources, layout in wanted]
     return [parts.buffers for parts in found if parts is not None]
 
 
@@ -160,21 +145,20 @@ def _places(layout: Layout) -> list[int]:
     return np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
 
 
-def _make(missing: Wanted, memory: Memory) -> None:
+def _make(missing: Wanted, device: Device) -> None:
     total = sum(s.bytes for sources, _ in missing for s in sources)
     ends = [prepared_bytes(layout) for _, layout in missing]
-    whole = memory.allocate(max(1, sum(ends))) if memory.whole else None
+    whole = device.allocate(max(1, sum(ends)), LABEL)
     done = used = 0
     for (sources, layout), end in zip(missing, ends):
-        room = memory.allocate(max(1, end)) if whole is None else whole.part(used, end)
-        _pack(sources, layout, memory, room)
+        _pack(sources, layout, device, whole.part(used, end))
         used += end
         done += sum(s.bytes for s in sources)
         for tell in _told:
             tell("pack", done, total)
 
 
-def _pack(sources: Sequence[Buffer], layout: Layout, memory: Memory, room: Buffer) -> None:
+def _pack(sources: Sequence[Buffer], layout: Layout, device: Device, room: Buffer) -> None:
     """Make the parts of some weights in a piece of memory, and note them."""
     starts, parts = _places(layout), layout.parts()
     buffers = [
@@ -182,20 +166,20 @@ def _pack(sources: Sequence[Buffer], layout: Layout, memory: Memory, room: Buffe
         for start, (_, shape, dtype) in zip(starts, parts)
     ]
     rows, first = -(-sum(layout.rows) // layout.step) * layout.step, 0
-    given = (_rows_of(s, n, layout, memory) for s, n in zip(sources, layout.rows))
+    given = (_rows_of(s, n, layout, device) for s, n in zip(sources, layout.rows))
     for raw in _chunks(given, layout):
         made = layout.pack(raw)
         for buffer, (name, shape, _) in zip(buffers, parts):
             each = buffer.bytes // shape[0]
             part = buffer.part(first * shape[0] // rows * each, made[name].nbytes)
-            memory.write(part, np.ascontiguousarray(made[name]))
+            device.write(part, made[name])
         first += len(raw)
     for source in sources:
         if isinstance(source, Source):
             source.drop()
-    _note(sources, layout, memory.name, buffers)
+    _note(sources, layout, device.name, buffers)
     if len(sources) > 1 and all(n % layout.step == 0 for n in layout.rows[:-1]):
-        _note_members(sources, layout, memory.name, buffers, rows)
+        _note_members(sources, layout, device.name, buffers, rows)
 
 
 def _note(sources: Sequence[Buffer], layout: Layout, device: str, buffers: list[Buffer]) -> None:
@@ -217,12 +201,12 @@ def _note_members(
         first += own.rows[0]
 
 
-def _rows_of(source: Buffer, rows: int, layout: Layout, memory: Memory) -> Array:
+def _rows_of(source: Buffer, rows: int, layout: Layout, device: Device) -> Array:
     if isinstance(source, Source):
         return source.read()
     if source.device == HOST:
         return source.array((rows, layout.row_bytes), np.uint8)
-    return memory.read(source).reshape(rows, layout.row_bytes)
+    return device.download(source).reshape(rows, layout.row_bytes)
 
 
 def _chunks(several: Iterable[Array], layout: Layout) -> Iterator[Array]:
@@ -247,4 +231,4 @@ def _chunks(several: Iterable[Array], layout: Layout) -> Iterator[Array]:
         yield left
 
 
-__all__ = ["Layout", "Memory", "Source", "find", "prepared", "prepared_bytes", "telling"]
+__all__ = ["Layout", "Source", "find", "prepared", "prepared_bytes", "telling"]

@@ -6,7 +6,6 @@ import pytest
 from decoder_families import loaded
 from test_engine import finish, greedy, ids, prompt
 
-from tilegrad import nn
 from tilegrad.models.generate import steps
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Request
@@ -33,7 +32,7 @@ def test_chunks_that_are_never_wide_have_one(
     chunk: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "unpacked_from", lambda dtype, device: 8)
-    monkeypatch.setattr(nn, "PackedLinear", nn.Linear)  # as if its weights were packed
+    monkeypatch.setattr(steps, "stored_in", list)  # as if its weights were those of a file
     engine = Engine(loaded("llama"), requests=1, context=64, chunk=chunk)
     assert engine.steps.many == many
     engine.add(Request(0, prompt(37), max_tokens=8))

@@ -30,7 +30,6 @@ from ...tensor.select import scatter
 from ...tensor.tensor import Tensor, lift
 from .config import DecoderConfig
 from .names import load
-from .packed import Progress
 from .rotary import turn
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -84,17 +83,10 @@ class Attention(nn.Module):
             self.key_norm = norm_of(config, outer if each else config.head_width, dtype)
         self.layer, self.config = layer, config
 
-    def forward(
-        self,
-        x: Tensor,
-        attend: Attend,
-        angles: Angles | None,
-        norm: nn.Module | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """(..., C) -> (..., C): of x's norm, added to the residual."""
+    def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """(..., C) -> (..., C)."""
         config = self.config
-        q, k, v = nn.joint(x, self.query, self.key, self.value, norm=norm)
+        q, k, v = self.query(x), self.key(x), self.value(x)
         if config.head_norms and config.whole_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k, v = (self._heads(y) for y in (q, k, v))  # (..., H, D), (..., K, D), (..., K, D)
@@ -102,7 +94,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = turn(q, angles), turn(k, angles)
-        return nn.added(attend(self.layer, q, k, v).flatten(-2), self.output, residual)
+        return self.output(attend(self.layer, q, k, v).flatten(-2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
         width = self.config.head_width
@@ -120,16 +112,11 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, config.width, config.feed_bias, dtype)
         self.gated, self.activation = config.gated, config.activation
 
-    def forward(
-        self, x: Tensor, norm: nn.Module | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """(..., C) -> (..., C): of x's norm, added to the residual."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
         act = ACTIVATIONS[self.activation]
-        if self.gated:
-            inner = nn.gated(x, self.gate, self.up, self.activation, act, norm)  # (..., F)
-        else:
-            inner = act(nn.joint(x, self.up, norm=norm)[0])  # (..., F)
-        return nn.added(inner, self.down, residual)
+        inner = act(self.gate(x)) * self.up(x) if self.gated else act(self.up(x))  # (..., F)
+        return self.down(inner)  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
@@ -153,19 +140,15 @@ class Experts(nn.Module):
         self.used, self.normalize = config.experts_used, config.normalize_experts
         self.activation, self.has_shared = config.activation, bool(config.shared_hidden)
 
-    def forward(
-        self, x: Tensor, norm: nn.Module | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """(..., C) -> (..., C): of x's norm, added to the residual."""
-        normed = x if norm is None else norm(x)
-        y = normed.reshape(-1, x.shape[-1])  # (N, C)
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        y = x.reshape(-1, x.shape[-1])  # (N, C)
         tokens, experts = y.shape[0], self.gate.shape[0]
         few = isinstance(tokens, int) and 2 * tokens * self.used <= experts
         result = self._of_picked(y) if few else self._of_all(y)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
-        found = result.reshape(x.shape)
-        return found if residual is None else residual + found
+        return result.reshape(x.shape)
 
     def _of_picked(self, y: Tensor) -> Tensor:
         """(N, C) -> (N, C): each token reads the weights of its own K experts."""
@@ -230,21 +213,19 @@ class Block(nn.Module):
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
         feed_norm = self.attention_norm if self.shared_norm else self.feed_norm
-        if self.attention_post_norm is None and self.scale == 1.0 and not self.parallel:
-            x = self.attention(x, attend, angles, self.attention_norm, x)
-            return self.feed(x, feed_norm, x)  # type: ignore[no-any-return]
-        y = self._part(
-            self.attention(x, attend, angles, self.attention_norm), self.attention_post_norm
-        )
-        if self.parallel:
-            return x + y + self._part(self.feed(x, feed_norm), self.feed_post_norm)
-        x = x + y
-        return x + self._part(self.feed(x, feed_norm), self.feed_post_norm)
+        y = self.attention(_normed(x, self.attention_norm), attend, angles)
+        after = x + self._part(y, self.attention_post_norm)
+        y = self.feed(_normed(x if self.parallel else after, feed_norm))
+        return after + self._part(y, self.feed_post_norm)
 
     def _part(self, y: Tensor, norm: nn.Module | None) -> Tensor:
         """What a part adds."""
-        y = y if norm is None else norm(y)
+        y = _normed(y, norm)
         return y if self.scale == 1.0 else y * self.scale
+
+
+def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+    return x if norm is None else norm(x)
 
 
 class Decoder(nn.Module):
@@ -312,7 +293,7 @@ class Decoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        (found,) = nn.joint(x, self.head, norm=self.norm)
+        found = self.head(self.norm(x))
         if self.config.logit_scale != 1.0:
             found = found * self.config.logit_scale
         cap = self.config.logit_softcap
@@ -328,15 +309,13 @@ class Decoder(nn.Module):
         weights: Mapping[str, Any],
         strict: bool = True,
         keep: str = "",
-        device: Any = None,
-        progress: Progress | None = None,
     ) -> Keys:
         """Take weights by the names of Hugging Face or of GGUF files; see `names`.
 
-        With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay
-        quantised: layers are packed for `device`, and `progress("pack", done, total)` is told.
+        With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay there,
+        quantised, and are prepared for a device's kernels when something runs; they do not train.
         """
-        return load(self, self.config, weights, strict, keep, device, progress)
+        return load(self, self.config, weights, strict, keep)
 
 
 def paged(

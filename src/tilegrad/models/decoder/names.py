@@ -4,14 +4,15 @@ A `Source` says where one of our Parameters comes from: a name (or one for each 
 rows of it, and whether it is turned or its rows are in the order of llama.cpp. The tables list
 them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
 arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and turned here. Tensors
-of files (`exchange.Stored`) are read, or packed as they are (see `packed`).
+of files (`exchange.Stored`) are read, or stay there if they are quantised (see `tensor.stored`);
+weights stored turned and experts are always read.
 Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ from ...core.errors import ShapeError, UserError
 from ...nn.module import Keys, Module
 from ...tensor.movement import stack
 from ...tensor.realize import from_array
+from ...tensor.stored import stored
 from ...tensor.tensor import Tensor, lift, no_grad, wrap
-from .packed import Progress, plan, replace
 
 if TYPE_CHECKING:
     from .config import DecoderConfig
@@ -219,6 +220,14 @@ class Names:
                 return source
         return None
 
+    def stays(self, source: Source | None) -> bool:
+        """Whether a weight can be read where the file stores it: rows of a quantised tensor."""
+        if source is None or source.turned or "{}" in source.name:
+            return False
+        found = self.given[source.name]
+        quantised = getattr(getattr(found, "format", None), "quantised", False)
+        return bool(quantised) and len(found.shape) == 2
+
     # ---- values -----------------------------------------------------------------------------
 
     def value(self, name: str, source: Source) -> Any:
@@ -313,8 +322,6 @@ def load(
     weights: Mapping[str, Any],
     strict: bool = True,
     keep: str = "",
-    device: Any = None,
-    progress: Progress | None = None,
 ) -> Keys:
     """Give a Decoder its weights; what is missing and what no Parameter wants, by name."""
     if keep not in ("", "quantised"):
@@ -335,14 +342,36 @@ def load(
             got=f"unused: {_listed(unused)}",
             hint="strict=False takes what fits",
         )
-    groups = plan(model, names, picked, device) if keep else []
-    packed = {rows.name for group in groups for rows in group}
-    rest = {n: s for n, s in picked.items() if n not in packed}
+    stay = {n: Rows(names, n, s) for n, s in picked.items() if keep and names.stays(s)}
+    for name, rows in stay.items():
+        _check(rows.stored.name, name, rows.shape, ours[name])
+    rest = {n: s for n, s in picked.items() if n not in stay}
     with no_grad():
         for name, tensor in list(_checked(names, ours, rest)):
             ours[name].assign(tensor)
-    replace(model, groups, device, ours["embed.weight"].dtype, progress)
+    for name, rows in stay.items():
+        ours[name].requires_grad = False
+        ours[name].node = stored(rows, ours[name].dtype).node
     return Keys(missing, unused)
+
+
+class Rows:
+    """Weights of one Parameter as `tensor.stored` takes them: rows of a file, in our order."""
+
+    def __init__(self, names: Names, name: str, source: Source) -> None:
+        self.names, self.name, self.source = names, name, source
+        self.stored = names.given[source.name]
+        self.format = self.stored.format
+        self.shape = (len(self.raw), self.stored.shape[1])
+
+    @property
+    def raw(self) -> Any:
+        """Their bytes; a copy where the file has another order."""
+        return self.names.arranged(self.name, self.source, self.stored.raw)
+
+    def drop(self) -> None:
+        """Let the system take back the file's pages."""
+        self.stored.drop()
 
 
 def _checked(
@@ -353,14 +382,19 @@ def _checked(
         if source is None:
             continue
         value = _shared(names.value(name, source))
-        if tuple(value.shape) != tuple(ours[name].shape):
-            raise ShapeError(
-                f"{source.name} does not fit",
-                op=OP,
-                got=tuple(value.shape),
-                expected=f"{name} of {tuple(ours[name].shape)}",
-            )
+        _check(source.name, name, value.shape, ours[name])
         yield name, value
+
+
+def _check(theirs: str, name: str, shape: Sequence[Any], ours: Tensor) -> None:
+    """Refuse what does not have the shape of our Parameter."""
+    if tuple(shape) != tuple(ours.shape):
+        raise ShapeError(
+            f"{theirs} does not fit",
+            op=OP,
+            got=tuple(shape),
+            expected=f"{name} of {tuple(ours.shape)}",
+        )
 
 
 def _shared(value: Any) -> Tensor:

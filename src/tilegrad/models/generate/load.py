@@ -1,9 +1,9 @@
 """From the name of a model to what runs: its decoder with weights, its tokenizer, its defaults.
 
-Weights are mapped. Quantised ones are packed for the device tensor by tensor; plain ones of the
-dtype that is computed in stay where they are on a CPU, and go to a GPU one by one. Invariant:
-nothing of a model's files is run; what they leave open (dtype, how to pick tokens) is settled
-here, in one place.
+Weights are mapped. Quantised ones stay in the file, and are prepared for the device when the first
+step runs; plain ones of the dtype that is computed in stay where they are on a CPU, and go to a GPU
+one by one. Invariant: nothing of a model's files is run; what they leave open (dtype, how to pick
+tokens) is settled here, in one place.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...exchange.folder import ModelFolder
 from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
 from ...nn import init
+from ...tensor.stored import bytes_to_prepare
 from ..decoder.config import DecoderConfig
 from ..decoder.fields import Fields
 from ..decoder.model import Decoder
@@ -70,7 +71,7 @@ def load_model(
         )
     with init.skipped():
         model = Decoder(config, wanted).requires_grad_(False).eval()
-    model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device, progress=tell)
+    model.load(Weights(files.tensors, wanted, tell), keep="quantised")
     if device != "cpu":
         model.to(device=device)
     for stored in files.tensors.values():
@@ -123,7 +124,7 @@ def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
 
 class Weights(Mapping[str, Any]):
     """Plain tensors as arrays of one dtype, made when they are asked for; quantised ones as they
-    are stored, to be packed."""
+    are stored."""
 
     def __init__(self, tensors: Mapping[str, Stored], dtype: DType, tell: Tell) -> None:
         self.tensors, self.dtype, self.tell = tensors, dtype, tell
@@ -229,7 +230,8 @@ def room_for(
     memory = (
         CPU_SHARE * _physical()
         if device == "cpu"
-        else (GPU_SHARE * opened(device).memory_info()[0])
+        else GPU_SHARE
+        * (opened(device).memory_info()[0] - bytes_to_prepare(model.parameters(), device))
     )
     fitting = int(memory // (token * page))
     wanted = min(context, config.context) if context else config.context

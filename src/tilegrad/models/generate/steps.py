@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import nn
+from ...compiler.weights import unpacked_from
 from ...ir.symbol import symbol
 from ...runtime.buffer import POOL
+from ...runtime.prepared import telling
 from ...tensor.bound import Bound, Pending
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
-from ...tensor.quantised import unpacked_from
+from ...tensor.stored import stored_in
 from ...tensor.tensor import Tensor, no_grad
 from ..decoder.model import Decoder
 from .sampling import SamplingState, Variant
@@ -110,7 +112,7 @@ class Steps:
 
     def _unpacked_from(self) -> int:
         """Tokens from which a step unpacks weights first, which is compiled apart; 0 for none."""
-        if not any(isinstance(m, nn.PackedLinear) for m in self.model.modules()):
+        if not stored_in(self.model.parameters()):
             return 0
         many = unpacked_from(self.model.norm.weight.dtype, self.cache.device)
         return many if many < self.chunk else 0
@@ -234,7 +236,8 @@ class Steps:
             if key in self._compiled:
                 return work()
             self.tell("compile", 0, 1)
-            found = work()
+            with telling(self.tell):  # weights are prepared then
+                found = work()
         self._compiled.add(key)
         POOL.trim()  # compiling leaves much behind
         self.tell("compile", 1, 1)

@@ -1,4 +1,4 @@
-"""models/decoder/packed.py: decoders that keep a file's weights quantised."""
+"""models/decoder/names.py: decoders that keep a file's weights quantised."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 import tilegrad as tg
-from tilegrad import nn
+from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import ShapeError, UserError
 from tilegrad.core.format import Format
+from tilegrad.core.target import AVX512, H200
 from tilegrad.exchange.mapped import Stored
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.decoder.names import Names
 from tilegrad.models.decoder.rotary import Rotary
+from tilegrad.runtime import prepared
+from tilegrad.runtime.buffer import Buffer
+from tilegrad.tensor.placement import values
+from tilegrad.tensor.stored import stored_in
 
 CONFIG = {
     "family": "llama",
@@ -63,6 +68,35 @@ def logits(config: DecoderConfig, file: dict[str, Stored], **options: Any) -> tu
     return model, model(tg.tensor(tokens)).numpy()
 
 
+def buffers_of(model: Decoder) -> list[Buffer]:
+    """All that was prepared of a model's weights."""
+    found = []
+    for tensor in stored_in(model.parameters()):
+        source = values[tensor.node.inputs[0]]
+        found += [b for parts in prepared._table[source].values() for b in parts.buffers]
+    return found
+
+
+def prepared_of(model: Decoder, layers: Any) -> set[Any]:
+    """The pieces of memory that hold what the codes of some layers were prepared to."""
+    found = set()
+    for layer in layers:
+        source = values[layer.weight.node.inputs[0]]
+        (alone,) = [p for k, p in prepared._table[source].items() if not k[-1]]
+        whole = [
+            q.buffers[0]
+            for other in prepared._table.values()
+            for k, q in other.items()
+            if k[-1] and _within(alone.buffers[0], q.buffers[0])
+        ]
+        found |= {b.pointer for b in whole} or {alone.buffers[0].pointer}
+    return found
+
+
+def _within(part: Buffer, whole: Buffer) -> bool:
+    return whole.pointer <= part.pointer < whole.pointer + whole.bytes
+
+
 def q4_1(name: str) -> Format:
     return formats.Q8_0 if "token_embd" in name or name.startswith("output") else formats.Q4_1
 
@@ -74,14 +108,14 @@ def test_a_decoder_of_quantised_weights(tied: bool) -> None:
     model, got = logits(config, file, keep="quantised")
     _, want = logits(config, file)
     assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
+    assert len(stored_in(model.parameters())) == 7 * 2 + (1 if tied else 2)
+    assert (model.head.weight is model.embed.weight) is tied
     block = model.blocks[1]
-    assert block.attention.query.packed is block.attention.value.packed
-    assert block.feed.gate.packed is block.feed.up.packed
-    assert block.feed.down.packed.format is formats.Q4_1
-    assert isinstance(model.embed, nn.PackedEmbedding)
-    assert (model.head.packed is model.embed.packed) is tied
-    sizes = sum(t.numel() * t.dtype.size for t in model.tensors().values())
-    assert sizes < 1.3 * sum(s.bytes for s in file.values())  # 100 rows take room for 112
+    together = prepared_of(model, (block.attention.query, block.attention.key))
+    assert len(together) == 1 and len(prepared_of(model, (block.feed.gate, block.feed.up))) == 1
+    room = {id(b.owner): b.owner.bytes for b in buffers_of(model)}
+    size = sum(s.bytes for s in file.values())
+    assert len(room) == 1 and sum(room.values()) < 1.3 * size  # 100 rows take room for 112
 
 
 BIASED = {
@@ -117,7 +151,7 @@ def test_quantised_weights_of_every_kind_of_block(traits: dict[str, Any]) -> Non
     config = DecoderConfig(**{**CONFIG, **traits})
     file = file_of(config, q4_1)
     model, got = logits(config, file, keep="quantised")
-    assert isinstance(model.blocks[0].attention.query, nn.PackedLinear)
+    assert stored_in([model.blocks[0].attention.query.weight])
     assert np.abs(got - logits(config, file)[1]).max() < 3e-3 * np.abs(got).max()
 
 
@@ -129,7 +163,8 @@ def test_formats_that_differ_are_packed_apart() -> None:
     file = file_of(config, chosen)
     model, got = logits(config, file, keep="quantised")
     attention = model.blocks[0].attention
-    assert attention.query.packed.shape == (64, 64) and attention.value.packed.shape == (32, 64)
+    assert len(prepared_of(model, (attention.query, attention.key))) == 1
+    assert len(prepared_of(model, (attention.query, attention.value))) == 2
     assert np.abs(got - logits(config, file)[1]).max() < 2e-3 * np.abs(got).max()
 
 
@@ -140,8 +175,8 @@ def test_what_is_not_quantised_stays_as_ever() -> None:
     config = DecoderConfig(**CONFIG, qkv_bias=True)
     file = file_of(config, chosen)
     model, got = logits(config, file, keep="quantised")
-    assert isinstance(model.blocks[0].feed.up, nn.Linear) and isinstance(model.embed, nn.Embedding)
-    assert isinstance(model.blocks[0].attention.key, nn.PackedLinear)
+    assert not stored_in([model.blocks[0].feed.up.weight, model.embed.weight])
+    assert stored_in([model.blocks[0].attention.key.weight])
     assert np.abs(got - logits(config, file)[1]).max() < 2e-3 * np.abs(got).max()
 
 
@@ -149,10 +184,56 @@ def test_a_narrow_model_and_progress() -> None:
     config, told = DecoderConfig(**CONFIG, tied=True), []
     file = file_of(config, q4_1)
     model = Decoder(config, bfloat16).requires_grad_(False).eval()
-    model.load(file, keep="quantised", progress=lambda *a: told.append(a))
-    assert model(tg.tensor([[1, 2, 3]])).dtype is bfloat16
+    model.load(file, keep="quantised")
+    found = model(tg.tensor([[1, 2, 3]]))
+    assert found.dtype is bfloat16
+    with prepared.telling(lambda *a: told.append(a)):
+        found.numpy()
     assert told[-1][0] == "pack" and told[-1][1] == told[-1][2] > 0
     assert [a[1] for a in told] == sorted(a[1] for a in told)
+
+
+def test_nothing_is_prepared_twice() -> None:
+    """Decode, prefill, single layers, and an embedding tied to its head read the same bytes."""
+    config = DecoderConfig(**CONFIG, tied=True)
+    file = file_of(config, q4_1)
+    model = Decoder(config).requires_grad_(False).eval()
+    model.load(file, keep="quantised")
+    step = tg.jit(lambda model, tokens: model(tokens))
+    for count in (1, 9, 40):
+        step(model, tg.tensor(np.zeros((1, count), np.int32))).numpy()
+    model.blocks[0].attention.key(tg.ones(1, 64)).numpy()
+    room = {id(b.owner): b.owner.bytes for b in buffers_of(model)}
+    assert len(room) == 1
+
+
+def test_layers_of_files_do_not_train() -> None:
+    config = DecoderConfig(**CONFIG)
+    model = Decoder(config)
+    model.load(file_of(config, q4_1), keep="quantised")
+    assert not model.blocks[0].feed.up.weight.requires_grad and model.norm.weight.requires_grad
+    model(tg.tensor([[1, 2, 3]])).sum().backward()
+    assert model.norm.weight.grad is not None
+
+
+def test_a_block_is_four_products() -> None:
+    """Norms, gates, residuals and joint products are found, on every Target."""
+    config = DecoderConfig(**{**CONFIG, "layers": 3}, tied=True)
+    model = Decoder(config).requires_grad_(False).eval()
+    model.load(file_of(config, q4_1), keep="quantised")
+
+    def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
+        return q * 2.0 + k.repeat_interleave(2, 1) * v.repeat_interleave(2, 1)
+
+    step = tg.jit(lambda model, tokens, positions: model.step(tokens, positions, attend))
+    lowered = step.lower(model, tg.tensor([1]), tg.tensor([5]))
+    found = []
+    for target in (AVX512.with_cores(2), H200):
+        schedule = schedule_for(lowered.inputs, lowered.outputs, target)
+        names = [k.name for k in schedule.kernels]
+        found.append(sum(n.startswith("quantised_around") for n in names))
+        assert sum(n == "quantised_take" for n in names) == 1
+    assert found == [3 * 4 + 1] * 2
 
 
 def test_errors() -> None:
