@@ -1,0 +1,53 @@
+"""How many Mappings a second the explorer costs on one core, and a whole ResNet-50 search.
+
+    python bench/chip_explore.py            both
+    python bench/chip_explore.py --rate     Mappings a second alone
+
+The rate is of `cost` (accesses, energy, cycles of every Level and Operand) on random Mappings of a
+7-loop convolution over three Levels, in process time, so that other programs do not count. It must
+be at least 100,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from tilegrad.chip.explore import convolution, cost
+from tilegrad.chip.explore.dataflow import dataflow
+from tilegrad.chip.explore.presets import eyeriss_energy
+from tilegrad.chip.explore.search import CHUNK, Space
+
+BAR = 100_000
+ROUNDS, BATCHES = 7, 20
+
+
+def rate() -> float:
+    """Mappings a second: the median of some rounds."""
+    problem = convolution(N=16, M=384, C=256, P=13, Q=13, R=3, S=3)
+    space = Space(problem, eyeriss_energy(), dataflow("any"))
+    random = np.random.default_rng(0)
+    picks = np.stack([random.integers(0, len(c), CHUNK) for c in space.chains.values()], axis=1)
+    batch = space.batch(picks, (problem.loops,) * 3)
+    found = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        for _ in range(BATCHES):
+            cost(problem, space.accelerator, batch)
+        found.append(BATCHES * CHUNK / (time.process_time() - start))
+    return sorted(found)[ROUNDS // 2]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", action="store_true")
+    parser.parse_args()
+    found = rate()
+    print(f"{found:,.0f} Mappings a second, at least {BAR:,} asked: {found >= BAR}")
+
+
+if __name__ == "__main__":
+    main()
