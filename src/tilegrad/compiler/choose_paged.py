@@ -1,9 +1,9 @@
 """The kernels of a paged cache for a Target: which append, which attend, and what they share.
 
-Machines with threads that share memory: many new tokens a request take the prefill kernel; else
-the work is first shared out evenly by a list, one Node for all layers that ask for the same one.
-Where every request has one token and none has many keys, appending and attention are one launch.
-Other machines have kernels over vectors, which need no list.
+Machines whose matrix units run beside the threads: many new tokens a request take the prefill
+kernel; else the work is first shared out evenly by a list, one Node for all layers that ask for the
+same one. Where every request has one token and none has many keys, appending and attention are one
+launch. Machines of vectors have kernels that need no list; others have the portable one.
 Invariant: what no kernel takes is an error with the reason, at the user's line; keys and values
 that are state stay so, since the kernels that append write them in place.
 """
@@ -24,7 +24,7 @@ from ..ir.node import Node, users
 from ..ir.rewrite import Log
 from ..ir.symbol import high
 from ..ir.types import Array, Tuple
-from ..kernels.paged import attention_cpu, prefill, prefill_cpu
+from ..kernels.paged import attention_cpu, portable, prefill, prefill_cpu
 from ..kernels.paged.append import Rotary
 from ..kernels.paged.call import append_callee, attention_callee, list_callee, short_callee
 from ..kernels.paged.shape import (
@@ -85,7 +85,7 @@ class Paged:
     def _attention_of(self, node: Node) -> Node | None:
         """The attention of single tokens that alone reads the queries of an append, and reads the
         same cache in the same places; None if there is no such."""
-        if not self.target.has_threads:
+        if not self.target.asynchronous_units:
             return None
         items = {n.attrs["index"]: n for n in self.readers.get(node, [])}
         readers = self.readers.get(items.get(0, node), [])
@@ -111,6 +111,9 @@ class Paged:
             _refuse(node, attention_cpu.why_not(x, target), x)
             many = queries >= prefill_cpu.LEAST and not prefill_cpu.why_not(x, target)
             return self._call(*inputs, callee=(_cpu_prefill if many else _cpu)(x, target))[0]
+        if not target.asynchronous_units:
+            _refuse(node, portable.why_not(x), x)
+            return self._call(*inputs, callee=_portable(x, target))[0]
         if queries >= prefill.LEAST and not prefill.why_not(x, target):
             q = build.reshape(inputs[0], (1, *inputs[0].shape))
             out = self._call(q, *inputs[1:], callee=_prefill(x, target))[0]
@@ -192,7 +195,7 @@ def few_keys(
         dtype,
         keys.dtype,
     )
-    return short_keys(x, target) if target.has_threads else 0
+    return short_keys(x, target) if target.asynchronous_units else 0
 
 
 # ---- kernels, built once ------------------------------------------------------------------------
@@ -223,6 +226,11 @@ def _cpu(x: PagedShape, target: Target) -> KernelCallee:
 @functools.lru_cache(maxsize=64)
 def _cpu_prefill(x: PagedShape, target: Target) -> KernelCallee:
     return prefill_cpu.callee(x, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _portable(x: PagedShape, target: Target) -> KernelCallee:
+    return portable.callee(x, target)
 
 
 @functools.lru_cache(maxsize=64)

@@ -192,6 +192,7 @@ def _unit_of(record: dict[str, Any]) -> MatrixUnit:
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _AMX_TILES = ("amx", ("amx", "amx"))  # where the accumulator and the operands lie
+_CPU_LIMITS = {"page_tokens": 64, "step_tokens": 512}  # see _GPU_LIMITS
 AMX_BF16 = (MatrixUnit("tdpbf16ps", 16, 16, 32, (bfloat16, bfloat16), float32, *_AMX_TILES),)
 AMX_INT8 = (
     MatrixUnit("tdpbssd", 16, 16, 64, (int8, int8), int32, *_AMX_TILES),
@@ -239,7 +240,7 @@ def cpu_target(
         cores,
         memories,
         matrix,
-        {"tiles": 8, "tile_bytes": KIB} if matrix else {},
+        {**_CPU_LIMITS, **({"tiles": 8, "tile_bytes": KIB} if matrix else {})},
         cpu_flops(have, vector_bytes, hertz),
     )
 
@@ -351,6 +352,8 @@ def _units(
 
 MMA, WGMMA = _units("mma", _WARP, "register", 32), _units("wgmma", _WARPGROUP, "shared", 128)
 _GPU_LIMITS = {
+    "page_tokens": 32,  # of a paged cache: what is past a request's last token is read in vain
+    "step_tokens": 2048,  # of a step that has prompts in it; more are no quicker
     "threads_per_warp": 32,
     "threads_per_block": 1024,
     "threads_per_core": 2048,

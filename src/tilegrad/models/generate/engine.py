@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import nn
+from ...compiler.limits import limits_of
 from ...core.dtype import DType, bfloat16, dtype_of
 from ...core.errors import UserError
 from ...tensor.placement import default_device, use
@@ -27,8 +28,6 @@ from .sampling import NO_TOKEN, Variant, needs
 from .sampling_state import write
 from .steps import Found, Launched, Part, Steps, Tell
 
-PAGES = {"cpu": 64, "gpu": 32}  # tokens of a page
-CHUNKS = {"cpu": 512, "gpu": 2048}  # tokens of a step that has prompts in it; more are no quicker
 SCORING = object()  # owns the pages of tokens that are scored
 
 
@@ -104,11 +103,12 @@ class Engine:
                 expected=f"at most {config.context}",
                 got=self.context,
             )
-        page = page_size(device) if page is None else _positive("page", page)
+        limits = limits_of(device)
+        page = limits.page if page is None else _positive("page", page)
         most_pages = -(-self.context // page)
         count = most_pages * requests if pages is None else _positive("pages", pages)
         dtype = _cache_dtype(model, cache_dtype)
-        self.chunk = max(requests, chunk or CHUNKS["cpu" if device == "cpu" else "gpu"])
+        self.chunk = max(requests, chunk or limits.chunk)
         self.pool = PagePool(count, page)
         self.cache = nn.PagedCache(
             config.layers,
@@ -372,12 +372,6 @@ def not_numbers(family: str, run: Running) -> UserError:
     )
 
 
-def page_size(device: str) -> int:
-    """Tokens of a page, where nobody says: on a GPU fewer, since what is past a request's last
-    token is read in vain."""
-    return PAGES["cpu" if device == "cpu" else "gpu"]
-
-
 def _positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"bad {name}", op="Engine", expected="a whole number from 1 on", got=value)
@@ -392,4 +386,4 @@ def _cache_dtype(model: Decoder, wanted: Any) -> DType:
     return found if found.is_float else bfloat16
 
 
-__all__ = ["Engine", "page_size"]
+__all__ = ["Engine"]

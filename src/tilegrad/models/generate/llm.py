@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from ...compiler.limits import limits_of
 from ...core.config import set_threads
 from ...core.errors import UserError
 from ...tensor.placement import default_device, use
 from ..decoder.config import DecoderConfig
 from .answer import Answer, Piece
-from .engine import Engine, page_size
+from .engine import Engine
 from .load import load_model, room_for
 from .request import Request
 from .sampling import Sampling
@@ -63,7 +64,7 @@ class LLM:
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = cache = self.model.norm.weight.dtype
         self.context, pages = room_for(
-            self.model, place, cache, requests, context, page_size(place)
+            self.model, place, cache, requests, context, limits_of(place).page
         )
         self.engine = Engine(
             self.model,

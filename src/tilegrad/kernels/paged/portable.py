@@ -1,0 +1,106 @@
+"""Attention over a paged cache for every Target: one program for a token and a key head.
+
+The program finds its request among the query starts, then walks the pages of the keys that its
+token sees with a running softmax; rows are the query heads that share the key head. Costs: the
+keys and values of a request once for each of its new tokens; the placed kernels read them once for
+many. So it serves machines that these do not run on. Invariant: the meaning is that of
+`graph.paged_reference`; what pages hold past the keys of a request is read, and not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import tile
+from ...core.dtype import int32
+from ...core.target import Target
+from ...ir.types import Array
+from ...tile.callee import KernelCallee
+from ...tile.define import Definition
+from ...tile.plan import Plan
+from .shape import PagedShape
+
+LEAST = 16  # rows, keys and width of a product at least, as matrix units take them
+
+
+@Definition
+def paged_attention_portable(
+    q: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    lengths: Any,
+    query_starts: Any,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> None:
+    """(tokens, heads, value_width) as q."""
+    tokens, heads, width = q.shape
+    key_heads, page, value_width = keys.shape[1], keys.shape[2], values.shape[3]
+    group = heads // key_heads
+    out = tile.result((tokens, heads, value_width), q.dtype, fill="none")  # all is written
+    token, head = tile.grid(tokens, key_heads)
+    rows, block = padded(group), padded(page)
+    here = tile.cast(token, int32)
+    request, seen = tile.full((), 0, int32), tile.full((), 0, int32)
+    for number in tile.range(0, lengths.shape[0]):
+        start, stop = (tile.load(query_starts, (number + i,), ()) for i in range(2))
+        mine = (start <= here) & (here < stop)
+        request = tile.where(mine, tile.cast(number, int32), request)
+        known = tile.load(lengths, (number,), ()) - (stop - here) + 1
+        seen = tile.where(mine, known, seen)
+    first = tile.full((), 0, int32)
+    if window:
+        first = tile.maximum(seen - window, first)
+    mine = tile.arange(rows) < group
+    row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
+    row = tile.fill(tile.fill(row, 0.0), 0.0)
+    acc = tile.zeros((rows, padded(value_width)))
+    most, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    lane = tile.cast(tile.arange(block), int32)
+    for number in tile.range(first // page, (seen + (page - 1)) // page):
+        at = tile.load(table, (request, number), ())
+        place = lane + tile.cast(number, int32) * page
+        sees = (place < seen) & (place >= first) & (lane < page)
+        k = tile.load(keys, (at, head, 0, 0), (block, padded(width)))
+        v = tile.load(values, (at, head, 0, 0), (block, padded(value_width)))
+        k, v = (tile.where(sees[:, None], tile.fill(x, 0.0), 0.0) for x in (k, v))
+        scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype))) * scale
+        if softcap:
+            scores = tile.tanh(scores / softcap) * softcap
+        scores = tile.where(sees[None, :], scores, -tile.INF)
+        p, now, sums = tile.softmax_online(scores)
+        acc, most, total = tile.softmax_accumulate(
+            acc, most, total, p, tile.cast(v, q.dtype), now, sums
+        )
+    found = acc / tile.where(total > 0.0, total, 1.0)[:, None]
+    found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
+    tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
+
+
+def padded(size: int) -> int:
+    """A size of a tile that holds so many."""
+    return max(LEAST, 1 << (size - 1).bit_length())
+
+
+def why_not(x: PagedShape) -> str:
+    """Why the kernel does not take a step; '' where it does."""
+    return "a cache of 8 bits needs other matrix units" if x.scaled else ""
+
+
+def callee(x: PagedShape, target: Target) -> KernelCallee:
+    """(q, keys, values, table, lengths, query_starts) -> out."""
+    lead = (x.pages, x.key_heads, x.page)
+    types = [
+        Array((x.tokens, x.heads, x.width), x.dtype),
+        Array((*lead, x.width), x.cache),
+        Array((*lead, x.value_width), x.cache),
+        Array((x.requests, x.most_pages), int32),
+        Array((x.requests,), int32),
+        Array((x.requests + 1,), int32),
+    ]
+    how = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
+    plan, definition = Plan(), paged_attention_portable
+    return definition.callee(definition.bind(types, how, plan), plan, target)

@@ -1,0 +1,62 @@
+"""kernels/paged/portable.py: the kernel for every Target, on the Tile interpreter and as PTX."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
+
+from simulated import run_graph
+
+from tilegrad.core.dtype import bfloat16, float32
+from tilegrad.core.target import A100, AVX2, H200, Target
+from tilegrad.graph import build, ops, paged_reference
+from tilegrad.kernels.paged import portable
+from tilegrad.kernels.paged.shape import PagedShape
+
+OPTIONS = ({}, {"window": 9, "softcap": 2.0})
+
+
+def step(x: PagedShape) -> list[Any]:
+    """Arguments of a step of two requests and a token of nobody; what is not a key is nan."""
+    draw = np.random.default_rng(0)
+    q = draw.standard_normal((x.tokens, x.heads, x.width)).astype(x.dtype.numpy)
+    table = np.array([[3, 1, 99, 99], [0, 5, 2, 99]], np.int32)
+    lengths, starts = np.array([18, 33], np.int32), np.array([0, 3, 4], np.int32)
+    caches = []
+    for width in (x.width, x.value_width):
+        made = draw.standard_normal((x.pages, x.key_heads, x.page, width)).astype(np.float32)
+        used = np.zeros((x.pages, x.page), bool)
+        for pages, length in zip(table, lengths):
+            for key in range(length):
+                used[pages[key // x.page], key % x.page] = True
+        made.swapaxes(1, 2)[~used] = np.nan
+        caches.append(made.astype(x.cache.numpy))
+    return [q, *caches, table, lengths, starts]
+
+
+@pytest.mark.parametrize("target", [AVX2, A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_interpreted(target: Target, dtype: Any, options: dict[str, Any]) -> None:
+    x = PagedShape(6, 2, 40, 24, 12, 5, 2, 8, 4, 0.2, dtype, dtype, **options)
+    given = step(x)
+    (found,) = portable.callee(x, target).interpret(*given)
+    wanted = paged_reference.attention(x, *given)
+    within = 1e-5 if dtype is float32 else 2e-2
+    np.testing.assert_allclose(found.astype(float), wanted, atol=within, rtol=within)
+
+
+def test_simulated() -> None:
+    x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9)
+    given = step(x)
+    callee = portable.callee(x, A100)
+    inputs = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
+    (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=A100)
+    wanted = paged_reference.attention(x, *given)
+    np.testing.assert_allclose(found.astype(float), wanted, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,151 @@
+"""Whole steps of an 8B decoder for machines that are not here: traced, scheduled, assembled.
+
+Weights are shapes alone: Parameters are lazy, and what is traced and never run allocates nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilegrad as tg
+from tilegrad import nn
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.limits import limits_of
+from tilegrad.core.target import A100, AVX512, H200, NEON, Target
+from tilegrad.ir.symbol import symbol
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
+from tilegrad.models.generate.sampling import SamplingState, Variant
+from tilegrad.models.generate.step import Rows, step
+from tilegrad.schedule.schedule import Launch
+from tilegrad.targets.llvm.emit import emit as emit_llvm
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit as emit_ptx
+from tilegrad.tensor.tensor import values
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+CONTEXT = 2048
+DRAWS = Variant(draws=True, penalties=True, bias=True, logprobs=3)
+
+
+@functools.cache
+def model() -> Decoder:
+    return Decoder(DecoderConfig.from_huggingface(LLAMA), tg.bfloat16)
+
+
+def numbers(count: int) -> tg.Tensor:
+    return tg.tensor(np.zeros(count, np.int32))
+
+
+def traced(batch: int, target: Target, tokens: int = 0, variant: Variant = Variant()) -> Any:
+    """The decode step of a batch, or the ragged step of up to so many tokens."""
+    config, page = model().config, limits_of(target).page
+    cache = nn.PagedCache(
+        config.layers,
+        4,
+        page,
+        config.key_heads,
+        config.head_width,
+        requests=batch + 1,
+        most_pages=CONTEXT // page,
+        dtype=tg.bfloat16,
+    )
+    rows = Rows(batch + 1, cache.device)
+    state = None if variant == Variant() else SamplingState(batch + 1, config.vocabulary)
+    given = (model(), cache, rows, state, variant)
+    with tg.no_grad():
+        if not tokens:
+            run = tg.jit(step, static="variant")
+            return run.lower(*given, numbers(batch), numbers(batch + 1))
+        some, requests = symbol("tokens", 1, tokens), symbol("requests", 1, batch)
+        axes = {"slots": requests, "starts": requests + 1, "into": requests}
+        axes |= {"owner": some, "given": some}
+        run = tg.jit(step, static="variant", dynamic={n: {0: s} for n, s in axes.items()})
+        return run.lower(*given, *map(numbers, (1, 2, 1, 5, 5)))
+
+
+def launched(lowered: Any, target: Target) -> list[Any]:
+    """The Bodies that a step launches, in order."""
+    schedule = schedule_for(lowered.inputs, lowered.outputs, target, lowered.donate)
+    return [s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+
+
+def distinct(bodies: list[Any]) -> list[Any]:
+    """Bodies that are the same object once."""
+    return list({id(b): b for b in bodies}.values())
+
+
+def assembles(bodies: list[Any], target: Target) -> None:
+    """Every Program fits its registers, without a word from ptxas."""
+    texts = {text: text for text in (emit_ptx(b, "entry", target)[0] for b in distinct(bodies))}
+    if find_ptxas() is None:
+        pytest.skip("no ptxas")
+    for made in assemble_all(texts, target.cpu).values():
+        assert made.warnings == []
+        for report in made.reports.values():
+            assert report.spill_stores == report.spill_loads == report.stack_bytes == 0
+
+
+@pytest.mark.parametrize("batch, most", [(1, 166), (8, 166), (32, 199), (128, 199)])
+def test_decode_on_an_h200(batch: int, most: int) -> None:
+    bodies = launched(traced(batch, H200), H200)
+    assert len(bodies) <= most
+    assert not [b.name for b in bodies if b.name.startswith("paged_append")] or batch > 8
+    assembles(bodies, H200)
+
+
+@pytest.mark.parametrize("target", [H200, A100], ids=lambda t: t.name)
+def test_a_step_with_prompts(target: Target) -> None:
+    bodies = launched(traced(8, target, limits_of(target).chunk), target)
+    attend = {b.name for b in bodies if b.name.startswith("paged") and "append" not in b.name}
+    wanted = "paged_prefill" if target is H200 else "paged_attention_portable"
+    assert len(attend) == 1 and attend.pop().startswith(wanted)
+    assembles(bodies, target)
+
+
+@pytest.mark.parametrize("batch", [1, 128])
+def test_decode_on_an_a100(batch: int) -> None:
+    bodies = launched(traced(batch, A100), A100)
+    assert len(bodies) <= 358
+    assembles(bodies, A100)
+
+
+@pytest.mark.parametrize("target", [H200, A100], ids=lambda t: t.name)
+def test_drawing_tokens(target: Target) -> None:
+    bodies = launched(traced(8, target, variant=DRAWS), target)
+    assert {"pick", "draw", "largest", "biased"} <= {b.name for b in bodies}
+    assembles(bodies, target)
+
+
+@pytest.mark.parametrize("target", [AVX512, NEON], ids=lambda t: t.name)
+@pytest.mark.parametrize("tokens", [0, 512])
+def test_a_foreign_cpu(target: Target, tokens: int) -> None:
+    target = target.with_cores(8)
+    bodies = launched(traced(1 if not tokens else 4, target, tokens), target)
+    assert sum(b.name.startswith("paged_append") for b in bodies) == 32
+    for body in distinct(bodies):
+        text, _ = emit_llvm(body, "entry", target)
+        assert "define" in text
+
+
+def test_nothing_was_allocated() -> None:
+    weights = [t for name, t in model().state_dict().items() if name.endswith("weight")]
+    assert len(weights) > 200
+    assert not any(t.node in values for t in weights if t.ndim == 2)
