@@ -15,7 +15,7 @@ from tilegrad.core.config import override
 from tilegrad.core.errors import AxisError, InternalError, UserError
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device, device, device_name
-from tilegrad.runtime.registry import Registry
+from tilegrad.runtime.registry import Registry, named_somewhere
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.tensor import placement
 
@@ -51,8 +51,14 @@ class Point:
         self.name, self.value = name, value
 
 
-def test_packages_add_entries_by_entry_points(monkeypatch) -> None:
+def test_packages_add_entries_by_entry_points(monkeypatch, tmp_path: Path) -> None:
     asked = []
+    assert not named_somewhere("tilegrad.devices")
+    (tmp_path / "toys-1.dist-info").mkdir()
+    said = "[tilegrad.devices]\ntoy = toy_device:ToyKind\n"
+    (tmp_path / "toys-1.dist-info" / "entry_points.txt").write_text(said)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert named_somewhere("tilegrad.devices")
 
     def entry_points(group: str) -> list[Point]:
         asked.append(group)

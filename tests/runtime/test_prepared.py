@@ -38,7 +38,7 @@ class Weights:
 
 
 def layout(*rows: int) -> Preparation:
-    return Preparation("cpu", "Q4_1", rows, COLUMNS)
+    return Preparation("vectors", "Q4_1", rows, COLUMNS)
 
 
 def arrays(buffers: Any, of: Preparation) -> list[np.ndarray]:

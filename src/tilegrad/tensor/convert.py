@@ -12,6 +12,7 @@ from ..core.dtype import DType, dtype_of, promote
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
+from ..runtime.buffer import HOST
 from .maths import cast
 from .placement import default_device, device_name, elsewhere, moved, settled, use
 from .tensor import (
@@ -70,7 +71,7 @@ def to(
     for target in targets:
         if isinstance(target, Tensor):
             dtype, device = target.dtype, target.device if elsewhere() else None
-        elif _names_device(target):
+        elif names_device(target):
             device = target
         elif not isinstance(target, bool):
             dtype = target
@@ -81,7 +82,7 @@ def to(
 def _on(x: Tensor, device: Any, op: str) -> Tensor:
     """The Tensor on a device; a leaf that collects gradients gives a leaf."""
     name = device_name(device, op)
-    if not elsewhere() and name == "cpu":
+    if not elsewhere() and name == HOST:
         return x
     if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
         raise UserError(
@@ -138,7 +139,8 @@ def place(node: Node, device: Any, op: str) -> Node:
     return from_buffer(buffer, node.shape, node.dtype)
 
 
-def _names_device(target: Any) -> bool:
+def names_device(target: Any) -> bool:
+    """Whether what `to` was given is a device, and no dtype."""
     if isinstance(target, str):
         return target not in dtypes.BY_NAME and target not in dtypes.ALIASES
     return type(target).__name__ == "device"
@@ -147,7 +149,7 @@ def _names_device(target: Any) -> bool:
 @method()
 def cpu(self: Tensor) -> Tensor:
     """The Tensor on the CPU."""
-    return _on(self, "cpu", "cpu")
+    return _on(self, HOST, "cpu")
 
 
 @method()

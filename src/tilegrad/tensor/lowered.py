@@ -28,7 +28,7 @@ from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
 from .exclusive import is_alone, is_exclusive, is_kept, would_copy
@@ -81,7 +81,7 @@ class Lowered:
     guards: list[tuple[int, str, bool]] = field(default_factory=list)
     randomness: list[tuple[Any, int]] = field(default_factory=list)
     tracked: bool = False  # results have derivatives
-    device: str = "cpu"
+    device: str = HOST
     requirements: Sequence[Requirement] = ()  # what the ops need of the Symbols
     executable: Any = None
     other: Lowered | None = None
@@ -451,7 +451,7 @@ def trace_function(
 def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
     """The one device of the arguments and of the state they hold."""
     if not elsewhere():
-        return "cpu"
+        return HOST
     nodes = [leaf._node for leaf in leaves if isinstance(leaf, Tensor)]
     nodes += [t._node for held in states.values() for t in held.values()]
     return common_device(nodes, op=f"jit {name}")

@@ -23,7 +23,7 @@ from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
 from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from .placement import default_device, elsewhere, is_pure, on_host, settled, state
 from .realize import (
     by_device,
@@ -269,7 +269,7 @@ class Tensor(Methods):
                 got=f"{self.numel()} in shape {build.show(self.shape)}",
             )
         buffer, dtype = self.buffer(), type_.dtype.numpy
-        if buffer.device != "cpu":
+        if buffer.device != HOST:
             return on_host(buffer, (), dtype).item()
         pointer = buffer.pointer  # read by hand: a NumPy view costs several microseconds
         return np.frombuffer(string_at(pointer, dtype.itemsize), dtype).item()

@@ -19,6 +19,7 @@ from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.requirement import Requirement, gathering
 from ..ir.rewrite import replace
+from ..runtime.buffer import HOST
 from .placement import check_device, elsewhere, is_stored
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
 
@@ -72,7 +73,7 @@ class Trace:
     """What stands for outside Tensors while a function is traced."""
 
     name: str
-    device: str = "cpu"  # where the function will run
+    device: str = HOST  # where the function will run
     location: Location | None = field(default_factory=user_location)
     sources: dict[Node, Source] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)  # by id of the Tensor

@@ -71,7 +71,7 @@ class KernelCallee(Callee):
         return "placed" if "placed" in levels else "portable"
 
     @cached_property
-    def states(self) -> tuple[int, ...]:
+    def states(self) -> tuple[int, ...]:  # type: ignore[override]
         """Arguments that are written in place, in the order of their results."""
         return tuple(sorted({p for _, roles in self.launches for k, p in roles if k == "state"}))
 
