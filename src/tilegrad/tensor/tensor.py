@@ -24,7 +24,7 @@ from ..graph import build, ops
 from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
 from ..runtime.buffer import HOST, Buffer
-from .placement import default_device, elsewhere, is_pure, on_host, settled, state
+from .placement import default_device, elsewhere, is_pure, is_stored, on_host, settled, state
 from .realize import (
     by_device,
     compute,
@@ -250,6 +250,9 @@ class Tensor(Methods):
         """The Buffer that holds the value, computing it if need be (on `device` if any will do)."""
         buffer = values.data.get(weakref.ref(self.node))  # type: ignore[attr-defined]  # no call
         if buffer is None:
+            if is_stored(self.node):  # it stays in its file: the values are for who asked
+                compute([self.node], device)
+                return values.pop(self.node)
             realize([self], device)
             buffer = values[self.node]
         return buffer
@@ -480,7 +483,7 @@ def _nested(data: Any) -> Any:
 
 def realize(tensors: Sequence[Tensor], device: str | None = None) -> None:
     """Compute the values of Tensors together, in one Executable; on `device` if any will do."""
-    tensors = _with_companions(tensors)
+    tensors = [t for t in _with_companions(tensors) if not is_stored(t.node)]
     if elsewhere():
         for tensor in tensors:
             if tensor.node not in values and is_pure(tensor.node):
