@@ -84,6 +84,9 @@ def _on(x: Tensor, device: Any, op: str) -> Tensor:
     name = device_name(device, op)
     if not elsewhere() and name == HOST:
         return x
+    if mode.trace is not None:
+        node = place(x.node, name, op)
+        return x if node is x.node else wrap(node, x)
     if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
         raise UserError(
             "derivatives do not go from one device to another",
@@ -118,15 +121,7 @@ def place(node: Node, device: Any, op: str) -> Node:
     name = use(device, op)
     trace = mode.trace
     if trace is not None:
-        if name != trace.device:
-            raise UserError(
-                "a jitted function runs on one device",
-                op=op,
-                expected=trace.device,
-                got=name,
-                hint="move the Tensor before the call, or the result after it",
-            )
-        return node
+        return build.transfer(node, trace.device_of(node), name)
     if node not in values and not settled([node]):
         return own_node(node, name)
     if node not in values:

@@ -168,7 +168,7 @@ class Tensor(Methods):
             return default_device()
         trace = mode.trace
         if trace is not None:
-            return trace.device
+            return trace.device_of(self.node)
         buffer = values.get(self._node)
         if buffer is not None:
             return buffer.device
