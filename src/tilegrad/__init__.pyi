@@ -4,6 +4,7 @@
 """
 
 # ruff: noqa: I001, RUF022
+from . import chip
 from . import exchange
 from . import fft
 from . import kernels
@@ -515,6 +516,7 @@ __all__ = [
     "ceil",
     "celu",
     "checkpoint",
+    "chip",
     "chunk",
     "clamp",
     "clamp_max",

@@ -141,7 +141,7 @@ def _shape(node: Node) -> PagedShape:
     q, keys, values, table = (given[n] for n in ("q", "keys", "values", "table"))
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
     requests, most_pages = table.shape
-    attrs = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
+    attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
     return PagedShape(
         heads,
         key_heads,

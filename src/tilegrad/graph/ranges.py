@@ -170,7 +170,6 @@ RANGES: dict[Op, Callable[[Node, int], Range | None]] = {
             ops.gather,
             ops.stop_gradient,
             ops.barrier,
-            ops.transfer,
         )
     },
 }

@@ -23,7 +23,7 @@ import numpy as np
 from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
 from ..core.errors import MemoryLimitError, StateError
-from ..runtime.buffer import HOST, Buffer
+from ..runtime.buffer import Buffer
 from ..tensor.creation import tensor
 from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use
@@ -181,8 +181,9 @@ class PagedCache:
         of so many heads; 0 where it never is, or always: see `most` of `paged_step`."""
         from ..compiler.choose_paged import few_keys
 
-        cache = self.keys[0].node.type, self.values[0].node.type
-        found = few_keys(*cache, requests, heads, dtype, self.device) if self.keys else 0
+        keys: Any = self.keys[0].node.type
+        values: Any = self.values[0].node.type
+        found = few_keys(keys, values, requests, heads, dtype, self.device)
         return found if found < self.most_pages * self.page else 0
 
 
@@ -200,10 +201,10 @@ def _in_step(op: str) -> None:
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own, though equal constants share one."""
     size = prod(shape) * dtype.size
-    if device == HOST:
+    if device == "cpu":
         buffer = _untouched(size)
     else:
-        gpu = opened(device)
+        gpu: Any = opened(device)
         buffer = gpu.allocate(size, "paged cache")
         gpu.fill(buffer)
     return wrap(from_buffer(buffer, tuple(shape), dtype))

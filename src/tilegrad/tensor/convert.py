@@ -12,7 +12,6 @@ from ..core.dtype import DType, dtype_of, promote
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
-from ..runtime.buffer import HOST
 from .maths import cast
 from .placement import default_device, device_name, elsewhere, moved, settled, use
 from .tensor import (
@@ -71,7 +70,7 @@ def to(
     for target in targets:
         if isinstance(target, Tensor):
             dtype, device = target.dtype, target.device if elsewhere() else None
-        elif names_device(target):
+        elif _names_device(target):
             device = target
         elif not isinstance(target, bool):
             dtype = target
@@ -82,11 +81,8 @@ def to(
 def _on(x: Tensor, device: Any, op: str) -> Tensor:
     """The Tensor on a device; a leaf that collects gradients gives a leaf."""
     name = device_name(device, op)
-    if not elsewhere() and name == HOST:
+    if not elsewhere() and name == "cpu":
         return x
-    if mode.trace is not None:
-        node = place(x.node, name, op)
-        return x if node is x.node else wrap(node, x)
     if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
         raise UserError(
             "derivatives do not go from one device to another",
@@ -121,7 +117,15 @@ def place(node: Node, device: Any, op: str) -> Node:
     name = use(device, op)
     trace = mode.trace
     if trace is not None:
-        return build.transfer(node, trace.device_of(node), name)
+        if name != trace.device:
+            raise UserError(
+                "a jitted function runs on one device",
+                op=op,
+                expected=trace.device,
+                got=name,
+                hint="move the Tensor before the call, or the result after it",
+            )
+        return node
     if node not in values and not settled([node]):
         return own_node(node, name)
     if node not in values:
@@ -134,8 +138,7 @@ def place(node: Node, device: Any, op: str) -> Node:
     return from_buffer(buffer, node.shape, node.dtype)
 
 
-def names_device(target: Any) -> bool:
-    """Whether what `to` was given is a device, and no dtype."""
+def _names_device(target: Any) -> bool:
     if isinstance(target, str):
         return target not in dtypes.BY_NAME and target not in dtypes.ALIASES
     return type(target).__name__ == "device"
@@ -144,7 +147,7 @@ def names_device(target: Any) -> bool:
 @method()
 def cpu(self: Tensor) -> Tensor:
     """The Tensor on the CPU."""
-    return _on(self, HOST, "cpu")
+    return _on(self, "cpu", "cpu")
 
 
 @method()

@@ -18,7 +18,6 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
-from ..runtime.buffer import HOST
 from .convert import place, settle
 from .maths import cast
 from .movement import sizes_of
@@ -27,7 +26,7 @@ from .tensor import Tensor, as_array, from_array, lift, method, node_of, wrap
 
 
 def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
-    if device is not None and (elsewhere() or device_name(device, op) != HOST):
+    if device is not None and (elsewhere() or device_name(device, op) != "cpu"):
         node = place(node, device, op)
     tensor = wrap(node)
     if requires_grad:

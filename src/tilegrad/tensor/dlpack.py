@@ -101,7 +101,7 @@ def capsule_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, stream: Any
         raise DTypeError(
             "DLPack has no such dtype", op="__dlpack__", got=dtype, expected=", ".join(CODES)
         )
-    device = opened(buffer.device)
+    device: Any = opened(buffer.device)  # a GPU, which has a number and streams
     if stream not in (None, -1, 0, 1):  # the legacy stream is in order with ours by itself
         device.hand_over(int(stream))
     number = next(_numbers)

@@ -62,8 +62,6 @@ def explain(
         level=level,
         requirements=lowered.requirements,
         without=without,
-        device=lowered.device,
-        homes=lowered.homes,
     )
 
 

@@ -129,9 +129,8 @@ def paged_step(
     options `how` has."""
     places = (table, lengths, query_starts)
     turning = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
-    turned, *after = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
-    out = paged_attention(turned, *after, *places, scales=scales, **how)
-    return out, *after  # type: ignore[return-value]
+    turned, keys, values = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
+    return paged_attention(turned, keys, values, *places, scales=scales, **how), keys, values
 
 
 # ---- sizes --------------------------------------------------------------------------------------

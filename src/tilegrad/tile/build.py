@@ -311,7 +311,7 @@ class BodyBuilder:
         lower: Size,
         upper: Size,
         step: int,
-        body: Callable[[Size, list[Node]], Sequence[Node]],
+        body: Callable[[Size, list[Node]], Sequence[Node] | None],
         carried: Sequence[Node] = (),
         unroll: int = 1,
         bounds: tuple[int, int] | None = None,
@@ -322,13 +322,13 @@ class BodyBuilder:
             if upper <= lower:
                 return list(carried)
             if upper - lower <= step:
-                return list(body(lower, list(carried)))
+                return list(body(lower, list(carried)) or ())
         start, stop = self.index(lower), self.index(upper)
         index_argument = argument(name, Tile((), int64))
         arguments = [argument(f"{name}_carried{i}", c.type) for i, c in enumerate(carried)]
         with self.builder.block(name, (index_argument, *arguments)) as block:
             index = self.atom(name, index_argument, *bounds)
-            block.results = tuple(body(index, list(arguments)))
+            block.results = tuple(body(index, list(arguments)) or ())
             for r in block.results:
                 self.add(r)
         node = self.add(ops.loop(start, stop, *carried, blocks=(block,), step=step, unroll=unroll))
@@ -337,14 +337,14 @@ class BodyBuilder:
     def branch(
         self,
         condition: Node,
-        then: Callable[[], Sequence[Node]],
-        otherwise: Callable[[], Sequence[Node]] = lambda: (),
+        then: Callable[[], Sequence[Node] | None],
+        otherwise: Callable[[], Sequence[Node] | None] = lambda: (),
     ) -> list[Node]:
-        """One of two Blocks."""
+        """One of two Blocks; None gives no results."""
         blocks = []
         for name, function in (("then", then), ("otherwise", otherwise)):
             with self.builder.block(name) as block:
-                block.results = tuple(function())
+                block.results = tuple(function() or ())
                 for r in block.results:
                     self.add(r)
             blocks.append(block)

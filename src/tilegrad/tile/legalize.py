@@ -310,7 +310,7 @@ class _Legalizer(MatrixPieces):
                 0,
                 whole,
                 rows,
-                lambda i, _: tile(i, j, rows) or [],  # type: ignore[func-returns-value]
+                lambda i, _: tile(i, j, rows),
                 bounds=(0, max(0, whole - rows)),
             )
             if whole < m:

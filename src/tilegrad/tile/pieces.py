@@ -223,7 +223,7 @@ class Pieces:
                 0,
                 columns,
                 side,
-                lambda j, _: square(i, j) or [],  # type: ignore[func-returns-value]
+                lambda j, _: square(i, j),
                 bounds=(0, columns - side),
             )
             return []

@@ -19,7 +19,6 @@ from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.node import Node
 from ..kernels.plan_table import Entry, Trial
-from ..runtime.buffer import HOST
 from ..tile.plan import Plan
 
 Graph = tuple[tuple[Node, ...], tuple[Node, ...]]  # inputs and outputs
@@ -48,7 +47,7 @@ def search(
     symbols: Mapping[str, int],
     target: Target,
     budget_ms: float,
-    device: str = HOST,
+    device: str = "cpu",
 ) -> Entry:
     """Measure Plans; the Entry of the fastest, with every Trial."""
     trials: list[Trial] = []
@@ -102,7 +101,7 @@ def _runner(
     executable: Any, buffers: Sequence[Any], symbols: Mapping[str, int], device: str
 ) -> Callable[[], Any]:
     """A run to its end: on a GPU, until the device is done."""
-    if device == HOST:
+    if device == "cpu":
         return lambda: executable.run(list(buffers), symbols)
     from ..compiler.dispatch import device as opened
 

@@ -181,7 +181,8 @@ class Walk:
 
     def _multipliers(self, operand: Operand, above: int) -> None:
         below = len(self.levels)
-        places, begun = self._places(below), set()
+        places = self._places(below)
+        begun: set[object] = set()
         for now in self._times(below):
             asked = set()
             for place in places:

@@ -88,7 +88,7 @@ def attention_backward(
 
 def sides(plan: BackwardPlan) -> list[tuple[str, tuple[str, ...]]]:
     """Names of the launches without sums between programs, and what each gives."""
-    of_keys = [("keys", ("dk", "dv"))]
+    of_keys: list[tuple[str, tuple[str, ...]]] = [("keys", ("dk", "dv"))]
     if plan.apart:
         of_keys = [("values", ("dv",)), ("keys", ("dk",))]
     return [*of_keys, ("queries", ("dq",))]

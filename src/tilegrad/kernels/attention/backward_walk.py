@@ -475,7 +475,7 @@ class Consumer:
         b, stages = self.b, self.w.stages
         count = self.w.count(member, block)
         before = modulo(combine(combine(count, 1, -1), stages, 1), stages)
-        b.branch(b.less(0, count), lambda: b.arrive(self.w.empty, before) or ())
+        b.branch(b.less(0, count), lambda: b.arrive(self.w.empty, before))
 
     # ---- p ----------------------------------------------------------------------------------
 

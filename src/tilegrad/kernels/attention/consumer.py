@@ -288,8 +288,9 @@ class Consumer:
         down, across = (b.add(ops.iota(size=n, dtype=int64)) for n in p.shape)
         down = parts.column(b, b.apply("multiply", down, b.index(x.keys)))
         linear = b.apply("add", b.apply("add", down, across), b.index(start))
-        given = [b.load(k.memory[name], ()) for name in ("key", "offset")]
-        drawn = b.apply("shift_right", dropout.bits(b, *given, linear), b.constant(8, uint32))
+        key_, offset = (b.load(k.memory[name], ()) for name in ("key", "offset"))
+        drawn = dropout.bits(b, key_, offset, linear)
+        drawn = b.apply("shift_right", drawn, b.constant(8, uint32))
         kept = b.apply("less", b.constant(dropout.threshold(x.dropout), uint32), drawn)
         return b.apply("where", kept, p, parts.number(b, 0.0))
 
@@ -379,8 +380,8 @@ class Consumer:
             past = combine(combine(work.first, 64 * (self.own + 1), 1), work.queries, -1)
             b.branch(
                 b.less(0, past),
-                lambda: self.write_rows(work, result) or (),
-                lambda: self.write_out(work, stage, result) or (),
+                lambda: self.write_rows(work, result),
+                lambda: self.write_out(work, stage, result),
             )
         else:
             self.write_out(work, stage, result)

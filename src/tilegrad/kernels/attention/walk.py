@@ -117,8 +117,9 @@ class Walk:
         """How many keys of the last block of a tile 64 of its queries see at most, if that is the
         same for all tiles; else all of the block's."""
         x, keys, rows = self.x, self.keys, self.rows
-        whole = keys % 64 != 0 or self.low is not None or not isinstance(self.high, int)
-        if whole or self.high < 0 or self.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
+        if keys % 64 != 0 or self.low is not None or not isinstance(self.high, int):
+            return keys
+        if self.high < 0 or self.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
             return keys
         if low(combine(x.keys, combine(self.high, x.queries, 1), -1)) < 0:
             return keys

@@ -287,7 +287,7 @@ class KeyGradient(Backward):
         """Empty sums."""
         b, n = self.b, self.lanes
         for place in self.sums.values():
-            rows, width = place.type.shape  # type: ignore[union-attr]
+            rows, width = place.shape
 
             def row(r: Size, _: list[Node], place: Node = place, width: int = width) -> tuple[()]:
                 for d in range(0, width, n):

@@ -288,7 +288,7 @@ class Forward(Builder):
         if self.in_a_row:
             begin, end = self.all_see
             hidden = b.apply("bit_or", b.less(self.key, begin), b.less(end, last))
-            b.branch(hidden, lambda: self.change_squares() or ())
+            b.branch(hidden, lambda: self.change_squares())
             return
         if high_band is not None:
             hidden = b.less(combine(self.first, high_band, 1), last)
@@ -296,7 +296,7 @@ class Forward(Builder):
             low_hidden = b.less(self.key, combine(combine(self.stop, 1, -1), low_band, 1))
             hidden = low_hidden if hidden is None else b.apply("bit_or", hidden, low_hidden)
         if hidden is not None:
-            b.branch(hidden, lambda: self.change_squares() or ())
+            b.branch(hidden, lambda: self.change_squares())
 
     def change_squares(self) -> None:
         """Square by square of scores: lanes keys down, lanes queries across."""

@@ -29,7 +29,7 @@ from ...ir.symbol import (
 from ...tile import ops
 from ..attention.shape import AttentionShape
 from .forward import Forward, fitting
-from .tiles import CpuPlan
+from .tiles import Builder, CpuPlan
 
 TILE = 16
 PAIR = 2 * TILE
@@ -52,22 +52,10 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part)
 
 
-class MatrixForward(Forward):
-    """Builds the forward Body on a matrix unit."""
+class MatrixTiles(Builder):
+    """Tiles of a matrix unit: how operands are packed, and read."""
 
-    def places(self) -> None:
-        """Scratch, in the layouts that the unit reads."""
-        x, plan = self.x, self.plan
-        self.deep = -(-x.width // PAIR)  # steps of a product over d
-        self.wide = -(-x.value_width // TILE)  # tiles of the result
-        line = (TILE, PAIR)
-        self.packed = self.scratch(plan.queries // TILE, self.deep, *line, dtype=bfloat16)
-        self.key_tiles = self.scratch(plan.keys // TILE, self.deep, *line, dtype=bfloat16)
-        self.value_tiles = self.scratch(self.wide, plan.keys // PAIR, *line, dtype=bfloat16)
-        self.pairs = self.scratch(plan.keys // 2, 2 * plan.strip + SPACE, dtype=bfloat16)
-        self.scores = self.scratch(plan.keys, plan.strip + TILE)
-        self.result = self.scratch(self.wide * TILE, plan.queries + TILE)
-        self.most, self.total, self.decay = (self.scratch(plan.queries) for _ in range(3))
+    count: Size  # of the keys of a block
 
     def rows(self) -> Size:
         """Keys of the block, up to a whole number of pairs of tiles."""
@@ -91,6 +79,30 @@ class MatrixForward(Forward):
         index = self.at(name, self.batch, head, token, d)
         axis = self.order(name).index("d")
         return self.b.load(self.memory[name], index, (size,), (axis,), self.below(d, size, width))
+
+    def tile(self, memory: Node, *index: Size) -> Node:
+        """A tile in the unit's registers."""
+        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
+        scalars = [b.index(i) for i in index]
+        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
+
+
+class MatrixForward(MatrixTiles, Forward):
+    """Builds the forward Body on a matrix unit."""
+
+    def places(self) -> None:
+        """Scratch, in the layouts that the unit reads."""
+        x, plan = self.x, self.plan
+        self.deep = -(-x.width // PAIR)  # steps of a product over d
+        self.wide = -(-x.value_width // TILE)  # tiles of the result
+        line = (TILE, PAIR)
+        self.packed = self.scratch(plan.queries // TILE, self.deep, *line, dtype=bfloat16)
+        self.key_tiles = self.scratch(plan.keys // TILE, self.deep, *line, dtype=bfloat16)
+        self.value_tiles = self.scratch(self.wide, plan.keys // PAIR, *line, dtype=bfloat16)
+        self.pairs = self.scratch(plan.keys // 2, 2 * plan.strip + SPACE, dtype=bfloat16)
+        self.scores = self.scratch(plan.keys, plan.strip + TILE)
+        self.result = self.scratch(self.wide * TILE, plan.queries + TILE)
+        self.most, self.total, self.decay = (self.scratch(plan.queries) for _ in range(3))
 
     def block(self, key: Size, _: list[Node]) -> Sequence[Node]:
         """As for vectors, some queries at a time, so that their scores stay near."""
@@ -191,12 +203,6 @@ class MatrixForward(Forward):
         )
 
     # ---- products -------------------------------------------------------------------------
-
-    def tile(self, memory: Node, *index: Size) -> Node:
-        """A tile in the unit's registers."""
-        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
-        scalars = [b.index(i) for i in index]
-        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
 
     def multiply_tiles(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
@@ -22,7 +23,7 @@ from ..attention.shape import AttentionShape
 from . import matrix
 from .backward import Backward, KeyGradient, QueryGradient
 from .forward import fitting
-from .matrix import PAIR, SPACE, TILE, MatrixForward
+from .matrix import PAIR, SPACE, TILE, MatrixTiles
 from .tiles import CpuPlan
 
 
@@ -40,11 +41,8 @@ def tiles_of(width: int) -> int:
     return 2 * -(-width // PAIR)
 
 
-class MatrixBackward(Backward):
+class MatrixBackward(MatrixTiles, Backward):
     """Products and packing of both Bodies."""
-
-    turn_pairs, beside, line = MatrixForward.turn_pairs, MatrixForward.beside, MatrixForward.line
-    tile, rows = MatrixForward.tile, MatrixForward.rows
 
     def columns(self, width: int) -> int:
         """A width, up to a whole number of pairs of tiles."""
@@ -146,7 +144,7 @@ class MatrixBackward(Backward):
         def square(r: Size, c: Size) -> None:
             both = [(combine(r, i, 1), combine(c, j, 1)) for i in range(2) for j in range(2)]
             spots = [[b.index(multiply(t, TILE)) for t in pair] for pair in both]
-            shape = {"shape": (TILE, TILE), "unit": unit}
+            shape: dict[str, Any] = {"shape": (TILE, TILE), "unit": unit}
             sums = [
                 b.add(
                     ops.matrix_load(place, *spot, **shape)

@@ -58,6 +58,13 @@ class CpuPlan:
 class Builder:
     """What forward and backward share: indices, scratch, products, powers of two."""
 
+    batch: Size
+    head: Size
+    key_head: Size
+    first: Size  # query of the program
+    lower: Size  # keys at work: lower <= j < upper
+    upper: Size
+
     def __init__(
         self, x: AttentionShape, given: Sequence[tuple[str, Memory]], plan: CpuPlan, name: str
     ) -> None:

@@ -14,6 +14,7 @@ Invariant: no tile spans two weights, so every sum is that of a product alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...core.dtype import float32
 from ...core.errors import InternalError
@@ -203,9 +204,9 @@ class JointMatmul(WideMatmul):
         """The hole of a result, for whoever fills it."""
         name = "epilogue" if self.products > 1 else f"epilogue{number}"
 
-        def hole(*given: object) -> Node:
+        def hole(*given: Any) -> Node:
             *pieces, (_, row, column) = given
-            shape = pieces[0].shape  # type: ignore[attr-defined]
+            shape = pieces[0].shape
             return self.b.hole(
                 name,
                 Tile(shape, float32),

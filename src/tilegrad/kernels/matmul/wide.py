@@ -301,9 +301,9 @@ class WideMatmul:
         if plan.dependent and constant and isinstance(self.steps, int):
             early = min(plan.stages, self.steps)
             some = b.less(self.program, self.tiles)
-            b.branch(some, lambda: self.fill_early(early, True) or ())
+            b.branch(some, lambda: self.fill_early(early, True))
             b.do(placed.grid_dependency_wait)
-            b.branch(some, lambda: self.fill_early(early, False) or ())
+            b.branch(some, lambda: self.fill_early(early, False))
         elif plan.dependent:
             b.do(placed.grid_dependency_wait)
 
@@ -437,7 +437,7 @@ class WideMatmul:
             at = combine(row, multiply(half, 64), 1)
             index = (*lead, *((at, k) if x.a_along_k else (k, at)))
             if shared:
-                rows = (0, self.left.type.shape[2])  # type: ignore[union-attr]
+                rows = (0, self.left.shape[2])
                 b.copy_multicast(
                     self.left,
                     (stage, half),
@@ -519,7 +519,7 @@ class WideMatmul:
                 b.do(placed.matrix_commit)
                 b.do(placed.matrix_wait, pending=1)
                 before = self.turn(turn, combine(s, 1, -1))[0]
-                b.branch(b.less(0, s), lambda: self.release(before) or ())
+                b.branch(b.less(0, s), lambda: self.release(before))
                 return []
 
             b.loop("step", 0, self.steps, 1, step)
@@ -596,7 +596,7 @@ class WideMatmul:
                 ]
             for number_ in range(first, min(pieces, first + ahead)):
                 turn = combine(multiply(count, pieces), number_, 1)
-                place = (own, modulo(turn, self.rooms))
+                place: tuple[Size, Size] = (own, modulo(turn, self.rooms))
                 start = number_ * wide
                 piece = [cut(b, s, start, wide) for s in sums]
                 piece += [cut(b, chunks[chunk], start - first * wide, wide) for chunks in near]

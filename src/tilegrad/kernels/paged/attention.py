@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from ...core.dtype import float32, int32, int64
 from ...core.errors import InternalError
@@ -197,7 +197,7 @@ class _Attend(Steps):
                 for i in range(1, together):
                     b.branch(
                         b.less(s + i, sizes[BLOCKS]),
-                        lambda i=i: copy(s + i, carried[i], sizes, before),
+                        partial(copy, s + i, carried[i], sizes, before),
                     )
                 return following
 
@@ -341,7 +341,7 @@ class _Attend(Steps):
         at = b.index(sizes[FROM] * self.spread + self.near)
         before = b.add(placed.atomic_add(self.counters, b.constant(1, int32), at))
         last = b.apply("equal", b.cast(before, int64), b.index(sizes[PARTS] - 1))
-        b.branch(last, lambda: self.join(sizes) or ())
+        b.branch(last, lambda: self.join(sizes))
 
     def join(self, sizes: dict[int, Size]) -> None:
         """All parts of a pair, some at a time, weighted by their sums of weights."""

@@ -43,6 +43,7 @@ from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape
 from ..attention_cpu.decode import LEAST_PART, Combine, Decode
+from ..attention_cpu.decode import Rows as DecodeRows
 from ..attention_cpu.tiles import LOG2_E, Builder, CpuPlan
 from .shape import PagedShape, cache_parameters
 
@@ -136,15 +137,11 @@ def row_blocks(x: PagedShape, per: int) -> Size:
     return minimum(x.tokens, combine(floor_divide(x.tokens, per), x.requests, 1))
 
 
-class Blocks:
+class Blocks(Builder):
     """Programs that have some tokens (`per` at most) of one request of a paged cache."""
 
-    b: Any
     p: PagedShape
-    x: AttentionShape
-    memory: dict[str, Node]
     per: int
-    lanes: int
 
     def blocks(self) -> Size:
         """Row blocks there may be."""
@@ -227,8 +224,10 @@ class Blocks:
         return ()
 
 
-class Rows(Blocks):
+class Rows(Blocks, DecodeRows):
     """Rows of a program are the heads of a key head, token by token."""
+
+    row_block: Size
 
     def live(self) -> Size:
         """Rows of the tokens that are there."""
@@ -320,7 +319,7 @@ class _Attend(Rows, Decode):
     def places(self) -> None:
         """Scratch; keys of another dtype than the sums are widened there, once for all rows."""
         super().places()
-        wide = self.query_rows.type.shape[1]  # type: ignore[union-attr]
+        wide = self.query_rows.shape[1]
         self.wide_keys = self.scratch(self.lanes, wide) if self.widens else None
 
     @property
@@ -362,7 +361,7 @@ class _Attend(Rows, Decode):
         b.loop("token", 0, self.tokens, 1, token, bounds=(0, self.per - 1))
         return ()
 
-    def ask(self, name: str, place: tuple[Size, Size], row: Size) -> None:
+    def ask_for(self, name: str, place: tuple[Size, Size], row: Size) -> None:
         """Ask for a key or value that is read soon; of a long one machines bring neighbouring lines
         with the first."""
         b, memory, size = self.b, self.memory[name], self.p.cache.size
@@ -388,6 +387,7 @@ class _Attend(Rows, Decode):
             return
 
         def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
+            assert self.wide_keys is not None
             b.store(self.wide_keys, b.cast(self.key_square(0, d, None), self.sum), (0, d), (0, 1))
             return ()
 
@@ -397,12 +397,12 @@ class _Attend(Rows, Decode):
         """scores[r, j ...] of as many keys as there are lanes; asks for its share of values."""
         b, x, n = self.b, self.x, self.lanes
         for row in range(0, n, self.p.group):
-            self.ask("values", self.current, combine(modulo(r, self.p.group), row, 1))
+            self.ask_for("values", self.current, combine(modulo(r, self.p.group), row, 1))
 
         def chunk(d: Size, carried: list[Node]) -> Sequence[Node]:
             keys = (
                 b.load(self.wide_keys, (0, d), (n, n), (0, 1))
-                if self.widens
+                if self.wide_keys is not None
                 else b.cast(self.key_square(0, d, None), self.sum)
             )
             query = b.load(self.query_rows, (r, d), (n,), (1,))
@@ -425,7 +425,8 @@ class _Attend(Rows, Decode):
         seen = b.apply("less", places, b.index(end))
         if p.window:
             begin = combine(end, p.window, -1)
-            seen = b.logical_and(seen, b.apply("less_equal", b.index(begin), places))
+            after = b.apply("less_equal", b.index(begin), places)
+            seen = b.apply("bit_and", seen, after)
         return b.apply("where", seen, score, self.constant(-math.inf))
 
     def gather_rows(self, base: Size, count: int) -> None:
@@ -463,7 +464,7 @@ class _Attend(Rows, Decode):
 
             def step(i: Size, own: list[Node]) -> Sequence[Node]:
                 if asks:
-                    self.ask("keys", following, i)
+                    self.ask_for("keys", following, i)
                 return [one(i, j, page, place, own[0])]
 
             here = minimum(combine(self.count, j, -1), n)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
@@ -156,7 +157,7 @@ class _Short(Steps):
             following = [self.pages(s + together + i) for i in range(together)]
             copy(s, carried[0])
             for i in range(1, together):
-                b.branch(b.less(s + i, self.blocks), lambda i=i: copy(s + i, carried[i]))
+                b.branch(b.less(s + i, self.blocks), partial(copy, s + i, carried[i]))
             return following
 
         b.loop("step", 0, self.blocks, together, some, [self.pages(i) for i in range(together)])
@@ -198,7 +199,7 @@ class _Short(Steps):
         self.exchange(best, sums)
         self.finish()
         mine = b.apply("bit_and", self.owns, self.there)
-        b.branch(mine, lambda: self.append() or ())
+        b.branch(mine, lambda: self.append())
 
     def begin(self) -> list[Node]:
         """Queries into their place; the sums begin with the new token where it belongs here. All
@@ -267,8 +268,8 @@ class _Short(Steps):
         found = b.load(self.memory["frequencies"], (0,), (half,), (0,))
         angle = b.apply("multiply", found, b.cast(b.index(self.before), float32))
         factor = b.constant(self.rotary.factor, float32)
-        for number, name in enumerate(("cos", "sin")):
-            b.write(self.turns, b.apply("multiply", b.apply(name, angle), factor), number)
+        for row, name in enumerate(("cos", "sin")):
+            b.write(self.turns, b.apply("multiply", b.apply(name, angle), factor), row)
         b.do(placed.named_sync, number=BARRIER, threads=self.threads)
         number = b.constant(half, int64)
         if self.rotary.interleaved:
@@ -406,4 +407,4 @@ class _Short(Steps):
             )
             return ()
 
-        b.branch(b.less(row, 1), lambda: b.loop("row", 0, x.page, step, rows) or ())
+        b.branch(b.less(row, 1), lambda: b.loop("row", 0, x.page, step, rows))

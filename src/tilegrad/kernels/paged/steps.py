@@ -225,8 +225,8 @@ class Steps:
             b.arrive(self.empty[1], stage)
             b.branch(
                 partly,
-                lambda: b.write(self.operands[1], cleared(wide)) or (),
-                lambda: b.write(self.operands[1], wide) or (),
+                lambda: b.write(self.operands[1], cleared(wide)),
+                lambda: b.write(self.operands[1], wide),
             )
             return
         b.branch(partly, clear)

@@ -152,7 +152,9 @@ def _power(fields: dict[str, Array]) -> Array:
 def _small(form: Format, fields: dict[str, Array]) -> tuple[Array, Array | None]:
     """Whole numbers of the groups: what the Format's scales are where `scale` is 1."""
     assert form.scales is not None
-    ones = {n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields}
+    ones: dict[str, Array] = {
+        n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields
+    }
     scales, minima = form.scales(NUMPY, {**fields, **ones})
     if minima is None:
         return scales.astype(np.int8), None

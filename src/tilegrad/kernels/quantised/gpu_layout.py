@@ -194,7 +194,9 @@ def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) 
     found = both[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
     made = {"scales": found}
     if x.small:
-        ones = {name: np.ones_like(fields[name]) for name in ("scale", "minimum") if name in fields}
+        ones: dict[str, Array] = {
+            name: np.ones_like(fields[name]) for name in ("scale", "minimum") if name in fields
+        }
         assert shape.format.scales is not None
         scale, minimum = shape.format.scales(NUMPY, {**fields, **ones})
         scale = scale.astype(np.int16).reshape(n, -1).astype(np.uint16) & 255

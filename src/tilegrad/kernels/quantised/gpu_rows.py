@@ -346,10 +346,11 @@ class _Rows:
             word = self.weights.word(found, number)
             half = number * halves // 8
             for x, own in zip(rounded, totals):
-                own[half] = tuple(
+                high, low = (
                     b.apply("byte_dot", word, w, total)
                     for w, total in zip(x.words(number), own[half])
-                )  # type: ignore[call-overload]
+                )
+                own[half] = (high, low)
         return totals
 
     def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Node:

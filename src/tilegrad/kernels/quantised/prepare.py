@@ -26,12 +26,11 @@ from ...ir.types import Array, Type
 from .shape import QuantisedShape
 
 NdArray = np.ndarray[Any, Any]
-THREADS, VECTORS = "threads", "vectors"  # kinds of kernels
 
 
 def kernels_of(target: Target) -> Any:
     """The kernel file for a Target; see `shape`."""
-    if target.has_threads:
+    if kind_of(target) == "gpu":
         from . import gpu
 
         return gpu
@@ -42,16 +41,16 @@ def kernels_of(target: Target) -> Any:
 
 def kind_of(target: Target) -> str:
     """Which kernels a Target has: for threads, or for vectors."""
-    return THREADS if target.has_threads else VECTORS
+    return "gpu" if target.has_threads else "cpu"
 
 
 def _layouts(kind: str) -> Any:
     """The file that packs for a kind of kernels; it needs no kernel."""
-    if kind == THREADS:
+    if kind == "gpu":
         from . import gpu_layout
 
         return gpu_layout
-    if kind == VECTORS:
+    if kind == "cpu":
         from . import cpu_parts
 
         return cpu_parts

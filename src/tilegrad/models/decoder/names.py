@@ -342,7 +342,7 @@ def load(
             got=f"unused: {_listed(unused)}",
             hint="strict=False takes what fits",
         )
-    stay = {n: Rows(names, n, s) for n, s in picked.items() if keep and names.stays(s)}
+    stay = {n: Rows(names, n, s) for n, s in picked.items() if keep and s and names.stays(s)}
     for name, rows in stay.items():
         _check(rows.stored.name, name, rows.shape, ours[name])
     rest = {n: s for n, s in picked.items() if n not in stay}

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,7 +224,7 @@ class Steps:
             given = tokens[first : min(first + SCORED, len(tokens) - 1)]
             following = tokens[first + 1 : first + 1 + len(given)]
             arguments = [self._whole(a) for a in ([slot], [0, len(given)], given, following)]
-            made = self._first("score", lambda a=arguments: self._score(self.model, self.cache, *a))
+            made = self._first("score", partial(self._score, self.model, self.cache, *arguments))
             found.append(np.array(made.numpy()))
         return np.concatenate(found)
 

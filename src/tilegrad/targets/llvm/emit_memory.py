@@ -279,12 +279,6 @@ class MemoryEmitter(ShapeEmitter):
                     ),
                 )
 
-    def lane(self, x: str | None, element: str, lanes: int, lane: int) -> Any:
-        """One lane of a vector."""
-        if x is None or lanes == 1:
-            return x
-        return self.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
-
     def combine(
         self, memory: Node, dtype: DType, mode: str, x: str, offset: str, mask: str | None
     ) -> None:

@@ -314,6 +314,12 @@ class ShapeEmitter:
             rows, block = folded, 2 * block
         return rows[0]
 
+    def lane(self, x: str | None, element: str, lanes: int, lane: int) -> Any:
+        """One lane of a vector."""
+        if x is None or lanes == 1:
+            return x
+        return self.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
+
     def emit_cumulative(self, node: Node) -> None:
         """Running reduction: by vectors along a leading axis, lane by lane along the last."""
         type_, kind, dtype = node.type, node.attrs["kind"], node.dtype

@@ -74,7 +74,7 @@ class NativeLauncher(Launcher):
             self._entry(builder, step)
         self.n_slots = max(1, len(recipe.slots))
         self.table, self.index = builder.finish(self.n_slots, len(self.scalars))
-        self.slots = (ctypes.c_uint64 * self.n_slots)()
+        self.slots: Any = (ctypes.c_uint64 * self.n_slots)()
         self.symbolic = not recipe.is_static()
         self.faults = Faults.on_host(recipe)
         self.point_faults(self.slots, self.faults)
@@ -170,7 +170,7 @@ class NativeCaptured:
     ) -> None:
         self.launcher, self.steps, self.copies = launcher, steps, list(copies)
         self.n_slots = len(slots)
-        self.slots = (ctypes.c_uint64 * self.n_slots)()
+        self.slots: Any = (ctypes.c_uint64 * self.n_slots)()
         self.faults = Faults.on_host(launcher.recipe)
         launcher.point_faults(self.slots, self.faults)
         self.fixed = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]

@@ -139,7 +139,7 @@ def _run(ptxas: Path, text: str, arch: str) -> Assembly:
     with tempfile.TemporaryDirectory(prefix="tilegrad-ptx-") as folder:
         source, result = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
-        command = [ptxas, *OPTIONS, "-arch", arch, source.name, "-o", result.name]
+        command = [str(ptxas), *OPTIONS, "-arch", arch, source.name, "-o", result.name]
         try:
             done = subprocess.run(
                 command, cwd=folder, capture_output=True, text=True, timeout=SECONDS

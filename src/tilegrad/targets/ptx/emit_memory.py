@@ -81,8 +81,8 @@ class MemoryEmitter(SharedEmitter):
             value = node if node.op.name in READS else node.inputs[1]
             way: object = (
                 (
-                    node.inputs[first : first + len(memory.type.shape)],
-                    node.attrs["axes"],  # type: ignore[union-attr]
+                    node.inputs[first : first + len(memory.shape)],
+                    node.attrs["axes"],
                     self.spread_of(value),
                 )
                 if node.op.name in PLAIN

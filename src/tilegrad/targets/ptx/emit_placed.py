@@ -534,14 +534,14 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_matrix_async(self, node: Node) -> None:
         total, a, b, accumulate = node.inputs[:4]
-        ranks = [len(x.type.shape) - 2 for x in (total, a, b)]  # type: ignore[union-attr]
+        ranks = [len(x.shape) - 2 for x in (total, a, b)]
         index = list(node.inputs[4:])
         if ranks[0]:
             raise InternalError("ptx.emit", "an accumulator has no leading index")
         lead_a, lead_b = index[: ranks[1]], index[ranks[1] :]
         name, depth = WGMMA_TYPES[b.dtype]
-        m, n = total.type.shape  # type: ignore[union-attr]
-        k = b.type.shape[-1 if node.attrs["transpose_b"] else -2]  # type: ignore[union-attr]
+        m, n = total.shape
+        k = b.shape[-1 if node.attrs["transpose_b"] else -2]
         trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
         flags = [str(int(trans_a)), str(int(trans_b))]
         right = Operand(self, b, lead_b, not trans_b, depth)

@@ -31,8 +31,8 @@ class ScanEmitter(ShapeEmitter):
             groups.setdefault(at[:axis] + at[axis + 1 :], []).append(number)
         result = list(registers)
         for line in groups.values():
-            for before, number in pairwise(line):
-                result[number] = self.combined(kind, dtype, result[before], registers[number])
+            for last, number in pairwise(line):
+                result[number] = self.combined(kind, dtype, result[last], registers[number])
         totals = [result[line[-1]] for line in groups.values()]
         earlier, first = self.over_threads(totals, own, axis, kind, dtype)
         if earlier is not None:

@@ -273,7 +273,8 @@ class SharedEmitter(Moves):
 
 def row_major_steps(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each axis."""
-    steps, step = [], 1
+    steps: list[int] = []
+    step = 1
     for size in reversed(shape):
         steps.insert(0, step)
         step *= size

@@ -485,10 +485,10 @@ class ThreadsEmitter(SendEmitter):
         address, found = w.value("b32", "add.s32", base, own), []
         known = {0: address}
         for (start, count), (r, c) in zip(runs, starts):
-            block, piece = divmod(c * size // PIECE, swizzle // PIECE)
-            if piece not in known:
-                known[piece] = w.value("b32", "xor.b32", address, str(piece * PIECE))
-            where = f"[{known[piece]}+{r * swizzle + block * rows * swizzle}]"
+            block, number = divmod(c * size // PIECE, swizzle // PIECE)
+            if number not in known:
+                known[number] = w.value("b32", "xor.b32", address, str(number * PIECE))
+            where = f"[{known[number]}+{r * swizzle + block * rows * swizzle}]"
             found.append((where, start, count))
         return found
 

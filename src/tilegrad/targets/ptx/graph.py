@@ -23,7 +23,8 @@ def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> 
     """Put one operation on the stream; `follows_kernel`: what comes before it there is ours."""
     prepared = operation.prepared
     if prepared is None:
-        device.copy_bytes(*operation.pointers, operation.bytes)
+        target, source = operation.pointers
+        device.copy_bytes(target, source, operation.bytes)
     else:
         prepared.last = None
         prepared.point(operation.pointers)

@@ -323,7 +323,8 @@ class SpreadPlan:
             whole_rows = wish is not None and 1 in wish.reduced
             a = node.inputs[0]
             if self._holds(a) and by_matrix(node):  # what one warp holds it can multiply at once
-                down, _ = warp_grid(*node.shape, self.threads[node] // 32, True)
+                rows, columns = node.shape
+                down, _ = warp_grid(rows, columns, self.threads[node] // 32, True)
                 before = self.anchors.get(self._find(a))
                 whole_rows |= before == accumulator_80(a.shape, down, 1)
             self._anchor(node, dot_spread(node, self.threads[node], whole_rows))
@@ -334,8 +335,8 @@ class SpreadPlan:
             (r for r in roots if r not in self.anchors and self._holds(r)),
             key=lambda n: (
                 n in late,
-                -math.prod(n.type.shape),
-                not self._moved(n),  # type: ignore[union-attr]
+                -math.prod(n.shape),
+                not self._moved(n),
                 not self._lies(n),
                 n.serial,
             ),

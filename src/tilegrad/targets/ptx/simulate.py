@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from .simulate_values import (
     SHARED_START,
     Array,
     Decoder,
+    Run,
     reads_and_writes,
 )
 
@@ -150,7 +151,7 @@ def decode(text: str, shared_bytes: int, entry: Entry) -> tuple[Module, tuple[St
             raise type(error)(error.message, instruction) from None
         except (IndexError, KeyError, StopIteration) as error:
             raise TextError(f"this form is not simulated ({error!r})", instruction) from None
-        kind, action = known or ("", run)
+        kind, action = known or ("", cast(Run, run))
         reads, writes = reads_and_writes(instruction)
         steps.append(Step(instruction, action, reads, writes, kind))
     end = Instruction(len(steps), 0, "end of the entry", "", "ret", ())
@@ -286,7 +287,8 @@ class Grid:
 
     def run(self) -> None:
         """Run all clusters; a long one shares its time with those that come after it."""
-        waiting, running = self.clusters(), []
+        waiting = self.clusters()
+        running: list[Any] = []
         most = max(1, RESIDENT // math.prod(self.cluster))
         more = True
         while more or running:

@@ -348,7 +348,7 @@ def _combine(old: Array, new: Array, operation: str, dtype: np.dtype[Any]) -> Ar
     if operation == "add" and dtype.kind not in "iu" and dtype.itemsize < 8:
         total = (x.astype(np.float64) + y.astype(np.float64)).astype(dtype)
     else:
-        function = {
+        functions: dict[str, Any] = {
             "add": np.add,
             "min": np.minimum,
             "max": np.maximum,
@@ -357,8 +357,8 @@ def _combine(old: Array, new: Array, operation: str, dtype: np.dtype[Any]) -> Ar
             "xor": np.bitwise_xor,
             "inc": lambda old, most: np.where(old >= most, 0, old + 1),
             "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - 1),
-        }[operation]
-        total = function(x, y).astype(dtype)
+        }
+        total = functions[operation](x, y).astype(dtype)
     return np.ascontiguousarray(total).view(np.uint8).reshape(old.shape)
 
 

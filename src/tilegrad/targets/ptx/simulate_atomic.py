@@ -69,6 +69,7 @@ def decode_atom(d: Decoder, i: Instruction) -> Run:
 
     def one(warp: Warp, lane: int, old: Array, new: Array) -> Array:
         if other is None:
+            assert change is not None
             return np.array([change(x, y) for x, y in zip(old, new)], element)
         return np.array([other(warp)[lane]]) if (old == new).all() else old
 

@@ -576,14 +576,18 @@ def decode_compare(d: Decoder, i: Instruction) -> Run | None:
             type_,
         )
     if words[0] == "selp":
-        return apply(d, i, lambda a, b, p: np.where(p, a, b), type_, type_, type_, "pred")
+        return apply(d, i, _select, type_, type_, type_, "pred")
     if words[0] == "slct":
         return apply(
-            d, i, lambda a, b, c: np.where(c >= 0, a, b), words[-2], words[-2], words[-2], type_
+            d, i, lambda a, b, c: _select(a, b, c >= 0), words[-2], words[-2], words[-2], type_
         )
     if words[0] == "testp":
         return apply(d, i, _test_property(words[1]), "pred", type_)
     return None
+
+
+def _select(a: Array, b: Array, condition: Array) -> Array:
+    return np.where(condition, a, b)
 
 
 def _test_property(name: str) -> Function:
@@ -591,14 +595,15 @@ def _test_property(name: str) -> Function:
         least = 2.0**-126 if a.dtype == np.float32 else 2.0**-1022
         return np.isfinite(a) & (np.abs(a) >= least)
 
-    return {
+    tests: dict[str, Function] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
         "normal": normal,
         "subnormal": lambda a: np.isfinite(a) & ~normal(a) & (a != 0),
-    }[name]
+    }
+    return tests[name]
 
 
 def _setp(d: Decoder, i: Instruction) -> Run:

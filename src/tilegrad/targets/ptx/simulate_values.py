@@ -56,7 +56,7 @@ for _bits in (8, 16, 32, 64):
     TYPES[f"u{_bits}"] = TYPES[f"b{_bits}"] = np.dtype(f"uint{_bits}")
     TYPES[f"s{_bits}"] = np.dtype(f"int{_bits}")
 FLOATS = ("f16", "bf16", "f32", "f64")
-UNSIGNED = {
+UNSIGNED: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
     4: np.dtype(np.uint32),
