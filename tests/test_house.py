@@ -57,6 +57,9 @@ FOREIGN_WORDS = {
     "addrspace",
     "einops",
 }
+MACHINE = re.compile(r"(cpu|gpu|npu|cuda|wgmma|mma|tdp|amx|sm_\d+a?|[ah][12]00|ptx|llvm)\b(?!-)")
+# The machine that a PlanTable was measured on, and that a tuner measures on, has a name.
+NAMED = {"core/target.py", "tune/matmul_search.py", "models/generate/engine.py"}
 HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 LONG_SAYS_WHY = re.compile(r"long because|why (?:the file|it) is long")
 # Methods that are rows of a table, one op each: the docstring of their class speaks for all.
@@ -152,6 +155,37 @@ def test_targets_do_not_see_each_other() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
                 if node.module.split(".")[0] != own:
                     broken.append(f"{source.name}:{node.lineno} sees {node.module}")
+    report(broken)
+
+
+def machine_tests(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Comparisons with, and searches for, the name of a machine, a device or a unit."""
+
+    def named(node: ast.AST) -> str:
+        constants = [n for n in ast.walk(node) if isinstance(n, ast.Constant)]
+        texts = [n.value for n in constants if isinstance(n.value, str)]
+        return next((text for text in texts if MACHINE.match(text)), "")
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if not any(ast.unparse(side).endswith(".device.type") for side in sides):  # torch's
+                for side in sides:
+                    if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set):
+                        yield named(side), node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("startswith", "endswith"):
+                yield named(node), node.lineno
+
+
+def test_no_one_asks_for_a_machine_by_name() -> None:
+    """Outside of targets/, what a machine can do is read from the facts of its Target, and where
+    memory lies from its Device."""
+    broken = []
+    for source in SOURCES:
+        if source.folder != "targets" and source.name not in NAMED:
+            found = [(text, line) for text, line in machine_tests(source.tree) if text]
+            broken += [f"{source.name}:{line} asks for {text!r}" for text, line in found]
     report(broken)
 
 

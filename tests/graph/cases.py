@@ -165,6 +165,14 @@ case(
     normal("cast", 3),
 )
 case(
+    ops.transfer,
+    "there and back",
+    lambda x: ops.multiply(
+        ops.transfer(ops.transfer(x, source="a", device="b"), source="b", device="a"), x
+    ),
+    normal("transfer", 3),
+)
+case(
     ops.barrier,
     "token",
     lambda x, t: ops.multiply(ops.barrier(x, t), x),

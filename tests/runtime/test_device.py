@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import gc
-import sys
-from importlib import metadata
-from pathlib import Path
+import json
 
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
+from toy_device import ToyDevice, install
 
 import tilegrad as tg
 from tilegrad.core.config import override
 from tilegrad.core.errors import AxisError, InternalError, UserError
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device, device, device_name
-from tilegrad.runtime.registry import Registry
+from tilegrad.runtime.registry import Registry, named_somewhere
 from tilegrad.targets.ptx import calls, driver
 from tilegrad.tensor import placement
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
-from fake_cuda import FakeCuda
-from toy_device import ToyDevice, install
 
 
 @pytest.fixture
@@ -46,29 +42,24 @@ def test_names() -> None:
     assert KINDS.get("cpu").count() == 1 and device("cpu") is device("cpu")
 
 
-class Point:
-    def __init__(self, name: str, value: str) -> None:
-        self.name, self.value = name, value
-
-
-def test_packages_add_entries_by_entry_points(monkeypatch) -> None:
-    asked = []
-
-    def entry_points(group: str) -> list[Point]:
-        asked.append(group)
-        return [Point("toy", "toy_device:ToyKind"), Point("ours", "toy_device:BASE")]
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
-    found: Registry = Registry("device", "tilegrad.devices", {"ours": "json:loads"})
-    assert found.get("ours") is __import__("json").loads and not asked  # ours come first
-    assert found.get("toy").__name__ == "ToyKind" and asked == ["tilegrad.devices"]
-    assert found.names() == ["ours", "toy"]
+def test_packages_add_entries_by_entry_points(monkeypatch, tmp_path) -> None:
+    folder = tmp_path / "toys-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+    assert not named_somewhere("tilegrad.toys")
+    named = "[tilegrad.toys]\ntoy = toy_device:ToyKind\nours = toy_device:BASE\n"
+    (folder / "entry_points.txt").write_text(named)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert named_somewhere("tilegrad.toys")
+    found: Registry = Registry("device", "tilegrad.toys", {"ours": "json:loads"})
+    assert found.get("ours") is json.loads  # ours come first
+    assert found.get("toy").__name__ == "ToyKind" and found.names() == ["ours", "toy"]
     with pytest.raises(UserError, match="ours, toy"):
         found.get("another")
-    assert len(asked) == 1
     found.register("bad", "json:nothing")
     with pytest.raises(InternalError, match="json has no nothing"):
         found.get("bad")
+    assert not Registry("device", "tilegrad.nothing_of_the_kind", {}).names()
 
 
 def test_an_entry_is_put_back() -> None:

@@ -38,7 +38,7 @@ class Weights:
 
 
 def layout(*rows: int) -> Preparation:
-    return Preparation("cpu", "Q4_1", rows, COLUMNS)
+    return Preparation("vectors", "Q4_1", rows, COLUMNS)
 
 
 def arrays(buffers: Any, of: Preparation) -> list[np.ndarray]:
@@ -135,3 +135,14 @@ def test_a_source_is_read_when_it_must_be() -> None:
     assert source.bytes == weights.raw.nbytes and source.adapts and not weights.read
     np.testing.assert_array_equal(source.array(weights.raw.shape, np.uint8), weights.raw)
     assert not source.writable
+
+
+def test_weights_read_alone_first_are_not_kept_twice() -> None:
+    several = [Weights(32, 1), Weights(16, 2)]
+    sources = [w.source() for w in several]
+    (before,) = prepared([([sources[1]], layout(16))], device("cpu"))
+    (whole,) = prepared([(sources, layout(32, 16))], device("cpu"))
+    (after,) = prepared([([sources[1]], layout(16))], device("cpu"))
+    assert after is not before and after[0].owner is whole[0].owner
+    for got, want in zip(arrays(after, layout(16)), arrays(before, layout(16))):
+        np.testing.assert_array_equal(got, want)

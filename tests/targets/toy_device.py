@@ -1,41 +1,55 @@
-"""A machine of its own, from outside the package: its memory is apart from the host's, its programs
-are text that names a Body, and a launch runs the Body by the Tile interpreter."""
+"""A machine of its own, from outside the package by its public interface alone: facts, a Language
+whose programs are the text of Tile IR, and a Device whose memory is apart from the host's and whose
+launches parse that text and run it by the Tile interpreter."""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import itertools
 import json
 
 import numpy as np
 
 from tilegrad.core.errors import AxisError, Site
-from tilegrad.core.target import SSE2, Target
+from tilegrad.core.target import MemorySpace, Target
 from tilegrad.ir.symbol import evaluate
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device
-from tilegrad.runtime.language import LANGUAGES, Language, ProgramText
+from tilegrad.runtime.language import LANGUAGES, Language, ProgramText, as_it_is
 from tilegrad.tile import interpret
-from tilegrad.tile.build import body_sites, body_symbols
+from tilegrad.tile.build import Body, body_sites, body_symbols
+from tilegrad.tile.text import body_text, parse_body
 
-TARGET: Target = dataclasses.replace(SSE2, name="toy", language="toy")
+TARGET = Target(
+    "toy",
+    "toy",
+    vector_bytes=32,
+    vector_registers=8,
+    cores=3,
+    memories={
+        "register": MemorySpace(256, 32, ("load", "store")),
+        "l1": MemorySpace(16 << 10, 32, ("prefetch",), 1e9),
+        "l2": MemorySpace(128 << 10, 32, ("prefetch",), 1e9),
+        "global": MemorySpace(1 << 30, 32, ("load", "store"), 1e8, shared=True),
+    },
+    flops={"float32": 1e9},
+)
 BASE = 1 << 40  # addresses that no host has
-BODIES: dict[str, object] = {}
 
 
 def emit(body, name, target) -> ProgramText:
-    key = f"body{len(BODIES)}"
-    BODIES[key] = body
     symbols = [s.name for s in body_symbols(body)]
-    return ProgramText(f"{key} {name}", 0, json.dumps({"symbols": symbols}))
+    bare = Body(name, body.block, body.grid, {})
+    return ProgramText(body_text(bare), 0, json.dumps({"symbols": symbols}))
 
 
 def compile_text(text, target, arch) -> bytes:
     return text.encode()
 
 
-LANGUAGE = Language(emit, lambda body: [s.name for s in body_symbols(body)], compile_text)
+LANGUAGE = Language(
+    emit, lambda body: [s.name for s in body_symbols(body)], compile_text, {"toy": as_it_is}
+)
 
 
 class ToyDevice(Device):
@@ -79,14 +93,14 @@ class ToyDevice(Device):
         return 1 << 30, 1 << 30
 
     def prepare(self, code, name, entry, symbols) -> ToyLaunch:
-        return ToyLaunch(self, code.decode().split()[0], entry, symbols)
+        return ToyLaunch(self, code, entry, symbols)
 
 
 class ToyLaunch:
     """A Body with its Symbols bound."""
 
-    def __init__(self, device, key, entry, symbols) -> None:
-        self.device, self.body = device, BODIES[key]
+    def __init__(self, device, code, entry, symbols) -> None:
+        self.device, self.body = device, parse_body(code.decode())
         self.symbols = {name: symbols[name] for name in json.loads(entry)["symbols"]}
         self.empty = any(evaluate(size, self.symbols) == 0 for size in self.body.grid)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ import pytest
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.core import format as formats
+from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float32, float64
 from tilegrad.core.errors import AxisError, DTypeError, ShapeError, StateError
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.exchange.mapped import Stored
 from tilegrad.ir.symbol import symbol
 from tilegrad.runtime import prepared
+from tilegrad.tensor.placement import values
 from tilegrad.tensor.stored import bytes_to_prepare, stored, stored_in
 from tilegrad.tensor.tensor import Tensor
 
@@ -182,3 +186,23 @@ def test_errors() -> None:
     raw = formats.Q4_1.pack(np.ones((2, 3, 32), np.float32))
     with pytest.raises(ShapeError, match="rows, columns"):
         stored(Stored("w", (2, 3, 32), formats.Q4_1, raw))
+
+
+def test_reading_values_leaves_the_weights_where_they_are() -> None:
+    weights, x = file_of(formats.Q4_1, 32, 64), tg.tensor(tokens(2, 64))
+    layer = layer_of(weights)
+    node = layer.weight.node
+    for read in (repr, tg.Tensor.numpy, tg.Tensor.tolist, tg.Tensor.realize, pickle.dumps):
+        read(layer.weight)
+        assert layer.weight.node is node and node not in values
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(layer)).weight.numpy(), weights.values()
+    )
+    twin = copy.deepcopy(layer)
+    assert twin.weight is not layer.weight and twin.weight.node is node
+    want = x.numpy().astype(np.float64) @ weights.values().T
+    near(tg.jit(lambda w, x: x @ w.T)(layer.weight, x), want, 1e-5)  # an argument by itself
+    near(tg.vmap(twin)(x), want, 2e-3)
+    with override(eager_debug=True):
+        near(layer(x), want, 1e-5)
+    assert layer.weight.node is node

@@ -78,17 +78,22 @@ def executable_for(
     donate: tuple[int, ...] = (),
     device: str = HOST,
     requirements: Sequence[Requirement] = (),
+    homes: tuple[str, ...] = (),
 ) -> Any:
     """The Executable that computes outputs from inputs (in that order) on a device; `donate`
     numbers the inputs whose Buffers it may overwrite, `requirements` are what it needs of its
-    Symbols. `run(buffers, symbols) -> buffers`, `check(symbols)`."""
+    Symbols, `homes` the Devices of the inputs where they differ. `run(buffers, symbols) ->
+    buffers`, `check(symbols)`."""
     if not outputs:
         return Idle(requirements)
     if config().eager_debug:
         from .guard import GuardedExecutable
 
         return GuardedExecutable(inputs, outputs, device, requirements)
-    key: tuple[Any, ...] = (structure(inputs, outputs), donate, circumstances(device))
+    where = circumstances(device)
+    if homes or build.Transfers.used:
+        where = (where, homes, other_targets(outputs, homes))
+    key: tuple[Any, ...] = (structure(inputs, outputs), donate, where)
     if requirements:
         key += (tuple(requirements),)
     found = _memory.get(key)
@@ -96,7 +101,9 @@ def executable_for(
         with _lock:
             found = _memory.get(key)
             if found is None:
-                found = _memory[key] = _make(key, inputs, outputs, donate, device, requirements)
+                found = _memory[key] = _make(
+                    key, inputs, outputs, donate, device, requirements, homes
+                )
     return found
 
 
@@ -123,6 +130,14 @@ def circumstances(device: str) -> Any:
     return (*own, *outside())
 
 
+def other_targets(outputs: Sequence[Node], homes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The Devices that a Graph names, with what their Targets are now."""
+    from .pipeline import transfers
+
+    named = {name for n in transfers(outputs) for name in (n.attrs["source"], n.attrs["device"])}
+    return tuple((name, target_for(name).key) for name in sorted(named | set(homes)))
+
+
 def _choices() -> tuple[str, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
     from ..kernels.plan_table import plans
@@ -141,12 +156,12 @@ def compile_for(
     """An Executable for a given Target, past all caches of Executables (tests, tuning); passes
     named in `without` are left out."""
     from ..graph.sizes import size_requirements
-    from .flatten import recipe_of
+    from .flatten import recipe_and_texts
 
-    schedule = schedule_for(inputs, outputs, target, donate, without)
-    recipe, texts = recipe_of(schedule, target, size_requirements(inputs, outputs))
+    schedule = schedule_for(inputs, outputs, target, donate, without, device)
+    recipe, texts = recipe_and_texts(schedule, target, size_requirements(inputs, outputs))
     machine = opened(device)
-    return _bind(recipe, machine, _compile(texts, target, machine))
+    return _bind(recipe, machine, _compile_all(texts, target, machine))
 
 
 def _make(
@@ -156,6 +171,7 @@ def _make(
     donate: Sequence[int],
     device: str,
     requirements: Sequence[Requirement],
+    homes: Sequence[str],
 ) -> Any:
     """Load from disk, else compile and store."""
     machine = opened(device)
@@ -175,19 +191,19 @@ def _make(
         if bound is not None:
             counters["loaded"] += 1
             return bound
-    from .flatten import recipe_of
+    from .flatten import recipe_and_texts
 
     start = time.perf_counter()
-    schedule = schedule_for(inputs, outputs, target, donate)
-    recipe, texts = recipe_of(schedule, target, requirements)
+    schedule = schedule_for(inputs, outputs, target, donate, (), device, homes)
+    recipe, texts = recipe_and_texts(schedule, target, requirements)
     recipe.places = list(places)
-    bound = _bind(recipe, machine, _compile(texts, target, machine))
+    bound = _bind(recipe, machine, _compile_all(texts, target, machine))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
     LOG.info(
         "compiled %d kernels (%d programs) in %.0f ms",
         len(schedule.kernels),
-        len(texts),
+        sum(map(len, texts.values())),
         1e3 * (time.perf_counter() - start),
     )
     return bound
@@ -199,6 +215,8 @@ def schedule_for(
     target: Target,
     donate: Sequence[int] = (),
     without: Sequence[str] = (),
+    device: str = HOST,
+    homes: Sequence[str] = (),
 ) -> Schedule:
     """The Schedule of a Graph: all passes of the page but those named in `without`."""
     from .pipeline import schedule_graph
@@ -208,7 +226,8 @@ def schedule_for(
         choices = _choices() if target.has_threads else ()
         key = (target.key, outside(), *choices, *without)
         bodies = _bodies.setdefault(key, Recent(lambda: BODIES * config().keep))
-        return schedule_graph(inputs, outputs, target, donate, bodies, without)[0]
+        given = (target, donate, bodies, without, device, homes)
+        return schedule_graph(inputs, outputs, *given)[0]
 
 
 def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -218,7 +237,10 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
     return fresh, replace(outputs, {a: b for a, b in zip(inputs, fresh) if a is not b})
 
 
-def _compile(texts: dict[str, str], target: Target, device: Device) -> dict[str, Any]:
+Code = dict[str, Any]  # loaded, by key
+
+
+def _compile(texts: Mapping[str, str], target: Target, device: Device) -> Code:
     """Object code of every text, in parallel, loaded by a Device."""
     held = {key: found for key in texts if (found := device.loaded(key)) is not None}
     missing = [key for key in texts if key not in held]
@@ -238,22 +260,37 @@ def _compile(texts: dict[str, str], target: Target, device: Device) -> dict[str,
     return held
 
 
-def _bind(recipe: Recipe, device: Device, held: dict[str, Any] | None = None) -> Any:
+def _compile_all(texts: Mapping[str, Mapping[str, str]], target: Target, device: Device) -> Any:
+    """The same for every Device of a Schedule; '' is the one that is given."""
+    return {
+        name: _compile(found, opened(name).target if name else target, opened(name or device.name))
+        for name, found in texts.items()
+    }
+
+
+def _bind(recipe: Recipe, device: Device, held: Mapping[str, Code] | None = None) -> Any:
     """The Executable, or None if object code is missing."""
-    own: dict[str, Any] = {}
-    for _, key in recipe.programs:
-        found = (held or {}).get(key) or device.loaded(key)
+    held = held or {}
+    machines: dict[str, tuple[Device, Code]] = {"": (device, {})}
+    machines.update({name: (opened(name), {}) for name in recipe.devices()})
+    used = dict.fromkeys((s.device, s.program) for s in recipe.steps if s.program >= 0)
+    for name, program in used:
+        machine, own = machines[name]
+        key = recipe.programs[program][1]
+        found = held.get(name, {}).get(key) or machine.loaded(key)
         if found is None:
-            data = default_store().get(f"object{device.arch}-{key}")
+            data = default_store().get(f"object{machine.arch}-{key}")
             if data is None:
                 return None
-            found = device.keep(key, data)
+            found = machine.keep(key, data)
         own[key] = found
+    _, own = machines.pop("")
     if not recipe.preparing:
-        return Executable(recipe, own, device)
+        return Executable(recipe, own, device, machines)
     from .prepared import PreparedExecutable, inner_recipe
 
-    return PreparedExecutable(Executable(inner_recipe(recipe), own, device), recipe, device)
+    inner = Executable(inner_recipe(recipe), own, device, machines)
+    return PreparedExecutable(inner, recipe, device)
 
 
 __all__ = ["executable_for", "schedule_for"]

@@ -22,12 +22,13 @@ from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import high
 from ..ir.text import print_block
+from ..runtime.buffer import HOST
 from ..schedule.cost import work_of
 from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
 from .compile import cut, host
-from .dispatch import language_of
+from .dispatch import language_of, target_for
 from .flatten import program_text
 from .pipeline import schedule_graph
 
@@ -286,16 +287,18 @@ class Explanation:
         return self.input_bytes + self.output_bytes + self.schedule_ir.arena_bytes
 
     def _kernels(self) -> list[KernelReport]:
-        found: dict[int, ProgramReport] = {}
+        found: dict[tuple[str, int], ProgramReport] = {}
         reports = []
         for number, kernel in enumerate(self.schedule_ir.kernels):
             mine = []
+            target = target_for(kernel.device) if kernel.device else self.target
             for step in kernel.steps:
                 if not isinstance(step, Launch):
                     continue
-                program = found.get(id(step.body))
+                program = found.get((kernel.device, id(step.body)))
                 if program is None:
-                    program = found[id(step.body)] = ProgramReport(step.body, self.target)
+                    program = ProgramReport(step.body, target)
+                    found[kernel.device, id(step.body)] = program
                     self.programs.append(program)
                 if number not in program.kernels:
                     program.kernels.append(number)
@@ -310,8 +313,8 @@ class Explanation:
                     high(flops),
                     high(kernel.bytes),
                     dtype,
-                    self.target.peak_flops(dtype),
-                    self.target.peak_bytes(),
+                    target.peak_flops(dtype),
+                    target.peak_bytes(),
                 )
             )
         return reports
@@ -392,6 +395,8 @@ def explain_graph(
     target: Target | None = None,
     requirements: Sequence[Requirement] = (),
     without: Sequence[str] = (),
+    device: str = HOST,
+    homes: Sequence[str] = (),
 ) -> Explanation:
     """Every stage of compiling a Graph for `target` (this machine by default); passes named in
     `without` are left out."""
@@ -400,7 +405,8 @@ def explain_graph(
     target = host() if target is None else target
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        schedule, stages = schedule_graph(inputs, outputs, target, donate, None, without)
+        given = (target, donate, None, without, device, homes)
+        schedule, stages = schedule_graph(inputs, outputs, *given)
     return Explanation(name, inputs, stages, schedule, target, level, labels, requirements)
 
 

@@ -19,9 +19,9 @@ from ..ir.types import product
 from ..runtime.fault import WORD_BYTES
 from ..runtime.recipe import Recipe, Step, Storage
 from ..schedule.lower import tiny
-from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
+from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer
 from ..tile.build import Body, body_sites
-from .dispatch import language_of
+from .dispatch import language_of, target_for
 from .estimate import copy_text, region_text, shares
 
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
@@ -31,6 +31,14 @@ def recipe_of(
     schedule: Schedule, target: Target, requirements: Sequence[Requirement] = ()
 ) -> tuple[Recipe, dict[str, str]]:
     """A Schedule as plain data, and the target text of each object it needs by key."""
+    recipe, texts = recipe_and_texts(schedule, target, requirements)
+    return recipe, texts.get("", {})
+
+
+def recipe_and_texts(
+    schedule: Schedule, target: Target, requirements: Sequence[Requirement] = ()
+) -> tuple[Recipe, dict[str, dict[str, str]]]:
+    """The same with the texts by Device; '' is the Schedule's own."""
     flat = Flattener(target, len(schedule.slots))
     for kernel in schedule.kernels:
         flat.begin(kernel)
@@ -39,7 +47,9 @@ def recipe_of(
     for jump, label in flat.jumps:
         jump.numbers.append(flat.labels[label])
     storage = [storage_of(slot) for slot in schedule.slots]
-    storage += [Storage("fault", WORD_BYTES, i * WORD_BYTES) for i in range(flat.faults)]
+    storage += [
+        Storage("fault", WORD_BYTES, i * WORD_BYTES, device=d) for i, d in enumerate(flat.faults)
+    ]
     recipe = Recipe(
         flat.table,
         storage,
@@ -49,10 +59,11 @@ def recipe_of(
         schedule.arena_bytes,
         flat.scratch,
         tiny(schedule),
-        entries=[e for e in flat.entries if e],
+        entries=flat.entries if any(flat.entries) else [],
         sites=flat.sites if any(flat.sites) else [],
         requirements=list(requirements),
         preparing=schedule.preparing,
+        arenas=schedule.arenas,
     )
     return recipe, flat.texts
 
@@ -61,20 +72,20 @@ def storage_of(slot: Slot) -> Storage:
     """A Slot as plain data."""
     size = multiply(product(slot.type.shape), slot.type.dtype.size)
     alias = -1 if slot.alias is None else slot.alias
-    return Storage(slot.kind, size, slot.offset or 0, alias)
+    return Storage(slot.kind, size, slot.offset or 0, alias, slot.device)
 
 
 class Flattener:
     """Steps, Programs and texts gathered so far."""
 
     def __init__(self, target: Target, n_slots: int) -> None:
-        self.target, self.n_slots = target, n_slots
-        self.faults = 0  # launches with a fault word; their Slots follow the Schedule's
+        self.targets, self.n_slots = {"": target}, n_slots  # by Device
+        self.faults: list[str] = []  # of launches with a fault word; their Slots follow the others
         self.sites: list[list[Site]] = []  # of the Programs
-        self.programs: dict[int, int] = {}  # Body -> its place in the table
+        self.programs: dict[tuple[str, int], int] = {}  # Device, Body -> its place in the table
         self.table: list[tuple[str, str]] = []
         self.entries: list[str] = []  # of the same place
-        self.texts: dict[str, str] = {}
+        self.texts: dict[str, dict[str, str]] = {}  # by Device and key
         self.scratch = 0
         self.steps: list[Step] = []
         self.labels: dict[int, int] = {}  # Label -> entry
@@ -82,6 +93,12 @@ class Flattener:
         self.known: dict[Any, tuple[str, list[tuple[Size, Size]]]] = {}  # by kind and Bodies
         self.region = ""
         self.shares: list[tuple[Size, Size]] = []  # of the launches to come of a Kernel
+
+    def target_of(self, device: str) -> Target:
+        """The Target of a Device."""
+        if device not in self.targets:
+            self.targets[device] = target_for(device)
+        return self.targets[device]
 
     def begin(self, kernel: Kernel) -> None:
         """Note what the launches of a Kernel are for; Kernels of the same Bodies share that."""
@@ -97,43 +114,46 @@ class Flattener:
         elif isinstance(step, Copy):
             self.steps.append(
                 Step(
-                    "copy",
+                    "transfer" if isinstance(step, Transfer) else "copy",
                     -1,
                     [step.target, step.source],
                     step.bytes,
                     small=high(step.bytes) < SMALL,
                     region=copy_text(step),
                     bytes=multiply(step.bytes, 2),
+                    device=kernel.device,
                 )
             )
         elif isinstance(step, Label):
             self.labels[step.number] = len(self.steps)
         elif isinstance(step, Control):
             self.steps.append(Step(step.kind, -1, list(step.slots), numbers=list(step.numbers)))
+            self.steps[-1].device = kernel.device
             if step.label >= 0:
                 self.jumps.append((self.steps[-1], step.label))
 
     def launch(self, step: Launch, kernel: Kernel) -> None:
         """Append a kernel entry, its Program emitted if it is new."""
-        body = step.body
-        if id(body) not in self.programs:
-            name, key, text, need, entry = program_text(body, self.target)
-            self.programs[id(body)] = len(self.table)
+        body, device = step.body, kernel.device
+        target = self.target_of(device)
+        if (device, id(body)) not in self.programs:
+            name, key, text, need, entry = program_text(body, target)
+            self.programs[device, id(body)] = len(self.table)
             self.table.append((name, key))
             self.entries.append(entry)
             self.sites.append(
                 [Site(n.attrs["message"], n.attrs["location"]) for n in body_sites(body)]
             )
-            self.texts[key] = text
+            self.texts.setdefault(device, {})[key] = text
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
-        symbols = language_of(self.target).symbols(body)
+        symbols = language_of(target).symbols(body)
         small = high(kernel.flops) + high(kernel.bytes) < SMALL
         moved, flops = self.shares.pop(0)
-        program, slots = self.programs[id(body)], list(step.slots)
+        program, slots = self.programs[device, id(body)], list(step.slots)
         if self.sites[program]:
-            slots.append(self.n_slots + self.faults)
-            self.faults += 1
+            slots.append(self.n_slots + len(self.faults))
+            self.faults.append(device)
         self.steps.append(
             Step(
                 "kernel",
@@ -145,6 +165,7 @@ class Flattener:
                 region=self.region,
                 bytes=moved,
                 flops=flops,
+                device=device,
             )
         )
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
 from ..core.target import Target
-from ..graph import ops
+from ..graph import build, ops
 from ..graph.ops import graph
 from ..ir.block import argument_op, pure_block
 from ..ir.node import Node, topological
 from ..ir.passes import BLOCKS, Pass, Stage, check_names, chosen, ops_in
 from ..ir.rewrite import Log
+from ..runtime.buffer import HOST
 
 if TYPE_CHECKING:
     from ..schedule.lower import Steps
@@ -171,16 +172,45 @@ def schedule_graph(
     donated: Sequence[int] = (),
     bodies: Any = None,
     without: Sequence[str] = (),
+    device: str = HOST,
+    homes: Sequence[str] = (),
 ) -> tuple[Schedule, list[Stage]]:
     """The whole page: the Schedule of a Graph, and the record of each pass. `bodies` keeps what
-    was lowered for later Graphs; it must be for the same Target and the same `without`."""
+    was lowered for later Graphs; it must be for the same Target and the same `without`. A Graph
+    over several Devices (`device` is its own, `homes` those of its arguments) goes through the page
+    in parts, each for the Target of its Device."""
     from ..schedule.lower import Steps
 
     check_names(PAGE, without)
+    if homes or transfers(results):
+        from .devices import schedule_parts
+        from .dispatch import target_for
+
+        def scheduled(inputs: Any, outputs: Any, name: str, ends: Any) -> Any:
+            own = name == device
+            facts = target if own else target_for(name)
+            kept = bodies if own else None
+            return schedule_graph(inputs, outputs, facts, ends, kept, without, name)
+
+        where = homes or [device] * len(arguments)
+        return schedule_parts(arguments, results, device, where, donated, scheduled)
     current, stages = run_pipeline(arguments, results, target, without)
     steps = Steps(*(chosen(part, target, without) for part in (REGIONS, TILES, KERNELS)))
     schedule = lowered(arguments, current, target, steps, donated, bodies)
     return schedule, [*stages, *steps.stages]
+
+
+def transfers(results: Sequence[Node]) -> list[Node]:
+    """The Nodes of a Graph that name Devices, in Blocks too; none where none was ever made."""
+    if not build.Transfers.used:
+        return []
+    found = []
+    for node in topological(results):
+        if node.op is ops.transfer:
+            found.append(node)
+        for block in node.blocks:
+            found += transfers(block.results)
+    return found
 
 
 def lowered(

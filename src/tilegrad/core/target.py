@@ -111,11 +111,6 @@ class Target:
         """The matrix units that run while their threads go on."""
         return tuple(unit for unit in self.matrix if unit.asynchronous)
 
-    @property
-    def kind(self) -> str:
-        """'gpu' or 'cpu', for what still asks; new code asks facts."""
-        return "gpu" if self.has_threads else "cpu"
-
     @cached_property
     def feature_set(self) -> frozenset[str]:
         """The LLVM features that are on, without their '+'."""

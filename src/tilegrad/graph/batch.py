@@ -398,6 +398,7 @@ BATCH: dict[Op, Rule] = {
     ops.size: _leaf,
     ops.iota: _leaf,
     ops.random_bits: _random_bits,
+    ops.transfer: lambda node, xs, flags, size: (ops.transfer(xs[0], **node.attrs), flags[0]),
     ops.barrier: lambda node, xs, flags, size: (ops.barrier(*xs), flags[0]),
     ops.reshape: _shape_rule,
     ops.permute: _permute_rule,

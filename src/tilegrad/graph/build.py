@@ -588,6 +588,18 @@ def update(
 # ---- control --------------------------------------------------------------------------------
 
 
+class Transfers:
+    """Whether any Graph of this process uses several Devices."""
+
+    used = False
+
+
+def transfer(x: Node, source: str, device: str) -> Node:
+    """A value of the Device `source` on another one."""
+    Transfers.used = True
+    return x if source == device else ops.transfer(x, source=source, device=device)
+
+
 def items(node: Node) -> list[Node]:
     """The items of a tuple Node."""
     return [ops.get(node, index=i) for i in range(len(node.type.items))]  # type: ignore[union-attr]

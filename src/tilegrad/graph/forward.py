@@ -325,6 +325,7 @@ JVP: dict[Op, Rule] = {
     ops.update: _update,
     ops.get: lambda node, t: t[0][node.attrs["index"]],
     ops.barrier: lambda node, t: t[0],
+    ops.transfer: _linear,
     ops.scan: _scan,
     ops.cond: _cond,
     ops.while_loop: _while_loop,

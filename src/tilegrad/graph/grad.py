@@ -34,6 +34,11 @@ def no_derivative(node: Node, g: Cotangent, wanted: tuple[bool, ...]) -> Sequenc
     return [None] * len(node.inputs)
 
 
+def _sent_back(node: Node, g: Node) -> Node:
+    """The cotangent of a value that came from another Device goes there."""
+    return build.transfer(g, node.attrs["device"], node.attrs["source"])
+
+
 def _elementwise(op: Op) -> Rule:
     partials = PARTIAL[op]
 
@@ -335,6 +340,7 @@ VJP: dict[Op, Rule] = {
     ops.gather: transpose.gather,
     ops.update: transpose.update,
     ops.get: _get,
+    ops.transfer: lambda node, g, wanted: [_sent_back(node, g)],
     ops.barrier: lambda node, g, wanted: [g, *[None] * (len(node.inputs) - 1)],
     ops.scan: _scan,
     ops.cond: _cond,

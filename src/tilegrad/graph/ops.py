@@ -241,6 +241,23 @@ barrier = Op(
 )
 
 
+def _transfer(x: Node, *, source: str, device: str) -> Type:
+    if source == device:
+        raise _fail("transfer", f"from {source} to itself")
+    return _array(x)
+
+
+transfer = Op(
+    graph,
+    "transfer",
+    _transfer,
+    attrs=("source", "device"),
+    group="transfer",
+    meaning="x, which is on the Device `source`, on `device`; what follows from it is computed "
+    "there",
+)
+
+
 def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
     if not index.dtype.is_integer:
         raise _fail("in_range", f"the index is {index.type}")

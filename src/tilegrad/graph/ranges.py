@@ -170,6 +170,7 @@ RANGES: dict[Op, Callable[[Node, int], Range | None]] = {
             ops.gather,
             ops.stop_gradient,
             ops.barrier,
+            ops.transfer,
         )
     },
 }

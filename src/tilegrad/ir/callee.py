@@ -17,7 +17,6 @@ class Callee(ABC):
     """A kernel as a Graph sees it."""
 
     text_name = "callee"
-    states: tuple[int, ...] = ()  # arguments that it writes in place: its last results
     once = False  # whether the runtime does it, once for all runs, and no step does
 
     @property
@@ -29,6 +28,11 @@ class Callee(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name, for people."""
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Arguments that it writes in place; what they hold then are its last results."""
+        return ()
 
     @abstractmethod
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:

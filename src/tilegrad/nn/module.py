@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
-from ..tensor.convert import place
+from ..runtime.buffer import HOST
+from ..tensor.convert import names_device, place
 from ..tensor.placement import device_name, elsewhere, is_stored
 from ..tensor.tensor import Tensor, leaves, lift, mode, no_grad, own_node, wrap
 
@@ -353,7 +354,7 @@ class Module:
         for target in targets:
             if isinstance(target, Tensor):
                 dtype, device = target.dtype, target.device if elsewhere() else None
-            elif isinstance(target, DType) or not isinstance(target, str) or not _is_device(target):
+            elif isinstance(target, DType) or not names_device(target):
                 dtype = target
             else:
                 device = target
@@ -371,7 +372,7 @@ class Module:
                 if tensor.dtype.is_float and id(tensor) not in fixed:
                     _retype(tensor, wanted)
         name = f"{type(self).__name__}.to"
-        if device is not None and (elsewhere() or device_name(device, name) != "cpu"):
+        if device is not None and (elsewhere() or device_name(device, name) != HOST):
             for tensor in self.tensors().values():
                 _rehome(tensor, device, name)
         return self
@@ -394,7 +395,7 @@ class Module:
 
     def cpu(self: Self) -> Self:
         """Everything on the CPU."""
-        return self.to("cpu")
+        return self.to(HOST)
 
     def cuda(self: Self, device: Any = "cuda") -> Self:
         """Everything on a GPU."""
@@ -448,10 +449,6 @@ def functional_call(
 def _without_history(tensor: Tensor) -> Tensor:
     """The value; weights of a file are read from it again, for this Tensor alone."""
     return wrap(own_node(tensor.node)) if is_stored(tensor.node) else tensor.detach()
-
-
-def _is_device(target: str) -> bool:
-    return target.split(":")[0] in ("cpu", "cuda", "mps", "npu")
 
 
 def _retype(tensor: Tensor, dtype: DType) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
 from ..core.errors import MemoryLimitError, StateError
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from ..tensor.creation import tensor
 from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use
@@ -201,7 +201,7 @@ def _in_step(op: str) -> None:
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own, though equal constants share one."""
     size = prod(shape) * dtype.size
-    if device == "cpu":
+    if device == HOST:
         buffer = _untouched(size)
     else:
         gpu: Any = opened(device)

@@ -21,6 +21,7 @@ from .recipe import Back, Recipe
 
 if TYPE_CHECKING:
     from .device import Device
+    from .launcher import Launcher
     from .replay import Replay
 
 BINDINGS = 64  # choices of Symbols kept
@@ -54,12 +55,25 @@ class Arena:
 
 
 class Executable:
-    """A Recipe bound to a Device; `code` has its Programs as the Device loaded them, by key."""
+    """A Recipe bound to a Device; `code` has its Programs as the Device loaded them, by key.
+    `others` are further Devices that it uses, by name, with the code that they loaded."""
 
-    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        code: Mapping[str, Any],
+        device: Device,
+        others: Mapping[str, tuple[Device, Mapping[str, Any]]] | None = None,
+    ) -> None:
         self.recipe, self.device = recipe, device
+        self.machines = {"": device, **{name: one for name, (one, _) in (others or {}).items()}}
         self._lay_out()
-        self.launcher = device.launcher(recipe, code)
+        if others:
+            from .relay import Relay
+
+            self.launcher: Launcher = Relay(recipe, {"": (device, code), **others})
+        else:
+            self.launcher = device.launcher(recipe, code)
         self.lock, self.slots = self.launcher.lock, self.launcher.slots
         self.symbolic = self.launcher.symbolic
         self.bindings: OrderedDict[Any, Binding] = OrderedDict()
@@ -70,23 +84,27 @@ class Executable:
 
     def _lay_out(self) -> None:
         """What a call must know of the Slots: none of it depends on Buffers or Symbols."""
-        recipe, device = self.recipe, self.device
+        recipe = self.recipe
+        homes = [self.machines[slot.device] for slot in recipe.slots]
         owners = recipe.owners()
-        self.inputs = [(slot, device.name) for slot in recipe.inputs]
+        self.inputs = [(s, homes[s].name, homes[s].alignment - 1) for s in recipe.inputs]
         self.input_of = {slot: i for i, slot in enumerate(recipe.inputs)}
         self.owners = [owners[o] for o in recipe.outputs]
         self.output_bytes = [recipe.slots[o].bytes for o in self.owners]
-        self.outputs = [(o, self.input_of.get(o, -1), device.allocate) for o in self.owners]
+        self.outputs = [(o, self.input_of.get(o, -1), homes[o].allocate) for o in self.owners]
         own = [(n, s) for n, s in enumerate(recipe.slots) if s.alias < 0]
         self.hidden = [
-            (n, s.bytes, device.allocate)
+            (n, s.bytes, homes[n].allocate)
             for n, s in own
             if s.kind == "output" and n not in self.owners
         ]
         self.aliases = [(n, owners[n]) for n, s in enumerate(recipe.slots) if s.alias >= 0]
-        scratch = [(n, s.offset) for n, s in own if s.kind == "scratch"]
-        self.arenas = [Arena(device, recipe.arena_bytes, scratch)] if scratch else []
-        self.unaligned = device.alignment - 1
+        self.arenas = []
+        for name, machine in self.machines.items():
+            scratch = [(n, s.offset) for n, s in own if s.kind == "scratch" and s.device == name]
+            if scratch:
+                bytes = recipe.arenas[name] if name else recipe.arena_bytes
+                self.arenas.append(Arena(machine, bytes, scratch))
 
     # ---- running --------------------------------------------------------------------------
 
@@ -94,9 +112,9 @@ class Executable:
         self, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
     ) -> list[Buffer]:
         """Run once; new Buffers for the outputs (or those of inputs they alias)."""
-        slots, unaligned = self.slots, self.unaligned
+        slots = self.slots
         with self.lock:
-            for (number, home), buffer in zip(self.inputs, buffers):
+            for (number, home, unaligned), buffer in zip(self.inputs, buffers):
                 pointer = buffer._pointer  # 0 where the Buffer has ended
                 if buffer.device != home or not pointer or pointer & unaligned:
                     break
@@ -120,7 +138,11 @@ class Executable:
 
     def fitting(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Buffers where the inputs are expected, aligned as kernels expect."""
-        return [self.device.fitting(b) for b in buffers]
+        slots = self.recipe.slots
+        return [
+            self.machines[slots[number].device].fitting(buffer)
+            for (number, _, _), buffer in zip(self.inputs, buffers)
+        ]
 
     def place(
         self, binding: Binding, buffers: Sequence[Buffer]

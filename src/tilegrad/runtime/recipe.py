@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import Site
@@ -27,11 +27,12 @@ class Storage:
     bytes: Size
     offset: int = 0  # in the arena
     alias: int = -1  # the Slot whose memory it shares
+    device: str = ""  # whose memory it is in; '' is the Recipe's own
 
 
 @dataclass
 class Step:
-    """One entry: a kernel, a copy, or control."""
+    """One entry: a kernel, a copy, a transfer between Devices, or control."""
 
     kind: str
     program: int = -1
@@ -43,6 +44,7 @@ class Step:
     region: str = ""  # for people: what it computes
     bytes: Size = 0  # that it reads and writes, and FLOPs: estimates, for profiles
     flops: Size = 0
+    device: str = ""  # that runs it; '' is the Recipe's own
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,32 @@ class Recipe:
     places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
     requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
     preparing: list[Preparing] = field(default_factory=list)
+    arenas: dict[str, int] = field(default_factory=dict)  # bytes on Devices that are not its own
 
     def owners(self) -> list[int]:
         """Of every Slot the one whose memory it has, through aliases."""
         return owners_of([slot.alias for slot in self.slots])
+
+    def devices(self) -> list[str]:
+        """The other Devices that it uses."""
+        named = [s.device for s in self.steps] + [s.device for s in self.slots]
+        return [name for name in dict.fromkeys(named) if name]
+
+    def part(self, first: int, stop: int) -> Recipe:
+        """Some steps as a Recipe over the same Slots: what one Device runs in a go."""
+        steps = [replace(s, numbers=list(s.numbers)) for s in self.steps[first:stop]]
+        used = list(dict.fromkeys(s.program for s in steps if s.program >= 0))
+        for step in steps:
+            step.program = used.index(step.program) if step.program >= 0 else -1
+            if step.kind.startswith("jump"):
+                step.numbers[-1] -= first
+        return replace(
+            self,
+            programs=[self.programs[i] for i in used],
+            entries=[e for i in used if self.entries and (e := self.entries[i])],
+            sites=[self.sites[i] for i in used] if self.sites else [],
+            steps=steps,
+        )
 
     def is_static(self) -> bool:
         """Whether nothing in it depends on a Symbol."""

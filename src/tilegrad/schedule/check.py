@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
 from ..tile.check import walk
-from .schedule import Control, Copy, Label, Launch, Schedule, Slot, slots_of
+from .schedule import Control, Copy, Label, Launch, Schedule, Slot, Transfer, slots_of
 
 if TYPE_CHECKING:
     from .lower import Lowering
@@ -27,6 +27,7 @@ def check_schedule(schedule: Schedule) -> None:
     """Raise InternalError where a Schedule breaks its promises."""
     _check_order(schedule)
     _check_lives(schedule)
+    _check_devices(schedule)
     _check_arena(schedule)
     _check_jumps(schedule)
     _check_results(schedule)
@@ -106,13 +107,32 @@ def _check_lives(schedule: Schedule) -> None:
                     )
 
 
+def _check_devices(schedule: Schedule) -> None:
+    """A Kernel touches Slots of its Device alone, unless it is a Transfer."""
+    for number, kernel in enumerate(schedule.kernels):
+        for step in kernel.steps:
+            for touched in () if isinstance(step, Transfer) else slots_of(step):
+                device = schedule.slots[touched].device
+                if device != kernel.device:
+                    raise _fail(
+                        f"kernel {number} {kernel.name} runs on {kernel.device!r} and touches Slot "
+                        f"%{touched} of {device!r}"
+                    )
+
+
 def _check_arena(schedule: Schedule) -> None:
+    arenas = {"": schedule.arena_bytes, **schedule.arenas}
     placed = [s for s in schedule.slots if s.kind == "scratch" and s.offset is not None]
+    for device, bytes in arenas.items():
+        _check_one_arena([s for s in placed if s.device == device], bytes)
+
+
+def _check_one_arena(placed: list[Slot], bytes: int) -> None:
     placed.sort(key=lambda s: s.offset or 0)
     for i, a in enumerate(placed):
         assert a.offset is not None
-        if a.offset + a.bytes > schedule.arena_bytes:
-            raise _fail(f"Slot %{a.number} ends after the arena of {schedule.arena_bytes} bytes")
+        if a.offset + a.bytes > bytes:
+            raise _fail(f"Slot %{a.number} ends after the arena of {bytes} bytes")
         for b in placed[i + 1 :]:
             assert b.offset is not None
             if b.offset >= a.offset + a.bytes:

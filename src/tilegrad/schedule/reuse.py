@@ -71,12 +71,16 @@ def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
 
 
 def plan_memory(schedule: Schedule) -> int:
-    """Give every scratch Slot an offset; returns the arena's bytes (the peak)."""
-    waiting = [
-        s for s in schedule.slots if s.kind == "scratch" and s.alias is None and s.first <= s.last
-    ]
-    top = largest_first(waiting) if len(waiting) <= MANY else in_turn(waiting)
-    schedule.arena_bytes = -(-top // LINE) * LINE
+    """Give every scratch Slot an offset in the arena of its Device; returns the bytes of the
+    Schedule's own (the peak)."""
+    waiting: dict[str, list[Slot]] = {"": []}
+    for s in schedule.slots:
+        if s.kind == "scratch" and s.alias is None and s.first <= s.last:
+            waiting.setdefault(s.device, []).append(s)
+    for device, slots in waiting.items():
+        top = largest_first(slots) if len(slots) <= MANY else in_turn(slots)
+        schedule.arenas[device] = _lines(top)
+    schedule.arena_bytes = schedule.arenas.pop("")
     return schedule.arena_bytes
 
 

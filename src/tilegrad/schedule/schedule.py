@@ -2,9 +2,9 @@
 
 A Kernel is a Region (the Graph Nodes it computes) with its launches; a launch is a Body and the
 Slots its parameters stand for. Control (scan, while_loop, cond) is Kernels of jumps between
-Labels, counters and moved Slots around the Kernels of its Blocks, all in one list. Invariant: a
-Slot is written before it is read, and two Slots share bytes of the arena only if their lives do
-not meet.
+Labels, counters and moved Slots around the Kernels of its Blocks, all in one list. A Kernel runs on
+one Device, on Slots of its memory; Transfers go between them (`devices`). Invariant: a Slot is
+written before it is read, and two Slots share bytes of an arena only if their lives do not meet.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Slot:
     offset: int | None = None  # in the arena, for scratch
     first: int = 0  # Kernel numbers between which it lives
     last: int = 0
+    device: str = ""  # whose memory it is in; '' is the Schedule's own
 
     @cached_property
     def bytes(self) -> int:
@@ -54,6 +55,11 @@ class Copy:
     source: int
     target: int
     bytes: Size
+
+
+@dataclass
+class Transfer(Copy):
+    """A copy between Slots of two Devices."""
 
 
 @dataclass
@@ -91,6 +97,7 @@ class Kernel:
     bytes: Size = 0
     depth: int = 0  # Blocks around it
     times: int = 1  # about how often loops run it
+    device: str = ""  # that runs it; '' is the Schedule's own
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -106,6 +113,7 @@ class Schedule:
     ends: dict[int, int] = field(default_factory=dict)  # of chains of aliases, as far as known
     given: list[int] | None = None  # Slots by number of the Graph's inputs; -1: only prepared
     preparing: list[Any] = field(default_factory=list)  # what inputs are prepared of
+    arenas: dict[str, int] = field(default_factory=dict)  # bytes on the other Devices
 
     def storage(self, number: int) -> int:
         """The Slot that owns the bytes of a Slot, through aliases; an alias that is set stays."""
@@ -164,11 +172,13 @@ def show(schedule: Schedule) -> str:
             if slot.alias is not None
             else (f"arena+{slot.offset}" if slot.offset is not None else slot.kind)
         )
+        place += f" on {slot.device}" if slot.device else ""
         lines.append(f"  %{slot.number}: {slot.type} {place}, kernels {slot.first}..{slot.last}")
     for number, kernel in enumerate(schedule.kernels):
         inner = "  " * kernel.depth
+        where = f" on {kernel.device}" if kernel.device else ""
         lines.append(
-            f"  {inner}[{number}] {kernel.name} ({kernel.kind}): flops {kernel.flops}, "
+            f"  {inner}[{number}] {kernel.name} ({kernel.kind}){where}: flops {kernel.flops}, "
             f"bytes {kernel.bytes}"
         )
         for step in kernel.steps:

@@ -38,6 +38,7 @@ from ..core.dtype import (
 )
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
+from ..runtime.buffer import HOST
 from . import compare, creation, cumulative, elementwise, maths, movement, reduce, select
 from . import sort as sorting
 from .convert import bitcast
@@ -175,7 +176,7 @@ class Info:
 
     def devices(self) -> list[str]:
         """Devices of this process."""
-        return list(dict.fromkeys(["cpu", get_default_device()]))
+        return list(dict.fromkeys([HOST, get_default_device()]))
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
         """Dtypes by name, of a kind or of several."""

@@ -338,6 +338,8 @@ def refuse(lowered: Lowered) -> None:
         why = "it reads or leaves gradients"
     elif not lowered.outputs:
         why = "it computes nothing"
+    elif lowered.homes:
+        why = "its arguments are on several devices"
     elif config().eager_debug:
         why = "the Config says to run op by op"
     if why:

@@ -12,6 +12,7 @@ from ..core.dtype import DType, dtype_of, promote
 from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
+from ..runtime.buffer import HOST
 from .maths import cast
 from .placement import default_device, device_name, elsewhere, moved, settled, use
 from .tensor import (
@@ -70,7 +71,7 @@ def to(
     for target in targets:
         if isinstance(target, Tensor):
             dtype, device = target.dtype, target.device if elsewhere() else None
-        elif _names_device(target):
+        elif names_device(target):
             device = target
         elif not isinstance(target, bool):
             dtype = target
@@ -81,8 +82,11 @@ def to(
 def _on(x: Tensor, device: Any, op: str) -> Tensor:
     """The Tensor on a device; a leaf that collects gradients gives a leaf."""
     name = device_name(device, op)
-    if not elsewhere() and name == "cpu":
+    if not elsewhere() and name == HOST:
         return x
+    if mode.trace is not None:
+        node = place(x.node, name, op)
+        return x if node is x.node else wrap(node, x)
     if x._requires_grad and mode.grad_enabled and not x.is_leaf and name != x.device:
         raise UserError(
             "derivatives do not go from one device to another",
@@ -117,15 +121,7 @@ def place(node: Node, device: Any, op: str) -> Node:
     name = use(device, op)
     trace = mode.trace
     if trace is not None:
-        if name != trace.device:
-            raise UserError(
-                "a jitted function runs on one device",
-                op=op,
-                expected=trace.device,
-                got=name,
-                hint="move the Tensor before the call, or the result after it",
-            )
-        return node
+        return build.transfer(node, trace.device_of(node), name)
     if node not in values and not settled([node]):
         return own_node(node, name)
     if node not in values:
@@ -138,7 +134,8 @@ def place(node: Node, device: Any, op: str) -> Node:
     return from_buffer(buffer, node.shape, node.dtype)
 
 
-def _names_device(target: Any) -> bool:
+def names_device(target: Any) -> bool:
+    """Whether what `to` was given is a device, and no dtype."""
     if isinstance(target, str):
         return target not in dtypes.BY_NAME and target not in dtypes.ALIASES
     return type(target).__name__ == "device"
@@ -147,7 +144,7 @@ def _names_device(target: Any) -> bool:
 @method()
 def cpu(self: Tensor) -> Tensor:
     """The Tensor on the CPU."""
-    return _on(self, "cpu", "cpu")
+    return _on(self, HOST, "cpu")
 
 
 @method()

@@ -18,6 +18,7 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
+from ..runtime.buffer import HOST
 from .convert import place, settle
 from .maths import cast
 from .movement import sizes_of
@@ -26,7 +27,7 @@ from .tensor import Tensor, as_array, from_array, lift, method, node_of, wrap
 
 
 def _made(node: Node, requires_grad: bool, device: Any, op: str) -> Tensor:
-    if device is not None and (elsewhere() or device_name(device, op) != "cpu"):
+    if device is not None and (elsewhere() or device_name(device, op) != HOST):
         node = place(node, device, op)
     tensor = wrap(node)
     if requires_grad:

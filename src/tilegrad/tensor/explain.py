@@ -62,6 +62,8 @@ def explain(
         level=level,
         requirements=lowered.requirements,
         without=without,
+        device=lowered.device,
+        homes=lowered.homes,
     )
 
 

@@ -21,6 +21,7 @@ from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from ..ir.types import product
+from ..runtime.buffer import HOST
 from .tensor import Tensor, from_array, lift, method, mode, node_of, values, wrap
 
 
@@ -227,7 +228,7 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
                 hint="cast with .long()",
             )
         buffer = values.get(item.node)  # on a GPU the run looks, not the host
-        known = item.numpy() if buffer is not None and buffer.device == "cpu" else None
+        known = item.numpy() if buffer is not None and buffer.device == HOST else None
         node = item.node
     else:
         known, node = np.asarray(item), None
@@ -268,7 +269,7 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
 def row_node(index: Tensor, size: Size, axis: int, op: str) -> Node:
     """Indices that are never negative: known values are checked now, others when they are read."""
     node, buffer = index.node, values.get(index.node)
-    if buffer is not None and buffer.device == "cpu" and (known := index.numpy()).size:
+    if buffer is not None and buffer.device == HOST and (known := index.numpy()).size:
         low, high = int(known.min()), int(known.max())
         _inside(low, low, size, axis, op, "0")
         _inside(size - high - 1, high, size, axis, op, "0")

@@ -17,6 +17,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
 from ..core.errors import DTypeError, UserError
 from ..graph import build
+from ..runtime.buffer import HOST
 from .movement import unbind
 from .placement import opened, use
 from .tensor import Tensor, from_array, from_buffer, method, mode, values, wrap
@@ -47,7 +48,7 @@ def _buffer(self: Tensor, flags: int) -> memoryview:
 @method("__dlpack__")
 def _dlpack(self: Tensor, **options: Any) -> Any:
     buffer = self.buffer()
-    if buffer.device != "cpu":
+    if buffer.device != HOST:
         from .dlpack import capsule_of
 
         return capsule_of(buffer, self.shape, self.dtype, options.get("stream"))  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ def _dlpack(self: Tensor, **options: Any) -> Any:
 @method("__dlpack_device__")
 def _dlpack_device(self: Tensor) -> tuple[int, int]:
     device = self.device
-    return (1, 0) if device == "cpu" else (2, int(device.split(":")[1]))  # kDLCPU, kDLCUDA
+    return (1, 0) if device == HOST else (2, int(device.split(":")[1]))  # kDLCPU, kDLCUDA
 
 
 @method("__array_namespace__")
@@ -154,7 +155,7 @@ def to_torch(self: Tensor) -> Any:
             got="none",
             hint="pip install torch",
         ) from None
-    if self.device != "cpu":
+    if self.device != HOST:
         return torch.from_dlpack(self)
     array = self.numpy()
     if not array.flags.writeable:

@@ -25,7 +25,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, evaluate, high
 from ..ir.types import Array, Tuple
 from ..kernels.plan_table import PlanTable
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from ..tile.batch import batched_launches
 from ..tile.build import Body
 from ..tile.callee import KernelCallee, Launches
@@ -387,7 +387,7 @@ def _arguments(tensors: Mapping[str, Tensor], device: str) -> tuple[list[Buffer]
                 symbols.update({a.name: high(a) for a in atoms(size)})
         shape = tuple(evaluate(s, symbols) for s in type_.shape)
         data = random.standard_normal(shape).astype(type_.dtype.numpy)
-        found.append(Buffer.wrap(data) if device == "cpu" else _sent(data, device))
+        found.append(Buffer.wrap(data) if device == HOST else _sent(data, device))
     return found, symbols
 
 
@@ -410,7 +410,7 @@ def _device(tensors: Mapping[str, Tensor]) -> str:
             got=sorted(devices),
             hint="move them with .to(device)",
         )
-    return devices.pop() if devices else "cpu"
+    return devices.pop() if devices else HOST
 
 
 @functools.lru_cache(maxsize=16)

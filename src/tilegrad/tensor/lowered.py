@@ -28,11 +28,11 @@ from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array
-from ..runtime.buffer import Buffer
+from ..runtime.buffer import HOST, Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
 from .exclusive import is_alone, is_exclusive, is_kept, would_copy
-from .placement import check_device, common_device, copy_of, elsewhere, is_stored, moved
+from .placement import check_device, common_device, copy_of, elsewhere, is_stored, moved, settled
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
 from .trace import Slot, Source, Trace, Tracing
@@ -81,8 +81,9 @@ class Lowered:
     guards: list[tuple[int, str, bool]] = field(default_factory=list)
     randomness: list[tuple[Any, int]] = field(default_factory=list)
     tracked: bool = False  # results have derivatives
-    device: str = "cpu"
+    device: str = HOST
     requirements: Sequence[Requirement] = ()  # what the ops need of the Symbols
+    homes: tuple[str, ...] = ()  # devices of the inputs, where they are on several
     executable: Any = None
     other: Lowered | None = None
     used: bool = False  # since it was last looked at for being kept
@@ -91,7 +92,7 @@ class Lowered:
 
     def __post_init__(self) -> None:
         plain = all(s.kind == "leaf" for s in self.sources)
-        if plain and not self.writes and not self.given and not self.tracked:
+        if plain and not (self.writes or self.given or self.tracked or self.homes):
             self._direct = tuple(s.index for s in self.sources)
 
     def matches(self, states: States) -> bool:
@@ -156,7 +157,12 @@ class Lowered:
         with self._lock:
             if self.executable is None:
                 self.executable = executable_for(
-                    self.inputs, self.outputs, self.donate, self.device, self.requirements
+                    self.inputs,
+                    self.outputs,
+                    self.donate,
+                    self.device,
+                    self.requirements,
+                    self.homes,
                 )
             return self.executable
 
@@ -202,16 +208,17 @@ class Lowered:
     def _buffers(self, leaves: Sequence[Any], states: States) -> list[Buffer]:
         drawn = {id(g): g.reserve(count) for g, count in self.randomness}
         found = []
-        for node, source in zip(self.inputs, self.sources):
+        homes = self.homes or (self.device,) * len(self.inputs)
+        for node, source, home in zip(self.inputs, self.sources, homes):
             kind = source.kind
             if kind == "leaf":
-                found.append(leaves[source.index].buffer(self.device))
+                found.append(leaves[source.index].buffer(home))
             elif source.stored:
                 found.append(
                     bytes_of(self._tensor_of(source, leaves, states), self.name, node.type)
                 )
             elif kind == "state":
-                found.append(states[source.index][source.name].buffer(self.device))
+                found.append(states[source.index][source.name].buffer(home))
             elif kind == "number":
                 found.append(_number(leaves[source.index], node, self.name))
             elif kind == "captured":
@@ -445,15 +452,19 @@ def trace_function(
         tracked=differentiable and not writes and not given,
         device=device,
         requirements=size_requirements(inputs, find.outputs(), trace.requirements.values()),
+        homes=tuple(trace.homes.get(n, device) for n in inputs) if trace.homes else (),
     )
 
 
 def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
     """The one device of the arguments and of the state they hold."""
     if not elsewhere():
-        return "cpu"
+        return HOST
     nodes = [leaf._node for leaf in leaves if isinstance(leaf, Tensor)]
     nodes += [t._node for held in states.values() for t in held.values()]
+    found = settled(nodes)
+    if len(found) > 1:  # the others are sent to it inside
+        return next(device for device in found if device != HOST)
     return common_device(nodes, op=f"jit {name}")
 
 

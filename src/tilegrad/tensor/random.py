@@ -23,6 +23,7 @@ from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
 from ..ir.requirement import require
+from ..runtime.buffer import HOST
 from .convert import place
 from .placement import device_name, elsewhere
 from .tensor import Tensor, from_array, lift, method, mode, node_of, wrap
@@ -180,7 +181,7 @@ def _float(op: str, dtype: Any) -> DType:
 
 
 def _leaf(node: Node, requires_grad: bool = False, device: Any = None) -> Tensor:
-    if device is not None and (elsewhere() or device_name(device) != "cpu"):
+    if device is not None and (elsewhere() or device_name(device) != HOST):
         node = place(node, device, "random")
     tensor = wrap(node)
     if requires_grad:

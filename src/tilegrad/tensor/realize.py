@@ -16,7 +16,7 @@ from ..core.errors import TraceError
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Size
-from ..runtime.buffer import BIG_BYTES, Buffer
+from ..runtime.buffer import BIG_BYTES, HOST, Buffer
 from .placement import common_device, elsewhere, homes, is_pure, is_stored, moved, stand_ins, values
 
 
@@ -81,7 +81,7 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
         return
     if device is None and elsewhere():
         device = common_device(wanted, location=wanted[0].location)
-    for layer in _layers(wanted, _usable_on(device or "cpu")):
+    for layer in _layers(wanted, _usable_on(device or HOST)):
         _run([s for s in dict.fromkeys(stand_ins[n] for n in layer) if s not in values], device)
         _fill(layer, device)
     _run(wanted, device)
@@ -89,14 +89,14 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
 
 def _run(wanted: Sequence[Node], device: str | None) -> None:
     """Run the Graph below Nodes whose inputs all have values."""
-    usable = _usable_on(device or "cpu")
+    usable = _usable_on(device or HOST)
     wanted = [n for n in wanted if not usable(n)]
     if not wanted:
         return
     inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
     from ..compiler.lift import executable_on_numbers  # the compiler loads when first needed
 
-    executable, numbers = executable_on_numbers(inputs, wanted, device or "cpu")
+    executable, numbers = executable_on_numbers(inputs, wanted, device or HOST)
     given = [*(values[n] for n in inputs), *numbers]
     if device is not None:
         given = [moved(buffer, device) for buffer in given]
@@ -142,7 +142,7 @@ def _fill(inputs: Sequence[Node], device: str | None) -> None:
         home = homes.pop(node, None) or device
         values[node] = values[source] if home is None else _fixed(values[source], home)
     for source in sources:
-        shared = device not in (None, "cpu") and is_pure(source)  # by Graphs for any device
+        shared = device not in (None, HOST) and is_pure(source)  # by Graphs for any device
         if shared or is_stored(source):  # weights of a file are for who asked alone
             values.pop(source, None)
 

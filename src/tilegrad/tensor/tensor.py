@@ -23,8 +23,8 @@ from ..core.errors import DTypeError, ShapeError, StateError
 from ..graph import build, ops
 from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
-from ..runtime.buffer import Buffer
-from .placement import default_device, elsewhere, is_pure, on_host, settled, state
+from ..runtime.buffer import HOST, Buffer
+from .placement import default_device, elsewhere, is_pure, is_stored, on_host, settled, state
 from .realize import (
     by_device,
     compute,
@@ -168,7 +168,7 @@ class Tensor(Methods):
             return default_device()
         trace = mode.trace
         if trace is not None:
-            return trace.device
+            return trace.device_of(self.node)
         buffer = values.get(self._node)
         if buffer is not None:
             return buffer.device
@@ -250,6 +250,9 @@ class Tensor(Methods):
         """The Buffer that holds the value, computing it if need be (on `device` if any will do)."""
         buffer = values.data.get(weakref.ref(self.node))  # type: ignore[attr-defined]  # no call
         if buffer is None:
+            if is_stored(self.node):  # it stays in its file: the values are for who asked
+                compute([self.node], device)
+                return values.pop(self.node)
             realize([self], device)
             buffer = values[self.node]
         return buffer
@@ -269,7 +272,7 @@ class Tensor(Methods):
                 got=f"{self.numel()} in shape {build.show(self.shape)}",
             )
         buffer, dtype = self.buffer(), type_.dtype.numpy
-        if buffer.device != "cpu":
+        if buffer.device != HOST:
             return on_host(buffer, (), dtype).item()
         pointer = buffer.pointer  # read by hand: a NumPy view costs several microseconds
         return np.frombuffer(string_at(pointer, dtype.itemsize), dtype).item()
@@ -480,7 +483,7 @@ def _nested(data: Any) -> Any:
 
 def realize(tensors: Sequence[Tensor], device: str | None = None) -> None:
     """Compute the values of Tensors together, in one Executable; on `device` if any will do."""
-    tensors = _with_companions(tensors)
+    tensors = [t for t in _with_companions(tensors) if not is_stored(t.node)]
     if elsewhere():
         for tensor in tensors:
             if tensor.node not in values and is_pure(tensor.node):

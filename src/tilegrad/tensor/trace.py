@@ -19,7 +19,8 @@ from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.requirement import Requirement, gathering
 from ..ir.rewrite import replace
-from .placement import check_device, elsewhere, is_stored
+from ..runtime.buffer import HOST
+from .placement import check_device, elsewhere, is_stored, settled
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
 
 
@@ -72,7 +73,7 @@ class Trace:
     """What stands for outside Tensors while a function is traced."""
 
     name: str
-    device: str = "cpu"  # where the function will run
+    device: str = HOST  # where the function will run
     location: Location | None = field(default_factory=user_location)
     sources: dict[Node, Source] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)  # by id of the Tensor
@@ -80,6 +81,8 @@ class Trace:
     kept: list[Tensor] = field(default_factory=list)
     randomness: dict[int, tuple[Any, Randomness]] = field(default_factory=dict)
     requirements: dict[Any, Requirement] = field(default_factory=dict)  # of symbolic sizes
+    devices: dict[Node, str] = field(default_factory=dict)  # of values, as far as asked for
+    homes: dict[Node, str] = field(default_factory=dict)  # of inputs on another device
 
     # ---- inputs ---------------------------------------------------------------------------
 
@@ -92,6 +95,7 @@ class Trace:
     def add_leaf(self, source: Source, outside: Tensor, shape: tuple[Any, ...]) -> Tensor:
         """The traced Tensor for an argument; called while the Trace is in progress."""
         node = self.add_input(source, shape, outside._node.dtype)
+        self._settle(node, outside)
         inside = Tensor.__new__(Tensor)
         inside._bind(node, outside._requires_grad)
         if outside._requires_grad:
@@ -106,7 +110,15 @@ class Trace:
         if outside.trace is not None:
             raise unknown_value(outside._node)
         node = self._stand_for(source, outside)
+        self._settle(node, outside)
         self.slots[id(outside)] = Slot(source, outside, node)
+
+    def _settle(self, node: Node, outside: Tensor) -> None:
+        """Note where an argument is, if that is not where the function runs."""
+        if elsewhere():
+            home = next(iter(settled([outside._node])), self.device)
+            if home != self.device:
+                self.homes[node] = home
 
     def _stand_for(self, source: Source, outside: Tensor) -> Node:
         node = outside._node
@@ -121,6 +133,21 @@ class Trace:
         if outside._requires_grad and leaves.get(outside._node) is outside:
             leaves[node] = outside
         return node
+
+    def device_of(self, node: Node) -> str:
+        """Where a value is computed: where its inputs are, or where a transfer takes it."""
+        for one in topological([node], stop=self.devices.__contains__):
+            if one in self.devices:
+                continue
+            if one.op is ops.transfer:
+                self.devices[one] = one.attrs["device"]
+            elif one in self.homes:
+                self.devices[one] = self.homes[one]
+            else:
+                found = [self.devices[i] for i in one.inputs if i.op is not ops.input_ or i.shape]
+                placed = [d for d in found if d != self.device]
+                self.devices[one] = placed[0] if placed else self.device
+        return self.devices[node]
 
     # ---- what Tensor asks while the Trace is in progress ----------------------------------
 

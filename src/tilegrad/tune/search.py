@@ -19,6 +19,7 @@ from ..core.errors import UserError
 from ..core.target import Target
 from ..ir.node import Node
 from ..kernels.plan_table import Entry, Trial
+from ..runtime.buffer import HOST
 from ..tile.plan import Plan
 
 Graph = tuple[tuple[Node, ...], tuple[Node, ...]]  # inputs and outputs
@@ -47,7 +48,7 @@ def search(
     symbols: Mapping[str, int],
     target: Target,
     budget_ms: float,
-    device: str = "cpu",
+    device: str = HOST,
 ) -> Entry:
     """Measure Plans; the Entry of the fastest, with every Trial."""
     trials: list[Trial] = []
@@ -101,7 +102,7 @@ def _runner(
     executable: Any, buffers: Sequence[Any], symbols: Mapping[str, int], device: str
 ) -> Callable[[], Any]:
     """A run to its end: on a GPU, until the device is done."""
-    if device == "cpu":
+    if device == HOST:
         return lambda: executable.run(list(buffers), symbols)
     from ..compiler.dispatch import device as opened
 

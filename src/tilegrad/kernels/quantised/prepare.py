@@ -26,11 +26,12 @@ from ...ir.types import Array, Type
 from .shape import QuantisedShape
 
 NdArray = np.ndarray[Any, Any]
+THREADS, VECTORS = "threads", "vectors"  # kinds of kernels
 
 
 def kernels_of(target: Target) -> Any:
     """The kernel file for a Target; see `shape`."""
-    if kind_of(target) == "gpu":
+    if target.has_threads:
         from . import gpu
 
         return gpu
@@ -41,16 +42,16 @@ def kernels_of(target: Target) -> Any:
 
 def kind_of(target: Target) -> str:
     """Which kernels a Target has: for threads, or for vectors."""
-    return "gpu" if target.has_threads else "cpu"
+    return THREADS if target.has_threads else VECTORS
 
 
 def _layouts(kind: str) -> Any:
     """The file that packs for a kind of kernels; it needs no kernel."""
-    if kind == "gpu":
+    if kind == THREADS:
         from . import gpu_layout
 
         return gpu_layout
-    if kind == "cpu":
+    if kind == VECTORS:
         from . import cpu_parts
 
         return cpu_parts

@@ -25,6 +25,7 @@ from ...exchange.folder import ModelFolder
 from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
 from ...nn import init
+from ...runtime.buffer import HOST
 from ...tensor.stored import bytes_to_prepare
 from ..decoder.config import DecoderConfig
 from ..decoder.fields import Fields
@@ -72,10 +73,10 @@ def load_model(
     with init.skipped():
         model = Decoder(config, wanted).requires_grad_(False).eval()
     model.load(Weights(files.tensors, wanted, tell), keep="quantised")
-    if device != "cpu":
+    if device != HOST:
         model.to(device=device)
     for stored in files.tensors.values():
-        if device != "cpu" or stored.format.quantised or stored.bytes <= SMALL:
+        if device != HOST or stored.format.quantised or stored.bytes <= SMALL:
             stored.drop()
     size = sum(stored.bytes for stored in files.tensors.values())
     return Loaded(files.path, model, tokenizer, defaults, size)
@@ -117,7 +118,7 @@ def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
         sizes[kind] = sizes.get(kind, 0) + stored.bytes
     most = max(sizes, key=lambda kind: sizes[kind])
     plain = most is not None and most.is_float
-    if device == "cpu":
+    if device == HOST:
         return most if plain and most is not None and most.size in (2, 4) else dtypes.float32
     return most if plain and most is not None and most.size == 2 else dtypes.bfloat16
 
@@ -229,7 +230,7 @@ def room_for(
     token = 2 * config.layers * config.key_heads * config.head_width * cache.size
     memory = (
         CPU_SHARE * _physical()
-        if device == "cpu"
+        if device == HOST
         else GPU_SHARE
         * (opened(device).memory_info()[0] - bytes_to_prepare(model.parameters(), device))
     )

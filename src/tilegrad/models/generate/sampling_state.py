@@ -17,7 +17,7 @@ import numpy as np
 from ...compiler.dispatch import device as opened
 from ...core.dtype import DType, float32, int32, uint32
 from ...core.errors import UserError
-from ...runtime.buffer import Buffer
+from ...runtime.buffer import HOST, Buffer
 from ...tensor.placement import default_device, use
 from ...tensor.realize import from_buffer
 from ...tensor.tensor import Tensor, wrap
@@ -141,7 +141,7 @@ def write(target: Tensor, first: int, values: np.ndarray[Any, Any]) -> None:
     row = array[0].nbytes
     buffer = target.buffer()
     part = buffer.part(first * row, array.nbytes)
-    if buffer.device == "cpu":
+    if buffer.device == HOST:
         part.array(array.shape, array.dtype)[...] = array
     else:
         opened(buffer.device).write(part, array)
@@ -150,7 +150,7 @@ def write(target: Tensor, first: int, values: np.ndarray[Any, Any]) -> None:
 def _zeros(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own."""
     size = int(np.prod(shape)) * dtype.size
-    if device == "cpu":
+    if device == HOST:
         buffer = Buffer.allocate(size, "sampling")
         buffer.array((size,), np.uint8)[...] = 0
     else:

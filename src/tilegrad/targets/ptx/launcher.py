@@ -138,7 +138,7 @@ def operations(
     held = executable.fitting(buffers)
     with executable.lock:
         binding = executable.bound_to(symbols)
-        for (number, _), buffer in zip(executable.inputs, held):
+        for (number, _, _), buffer in zip(executable.inputs, held):
             executable.slots[number] = buffer.pointer
         outputs, extra = executable.place(binding, held)
         extra += [arena.buffer for arena in executable.arenas if arena.buffer is not None]

@@ -1,0 +1,104 @@
+"""Decode steps over quantised weights for machines that are not here: launches, and ptxas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilegrad as tg
+from tilegrad import nn
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.core.dtype import DType
+from tilegrad.core.format import Q4_1, Q8_0, Format
+from tilegrad.core.target import AVX512, H200, Target
+from tilegrad.exchange.mapped import Stored
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Decoder
+from tilegrad.models.generate.sampling import Variant
+from tilegrad.models.generate.step import Rows, step
+from tilegrad.schedule.schedule import Launch, Schedule
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.tensor.stored import stored
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+SMOLLM2 = {
+    **LLAMA_8B,
+    "num_hidden_layers": 30,
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+
+
+def scheduled(
+    fields: dict[str, Any], form: Format, embed: Format | None, target: Target, dtype: DType
+) -> Schedule:
+    """The decode step of one request; weights are shapes alone."""
+    model = Decoder(DecoderConfig.from_huggingface(fields), dtype).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        kind = embed if name.startswith("embed") else form
+        if parameter.ndim == 2 and kind is not None:
+            shape = tuple(parameter.shape)
+            raw = np.broadcast_to(np.zeros(1, np.uint8), kind.storage_shape(shape))
+            parameter.node = stored(Stored(name, shape, kind, raw), dtype).node
+    config = model.config
+    cache = nn.PagedCache(
+        config.layers,
+        4,
+        64 if target.has_threads else 16,
+        config.key_heads,
+        config.head_width,
+        requests=2,
+        most_pages=4,
+        dtype=dtype,
+    )
+    given = (model, cache, Rows(2, cache.device), None, Variant())
+    with tg.no_grad():
+        run = tg.jit(step, static="variant")
+        numbers = (tg.tensor(np.zeros(n, np.int32)) for n in (1, 2))
+        lowered = run.lower(*given, *numbers)
+    return schedule_for(lowered.inputs, lowered.outputs, target, lowered.donate)
+
+
+def launched(schedule: Schedule) -> list[Any]:
+    return [s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+
+
+@pytest.mark.parametrize("form", [Q4_1, Q8_0], ids=str)
+def test_an_8b_decoder_on_an_h200(form: Format) -> None:
+    schedule = scheduled(LLAMA_8B, form, None, H200, tg.bfloat16)
+    bodies = launched(schedule)
+    assert len(bodies) <= 166
+    assert sum(b.name == "quantised_around" for b in bodies) == 32 * 4 + 1
+    assert len(schedule.preparing) == 32 * 4 + 1
+    distinct = {id(b): b for b in bodies if b.name.startswith("quantised")}
+    if find_ptxas() is None:
+        pytest.skip("no ptxas")
+    texts = {text: text for text in (emit(b, "entry", H200)[0] for b in distinct.values())}
+    for made in assemble_all(texts, H200.cpu).values():
+        made.check_library("entry")
+
+
+def test_smollm2_on_a_cpu() -> None:
+    schedule = scheduled(SMOLLM2, Q4_1, Q8_0, AVX512.with_cores(2), tg.float32)
+    assert len(launched(schedule)) <= 189
+    assert len(schedule.preparing) == 30 * 4 + 1  # the head is the embedding
