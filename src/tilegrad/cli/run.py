@@ -118,8 +118,8 @@ def prompt_ids(llm: Any, text: str, system: str | None, raw: bool) -> list[int]:
         status("this model has no chat template: it goes on from the prompt, as with --raw")
         raw = True
     if raw:
-        return llm.tokenizer.encode(text)  # type: ignore[no-any-return]
-    return llm.tokenizer.encode_chat(chat_messages(text, system))  # type: ignore[no-any-return]
+        return llm.tokenizer.encode(text)
+    return llm.tokenizer.encode_chat(chat_messages(text, system))
 
 
 class Answer:

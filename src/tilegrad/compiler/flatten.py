@@ -181,4 +181,4 @@ def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:
         text = program.text
         found = (name, digest(text, target.key), text, program.scratch, program.entry)
         body.notes["program"] = (target.key, found)
-    return found  # type: ignore[no-any-return]
+    return found

@@ -111,7 +111,7 @@ def in_blocks(norm: Norm) -> Node:
     if rows == 1:
         return norm.factor  # every program has the whole row
     block = WIDE if rows <= WIDE else NARROW
-    folded = build.reshape(square, (*lead, columns // block, block))  # type: ignore[operator]
+    folded = build.reshape(square, (*lead, columns // block, block))
     parts = ops.sum_(folded, axes=(len(lead) + 1,))
     whole = ops.sum_(parts, axes=(len(lead),))
     return replace([norm.factor], {norm.total: whole})[0]

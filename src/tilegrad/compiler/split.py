@@ -40,7 +40,7 @@ def _split(m: Match) -> Node | None:
     if parts is None:
         return None
     shape = tuple(x.shape[i] for i in kept)
-    folded = build.reshape(x, (*shape, parts, count // parts))  # type: ignore[operator]
+    folded = build.reshape(x, (*shape, parts, count // parts))
     inner = node.op(folded, axes=(len(shape) + 1,))
     return build.reshape(node.op(inner, axes=(len(shape),)), node.shape)
 

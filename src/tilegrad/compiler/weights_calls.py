@@ -45,7 +45,7 @@ class Product:
     @property
     def rows(self) -> int:
         """Rows of the weights."""
-        return self.raw.shape[0]  # type: ignore[return-value]
+        return self.raw.shape[0]
 
 
 class Weights:
@@ -190,7 +190,7 @@ class Weights:
     def _parts(self, raws: Sequence[Node], form: Format, columns: int) -> list[Node]:
         """What kernels read of some weights."""
         rows = [raw.shape[0] for raw in raws]
-        callee = Preparation(kind_of(self.target), form.name, rows, columns)  # type: ignore[arg-type]
+        callee = Preparation(kind_of(self.target), form.name, rows, columns)
         return build.items(ops.call(*raws, callee=callee))
 
     def _launch(
@@ -319,7 +319,7 @@ def _around(norm: RowNorm | None, **more: Any) -> Around:
 def _problem(form: Format, rows: Any, x: Node, tokens: Size | None = None) -> QuantisedShape:
     """The product of x (..., columns) with so many rows."""
     count = _count(x.shape[:-1]) if tokens is None else tokens
-    return QuantisedShape(form, rows, x.shape[-1], count, x.dtype)  # type: ignore[arg-type]
+    return QuantisedShape(form, rows, x.shape[-1], count, x.dtype)
 
 
 def _count(sizes: Sequence[Size]) -> Size:
@@ -329,7 +329,7 @@ def _count(sizes: Sequence[Size]) -> Size:
 def unpacked_from(dtype: DType, target: Target) -> int:
     """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
     one (docs/decisions/0026). 0 for never."""
-    return kernels_of(target).MANY if dtype.bits == 16 else 0  # type: ignore[no-any-return]
+    return kernels_of(target).MANY if dtype.bits == 16 else 0
 
 
 @functools.lru_cache(maxsize=256)

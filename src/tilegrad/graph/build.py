@@ -186,7 +186,7 @@ def promoted(op: str, *values: Value) -> list[Node]:
                     expected="Tensor, bool, int or float",
                     got=type(v).__name__,
                 )
-            dtype = promote_scalar(dtype, v)  # type: ignore[arg-type]
+            dtype = promote_scalar(dtype, v)
     shape = broadcast_shapes(op, *(n.shape for n in nodes))
     result = []
     for v in values:

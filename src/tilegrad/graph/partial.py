@@ -202,7 +202,7 @@ def outputs_of(node: Node) -> list[Node]:
     return [node] if isinstance(node.type, Array) else build.items(node)
 
 
-def keep_axes(x: Node, axes: Sequence[int], shape: tuple) -> Node:  # type: ignore[type-arg]
+def keep_axes(x: Node, axes: Sequence[int], shape: tuple) -> Node:
     """A reduced x repeated back to the shape it had before its axes went away."""
     ones = tuple(1 if i in axes else s for i, s in enumerate(shape))
     return build.expand(build.reshape(x, ones), shape)

@@ -19,7 +19,7 @@ _argument_serial = itertools.count()
 
 # One `argument` Op serves all IRs; its type is given, never inferred.
 common = Dialect("common")
-argument_op = Op(common, "argument", lambda **_: None, attrs=("name", "serial"), effect=True)  # type: ignore[arg-type, return-value]
+argument_op = Op(common, "argument", lambda **_: None, attrs=("name", "serial"), effect=True)  # type: ignore[arg-type]
 
 
 def argument(name: str, type_: Type) -> Node:

@@ -138,7 +138,7 @@ class Op:
         else:
             node.type = self.infer(*inputs, **node.attrs)
         if node.type.__class__ is Array:
-            check_addressable(node.type, self.name)  # type: ignore[arg-type]
+            check_addressable(node.type, self.name)
         node.serial = next(_serial)
         if not unique:
             _interned[key] = node

@@ -43,7 +43,7 @@ def check_addressable(type_: Array, op: str) -> None:
     not make the others small, since strides are made of them."""
     bits = type_.dtype.bits
     for size in type_.shape:
-        bits *= (size if size.__class__ is int else high(size)) or 1  # type: ignore[operator]
+        bits *= (size if size.__class__ is int else high(size)) or 1
     if bits > LARGEST << 3:
         raise ShapeError(
             "an array of this size cannot be addressed",

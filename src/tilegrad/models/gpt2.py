@@ -75,7 +75,7 @@ class Attention(nn.Module):
         rate = self.rate if self.training else 0.0
         y = scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
         y = y.transpose(1, 2).flatten(2)  # (B, T, C)
-        return self.dropout(self.c_proj(y))  # type: ignore[no-any-return]
+        return self.dropout(self.c_proj(y))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, x.shape[-1] // self.n_head)).transpose(1, 2)
@@ -93,7 +93,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         x = gelu(self.c_fc(x), approximate="tanh")  # (B, T, 4 * C)
-        return self.dropout(self.c_proj(x))  # type: ignore[no-any-return]
+        return self.dropout(self.c_proj(x))
 
 
 class Block(nn.Module):
@@ -109,7 +109,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.ln_2(x))
 
 
 class GPT2(nn.Module):
@@ -167,7 +167,7 @@ class GPT2(nn.Module):
         x = parts["drop"](x)
         for block in parts["h"]:
             x = block(x)
-        return self.lm_head(parts["ln_f"](x))  # type: ignore[no-any-return]
+        return self.lm_head(parts["ln_f"](x))
 
     def loss(self, tokens: Any, targets: Any) -> Tensor:
         """The mean cross-entropy of the targets, (B, T) each."""

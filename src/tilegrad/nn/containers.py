@@ -80,7 +80,7 @@ class _Row(Module):
         """Take one out."""
         module = self[index]
         del self[index]
-        return module  # type: ignore[no-any-return]
+        return module
 
 
 class Sequential(_Row):
@@ -121,7 +121,7 @@ class ModuleDict(Module):
             raise UserError(
                 "no such key", op="ModuleDict", got=key, expected=f"one of {list(self._modules)}"
             )
-        return self._modules[key]  # type: ignore[no-any-return]
+        return self._modules[key]
 
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, _checked("ModuleDict", module))
@@ -214,7 +214,7 @@ class ParameterDict(Module):
                 got=key,
                 expected=f"one of {list(self._parameters)}",
             )
-        return self._parameters[key]  # type: ignore[no-any-return]
+        return self._parameters[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.register_parameter(key, _parameter(value))

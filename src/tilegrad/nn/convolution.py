@@ -197,7 +197,7 @@ class _Transposed(_Convolution):
             self.bias,
             self.stride,
             self.padding,
-            extra,  # type: ignore[no-any-return]
+            extra,
             self.groups,
             self.dilation,
         )

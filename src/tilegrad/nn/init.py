@@ -78,8 +78,8 @@ def fans(tensor: Tensor) -> tuple[int, int]:
             expected="(out, in, ...)",
             got=build.show(tensor.shape),
         )
-    window = math.prod(tensor.shape[2:])  # type: ignore[arg-type]
-    return tensor.shape[1] * window, tensor.shape[0] * window  # type: ignore[return-value]
+    window = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * window, tensor.shape[0] * window
 
 
 def _fan(tensor: Tensor, mode: str) -> int:
@@ -195,7 +195,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None =
             expected="(rows, ...)",
             got=build.show(tensor.shape),
         )
-    rows = int(tensor.shape[0])  # type: ignore[arg-type]
+    rows = int(tensor.shape[0])
     drawn = normal(0.0, 1.0, (rows, tensor.numel() // rows), "float32", generator).numpy()
     wide = drawn.shape[0] < drawn.shape[1]
     found, triangle = np.linalg.qr(drawn.T if wide else drawn)

@@ -232,7 +232,7 @@ class Module:
     ) -> Iterator[tuple[str, Parameter]]:
         """All Parameters by dotted name."""
         found: Any = self._named("_parameters", prefix, recurse, remove_duplicate)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """All buffers, each once."""

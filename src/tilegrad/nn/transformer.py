@@ -56,16 +56,16 @@ class TransformerEncoderLayer(Module):
         masks = (mask, key_padding_mask, is_causal)
         if self.norm_first:
             x = x + self._attend(self.norm1(x), *masks)
-            return x + self._feed(self.norm2(x))  # type: ignore[no-any-return]
+            return x + self._feed(self.norm2(x))
         x = self.norm1(x + self._attend(x, *masks))
-        return self.norm2(x + self._feed(x))  # type: ignore[no-any-return]
+        return self.norm2(x + self._feed(x))
 
     def _attend(self, x: Tensor, mask: Any, padding: Any, is_causal: bool) -> Tensor:
         found = self.self_attn(x, x, x, padding, False, mask, is_causal=is_causal)[0]
-        return self.dropout1(found)  # type: ignore[no-any-return]
+        return self.dropout1(found)
 
     def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))  # type: ignore[no-any-return]
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
 def _activation(given: Any) -> Any:
@@ -156,21 +156,21 @@ class TransformerDecoderLayer(Module):
         if self.norm_first:
             x = x + self._own(self.norm1(x), *own)
             x = x + self._across(self.norm2(x), other, *across)
-            return x + self._feed(self.norm3(x))  # type: ignore[no-any-return]
+            return x + self._feed(self.norm3(x))
         x = self.norm1(x + self._own(x, *own))
         x = self.norm2(x + self._across(x, other, *across))
-        return self.norm3(x + self._feed(x))  # type: ignore[no-any-return]
+        return self.norm3(x + self._feed(x))
 
     def _own(self, x: Tensor, mask: Any, padding: Any, causal: bool) -> Tensor:
         found = self.self_attn(x, x, x, padding, False, mask, is_causal=causal)[0]
-        return self.dropout1(found)  # type: ignore[no-any-return]
+        return self.dropout1(found)
 
     def _across(self, x: Tensor, other: Tensor, mask: Any, padding: Any, causal: bool) -> Tensor:
         found = self.multihead_attn(x, other, other, padding, False, mask, is_causal=causal)[0]
-        return self.dropout2(found)  # type: ignore[no-any-return]
+        return self.dropout2(found)
 
     def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))  # type: ignore[no-any-return]
+        return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
 class TransformerDecoder(Module):

@@ -205,4 +205,4 @@ def read_size(value: Any) -> Size:
 @functools.lru_cache(maxsize=4096)
 def _read(text: str) -> Size:
     """An expression; a Recipe has the same ones hundreds of times."""
-    return read_symbolic(text, "size").value()  # type: ignore[no-any-return]
+    return read_symbolic(text, "size").value()

@@ -57,7 +57,7 @@ class Replay:
     @property
     def launches(self) -> int:
         """Kernels and copies of a run."""
-        return self.captured.launches  # type: ignore[no-any-return]
+        return self.captured.launches
 
     def _results(self) -> None:
         """Buffers of outputs that have none, and of results that only the run itself needs."""
@@ -98,7 +98,7 @@ class Replay:
 
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
         """Times of what a run does, from `runs` runs; `restore` puts back what one changed."""
-        return self.captured.profile(name, runs, restore)  # type: ignore[no-any-return]
+        return self.captured.profile(name, runs, restore)
 
 
 __all__ = ["Replay"]

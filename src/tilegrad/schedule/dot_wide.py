@@ -352,7 +352,7 @@ class WideDot:
         while stack:
             node = stack.pop()
             if node in self.reads:
-                if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:  # type: ignore[operator]
+                if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:
                     found[node] = None
             elif node is not self.dot and node.op.group in ("unary", "binary", "ternary"):
                 stack.extend(node.inputs)

@@ -150,7 +150,7 @@ class Evaluator:
         handler = getattr(self, "_" + op.name, None)
         if handler is None:
             raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
-        return handler(node, index)  # type: ignore[no-any-return]
+        return handler(node, index)
 
     def as_stored(self, node: Node, index: Index) -> Node:
         """The value as its dtype has it. What jumps must see that: a value that is computed anew
@@ -425,7 +425,7 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
     if node.op is ops.constant and node.dtype.is_integer:
         return int(node.attrs["value"])
     if node.op is ops.size:
-        return node.attrs["value"]  # type: ignore[no-any-return]
+        return node.attrs["value"]
     if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
         a, b = (symbolic(i, index, stored) for i in node.inputs)
         if a is None or b is None:

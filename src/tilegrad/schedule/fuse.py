@@ -338,7 +338,7 @@ class Fuser:
         near = sorted(found.values(), key=lambda g: -g.number)
         sharing: dict[int, Region] = {}
         for leaf in leaves:
-            if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:  # type: ignore[operator]
+            if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:
                 continue
             for g in self.readers_of.get(leaf, ())[-8:]:
                 if g.number not in found and g.kind == "loops":

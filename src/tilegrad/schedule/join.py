@@ -52,7 +52,7 @@ def lower_join(lowering: Lowering, group: Region, reads: list[Node]) -> None:
     steps: list[Any] = []
     place = 0
     for part in node.inputs:
-        size: int = product(part.shape) * part.dtype.size  # type: ignore[operator, assignment]
+        size: int = product(part.shape) * part.dtype.size
         if not size:
             continue
         view = lowering.new_slot(part.type, "view")

@@ -280,7 +280,7 @@ def linspace(
 ) -> Tensor:
     """`num` numbers from start to stop, which is left out if not endpoint."""
     count = num if endpoint else num + 1
-    return creation.linspace(start, stop, count, dtype=dtype, device=device)[:num]  # type: ignore[no-any-return]
+    return creation.linspace(start, stop, count, dtype=dtype, device=device)[:num]
 
 
 def eye(
@@ -552,7 +552,7 @@ def _running(
     wanted = _total(x, dtype)
     found = function(cast(x, wanted), axis, dtype=wanted)
     if not initial:
-        return found  # type: ignore[no-any-return]
+        return found
     shape = list(found.shape)
     shape[axis] = 1
     return movement.cat([full(shape, first, dtype=wanted), found], axis)
@@ -572,7 +572,7 @@ def diff(
     found = movement.cat(parts, axis) if len(parts) > 1 else x
     for _ in range(n):
         count = found.shape[axis]
-        after, before = found.narrow(axis, 1, count - 1), found.narrow(axis, 0, count - 1)  # type: ignore[operator]
+        after, before = found.narrow(axis, 1, count - 1), found.narrow(axis, 0, count - 1)
         found = after != before if found.dtype is bool else after - before
     return found
 
@@ -738,7 +738,7 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
     """Elements along an axis by number."""
     at = 0 if axis is None else build.axis_of(x.node, axis, "take")
     found = x.index_select(at, indices.reshape(-1))
-    return found.reshape(*x.shape[:at], *indices.shape, *x.shape[at + 1 :])  # type: ignore[no-any-return]
+    return found.reshape(*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
@@ -791,4 +791,4 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
 
 def unique_values(x: Tensor, /) -> Tensor:
     """Distinct values in order."""
-    return sorting.unique(x)  # type: ignore[no-any-return]
+    return sorting.unique(x)

@@ -80,7 +80,7 @@ class Bound:
     @property
     def launches(self) -> int:
         """Kernels and copies that a run puts on the device."""
-        return self._replay.launches  # type: ignore[no-any-return]
+        return self._replay.launches
 
     @property
     def copied(self) -> list[str]:
@@ -138,7 +138,7 @@ class Bound:
         if self._lowered.randomness:
             self._draw()
         found = self._replay.profile(self.name, max(1, runs), self._inputs.snapshot(RESTORED_BYTES))
-        return found.with_bytes(bytes or {})  # type: ignore[no-any-return]
+        return found.with_bytes(bytes or {})
 
     @property
     def replay(self) -> Any:

@@ -28,7 +28,7 @@ class Pending:
         """The values, as soon as they are here."""
         if self._landing is not None:
             self._value, self._landing = self._landing.wait(), None
-        return self._value.view(self._dtype).reshape(self._shape)  # type: ignore[no-any-return]
+        return self._value.view(self._dtype).reshape(self._shape)
 
 
 def write(device: str, pointer: int, array: np.ndarray[Any, Any]) -> None:

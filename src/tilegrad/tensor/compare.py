@@ -61,7 +61,7 @@ def ge(a: Any, b: Any) -> Tensor:
 def isnan(x: Any) -> Tensor:
     """Where x is nan."""
     tensor = lift(x)
-    return ne(tensor, tensor)  # type: ignore[no-any-return]
+    return ne(tensor, tensor)
 
 
 @method()
@@ -70,7 +70,7 @@ def isinf(x: Any) -> Tensor:
     tensor = lift(x)
     if not tensor.dtype.is_float:
         return wrap(build.full(tensor.shape, False, dtypes.bool_))
-    return eq(abs_(tensor), math.inf)  # type: ignore[no-any-return]
+    return eq(abs_(tensor), math.inf)
 
 
 @method()
@@ -101,7 +101,7 @@ def isclose(
     same = eq(x, y)
     x, y = floating(x), floating(y)
     close = same | (isfinite(x) & isfinite(y) & le(abs_(x - y), atol + rtol * abs_(y)))
-    return close | (isnan(x) & isnan(y)) if equal_nan else close  # type: ignore[no-any-return]
+    return close | (isnan(x) & isnan(y)) if equal_nan else close
 
 
 @method()

@@ -253,7 +253,7 @@ def result_type(a: Any, b: Any) -> DType:
         nodes = [operand(a), operand(b)]
         if not any(isinstance(v, Tensor) for v in (a, b)):
             nodes = [lift(a).node, lift(b).node]
-        return build.promoted("result_type", *nodes)[0].dtype  # type: ignore[no-any-return]
+        return build.promoted("result_type", *nodes)[0].dtype
     return promote(dtype_of(a), dtype_of(b))
 
 

@@ -77,7 +77,7 @@ def _window_dot(
     """
     rank = x.ndim - 3
     inside = tuple(range(rank))
-    spread = windows_of(node_of(x), 3, weight.shape[3:], steps, dilations)  # type: ignore[arg-type]
+    spread = windows_of(node_of(x), 3, weight.shape[3:], steps, dilations)
     contract = ([2, *(3 + i for i in inside)], [2, *(3 + rank + i for i in inside)])
     dtype = dtypes.float32 if x.dtype.is_float and x.dtype.bits < 32 else None
     groups = x.shape[1]
@@ -122,7 +122,7 @@ def _check_inputs(
     if not isinstance(groups, int) or groups < 1:
         raise UserError("bad groups", op=op, expected="an int >= 1", got=groups)
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
-    if x.shape[1] != channels or weight.shape[0] % groups:  # type: ignore[operator]
+    if x.shape[1] != channels or weight.shape[0] % groups:
         raise ShapeError(
             "the channels do not fit",
             op=op,
@@ -393,7 +393,7 @@ def fold(
     sizes = per_axis("fold", "output_size", output_size, 2, 1)
     window = per_axis("fold", "kernel_size", kernel_size, 2, 1)
     place = window[0] * window[1]
-    if x.ndim != 3 or x.shape[1] % place:  # type: ignore[operator]
+    if x.ndim != 3 or x.shape[1] % place:
         raise ShapeError(
             "the columns do not fit",
             op="fold",

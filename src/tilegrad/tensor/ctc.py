@@ -78,7 +78,7 @@ def _rows(line: Tensor, sizes: Tensor) -> Tensor:
     longest = int(sizes.max().item())
     starts = sizes.cumsum(0) - sizes
     places = starts.unsqueeze(1) + arange(longest)
-    return line[places.clamp(max=max(int(line.shape[0]) - 1, 0))]  # type: ignore[call-overload]
+    return line[places.clamp(max=max(int(line.shape[0]) - 1, 0))]
 
 
 def _join(a: Tensor, b: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _median_of_all(x: Tensor) -> Tensor:
     line = reshape(x, -1)
     middle = median(line.detach(), 0).values
     if not x.requires_grad:
-        return middle  # type: ignore[no-any-return]
+        return middle
     equal = (line == middle) | ((line != line) & (middle != middle))
     above = shared_extreme(pick(equal, line, -math.inf), True)
     lowest = amin(pick(line == -math.inf, line, math.inf))

@@ -232,7 +232,7 @@ def _extreme(op: Op, name: str, a: Any, b: Any) -> Tensor:
         wins, mine = x >= y, x + where(y == 0, y, -0.0).detach()
     else:
         wins, mine = x <= y, -(where(y == 0, -y, -0.0).detach() - x)
-    return where(wins | isnan(y), mine, y)  # type: ignore[no-any-return]
+    return where(wins | isnan(y), mine, y)
 
 
 @method("clamp", "clip")

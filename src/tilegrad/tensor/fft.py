@@ -126,19 +126,19 @@ def _factor(size: int) -> int:
 def transform(x: Tensor, sign: int, real: bool = False) -> Tensor:
     """The sums of x[j] exp(sign 2 pi i j k / n): x (..., n, 2), or (..., n) if real."""
     lead, size = x.shape[: -1 if real else -2], x.shape[-1 if real else -2]
-    first = _factor(size)  # type: ignore[arg-type]
+    first = _factor(size)
     if first == size:
-        if size > PRIME:  # type: ignore[operator]
+        if size > PRIME:
             return _chirped(pairs(x) if real else x, sign)
-        flat = x if real else x.reshape(*lead, 2 * size)  # type: ignore[operator]
-        found = matmul(flat, lift(matrix(size, sign, real, x.dtype)))  # type: ignore[arg-type]
+        flat = x if real else x.reshape(*lead, 2 * size)
+        found = matmul(flat, lift(matrix(size, sign, real, x.dtype)))
         return found.reshape(*lead, size, 2)
-    second: int = size // first  # type: ignore[operator, assignment]
+    second: int = size // first
     axis = len(lead)
     rest = () if real else (2,)
     columns = movedim(x.reshape(*lead, first, second, *rest), axis, axis + 1)
     found = transform(columns, sign, real)  # (..., second, first, 2)
-    found = _times(found, _constant(roots(second, first, size, sign), x.dtype))  # type: ignore[arg-type]
+    found = _times(found, _constant(roots(second, first, size, sign), x.dtype))
     found = transform(movedim(found, axis, axis + 1), sign)  # (..., first, second, 2)
     return movedim(found, axis, axis + 1).reshape(*lead, size, 2)
 
@@ -146,15 +146,15 @@ def transform(x: Tensor, sign: int, real: bool = False) -> Tensor:
 def _chirped(x: Tensor, sign: int) -> Tensor:
     """A transform of prime size as a convolution: j k = (j^2 + k^2 - (k - j)^2) / 2."""
     size = x.shape[-2]
-    long = 1 << (2 * size - 1).bit_length()  # type: ignore[operator]
-    turns = np.arange(size) ** 2 % (2 * size) / (2 * size)  # type: ignore[operator]
+    long = 1 << (2 * size - 1).bit_length()
+    turns = np.arange(size) ** 2 % (2 * size) / (2 * size)
     chirp = np.exp(2j * np.pi * sign * turns)
     kernel = np.zeros(long, complex)
     kernel[:size] = chirp.conj()
-    kernel[long - size + 1 :] = chirp.conj()[:0:-1]  # type: ignore[operator]
+    kernel[long - size + 1 :] = chirp.conj()[:0:-1]
     spectrum = transform(_constant(kernel / long, x.dtype), -1)
     turned = _constant(chirp, x.dtype)
-    moved = pad(_times(x, turned), (0, 0, 0, long - size))  # type: ignore[operator]
+    moved = pad(_times(x, turned), (0, 0, 0, long - size))
     found = transform(_times(transform(moved, -1), spectrum), 1)
     return _times(found[..., :size, :], turned)
 
@@ -198,7 +198,7 @@ def _along(
 ) -> Tensor:
     axis = _axis(x, dim, op, real)
     x = _fitted(x, n, axis, op)
-    size: int = x.shape[axis]  # type: ignore[assignment]
+    size: int = x.shape[axis]
     last = x.ndim - (1 if real else 2)
     found = transform(movedim(x, axis, last), 1 if inverse else -1, real)
     scale = _scale(norm, size, inverse, op)
@@ -221,13 +221,13 @@ def rfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = Non
     x = _real("rfft", input)
     axis = _axis(x, dim, "rfft", True)
     found = _along("rfft", x, n, axis, norm, False, True)
-    return found.narrow(axis, 0, found.shape[axis] // 2 + 1)  # type: ignore[operator]
+    return found.narrow(axis, 0, found.shape[axis] // 2 + 1)
 
 
 def _mirrored(op: str, x: Tensor, n: int | None, axis: int) -> Tensor:
     """All of a spectrum whose half is given: what a transform of reals has."""
     half = x.shape[axis]
-    size = 2 * (half - 1) if n is None else n  # type: ignore[operator]
+    size = 2 * (half - 1) if n is None else n
     x = _fitted(x, size // 2 + 1 if size > 0 else 0, axis, op)
     tail = flip(x.narrow(axis, 1, (size - 1) // 2), (axis,))
     conjugate = lift(np.array([1.0, -1.0], x.dtype.numpy))
@@ -243,14 +243,14 @@ def irfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = No
     """Reals (n of them) from the first half of their transform, given as pairs."""
     x = _paired("irfft", input)
     axis = _axis(x, dim, "irfft", False)
-    return _along("irfft", _mirrored("irfft", x, n, axis), None, axis, norm, True)[..., 0]  # type: ignore[no-any-return]
+    return _along("irfft", _mirrored("irfft", x, n, axis), None, axis, norm, True)[..., 0]
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The real transform of a signal that is its own mirrored conjugate, half of it given."""
     x = _paired("hfft", input)
     axis = _axis(x, dim, "hfft", False)
-    return _along("hfft", _mirrored("hfft", x, n, axis), None, axis, norm, False)[..., 0]  # type: ignore[no-any-return]
+    return _along("hfft", _mirrored("hfft", x, n, axis), None, axis, norm, False)[..., 0]
 
 
 def ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
@@ -258,7 +258,7 @@ def ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = No
     x = _real("ihfft", input)
     axis = _axis(x, dim, "ihfft", True)
     found = _along("ihfft", x, n, axis, norm, True, True)
-    return found.narrow(axis, 0, found.shape[axis] // 2 + 1)  # type: ignore[operator]
+    return found.narrow(axis, 0, found.shape[axis] // 2 + 1)
 
 
 # ---- several axes ---------------------------------------------------------------------------
@@ -370,6 +370,6 @@ def _shifted(x: Tensor, dim: Dims, sign: int) -> Tensor:
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     places = [build.axis_of(x.node, a, "fftshift") for a in axes]
     for axis in places:
-        size: int = x.shape[axis]  # type: ignore[assignment]
+        size: int = x.shape[axis]
         x = roll(x, size // 2 if sign > 0 else -(size // 2), axis)
     return x

@@ -110,7 +110,7 @@ def _picked(x: Tensor, places: list[Tensor], padding: str) -> Tensor:
         here = (place >= 0) & (place <= size - 1)  # false for nan too
         inside = here if inside is None else inside & here
         indices.append(cast(pick(here, place, 0.0), dtypes.int64))
-    batch = lift(list(range(int(x.shape[0])))).reshape(-1, *[1] * (x.ndim - 2))  # type: ignore[call-overload]
+    batch = lift(list(range(int(x.shape[0])))).reshape(-1, *[1] * (x.ndim - 2))
     moved = x.movedim(1, -1)  # (batch, *space, channels)
     found = moved[(batch, *indices)].movedim(-1, 1)
     return pick(inside.unsqueeze(1), found, 0.0) if padding == "zeros" else found

@@ -125,7 +125,7 @@ def heads(
     mask = pad(mask, (0, added)) if added and mask is not None else mask
     shown: Tensor | None = None
     if need_weights:
-        scores = matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1])  # type: ignore[arg-type]
+        scores = matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         shown = dropout(softmax(scores if mask is None else scores + mask, -1), rate)
         result = matmul(shown, v)
         shown = mean(shown, 1) if average else shown

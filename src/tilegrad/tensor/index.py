@@ -170,7 +170,7 @@ def _slice_entry(axis: int, size: Size, item: slice) -> Entry:
         raise UserError("bad step", op="index", expected="a whole number other than 0", got=step)
     fixed = all(not isinstance(v, Expr) for v in (start, stop, size))
     if fixed:
-        places = range(*slice(start, stop, step).indices(size))  # type: ignore[arg-type]
+        places = range(*slice(start, stop, step).indices(size))
         first = (places[0] if step > 0 else places[-1]) if places else 0
         whole = step == 1 and len(places) == size
         return Entry("slice", axis, first, len(places), step, full=whole)
@@ -253,7 +253,7 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
             known = np.where(known < 0, known + size, known).astype(np.int64)
             low = 0
     if node is None:
-        node = from_array(np.ascontiguousarray(known, dtype=np.int64))  # type: ignore[arg-type]
+        node = from_array(np.ascontiguousarray(known, dtype=np.int64))
         if low >= 0:
             return node
     if node.dtype.kind == "uint":
@@ -521,7 +521,7 @@ def _place(entry: Entry, block: int, parts: list[Entry]) -> Node:
     if entry.kind == "int":
         return build.size_value(entry.start)
     if entry.kind == "at":
-        return entry.value  # type: ignore[no-any-return]
+        return entry.value
     if entry.kind == "index":
         return build.reshape(entry.value, entry.value.shape + (1,) * len(parts))
     line = build.iota(entry.size)

@@ -51,7 +51,7 @@ def _dlpack(self: Tensor, **options: Any) -> Any:
     if buffer.device != HOST:
         from .dlpack import capsule_of
 
-        return capsule_of(buffer, self.shape, self.dtype, options.get("stream"))  # type: ignore[arg-type]
+        return capsule_of(buffer, self.shape, self.dtype, options.get("stream"))
     if self.dtype.name in ("bfloat16", "float8_e4m3", "float8_e5m2"):
         return to_torch(self).__dlpack__()
     return self.numpy().__dlpack__(**options)
@@ -81,7 +81,7 @@ def _array_namespace(self: Tensor, *, api_version: str | None = None) -> Any:
 @method("to_device")
 def _to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
     """The same values on a device (the array API's name for it)."""
-    return self.to(device)  # type: ignore[attr-defined, no-any-return]
+    return self.to(device)
 
 
 def from_dlpack(source: Any) -> Tensor:
@@ -113,9 +113,9 @@ def torch_array(source: Any) -> np.ndarray[Any, Any]:
         source = source.cpu()
     carried = CARRIED.get(str(source.dtype).removeprefix("torch."))
     if carried is None:
-        return source.numpy()  # type: ignore[no-any-return]
+        return source.numpy()
     torch = sys.modules["torch"]
-    return source.view(getattr(torch, carried[0])).numpy().view(carried[1])  # type: ignore[no-any-return]
+    return source.view(getattr(torch, carried[0])).numpy().view(carried[1])
 
 
 def _shared(source: Any) -> Any:

@@ -416,7 +416,7 @@ class Jitted(Generic[P, R]):
             if isinstance(name, int) and -len(self.names) <= name < len(self.names):
                 found.append(name % len(self.names))
             elif name in self.names:
-                found.append(self.names.index(name))  # type: ignore[arg-type]
+                found.append(self.names.index(name))
             else:
                 raise UserError(
                     f"{what} names no parameter",

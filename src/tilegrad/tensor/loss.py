@@ -276,7 +276,7 @@ def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float
     if beta < 0:
         raise UserError("bad beta", op="smooth_l1_loss", expected="beta >= 0", got=beta)
     if beta == 0:
-        return l1_loss(input, target, reduction)  # type: ignore[no-any-return]
+        return l1_loss(input, target, reduction)
     x, y = _pair("smooth_l1_loss", input, target)
     away = abs_(x - y)
     losses = pick(away < beta, away * away * (0.5 / beta), away - 0.5 * beta)

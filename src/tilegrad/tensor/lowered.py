@@ -248,10 +248,10 @@ class Lowered:
 
     def _tensor_of(self, source: Source, leaves: Sequence[Any], states: States) -> Tensor:
         if source.kind == "captured":
-            return source.holder  # type: ignore[no-any-return]
+            return source.holder
         if source.name:
             return states[source.index][source.name]
-        return leaves[source.index]  # type: ignore[no-any-return]
+        return leaves[source.index]
 
     def _nodes(self, leaves: Sequence[Any], states: States, buffers: list[Buffer]) -> list[Node]:
         """The Nodes of the caller behind the inputs."""
@@ -369,7 +369,7 @@ def bytes_of(tensor: Tensor, name: str, type_: Any = None) -> Buffer:
 
 def _concrete(place: Place, symbols: dict[str, int] | None) -> Array:
     if not place.symbolic:
-        return place.type  # type: ignore[no-any-return]
+        return place.type
     return Array(tuple(evaluate(s, symbols or {}) for s in place.type.shape), place.type.dtype)
 
 

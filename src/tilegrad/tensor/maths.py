@@ -40,7 +40,7 @@ def one_rounding(function: Function) -> Function:
     def run(x: Any, *args: Any, **options: Any) -> Tensor:
         tensor = floating(x)
         if tensor.dtype.bits >= 32:
-            return function(tensor, *args, **options)  # type: ignore[no-any-return]
+            return function(tensor, *args, **options)
         result = function(cast(tensor, dtypes.float32), *args, **options)
         return cast(result, tensor.dtype)
 
@@ -68,7 +68,7 @@ def _of_floats(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
         tensor = floating(x)
         return wrap(op(operand(tensor)), tensor)
 
-    return _attach(run, names, meaning)  # type: ignore[no-any-return]
+    return _attach(run, names, meaning)
 
 
 def _rounding(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
@@ -78,7 +78,7 @@ def _rounding(op: Op, meaning: str, *names: str) -> Callable[[Any], Tensor]:
         tensor = lift(x)
         return wrap(op(operand(tensor)) if tensor.dtype.is_float else operand(tensor), tensor)
 
-    return _attach(run, names, meaning)  # type: ignore[no-any-return]
+    return _attach(run, names, meaning)
 
 
 exp = _of_floats(ops.exp, "e ** x.", "exp")
@@ -163,13 +163,13 @@ def round_(x: Any, decimals: int = 0) -> Tensor:
 
 @one_rounding
 def _round_at(x: Tensor, there: Any, back: Any) -> Tensor:
-    return back(wrap(ops.round_(operand(there(x))), x))  # type: ignore[no-any-return]
+    return back(wrap(ops.round_(operand(there(x))), x))
 
 
 @method()
 def square(x: Any) -> Tensor:
     """x * x."""
-    return lift(x) ** 2  # type: ignore[no-any-return]
+    return lift(x) ** 2
 
 
 @method()

@@ -456,7 +456,7 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     if isinstance(split_size, int):
         if split_size <= 0 and size != 0:
             raise UserError("bad size", op="split", expected="a size > 0", got=split_size)
-        count = max(1, -(-size // split_size)) if split_size else 1  # type: ignore[operator]
+        count = max(1, -(-size // split_size)) if split_size else 1
         sizes = [split_size] * (count - 1) + [size - split_size * (count - 1)]
     else:
         sizes = list(split_size)
@@ -511,7 +511,7 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices along an axis, which disappears."""
     tensor = lift(x)
     axis = build.axis_of(tensor.node, dim, "unbind")
-    return tuple(select(tensor, axis, i) for i in range(tensor.shape[axis]))  # type: ignore[arg-type]
+    return tuple(select(tensor, axis, i) for i in range(tensor.shape[axis]))
 
 
 @method()

@@ -47,7 +47,7 @@ def _scaled(op: str, x: Tensor, weight: Any, bias: Any, shape: tuple[Size, ...])
         if value is None:
             continue
         found = cast(lift(value), x.dtype)
-        if found.numel() != math.prod(shape):  # type: ignore[arg-type]
+        if found.numel() != math.prod(shape):
             raise ShapeError(
                 f"the {name} does not fit",
                 op=op,
@@ -229,7 +229,7 @@ def group_norm(
 ) -> Tensor:
     """Mean 0 and variance 1 over groups of channels of each example."""
     tensor = _float("group_norm", x)
-    if tensor.ndim < 2 or tensor.shape[1] % num_groups != 0:  # type: ignore[operator]
+    if tensor.ndim < 2 or tensor.shape[1] % num_groups != 0:
         raise ShapeError(
             "the channels do not divide into groups",
             op="group_norm",

@@ -157,7 +157,7 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     tensor = movedim(tensor, (dim1, dim2), (-2, -1))
     rows, columns = tensor.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
-    count = max(min(rows - top, columns - left), 0)  # type: ignore[operator, type-var]
+    count = max(min(rows - top, columns - left), 0)
     if count == 0:
         return reshape(narrow(narrow(tensor, -1, 0, 0), -2, 0, 0), *tensor.shape[:-2], 0)
     square = narrow(narrow(tensor, -2, top, count), -1, left, count)

@@ -200,7 +200,7 @@ def _divisor(frame: Frame, counts: Sequence[Any], include_pad: bool, dtype: Any)
     table: Any = np.ones(())
     for found, size, edge in zip(frame.positions(counts), frame.shape, frame.padding):
         low, high = (-edge, size + edge) if include_pad else (0, size)
-        inside = ((found >= low) & (found < high)).sum(1)  # type: ignore[operator]
+        inside = ((found >= low) & (found < high)).sum(1)
         table = np.multiply.outer(table, inside)
     return wrap(from_array(table.astype(dtype.numpy)))
 
@@ -329,7 +329,7 @@ def _targets(op: str, x: Tensor, rank: int, output_size: Any) -> tuple[int, ...]
         raise UserError(
             "bad output_size", op=op, expected=f"an int or {rank} ints > 0", got=output_size
         )
-    return tuple(s if g is None else g for s, g in zip(shape, given))  # type: ignore[misc]
+    return tuple(s if g is None else g for s, g in zip(shape, given))
 
 
 def _bounds(size: int, target: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

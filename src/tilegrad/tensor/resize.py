@@ -122,7 +122,7 @@ def _targets(
         )
     if factor is None:
         return [int(f) for f in found], [None] * rank
-    sizes = [math.floor(s * f) for s, f in zip(x.shape[2:], found)]  # type: ignore[operator]
+    sizes = [math.floor(s * f) for s, f in zip(x.shape[2:], found)]
     return sizes, [None] * rank if recompute else [float(f) for f in found]
 
 
@@ -172,7 +172,7 @@ def _cubic(x: Tensor, axis: int, source: Array, size: int) -> Tensor:
     for tap, weight in enumerate(_cubic_weights(source - below)):
         part = _weigh(_take(x, axis, below + (tap - 1), size), axis, weight)
         total = part if total is None else total + part
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 def _cubic_weights(t: Array, a: float = -0.75) -> list[Array]:
@@ -245,7 +245,7 @@ def channel_shuffle(x: Any, groups: int) -> Tensor:
     found = lift(x)
     build.axis_of(found.node, 1, "channel_shuffle")
     _divides("channel_shuffle", found.shape[1], groups, "channels")
-    cut = found.unflatten(1, (groups, found.shape[1] // groups))  # type: ignore[operator]
+    cut = found.unflatten(1, (groups, found.shape[1] // groups))
     return reshape(cut.transpose(1, 2), found.shape)
 
 

@@ -108,7 +108,7 @@ def address(
     type_: Memory, shape: tuple[int, ...], axes: tuple[int, ...], where: np.ndarray
 ) -> np.ndarray:
     """Byte offsets of elements of a tile (an array (lane, axis)) in a place."""
-    sizes = [int(s) for s in type_.shape]  # type: ignore[arg-type]
+    sizes = [int(s) for s in type_.shape]
     size, span = type_.dtype.size, SPANS.get(type_.layout, 0)
     index = np.zeros((len(where), len(sizes)), np.int64)
     for tile_axis, axis in enumerate(axes):

@@ -55,7 +55,7 @@ class KernelCallee(Callee):
         return hashlib.sha256(self.to_text().encode()).hexdigest()[:32]
 
     @cached_property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         """The content, and which derivative comes with it in this process."""
         return f"{self.content}{self.tag}"
 
@@ -71,7 +71,7 @@ class KernelCallee(Callee):
         return "placed" if "placed" in levels else "portable"
 
     @cached_property
-    def states(self) -> tuple[int, ...]:  # type: ignore[override]
+    def states(self) -> tuple[int, ...]:
         """Arguments that are written in place, in the order of their results."""
         return tuple(sorted({p for _, roles in self.launches for k, p in roles if k == "state"}))
 

@@ -53,7 +53,7 @@ class Stage:
                 hint="no return, break, continue or else in it: use tile.where, or "
                 "a smaller upper bound",
             )
-        return values  # type: ignore[no-any-return]
+        return values
 
     def plain_test(self, value: Any) -> bool:
         """The condition of a branch with return, break or continue inside, or of a while."""
@@ -125,7 +125,7 @@ class Stage:
         if isinstance(test, Undefined):
             raise test.fail()
         if not isinstance(test, TileValue):
-            return then(*given) if test else otherwise(*given)  # type: ignore[no-any-return]
+            return then(*given) if test else otherwise(*given)
         if test.shape != () or test.dtype is not dtypes.bool_:
             raise DTypeError(
                 "the condition is not a scalar",
@@ -156,7 +156,7 @@ class Stage:
     def _part(self, function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
         """A trial: what one side makes of the variables; its Nodes are thrown away."""
         with self.tracer.builder.builder.block("trial"), _deeper(self.tracer, True):
-            return function(*given)  # type: ignore[no-any-return]
+            return function(*given)
 
     def _both(
         self,

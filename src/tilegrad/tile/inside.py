@@ -214,7 +214,7 @@ def _conditions(mask: Node | None) -> Iterator[Node]:
 def _bound(t: Tracer, node: Node, least: bool) -> Size:
     plain = _plain(node)
     if plain.op.name == "symbol":
-        return plain.attrs["value"]  # type: ignore[no-any-return]
+        return plain.attrs["value"]
     return range_at(t, plain)[0 if least else 1]
 
 
@@ -281,7 +281,7 @@ def _wrong(t: Tracer, offset: Node, count: int, mask: Node | None) -> int | None
     grid = t.grid or (1,)
     if not all(isinstance(s, int) and s > 0 for s in grid) or 2 ** len(grid) > CORNERS:
         return None
-    for program in corners_of(*[sorted({0, s - 1}) for s in grid]):  # type: ignore[operator]
+    for program in corners_of(*[sorted({0, s - 1}) for s in grid]):
         found = value_of(offset, program)
         live = np.True_ if mask is None else value_of(mask, program)
         if found is None or live is None:
@@ -307,7 +307,7 @@ def value_of(node: Node, program: tuple[int, ...]) -> np.ndarray[Any, Any] | Non
             return None
         else:
             known[one] = numeric.compute(one, [known[i] for i in one.inputs])
-    return known[node]  # type: ignore[no-any-return]
+    return known[node]
 
 
 # ---- bounds that a kernel states ---------------------------------------------------------------

@@ -248,7 +248,7 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
     b = tracer("arange").builder
     chosen = dtype_of(dtype)
     line = TileValue(b.add(ops.iota(size=size, dtype=chosen)), linear=0)
-    return elementwise("add", line, first) if first else line  # type: ignore[no-any-return]
+    return elementwise("add", line, first) if first else line
 
 
 # ---- shape ------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
 
 def multiply_add(a: Any, b: Any, c: Any) -> TileValue:
     """a * b + c, rounded once."""
-    return elementwise("multiply_add", a, b, c)  # type: ignore[no-any-return]
+    return elementwise("multiply_add", a, b, c)
 
 
 def _unary(name: str, text: str) -> Callable[[Any], Any]:
@@ -894,7 +894,7 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         box = window(memory, index, (), None, "atomic_add")
         total: Size = 0
         for i, stride in zip(box.index, memory.type.element_strides()):
-            total = total + i * stride  # type: ignore[operator]
+            total = total + i * stride
         offsets = TileValue(b.index(total))
     tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
     edges = join_edges("atomic_add", [tile, offsets])

@@ -187,7 +187,7 @@ class _Legalizer(MatrixPieces):
             assert kept.place is not None
             start: Size = 0
             for i, stride in zip(index, strides):
-                start = start + i * stride  # type: ignore[operator]
+                start = start + i * stride
             line = self.b.add(ops.iota(size=lanes, dtype=int64))
             line = self.b.apply("multiply", line, self.b.constant(strides[-1], int64))
             return self.b.gather(kept.place, self.b.apply("add", self.b.index(start), line))
@@ -352,12 +352,12 @@ class _Legalizer(MatrixPieces):
         """Where in a Memory a piece of a tile begins."""
         found = [self.base(i) for i in base]
         for axis, i in zip(axes, index):
-            found[axis] = found[axis] + i  # type: ignore[operator]
+            found[axis] = found[axis] + i
         return found
 
     def mask(self, node: Node | None) -> Piece:
         if node is None:
-            return lambda index, lanes: None  # type: ignore[arg-type, return-value]
+            return lambda index, lanes: None  # type: ignore[return-value]
         return self.source(node).piece
 
     def _load(self, node: Node) -> None:

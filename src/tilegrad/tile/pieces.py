@@ -198,7 +198,7 @@ class Pieces:
         def piece(index: Indices, lanes: int) -> Node:
             total: Size = 0
             for i, s in zip(index, shape):
-                total = total * s + i  # type: ignore[operator]
+                total = total * s + i
             line = self.b.add(ops.iota(size=lanes, dtype=int64))
             return self.b.gather(place, self.b.apply("add", self.b.index(total), line))
 

@@ -177,7 +177,7 @@ def _boxed(
 def _rows(op: str, place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     """A place as if it had only those rows that begin at `row`."""
     whole = place.shape[len(place.shape) - len(shape) :]
-    if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:  # type: ignore[operator]
+    if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
         raise _fail(op, f"a box of {shape} from row {row} on leaves {place}")
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
@@ -245,7 +245,7 @@ def _copy_multicast(
     into, source = _place("copy_multicast", place), _place("copy_multicast", memory)
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
-    if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:  # type: ignore[operator]
+    if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
         raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
     return _boxed(
         "copy_multicast",
@@ -302,9 +302,9 @@ def _copy_pages(
 def _place_rows(into: Memory, shape: tuple[int, ...]) -> int:
     """How many boxes, one below the other, fill a place."""
     rows = into.shape[len(into.shape) - len(shape)]
-    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:  # type: ignore[operator]
+    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
         raise _fail("copy_pages", f"boxes of {shape} do not fill the rows of {into}")
-    return rows // shape[0]  # type: ignore[operator, return-value]
+    return rows // shape[0]
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
@@ -469,7 +469,7 @@ def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpos
     fits = len(into.shape) == 2 and into.shape[0] == rows and into.dtype is source.dtype
     if not fits or len(index) != len(source.shape) - 2 or into.scope != "register":
         raise _fail("load_operand", f"{into} from {source} at {len(index)} indices")
-    if not 0 <= start <= columns - into.shape[1]:  # type: ignore[operator]
+    if not 0 <= start <= columns - into.shape[1]:
         raise _fail("load_operand", f"{into} from {start} on leaves {source}")
     return NOTHING
 
@@ -616,7 +616,7 @@ def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, t
     lead = index[1:] if to == "one" else index
     shape, given = into.shape[len(lead) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
-    whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0  # type: ignore[operator]
+    whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0
     if not whole or value.dtype is not into.dtype:
         raise _fail("send", f"{value.type} to {into} at {len(lead)} indices")
     return NOTHING
@@ -738,7 +738,7 @@ class PlacedBuilder(BodyBuilder):
                 row=row,
             )
         )
-        return place.dtype.storage_bytes(math.prod(shape))  # type: ignore[no-any-return, arg-type]
+        return place.dtype.storage_bytes(math.prod(shape))
 
     def copy_multicast(
         self,
@@ -798,7 +798,7 @@ class PlacedBuilder(BodyBuilder):
             )
         )
         count = math.prod((*pages.shape, *shape))
-        return place.dtype.storage_bytes(count)  # type: ignore[no-any-return, arg-type]
+        return place.dtype.storage_bytes(count)
 
     def cluster_rank(self, size: int) -> Size:
         """This program's number within its cluster of `size`."""

@@ -199,7 +199,7 @@ def _send(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
         if bar is None or region is None:
             return
         machine.asynchronous(place, region, role, node, True, bar.agent, len(bar.over) + 1)
-        bytes_ = into.dtype.storage_bytes(prod(shape))  # type: ignore[arg-type]
+        bytes_ = into.dtype.storage_bytes(prod(shape))
         machine.come(role, bar, node, 0, 0, bytes_, tells=False)
 
 

@@ -118,10 +118,10 @@ class Index:
         if name == "subtract":
             return index_of(combine(first, second, -1))
         if name == "multiply":
-            return index_of(first * second)  # type: ignore[operator]
+            return index_of(first * second)
         if low(second) < 1:  # floor division by what may be 0 or negative is done at run time
             return elementwise(name, scalar(first), scalar(second))
-        return index_of(first // second if name == "floor_divide" else first % second)  # type: ignore[operator]
+        return index_of(first // second if name == "floor_divide" else first % second)
 
     def __add__(self, other: Any) -> Any:
         return self._with(other, "add")
@@ -295,12 +295,12 @@ class TileValue(Operators):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes, all static."""
-        return self.node.shape  # type: ignore[no-any-return]
+        return self.node.shape
 
     @property
     def dtype(self) -> DType:
         """Dtype of the elements."""
-        return self.node.dtype  # type: ignore[no-any-return]
+        return self.node.dtype
 
     @property
     def ndim(self) -> int:

@@ -200,7 +200,7 @@ def _apart(
         last.append(combine(most, access.length(axis), 1))
     if len(steps) > 1:
         return False
-    reach = abs(int(steps.pop()))  # type: ignore[arg-type]
+    reach = abs(int(steps.pop()))
     return all(high(combine(b, a, -1)) <= reach for a in first for b in last)
 
 
@@ -262,7 +262,7 @@ class Cells:
         self.unit = [self._unit(axis) if coarse else 1 for axis in range(len(self.shape))]
         self.few = all(isinstance(s, int) for s in self.shape)
         if self.few:
-            self.sizes = [-(-s // u) for s, u in zip(self.shape, self.unit)]  # type: ignore[operator]
+            self.sizes = [-(-s // u) for s, u in zip(self.shape, self.unit)]
             self.count = prod(self.sizes)
             self.few = self.count <= SMALL
 
@@ -288,10 +288,10 @@ class Cells:
         trips = [_trips(t, atom) for atom in loops]
         if not all(isinstance(s, int) for s in grid) or None in trips:
             return None
-        if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW:  # type: ignore[arg-type]
+        if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW:
             return None
         found = []
-        for program in every(*[range(s) for s in grid]):  # type: ignore[arg-type]
+        for program in every(*[range(s) for s in grid]):
             env = {p: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
             for values in every(*[s for s in trips if s is not None]):
                 env.update(zip(loops, values))

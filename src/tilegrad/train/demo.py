@@ -81,7 +81,7 @@ def run_demo(
     letters = sorted(set(text))
     data = np.searchsorted(np.array(letters), np.array(list(text)))
     model = GPT2(GPT2Config(len(letters), TOKENS, n_embd=128, n_layer=4, n_head=4))
-    count = sum(int(p.numel()) for p in model.parameters())  # type: ignore[arg-type]
+    count = sum(int(p.numel()) for p in model.parameters())
     say(
         f"A GPT of {count:,} parameters learns to write, letter by letter, from "
         f"{len(text):,} letters of Shakespeare. Ctrl-C stops early."

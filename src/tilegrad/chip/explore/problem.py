@@ -164,7 +164,7 @@ def _bits(bits: int | Sequence[int]) -> tuple[int, int, int]:
     found = (bits,) * 3 if isinstance(bits, int) else tuple(bits)
     if len(found) != 3 or not all(isinstance(b, int) and 1 <= b <= 64 for b in found):
         raise UserError("bad bits", op="Problem", expected="1 to 64, one or three", got=bits)
-    return found  # type: ignore[return-value]
+    return found
 
 
 __all__ = ["Operand", "Problem", "Term", "convolution", "gemm"]

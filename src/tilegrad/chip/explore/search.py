@@ -130,7 +130,7 @@ class Space:
                 (batch.rows[number], level.rows),
             ):
                 if len(sides) > 1:
-                    good &= math.prod(sides.values()) <= bound  # type: ignore[arg-type]
+                    good &= math.prod(sides.values()) <= bound
         for level, held in zip(self.accelerator.levels, self._held(batch)):
             if level.bytes is not None:
                 good &= held <= level.bytes

@@ -126,7 +126,7 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
         shape[3:],  # type: ignore[arg-type]
         tuple(range(3, 9)),
     )
-    columns = 8 * int(shape[3])  # type: ignore[arg-type]
+    columns = 8 * int(shape[3])
     lines = b.add(ops.transpose(sums, order=(1, 4, 2, 0, 3, 5)))
     value = parts.scaled(b, b.add(ops.reshape(lines, shape=(64, columns))), x.scale)
     apart = plan.queries == 64  # the halves are columns, else queries

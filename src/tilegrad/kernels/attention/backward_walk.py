@@ -67,7 +67,7 @@ class Walk:
         self.wide = (wide[0] // self.pieces[0], wide[1])
         self.packed = "query_starts" in x.extras
         if self.packed:  # a sequence may begin within a block
-            self.sequences = int(self.memory["query_starts"].type.shape[0]) - 1  # type: ignore[union-attr, arg-type]
+            self.sequences = int(self.memory["query_starts"].type.shape[0]) - 1  # type: ignore[union-attr]
             self.blocks = combine(floor_divide(tokens[0], ROWS), self.sequences, 1)
 
     def build(self) -> Body:

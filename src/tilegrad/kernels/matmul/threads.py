@@ -270,7 +270,7 @@ class ThreadMatmul:
 
     def shares(self, place: Node) -> list[tuple[int, int]]:
         """Rows (first, count) of a place that one round of all threads copies."""
-        rows, columns = (int(s) for s in place.type.shape[1:])  # type: ignore[union-attr, arg-type]
+        rows, columns = (int(s) for s in place.type.shape[1:])  # type: ignore[union-attr]
         round_ = max(8, self.threads * 16 // (columns * self.x.dtype.size))
         return [(first, min(round_, rows)) for first in range(0, rows, round_)]
 

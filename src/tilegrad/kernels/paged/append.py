@@ -231,7 +231,7 @@ class _Append:
         b, half = self.b, self.rotary.width // 2
         start: Size = number
         for i, stride in zip(where, memory.type.element_strides()):  # type: ignore[union-attr]
-            start = start + i * stride  # type: ignore[operator]
+            start = start + i * stride
         head = b.add(ops.reshape(b.add(ops.iota(size=count, dtype=int64)), shape=(count, 1)))
         pair = b.add(ops.reshape(b.add(ops.iota(size=half, dtype=int64)), shape=(1, half)))
         line = b.apply(

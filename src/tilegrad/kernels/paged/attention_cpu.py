@@ -241,7 +241,7 @@ class Rows(Blocks, DecodeRows):
     def clears(self) -> Node:
         """Whether this program clears tokens of no request."""
         b = self.b
-        return b.apply("equal", b.index(self.row_block), b.index(0))  # type: ignore[no-any-return]
+        return b.apply("equal", b.index(self.row_block), b.index(0))
 
     def row_at(self, r: Size) -> tuple[Size, Size]:
         """Head and token of a row."""

@@ -84,7 +84,7 @@ class _Prefill(Blocks):
 
     def __init__(self, p: PagedShape, plan: CpuPlan, name: str) -> None:
         given = [(NAMES.get(n, n), memory) for n, memory in attend_parameters(p)]
-        Builder.__init__(self, shape_of(p), given, plan, name)  # type: ignore[arg-type]
+        Builder.__init__(self, shape_of(p), given, plan, name)
         self.p, self.per = p, plan.queries
         self.set_factor()  # type: ignore[attr-defined]
 
@@ -103,7 +103,7 @@ class _Prefill(Blocks):
         self.x = replace(self.x, queries=self.tokens, band=(low, combine(self.sees, 1, -1)))
         b.branch(b.less(0, self.tokens), self.work)
         b.branch(b.apply("equal", b.index(block), b.index(0)), self.clear)
-        return b.finish((grid,), plan=self.plan, fits=True)  # type: ignore[no-any-return]
+        return b.finish((grid,), plan=self.plan, fits=True)
 
     def work(self: Any) -> Sequence[Node]:
         """All of a block that has tokens."""

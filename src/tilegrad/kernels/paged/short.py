@@ -366,7 +366,7 @@ class _Short(Steps):
     def write(self, result: Node) -> None:
         """Columns (columns, rows) of the result that this program finishes."""
         b, x, shape = self.b, self.x, result.shape
-        at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)  # type: ignore[arg-type]
+        at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)
         inside = b.apply(
             "bit_and",
             b.apply("less", at, b.constant(x.value_width, int64)),
@@ -391,7 +391,7 @@ class _Short(Steps):
         row = self.before % x.page
         for which, value in enumerate((self.key, self.value)):
             width = (x.width, x.value_width)[which]
-            inside = b.apply("less", self.counted(value.shape, 1), b.constant(width, int64))  # type: ignore[arg-type]
+            inside = b.apply("less", self.counted(value.shape, 1), b.constant(width, int64))
             b.store(self.cache[which], value, (page, self.head, row, 0), (2, 3), inside)
         step = min(x.page, CLEARED)
 

@@ -176,10 +176,10 @@ class Steps:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
         last ones of them if there is a window."""
         b, x = self.b, self.x
-        at = self.counted(scores.shape, 0, key)  # type: ignore[arg-type]
+        at = self.counted(scores.shape, 0, key)
         end = b.index(sees)
         if self.per > 1:
-            row = self.counted(scores.shape, 1)  # type: ignore[arg-type]
+            row = self.counted(scores.shape, 1)
             token = b.apply("unsigned_divide", row, b.constant(x.group, int64))
             end = b.apply("add", token, end)
         inside = b.apply("less", at, end)

@@ -73,7 +73,7 @@ class Preparation(Callee):
         return f"prepare_{self.form}"
 
     @cached_property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         """Everything that decides what is made."""
         return self.to_text()
 
@@ -85,7 +85,7 @@ class Preparation(Callee):
     @property
     def step(self) -> int:
         """Rows that are packed together."""
-        return _layouts(self.kind).ROWS  # type: ignore[no-any-return]
+        return _layouts(self.kind).ROWS
 
     @property
     def row_bytes(self) -> int:
@@ -98,11 +98,11 @@ class Preparation(Callee):
 
     def parts(self) -> list[tuple[str, tuple[int, ...], DType]]:
         """Names, shapes and dtypes of what is made, in order."""
-        return _layouts(self.kind).parts(self.shape)  # type: ignore[no-any-return]
+        return _layouts(self.kind).parts(self.shape)
 
     def pack(self, raw: NdArray) -> dict[str, NdArray]:
         """The parts of some rows of bytes."""
-        return _layouts(self.kind).pack(self.shape.with_rows(len(raw)), raw)  # type: ignore[no-any-return]
+        return _layouts(self.kind).pack(self.shape.with_rows(len(raw)), raw)
 
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the parts."""

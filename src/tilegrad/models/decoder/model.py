@@ -94,7 +94,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = turn(q, angles), turn(k, angles)
-        return self.output(attend(self.layer, q, k, v).flatten(-2))  # type: ignore[no-any-return]
+        return self.output(attend(self.layer, q, k, v).flatten(-2))
 
     def _heads(self, x: Tensor) -> Tensor:
         width = self.config.head_width
@@ -116,7 +116,7 @@ class FeedForward(nn.Module):
         """(..., C) -> (..., C)."""
         act = ACTIVATIONS[self.activation]
         inner = act(self.gate(x)) * self.up(x) if self.gated else act(self.up(x))  # (..., F)
-        return self.down(inner)  # type: ignore[no-any-return]
+        return self.down(inner)
 
 
 class Experts(nn.Module):
@@ -289,7 +289,7 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             rotary = config.rotary_of(layer)
             x = block(x, attend, None if rotary is None else turns.get(rotary))
-        return x  # type: ignore[no-any-return]
+        return x
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
@@ -297,12 +297,12 @@ class Decoder(nn.Module):
         if self.config.logit_scale != 1.0:
             found = found * self.config.logit_scale
         cap = self.config.logit_softcap
-        return cap * tanh(found / cap) if cap else found  # type: ignore[no-any-return]
+        return cap * tanh(found / cap) if cap else found
 
     def _causal(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Plain causal attention: (B, T, H, D) -> (B, T, H, D)."""
         found = attention(q, k, v, causal=True, layout="bthd", **self.config.attention(layer))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def load(
         self,

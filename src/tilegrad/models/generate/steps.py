@@ -174,7 +174,7 @@ class Steps:
                 self.words,
                 self._whole([self.nobody] * size),
                 self._whole([0] * (size + 1)),
-            )  # type: ignore[no-any-return]
+            )
 
         return Bucket(self._first(("decode", size, variant, most), make), [])
 

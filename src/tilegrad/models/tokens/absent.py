@@ -17,7 +17,7 @@ class NoTokenizer(Tokenizer):
     """No words at all; `place` is what should have had them, `others` what else lies there."""
 
     def __init__(self, place: str, ends: Iterable[int] = (), others: Sequence[str] = ()) -> None:
-        super().__init__([], [], [], self, ends=ends)  # type: ignore[arg-type]
+        super().__init__([], [], [], self, ends=ends)
         self.place, self.others = place, tuple(others)
 
     def __repr__(self) -> str:

@@ -136,7 +136,7 @@ class UpdateDestinations:
             return None
         if node.op is ops.cast:
             return parts[0]
-        return combine(parts[0], parts[1], 1 if node.op is ops.add else -1)  # type: ignore[arg-type]
+        return combine(parts[0], parts[1], 1 if node.op is ops.add else -1)
 
     def scalar(self, node: Node) -> Size:
         """A loaded scalar as an index."""

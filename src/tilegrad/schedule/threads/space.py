@@ -226,7 +226,7 @@ class ThreadSpace(LoopSpace):
         row = named("loop", "row", 0, max(1, high(rows or 1) - 1))
 
         def undecided(count: int) -> int:
-            size = self.inner // count  # type: ignore[operator]
+            size = self.inner // count
             lane = named("loop", "lane", 0, max(1, size - 1))
             starts = [
                 (v, self.index_at(v, row, combine(lane, k * size, 1)))

@@ -428,7 +428,7 @@ class TileEvaluator(ExponentEvaluator):
         if seen is None:
             return self._gathered(
                 memory, combine(combine(multiply(by_lane, self.lane), self.row, 1), start, 1), None
-            )  # type: ignore[arg-type]
+            )
         source = b.load(seen[0], seen[1], shape, (0, 1), mask)
         pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
         place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")

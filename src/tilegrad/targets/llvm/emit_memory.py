@@ -366,7 +366,7 @@ class MemoryEmitter(ShapeEmitter):
     def emit_allocate(self, node: Node) -> None:
         type_ = node.type
         assert isinstance(type_, Memory)
-        size = type_.dtype.size * math.prod(type_.shape)  # type: ignore[arg-type]
+        size = type_.dtype.size * math.prod(type_.shape)
         self.values[node] = [self.w.value(f"getelementptr i8, ptr %scratch, i64 {self.scratch}")]
         self.scratch += (size + 63) // 64 * 64
 

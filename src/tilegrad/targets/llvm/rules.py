@@ -417,7 +417,7 @@ def _function(name: str, near: bool = False) -> Row:
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
         operations: Any = Operations(w, lanes, near)
         values = [Vector(i, d) for i in inputs]
-        return getattr(functions, name)(operations, *values).name  # type: ignore[no-any-return]
+        return getattr(functions, name)(operations, *values).name
 
     return row
 

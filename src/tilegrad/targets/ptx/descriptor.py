@@ -31,7 +31,7 @@ class Operand:
         type_ = place.type
         assert isinstance(type_, Memory)
         self.size: int = type_.dtype.size
-        self.rows, self.columns = (int(s) for s in type_.shape[-2:])  # type: ignore[arg-type]
+        self.rows, self.columns = (int(s) for s in type_.shape[-2:])
         self.swizzle = SWIZZLES[type_.layout]
         if not self.swizzle:
             raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")

@@ -147,7 +147,7 @@ class MemoryEmitter(SharedEmitter):
         assert isinstance(type_, Memory)
         strides = type_.element_strides()
         parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
-        fixed = sum(c * s * type_.dtype.size for (_, c), s in zip(parts, strides) if c)  # type: ignore[misc]
+        fixed = sum(c * s * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
         far = fixed >> REACH << REACH
         key = ("address", memory, tuple(n for n, _ in parts), own, far)
         found = self.known(key)
@@ -168,7 +168,7 @@ class MemoryEmitter(SharedEmitter):
             found = self.keep(
                 key, self.w.value("b64", "mul.lo.s64", self.size64(stride), str(type_.dtype.size))
             )
-        return found  # type: ignore[no-any-return]
+        return found
 
     def global_places(
         self, memory: Node, index: Sequence[Node], spread: Spread, axes: Sequence[int]
@@ -178,7 +178,7 @@ class MemoryEmitter(SharedEmitter):
         assert isinstance(type_, Memory)
         size, strides = type_.dtype.size, [type_.element_strides()[a] for a in axes]
         reach = [n * s * size if isinstance(s, int) else FAR for n, s in zip(spread.shape, strides)]
-        near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]  # type: ignore[arg-type]
+        near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]
         address, fixed = self.based_address(memory, index, self.thread_offset(spread, near))
         far = [a for a, r in enumerate(reach) if r >= FAR // 4]
         bases: dict[tuple[int, ...], str] = {}
@@ -189,8 +189,7 @@ class MemoryEmitter(SharedEmitter):
                 bases[key] = self.far_address(address, spread, type_, far, key, strides)
             places.append(f"[{bases[key]}+{fixed + sum(c * s for c, s in zip(at, near))}]")
         steps = [
-            divisor_of(s) * (1 + (1 << 48)) if a in far else int(s)  # type: ignore[arg-type]
-            for a, s in enumerate(strides)
+            divisor_of(s) * (1 + (1 << 48)) if a in far else int(s) for a, s in enumerate(strides)
         ]
         return places, self.runs(spread, steps, self.alignment(type_, index), size)
 
@@ -358,7 +357,7 @@ class MemoryEmitter(SharedEmitter):
             return a or b
         key = ("both", a, b)
         found = self.known(key)
-        return found or self.keep(key, self.w.value("pred", "and.pred", a, b))  # type: ignore[no-any-return]
+        return found or self.keep(key, self.w.value("pred", "and.pred", a, b))
 
     @contextmanager
     def arms(self, mask: list[str]) -> Iterator[Callable[[], None]]:

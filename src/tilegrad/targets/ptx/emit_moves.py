@@ -30,7 +30,7 @@ class Moves(Values):
         key = ("offset", self.thread, spread.fields, tuple(steps))
         found = self.known(key)
         if found is not None:
-            return found if found else None  # type: ignore[no-any-return]
+            return found if found else None
         total: str | None = None
         for shift, width, axis, stride in spread.fields:
             if steps[axis] == 0:
@@ -78,7 +78,7 @@ class Moves(Values):
         if found is None:
             part = self.w.value("b32", "and.b32", self.thread, str(copies))
             found = self.keep(key, self.w.value("pred", "setp.eq.s32", part, "0"))
-        return found  # type: ignore[no-any-return]
+        return found
 
     # ---- moving ---------------------------------------------------------------------------
 

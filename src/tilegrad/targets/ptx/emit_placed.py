@@ -62,12 +62,12 @@ class PlacedEmitter(ShapeEmitter):
             found = self.keep(
                 key, self.w.value("b32", "shfl.sync.idx.b32", number, "0", "31", "-1")
             )
-        return found  # type: ignore[no-any-return]
+        return found
 
     def first_thread(self) -> str:
         """Holds for one thread of the role."""
         key = ("first", self.thread)
-        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+        return self.known(key) or self.keep(
             key, self.w.value("pred", "setp.eq.s32", self.thread, "0")
         )
 
@@ -81,7 +81,7 @@ class PlacedEmitter(ShapeEmitter):
             return
         size = type_.dtype.size
         for s in type_.shape:
-            size *= s  # type: ignore[assignment]
+            size *= s
         swizzle = SWIZZLES[type_.layout]
         users = (n.op.name for n in all_nodes(self.body.block) if node in n.inputs)
         if type_.layout == "held" and not {*users} <= HELD:
@@ -152,7 +152,7 @@ class PlacedEmitter(ShapeEmitter):
             low, high = self.bounds.range(node)
             if low == high == 0:
                 continue
-            bytes_ = stride * type_.dtype.size  # type: ignore[operator]
+            bytes_ = stride * type_.dtype.size
             part = self.w.value("b32", "mul.lo.s32", self.index32(node), str(bytes_))
             address = self.w.value("b32", "add.s32", address, part)
         return address
@@ -161,9 +161,9 @@ class PlacedEmitter(ShapeEmitter):
         """Bytes of a place before a row, and from a span of its columns to the next."""
         if len(type_.shape) < 2:
             return row * type_.dtype.size, 0
-        step = int(type_.element_strides()[-2]) * type_.dtype.size  # type: ignore[arg-type]
+        step = int(type_.element_strides()[-2]) * type_.dtype.size
         span = SWIZZLES[type_.layout] or step
-        return row * span, int(type_.shape[-2]) * span  # type: ignore[arg-type]
+        return row * span, int(type_.shape[-2]) * span
 
     def row_address(self, place: Node, row: int) -> str:
         """Where a place begins, as if its first rows were not there."""
@@ -187,10 +187,10 @@ class PlacedEmitter(ShapeEmitter):
             return self.held_runs(place, base, spread)
         if not swizzle:
             steps = list(type_.element_strides()[len(index) :])
-            own = self.thread_offset(spread, [s * size for s in steps])  # type: ignore[operator]
+            own = self.thread_offset(spread, [s * size for s in steps])
             if own is not None:
                 base = self.w.value("b32", "add.s32", base, own)
-            offsets = [sum(c * s for c, s in zip(at, steps)) for at in spread.registers]  # type: ignore[operator]
+            offsets = [sum(c * s for c, s in zip(at, steps)) for at in spread.registers]
             runs = self.runs(spread, steps, 16, size)  # type: ignore[arg-type]
             return [(f"[{base}+{offsets[s] * size}]", s, n) for s, n in runs]
         return self.swizzled_runs(type_, base, spread, swizzle)
@@ -212,7 +212,7 @@ class PlacedEmitter(ShapeEmitter):
     ) -> list[tuple[str, int, int]]:
         """Runs in a swizzled place: the column's chunk is exchanged by the row."""
         w, size = self.w, type_.dtype.size
-        rows = int(type_.shape[-2])  # type: ignore[arg-type]
+        rows = int(type_.shape[-2])
         span = swizzle // size
         row = self.thread_part(spread.fields, 0) or self.constant32(0)
         column = self.thread_part(spread.fields, 1) or self.constant32(0)
@@ -325,7 +325,7 @@ class PlacedEmitter(ShapeEmitter):
         """The warp's lanes meet; then holds for one of them."""
         self.w.put("bar.warp.sync", "-1")
         key = ("lane 0", self.thread)
-        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+        return self.known(key) or self.keep(
             key, self.w.value("pred", "setp.eq.s32", self.bits(0, 5), "0")
         )
 
@@ -579,7 +579,7 @@ class PlacedEmitter(ShapeEmitter):
     def always(self) -> str:
         """A predicate that holds."""
         key = ("always", True)
-        return self.known(key) or self.keep(  # type: ignore[no-any-return]
+        return self.known(key) or self.keep(
             key, self.w.value("pred", "setp.eq.s32", self.constant32(0), "0")
         )
 

@@ -37,9 +37,9 @@ class SendEmitter(PlacedEmitter):
             return
         base = self.lead_address(place, node.inputs[4:])
         landing = self.barrier_address(barrier, stage)
-        steps = [int(s) for s in type_.element_strides()[len(node.inputs) - 4 :]]  # type: ignore[arg-type]
+        steps = [int(s) for s in type_.element_strides()[len(node.inputs) - 4 :]]
         if node.attrs["to"] == "shares":
-            each = int(type_.shape[len(node.inputs) - 4])  # type: ignore[arg-type]
+            each = int(type_.shape[len(node.inputs) - 4])
             self.send_shares(registers, spread, base, landing, steps, each)
         else:
             self.send_whole(registers, spread, base, landing, steps)

@@ -260,7 +260,7 @@ class SharedEmitter(Moves):
         if SWIZZLES[type_.layout]:
             raise InternalError("ptx.emit", "a swizzled place is read and written whole")
         size = max(1, type_.dtype.size)
-        strides = [int(s) for s in type_.element_strides()]  # type: ignore[arg-type]
+        strides = [int(s) for s in type_.element_strides()]
         w, total = self.w, self.pointers[memory]
         for node, stride in zip(index, strides):
             if self.bounds.range(node) == (0, 0):

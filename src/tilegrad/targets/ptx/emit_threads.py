@@ -98,13 +98,13 @@ class ThreadsEmitter(SendEmitter):
         type_ = place.type
         assert isinstance(type_, Memory)
         box, spans, _ = self.boxes(type_, node.attrs["shape"])
-        count = int(pages.shape[0])  # type: ignore[arg-type]
+        count = int(pages.shape[0])
         map_ = self.map_of(memory, type_, box, node.attrs["axes"])
         bytes_ = SWIZZLES[type_.layout] or box[-1] * type_.dtype.size  # of a row of a span
         number = self.resize(self.get(pages, self.plan.spread(pages))[0], self.dtype(pages), int32)
         base, landing = self.lead_address(place, lead), self.barrier_address(barrier, stage)
         found = [self.index32(i) for i in index]
-        span_bytes = int(type_.shape[-2]) * bytes_  # type: ignore[arg-type]
+        span_bytes = int(type_.shape[-2]) * bytes_
         form, hint = self.page_copy(rank, node.attrs["hint"])
         for first in range(0, spans * count, WARP):
             lane = w.value("b32", "add.s32", self.thread, str(first)) if first else self.thread
@@ -205,14 +205,14 @@ class ThreadsEmitter(SendEmitter):
             row = self.w.value("b32", "shr.u32", self.thread, str(bits))
             piece = self.w.value("b32", "and.b32", self.thread, str(walk.pieces - 1))
             found = self.keep(key, (row, piece))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def pieces_at(self, place: Node, lead: tuple[Node, ...], walk: Walk, first: int) -> list[str]:
         """Where this thread's pieces lie in a place, from row `first` on."""
         type_, w = place.type, self.w
         assert isinstance(type_, Memory)
-        rows = int(type_.shape[-2])  # type: ignore[arg-type]
-        span = SWIZZLES[type_.layout] or int(type_.shape[-1]) * type_.dtype.size  # type: ignore[arg-type]
+        rows = int(type_.shape[-2])
+        span = SWIZZLES[type_.layout] or int(type_.shape[-1]) * type_.dtype.size
         turns = SWIZZLES[type_.layout] // PIECE
         if turns and first % 8:
             raise InternalError("ptx.emit", f"row {first} of a swizzled place")
@@ -391,7 +391,7 @@ class ThreadsEmitter(SendEmitter):
         type_, w = place.type, self.w
         assert isinstance(type_, Memory)
         span = SWIZZLES[type_.layout]
-        turns, rows = span // PIECE, int(type_.shape[-2])  # type: ignore[arg-type]
+        turns, rows = span // PIECE, int(type_.shape[-2])
         if not span or start % DEPTH:
             raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
         address = w.value(
@@ -416,7 +416,7 @@ class ThreadsEmitter(SendEmitter):
         key = ("lane start", self.thread, held.right, held.warps, span, rows, k_rows)
         found = self.known(key)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
         w, lane = self.w, self.bits(0, 5)
         low = w.value("b32", "and.b32", w.value("b32", "shr.u32", lane, "3"), "1")
         high = w.value("b32", "shr.u32", lane, "4")
@@ -426,7 +426,7 @@ class ThreadsEmitter(SendEmitter):
             along = w.value("b32", "mad.lo.s32", warp, "2", along)
         down, piece = (deep, along) if k_rows else (along, deep)
         row = w.value("b32", "mad.lo.s32", down, "8", w.value("b32", "and.b32", lane, "7"))
-        return self.keep(key, self.piece_offset(row, piece, span, rows, turns))  # type: ignore[no-any-return]
+        return self.keep(key, self.piece_offset(row, piece, span, rows, turns))
 
     def warp_of(self, held: Register) -> str:
         """This warp's place along the operand's side of the grid; '' where there is one."""
@@ -461,7 +461,7 @@ class ThreadsEmitter(SendEmitter):
     ) -> list[tuple[str, int, int]]:
         """As any Tile, but with one address a thread where registers only add and exchange."""
         size, w = type_.dtype.size, self.w
-        span, rows = swizzle // size, int(type_.shape[-2])  # type: ignore[arg-type]
+        span, rows = swizzle // size, int(type_.shape[-2])
         runs = self.runs(spread, [rows * span, 1], PIECE, size)
         reach = [0, 0]
         for _, width, axis, stride in spread.fields:

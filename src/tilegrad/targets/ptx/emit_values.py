@@ -60,7 +60,7 @@ class Values:
         """What the registers of a value hold: int64 within 32 bits is held as int32."""
         if node.dtype is int64 and self.bounds.narrow(node):
             return int32
-        return node.dtype  # type: ignore[no-any-return]
+        return node.dtype
 
     def resize(self, register: str, source: DType, to: DType) -> str:
         """An integer index in another width."""
@@ -93,7 +93,7 @@ class Values:
             return [self.scalar(node)] * len(spread.registers)
         if self.plan.free(node):
             found = self.known((node, spread))
-            return found or self.keep((node, spread), self.make(node, spread))  # type: ignore[no-any-return]
+            return found or self.keep((node, spread), self.make(node, spread))
         own = self.plan.spread(node)
         registers = self.held[node]
         if own == spread:
@@ -101,7 +101,7 @@ class Values:
         found = self.known((node, spread))
         if found is None:
             found = self.keep((node, spread), self.change(node, registers, own, spread))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def own(self, node: Node) -> list[str]:
         """The registers of a Tile in the Spread planned for it."""
@@ -155,7 +155,7 @@ class Values:
                     part = self.w.value("b32", "mul.lo.s32", part, str(stride))
                 found = part if found is None else self.w.value("b32", "add.s32", found, part)
             self.keep(key, found)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def bits(self, shift: int, width: int) -> str:
         """Some bits of the thread's number."""
@@ -309,7 +309,7 @@ class Values:
         """A Size that depends on Symbols, as a 64-bit register."""
         key = ("size", size)
         found = self.known(key)
-        return found or self.keep(key, self._size64(size))  # type: ignore[no-any-return]
+        return found or self.keep(key, self._size64(size))
 
     def _size64(self, size: Size) -> str:
         w = self.w

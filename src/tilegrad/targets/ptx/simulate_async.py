@@ -202,7 +202,7 @@ def map_of(warp: Warp, address: int) -> Map:
     at = address - PARAMETERS - PARAMETER_START
     if at not in maps:
         raise SimulationError(f"no tensor map at the generic address {address:#x}")
-    return maps[at]  # type: ignore[no-any-return]
+    return maps[at]
 
 
 def _coordinates(d: Decoder, operand: Operand, rank: int) -> Any:

@@ -47,7 +47,7 @@ def cluster_barrier(cluster: Cluster) -> ClusterBarrier:
     """The barrier of a cluster."""
     if "barrier" not in cluster.barrier:
         cluster.barrier["barrier"] = ClusterBarrier(cluster)
-    return cluster.barrier["barrier"]  # type: ignore[no-any-return]
+    return cluster.barrier["barrier"]
 
 
 def decode_cluster(d: Decoder, i: Instruction) -> Run:

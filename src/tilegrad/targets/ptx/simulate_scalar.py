@@ -829,7 +829,7 @@ def decode(d: Decoder, i: Instruction) -> Run | None:
         "isspacep": decode_isspacep,
     }
     if name in special:
-        return special[name](d, i)  # type: ignore[no-any-return]
+        return special[name](d, i)
     for decoder in (decode_float, decode_compare, decode_integer, decode_bits):
         run = decoder(d, i)
         if run is not None:

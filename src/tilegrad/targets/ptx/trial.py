@@ -68,7 +68,7 @@ class Worker:
             return self._died()
         if not healthy:
             self.close()
-        return outcome  # type: ignore[no-any-return]
+        return outcome
 
     def _start(self) -> None:
         if self._process is not None and self._process.is_alive():

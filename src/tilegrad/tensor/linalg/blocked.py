@@ -42,7 +42,7 @@ def whole(size: int, block: int) -> int:
 
 def padded(a: Tensor, rows: int, columns: int, diagonal: bool = False) -> Tensor:
     """Zeros after the rows and columns; ones on the diagonal of what is added if asked for."""
-    more_rows, more_columns = rows - a.shape[-2], columns - a.shape[-1]  # type: ignore[operator]
+    more_rows, more_columns = rows - a.shape[-2], columns - a.shape[-1]
     if not more_rows and not more_columns:
         return a
     made = pad(a, (0, more_columns, 0, more_rows))
@@ -55,13 +55,13 @@ def padded(a: Tensor, rows: int, columns: int, diagonal: bool = False) -> Tensor
 def columns_of(a: Tensor, width: int) -> Tensor:
     """Blocks of columns (blocks, batch, rows, width)."""
     batch, rows, columns = a.shape
-    return movedim(a.reshape(batch, rows, columns // width, width), 2, 0)  # type: ignore[operator]
+    return movedim(a.reshape(batch, rows, columns // width, width), 2, 0)
 
 
 def rows_of(a: Tensor, height: int) -> Tensor:
     """Blocks of rows (blocks, batch, height, columns)."""
     batch, rows, columns = a.shape
-    return movedim(a.reshape(batch, rows // height, height, columns), 1, 0)  # type: ignore[operator]
+    return movedim(a.reshape(batch, rows // height, height, columns), 1, 0)
 
 
 def at(a: Tensor, axis: int, index: Tensor) -> Tensor:
@@ -71,26 +71,26 @@ def at(a: Tensor, axis: int, index: Tensor) -> Tensor:
 
 def in_order(a: Tensor, order: Tensor) -> Tensor:
     """Rows of each of a batch in another order (batch, rows)."""
-    batch = arange(a.shape[0]).unsqueeze(-1)  # type: ignore[arg-type]
+    batch = arange(a.shape[0]).unsqueeze(-1)
     return wrap(build.gather(node_of(a), [node_of(batch), node_of(order)], (0, 1)), a)
 
 
 def _solve(lower: Tensor, y: Tensor, unit: bool) -> Tensor:
     """x of one block, with programs over blocks of columns."""
-    columns: int = y.shape[-1]  # type: ignore[assignment]
+    columns: int = y.shape[-1]
     block = min(64, max(4, 1 << (columns - 1).bit_length()))
-    kernel = spread(solve_block, y.shape[-2], block, y.dtype)  # type: ignore[arg-type]
-    return kernel(lower, y, unit=unit, block=block)  # type: ignore[no-any-return]
+    kernel = spread(solve_block, y.shape[-2], block, y.dtype)
+    return kernel(lower, y, unit=unit, block=block)
 
 
 def solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
     """x with a x = b: a (batch, n, n) lower triangular, b (batch, n, columns)."""
-    n: int = a.shape[-1]  # type: ignore[assignment]
+    n: int = a.shape[-1]
     w = block_of(n)
     size = whole(n, w)
-    lower, right = padded(a, size, size, True), padded(b, size, b.shape[-1])  # type: ignore[arg-type]
+    lower, right = padded(a, size, size, True), padded(b, size, b.shape[-1])
     if size == w:
-        return _solve(lower, right, unit)[:, :n]  # type: ignore[no-any-return]
+        return _solve(lower, right, unit)[:, :n]
     lines, inside = arange(size), arange(w)
 
     def step(x: Tensor, slices: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, None]:
@@ -102,7 +102,7 @@ def solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
 
     blocks = (arange(size // w), rows_of(lower, w), rows_of(right, w))
     x, _ = scan(step, zeros(*right.shape, dtype=a.dtype), blocks)
-    return x[:, :n]  # type: ignore[no-any-return]
+    return x[:, :n]
 
 
 def solve_upper(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
@@ -112,13 +112,13 @@ def solve_upper(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
 
 def cholesky(a: Tensor) -> Tensor:
     """Lower L with L L' = a, of the lower triangle of a (batch, n, n)."""
-    n: int = a.shape[-1]  # type: ignore[assignment]
+    n: int = a.shape[-1]
     w = block_of(n)
     size = whole(n, w)
     lower = a.tril()
     full = padded(lower + swapaxes(a.tril(-1), 1, 2), size, size, True)
     if size == w:
-        return spread(cholesky_block, w, w, a.dtype)(full).tril()[:, :n, :n]  # type: ignore[no-any-return]
+        return spread(cholesky_block, w, w, a.dtype)(full).tril()[:, :n, :n]
     lines, inside = arange(size), arange(w)
 
     def step(done: Tensor, slices: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
@@ -133,15 +133,15 @@ def cholesky(a: Tensor) -> Tensor:
 
     blocks = (arange(size // w), columns_of(full, w))
     found, _ = scan(step, zeros(*full.shape, dtype=a.dtype), blocks)
-    return found[:, :n, :n]  # type: ignore[no-any-return]
+    return found[:, :n, :n]
 
 
 def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(L below and U in one matrix, the row at each place, what each place was swapped with)."""
     batch, m, n = a.shape
-    least: int = min(m, n)  # type: ignore[type-var, assignment]
-    w = panel_width(m, least)  # type: ignore[arg-type]
-    height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
+    least: int = min(m, n)
+    w = panel_width(m, least)
+    height, width = whole(m, 16), whole(n, w)
     full = padded(a, height, width)
     rows, columns, inside = arange(height), arange(width), arange(w)
     panel = spread(lu_panel, height, w, a.dtype)
@@ -177,9 +177,9 @@ def _first(k: Tensor, width: int) -> Tensor:
 def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
     """Q (batch, m, k) with orthonormal columns and R (batch, k, n): k = min(m, n), or m."""
     batch, m, n = a.shape
-    least: int = min(m, n)  # type: ignore[type-var, assignment]
-    w = panel_width(m, least)  # type: ignore[arg-type]
-    height, width = whole(m, 16), whole(n, w)  # type: ignore[arg-type]
+    least: int = min(m, n)
+    w = panel_width(m, least)
+    height, width = whole(m, 16), whole(n, w)
     columns, inside = arange(width), arange(w)
     panel = spread(qr_panel, height, w, a.dtype)
 
@@ -198,10 +198,10 @@ def qr(a: Tensor, complete: bool = False) -> tuple[Tensor, Tensor]:
         vectors, t = one
         return q - vectors @ (t @ (swapaxes(vectors, 1, 2) @ q)), None
 
-    kept: int = m if complete else least  # type: ignore[assignment]
+    kept: int = m if complete else least
     start = eye(height, kept, dtype=a.dtype).expand(batch, height, kept)
     q, _ = scan(back, start, reflections, reverse=True)
-    return q[:, :m], r[:, :kept, :n].triu()  # type: ignore[return-value]
+    return q[:, :m], r[:, :kept, :n].triu()
 
 
 __all__ = ["cholesky", "lu", "qr", "solve_lower", "solve_upper"]

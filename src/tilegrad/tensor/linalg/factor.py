@@ -66,7 +66,7 @@ triangular = Derived(_triangular, _triangular_tangent, _triangular_cotangent)
 
 def lower_quotient(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
     """a^-1 b of a lower triangular a."""
-    return triangular(a, b, LOWER, unit)  # type: ignore[no-any-return]
+    return triangular(a, b, LOWER, unit)
 
 
 def upper_quotient(b: Tensor, a: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ def upper_quotient(b: Tensor, a: Tensor) -> Tensor:
 def lower_of(both: Tensor) -> Tensor:
     """L (batch, m, k) of a matrix that holds L and U, with its ones."""
     _, m, n = both.shape
-    k: int = min(m, n)  # type: ignore[type-var, assignment]
-    return both[:, :, :k].tril(-1) + eye(m, k, dtype=both.dtype)  # type: ignore[no-any-return, arg-type]
+    k: int = min(m, n)
+    return both[:, :, :k].tril(-1) + eye(m, k, dtype=both.dtype)
 
 
 def _lu_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> tuple[Any, ...]:
@@ -89,16 +89,16 @@ def _lu_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> tuple[Any,
     both, order, _ = outputs
     change = in_order(moved[0], order)
     _, m, n = both.shape
-    k: int = min(m, n)  # type: ignore[type-var, assignment]
+    k: int = min(m, n)
     lower, upper = lower_of(both), both[:, :k].triu()
     square, corner = lower[:, :k], upper[:, :, :k]
     inner = upper_quotient(lower_quotient(square, change[:, :k, :k], True), corner)
     left, right = square @ inner.tril(-1), inner.triu() @ corner
     found = left + right
-    if n > k:  # type: ignore[operator]
+    if n > k:
         rest = change[:, :, k:] - left @ upper[:, :, k:]
         found = cat([found, lower_quotient(square, rest, True)], 2)
-    if m > k:  # type: ignore[operator]
+    if m > k:
         found = cat([found, upper_quotient(change[:, k:] - lower[:, k:] @ right, corner)], 1)
     return found, None, None
 
@@ -138,7 +138,7 @@ general = Derived(_general, _general_tangent, _general_cotangent)
 def solved(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     """x with a x = b (a' x = b if transposed): a (batch, n, n), b (batch, n, columns)."""
     both, order, _ = lu(a.detach())
-    return general(a, both, order, b, transposed)  # type: ignore[no-any-return]
+    return general(a, both, order, b, transposed)
 
 
 # ---- determinants ---------------------------------------------------------------------------
@@ -173,7 +173,7 @@ _by_lu = Derived(_determinant, _determinant_tangent)
 
 def determinant(a: Tensor) -> Tensor:
     """The determinant (batch,) of a (batch, n, n)."""
-    return _by_lu(a, *lu(a.detach()))  # type: ignore[no-any-return]
+    return _by_lu(a, *lu(a.detach()))
 
 
 def _logarithm(a: Tensor, both: Tensor, order: Tensor, swaps: Tensor) -> Tensors:
@@ -192,7 +192,7 @@ _logarithm_by_lu = Derived(_logarithm, _logarithm_tangent)
 
 def log_determinant(a: Tensor) -> Tensors:
     """Sign and logarithm of the size of the determinant, (batch,) each."""
-    return _logarithm_by_lu(a, *lu(a.detach()))  # type: ignore[no-any-return]
+    return _logarithm_by_lu(a, *lu(a.detach()))
 
 
 # ---- Cholesky and QR ------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def is_empty(*tensors: Tensor) -> bool:
 def stacked(a: Tensor) -> Tensor:
     """All leading axes as one: (batch, rows, columns)."""
     lead = a.shape[:-2]
-    return a.reshape(math.prod(lead) if lead else 1, *a.shape[-2:])  # type: ignore[arg-type]
+    return a.reshape(math.prod(lead) if lead else 1, *a.shape[-2:])
 
 
 def unstacked(a: Tensor, lead: Sequence[Size]) -> Tensor:

@@ -24,7 +24,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Tensor:
     """The sum of x * y along an axis, after broadcasting."""
     a, b = floats("vecdot", x, low=True), floats("vecdot", y, low=True)
     same_dtype("vecdot", a, b)
-    return (a * b).sum(dim)  # type: ignore[no-any-return]
+    return (a * b).sum(dim)
 
 
 def cross(input: Any, other: Any, *, dim: int = -1) -> Tensor:
@@ -61,7 +61,7 @@ def matrix_power(A: Any, n: int) -> Tensor:
             got=type(n).__name__,
         )
     if n == 0:
-        return broadcast_to(eye(a.shape[-1], dtype=a.dtype), a.shape)  # type: ignore[arg-type]
+        return broadcast_to(eye(a.shape[-1], dtype=a.dtype), a.shape)
     base, left = (a, n) if n > 0 else (inv(a), -n)
     found: Tensor | None = None
     while left:

@@ -76,7 +76,7 @@ def cholesky(A: Any, *, upper: bool = False) -> Tensor:
 def lu_factor(A: Any, *, pivot: bool = True) -> LUFactor:
     """L (without its ones) and U in one matrix, and the row swaps."""
     a = _pivoted("lu_factor", A, pivot)
-    lead, least = a.shape[:-2], min(a.shape[-2:])  # type: ignore[type-var]
+    lead, least = a.shape[:-2], min(a.shape[-2:])
     if is_empty(a):
         return LUFactor(zeros(*a.shape, dtype=a.dtype), zeros(*lead, least, dtype=dtypes.int32))
     both, _, swaps = factor.lu(stacked(a))
@@ -98,12 +98,12 @@ def lu(A: Any, *, pivot: bool = True) -> LU:
     """P, L, U with A = P L U: P a permutation, L lower with ones, U upper triangular."""
     a = _pivoted("lu", A, pivot)
     lead, (m, n) = a.shape[:-2], a.shape[-2:]
-    k: int = min(m, n)  # type: ignore[type-var, assignment]
+    k: int = min(m, n)
     if is_empty(a):
-        unit = broadcast_to(eye(m, dtype=a.dtype), (*lead, m, m))  # type: ignore[arg-type]
+        unit = broadcast_to(eye(m, dtype=a.dtype), (*lead, m, m))
         return LU(unit, zeros(*lead, m, k, dtype=a.dtype), zeros(*lead, k, n, dtype=a.dtype))
     both, order, _ = factor.lu(stacked(a))
-    place = cast(order.unsqueeze(-2) == arange(m).unsqueeze(-1), a.dtype)  # type: ignore[arg-type]
+    place = cast(order.unsqueeze(-2) == arange(m).unsqueeze(-1), a.dtype)
     parts = place, factor.lower_of(both), both[:, :k].triu()
     return LU(*[unstacked(p, lead) for p in parts])
 
@@ -116,7 +116,7 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
     both, b, lead = _together("lu_solve", both, b)
     if is_empty(both, b):
         return zeros(*lead, *b.shape[-2:], dtype=b.dtype)
-    swaps = broadcast_to(lift(pivots), (*lead, both.shape[-1])).reshape(-1, both.shape[-1])  # type: ignore[arg-type]
+    swaps = broadcast_to(lift(pivots), (*lead, both.shape[-1])).reshape(-1, both.shape[-1])
     order = _order(cast(swaps, dtypes.int64) - 1)
     if adjoint:
         x = factor.triangular(turned(both), b, LOWER, False)
@@ -129,7 +129,7 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
 
 def _order(swaps: Tensor) -> Tensor:
     """The row at each place after swaps (batch, n), counted from 0."""
-    places = arange(swaps.shape[-1])  # type: ignore[arg-type]
+    places = arange(swaps.shape[-1])
 
     def step(order: Tensor, one: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
         k, other = one[0], one[1].unsqueeze(-1)
@@ -137,7 +137,7 @@ def _order(swaps: Tensor) -> Tensor:
         second = where(places == other, order, 0).sum(-1, keepdim=True)
         return where(places == k, second, where(places == other, first, order)), None
 
-    return scan(step, broadcast_to(places, swaps.shape), (places, movedim(swaps, 1, 0)))[0]  # type: ignore[no-any-return]
+    return scan(step, broadcast_to(places, swaps.shape), (places, movedim(swaps, 1, 0)))[0]
 
 
 def qr(A: Any, mode: str = "reduced") -> QR:
@@ -148,9 +148,9 @@ def qr(A: Any, mode: str = "reduced") -> QR:
             "unknown mode", op="linalg.qr", got=repr(mode), expected='"reduced", "complete" or "r"'
         )
     lead, (m, n) = a.shape[:-2], a.shape[-2:]
-    k: int = m if mode == "complete" else min(m, n)  # type: ignore[type-var, assignment]
+    k: int = m if mode == "complete" else min(m, n)
     if is_empty(a):
-        q = broadcast_to(eye(m, k, dtype=a.dtype), (*lead, m, k))  # type: ignore[arg-type]
+        q = broadcast_to(eye(m, k, dtype=a.dtype), (*lead, m, k))
         r = zeros(*lead, k, n, dtype=a.dtype)
     else:
         q, r = (unstacked(x, lead) for x in _qr(stacked(a), k))
@@ -159,10 +159,10 @@ def qr(A: Any, mode: str = "reduced") -> QR:
 
 def _qr(a: Tensor, k: int) -> tuple[Tensor, Tensor]:
     n = a.shape[-1]
-    if k > n:  # type: ignore[operator]
-        return factor.complete_qr(a)  # type: ignore[no-any-return]
+    if k > n:
+        return factor.complete_qr(a)
     if n == k:
-        return factor.qr(a)  # type: ignore[no-any-return]
+        return factor.qr(a)
     q, r = factor.qr(a[:, :, :k])
     return q, cat([r, turned(q) @ a[:, :, k:]], 2)
 
@@ -227,7 +227,7 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Tensor:
 def inv(A: Any) -> Tensor:
     """The inverse of square matrices."""
     a = matrix("inv", A, square=True)
-    return _solved("inv", a, eye(a.shape[-1], dtype=a.dtype), factor.solved)  # type: ignore[arg-type]
+    return _solved("inv", a, eye(a.shape[-1], dtype=a.dtype), factor.solved)
 
 
 def det(A: Any) -> Tensor:
@@ -264,11 +264,11 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
             "the sizes do not fit", op="linalg.lstsq", expected=f"{m} rows", got=build.show(b.shape)
         )
     none = empty(0, dtype=a.dtype)
-    if m >= n:  # type: ignore[operator]
+    if m >= n:
         q, r = qr(a)
         x = solve_triangular(r, turned(q) @ b, upper=True)
         over = b - a @ x
-        left = (over * over).sum(-2) if m > n else none  # type: ignore[operator]
+        left = (over * over).sum(-2) if m > n else none
         return LeastSquares(x, left, empty(0, dtype=dtypes.int64), none)
     q, r = qr(turned(a))
     x = q @ solve_triangular(turned(r), b, upper=False)
