@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from ..runtime.device import Device
 from ..runtime.executable import Executable
 from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
-from ..schedule.families import outside
+from ..schedule.outside import outside
 from .dispatch import device as opened
 from .dispatch import language_of, target_for
 
@@ -50,6 +51,20 @@ _bodies: dict[Any, Recent[Any]] = {}  # lowered Bodies by Target and PlanTable
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
+ABOVE = ("tensor", "nn", "cli", "train", "models", "tune")  # folders that compile nothing
+
+
+def _files(folder: str | Path) -> list[os.DirEntry[str]]:
+    """The files below a folder that the compiler is made of, in order."""
+    found: list[os.DirEntry[str]] = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.endswith(".py"):
+            found.append(entry)
+        elif entry.name not in ("__pycache__", *ABOVE) and entry.is_dir():
+            found += _files(entry.path)
+    return found
+
+
 @functools.cache
 def version() -> str:
     """A hash of the package's own source: a changed compiler misses the cache."""
@@ -60,10 +75,9 @@ def version() -> str:
     except InternalError:
         llvm = "none"  # a GPU can be compiled for without it
     state = hashlib.sha256(llvm.encode())
-    for path in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
-        if path.parts[-2] not in ("tensor", "nn", "cli", "train", "models", "tune"):
-            info = path.stat()
-            state.update(f"{path.name}{info.st_size}{info.st_mtime_ns}".encode())
+    for entry in _files(Path(__file__).resolve().parents[1]):
+        info = entry.stat()
+        state.update(f"{entry.name}{info.st_size}{info.st_mtime_ns}".encode())
     return state.hexdigest()[:16]
 
 

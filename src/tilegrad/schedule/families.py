@@ -2,15 +2,14 @@
 
 A row is data: which Graph ops start a Region of it, by which facts of a Target it is there, and
 where its class is. A class is imported when a Graph for such a Target first has such an op. A
-package from outside adds a row with `register`, or names one under the entry points of `GROUP`; its
+package from outside adds a row with `register`, or names one under the entry points of
+`outside.GROUP`; its
 Family then takes part wherever a Region starts with one of its ops. Invariant: a Region has one
 kind, which follows from its first op alone; what is registered is part of every compile key.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
 from ..core.target import Target
-from ..runtime.registry import Registry
+from .outside import OUTSIDE, outside
 
 if TYPE_CHECKING:
     from ..ir.node import Node
     from .family import Family
     from .fuse import Region
 
-GROUP = "tilegrad.families"
 PACKAGE = __package__.rpartition(".")[0]
 ANY = ("*",)  # ops that no other row names
 
@@ -128,7 +126,6 @@ CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, a
 KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
 KINDS |= dict.fromkeys(CONTROL, "control")
 
-OUTSIDE: Registry[Row] = Registry("family", GROUP, {})
 _made: dict[str, Family] = {}
 
 
@@ -184,15 +181,3 @@ def why_not(node: Node, target: Target | None) -> str:
         return "no kernel for this machine"
     reasons = [family_of(row).why_not(node, target) for row in rows]
     return "" if "" in reasons else reasons[0]
-
-
-@lru_cache(maxsize=1)
-def outside() -> tuple[str, ...]:
-    """What is registered from outside, for compile keys: names with a hash of their code."""
-    found = []
-    for row in (OUTSIDE.get(name) for name in OUTSIDE.names()):
-        family = family_of(row)
-        source = inspect.getsource(type(family))
-        code = hashlib.sha256(source.encode()).hexdigest()[:16]
-        found.append(f"{row.name} {','.join(row.anchors)} {code}")
-    return tuple(sorted(found))
