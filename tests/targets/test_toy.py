@@ -76,3 +76,15 @@ def test_explain_shows_its_text(toy: ToyDevice) -> None:
     assert "products on vectors, the only offer" in found.section("families")
     assert "tilegrad-body" in found.section("toy") and "== toy ==" in str(found)
     assert found.section("llvm") == found.section("ptx") == ""
+
+
+def test_its_own_passes_are_on_the_page(toy: ToyDevice) -> None:
+    def f(x: tg.Tensor) -> tg.Tensor:
+        return x.cumsum(0) * 2
+
+    found = tg.explain(f, tg.zeros(9), target=TARGET)
+    assert "stamp: +2 Bodies" in found.section("passes")
+    assert [p.body.notes["stamped"] for p in found.programs] == ["cumulative", "loops"]
+    found = tg.explain(f, tg.zeros(9), target=TARGET, without="stamp")
+    assert "left out: stamp" in found.section("passes")
+    assert all("stamped" not in p.body.notes for p in found.programs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilegrad.core.errors import AxisError, Site
 from tilegrad.core.target import MemorySpace, Target
+from tilegrad.ir.passes import Pass
 from tilegrad.ir.symbol import evaluate
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device
@@ -37,6 +38,12 @@ TARGET = Target(
 BASE = 1 << 40  # addresses that no host has
 
 
+def stamp(body: Body, kind: str, target: Target) -> Body:
+    """A pass of this target's own: notes what a Body was lowered from."""
+    body.notes["stamped"] = kind
+    return body
+
+
 def emit(body, name, target) -> ProgramText:
     symbols = [s.name for s in body_symbols(body)]
     bare = Body(name, body.block, body.grid, {})
@@ -48,7 +55,11 @@ def compile_text(text, target, arch) -> bytes:
 
 
 LANGUAGE = Language(
-    emit, lambda body: [s.name for s in body_symbols(body)], compile_text, {"toy": as_it_is}
+    emit,
+    lambda body: [s.name for s in body_symbols(body)],
+    compile_text,
+    {"toy": as_it_is},
+    [Pass("stamp", stamp)],
 )
 
 

@@ -6,7 +6,8 @@ takes and gives, by part of the page:
 
 - GRAPH: (arguments, results, log, target) -> results, over the whole Graph.
 - REGIONS: (lowering), over the Graph and again over each Block of a loop or branch.
-- TILES: (body, region kind, target) -> body, over each Body that a Region was lowered to.
+- TILES: (body, region kind, target) -> body, over each Body that a Region was lowered to; then the
+  list that the Target's Language has of its own.
 - KERNELS: (lowering, schedule), over the whole Schedule.
 
 Invariant: every pass keeps the values of the results.
@@ -26,6 +27,7 @@ from ..ir.node import Node, topological
 from ..ir.passes import BLOCKS, Pass, Stage, check_names, chosen, ops_in
 from ..ir.rewrite import Log
 from ..runtime.buffer import HOST
+from ..runtime.language import LANGUAGES
 
 if TYPE_CHECKING:
     from ..schedule.lower import Steps
@@ -181,7 +183,8 @@ def schedule_graph(
     in parts, each for the Target of its Device."""
     from ..schedule.lower import Steps
 
-    check_names(PAGE, without)
+    own_passes = passes_of(target)
+    check_names([*PAGE, *own_passes], without)
     if homes or transfers(results):
         from .devices import schedule_parts
         from .dispatch import target_for
@@ -195,9 +198,17 @@ def schedule_graph(
         where = homes or [device] * len(arguments)
         return schedule_parts(arguments, results, device, where, donated, scheduled)
     current, stages = run_pipeline(arguments, results, target, without)
-    steps = Steps(*(chosen(part, target, without) for part in (REGIONS, TILES, KERNELS)))
+    tiles = [*TILES, *own_passes]
+    steps = Steps(*(chosen(part, target, without) for part in (REGIONS, tiles, KERNELS)))
     schedule = lowered(arguments, current, target, steps, donated, bodies)
     return schedule, [*stages, *steps.stages]
+
+
+def passes_of(target: Target) -> list[Pass]:
+    """The passes over Bodies that the target folder, or the package, of a Language has of its own;
+    none where nobody writes programs in it."""
+    language = LANGUAGES.find(target.language)
+    return [] if language is None else list(language.passes)
 
 
 def transfers(results: Sequence[Node]) -> list[Node]:

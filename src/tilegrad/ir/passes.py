@@ -27,7 +27,7 @@ class Pass:
     """A pass by name: where its function is, for which Targets, and why it is always there."""
 
     name: str
-    where: str  # "folder.module:function" of this package
+    where: str | Callable[..., Any]  # "folder.module:function" of this package, or the function
     applies: Callable[[Target | None], bool] | None = None  # given the facts; None: to any
     needed: str = ""  # why it cannot be left out; '' where it can
     on: tuple[str, ...] = ()  # ops of a Graph, or kinds of Regions, without which it does nothing
@@ -36,6 +36,8 @@ class Pass:
     @property
     def function(self) -> Any:
         """The function, imported now if it was not before."""
+        if not isinstance(self.where, str):
+            return self.where
         found = _functions.get(self.where)
         if found is None:
             module, _, name = self.where.partition(":")

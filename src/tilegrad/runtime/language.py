@@ -7,7 +7,7 @@ first compiled for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from .registry import Registry
 
 if TYPE_CHECKING:
     from ..core.target import Target
+    from ..ir.passes import Pass
     from ..tile.build import Body
 
 
@@ -43,6 +44,7 @@ class Language:
     listings: Mapping[str, Callable[[str, Target], str]] = field(
         default_factory=dict
     )  # what `explain` shows of a text, by name
+    passes: Sequence[Pass] = ()  # over Bodies (compiler/pipeline.py, TILES), after the page's own
 
 
 LANGUAGES: Registry[Language] = Registry(
