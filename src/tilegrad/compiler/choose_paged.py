@@ -13,9 +13,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from ..core.dtype import DType, int32
+from ..core.dtype import int32
 from ..core.errors import UserError
 from ..core.target import Target
 from ..graph import build, ops
@@ -23,7 +22,7 @@ from ..graph.paged_types import APPEND, ATTEND, named
 from ..ir.node import Node, users
 from ..ir.rewrite import Log
 from ..ir.symbol import high
-from ..ir.types import Array, Tuple
+from ..ir.types import Tuple
 from ..kernels.paged import attention_cpu, portable, prefill, prefill_cpu
 from ..kernels.paged.append import Rotary
 from ..kernels.paged.call import append_callee, attention_callee, list_callee, short_callee
@@ -34,12 +33,11 @@ from ..kernels.paged.shape import (
     choose,
     choose_short,
     item_rows,
-    short_keys,
     spread,
     why_not,
 )
 from ..tile.callee import KernelCallee
-from .dispatch import target_for
+from .paged_shape import shape_of
 
 
 def chooser(target: Target, order: Sequence[Node], results: Sequence[Node], log: Log) -> Paged:
@@ -74,13 +72,13 @@ class Paged:
         inputs, rotary = [done[i] for i in node.inputs], Rotary(**node.attrs)
         attention = self._attention_of(node)
         if attention is not None:
-            x = _shape(attention)
-            plan = choose_short(x, self.target, attention.attrs["most_keys"] or None)
+            x = shape_of(attention)
+            plan = choose_short(x, self.target, high(attention.attrs["most_keys"]) or None)
             if plan is not None:
                 out, keys, values = self._call(*inputs, callee=_short(x, plan, rotary))
                 self.joined[attention] = out
                 return [out, keys, values]  # nothing reads the first but that attention
-        return self._call(*inputs, callee=_append(_shape(node), rotary))
+        return self._call(*inputs, callee=_append(shape_of(node), rotary))
 
     def _attention_of(self, node: Node) -> Node | None:
         """The attention of single tokens that alone reads the queries of an append, and reads the
@@ -104,7 +102,7 @@ class Paged:
     # ---- attention ----------------------------------------------------------------------------
 
     def _attend(self, node: Node, done: dict[Node, Node]) -> Node:
-        x, target = _shape(node), self.target
+        x, target = shape_of(node), self.target
         inputs = [done[i] for i in node.inputs]
         queries = 1 if node.attrs["single"] else node.attrs["queries"] or _queries(x)
         if not target.has_threads:
@@ -134,32 +132,6 @@ class Paged:
         return [items, last]
 
 
-def _shape(node: Node) -> PagedShape:
-    """The sizes and options of a Node."""
-    append = node.op is ops.paged_append
-    given = named(APPEND if append else ATTEND, node.inputs)
-    q, keys, values, table = (given[n] for n in ("q", "keys", "values", "table"))
-    (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
-    requests, most_pages = table.shape
-    attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
-    return PagedShape(
-        heads,
-        key_heads,
-        width,
-        values.shape[3],
-        page,
-        tokens,
-        requests,
-        pages,
-        most_pages,
-        attrs["scale"],
-        q.dtype,
-        keys.dtype,
-        attrs["window"],
-        attrs["softcap"],
-    )
-
-
 def _queries(x: PagedShape) -> int:
     """New tokens of a request, as the sizes tell."""
     one = x.tokens is x.requests or x.tokens == x.requests
@@ -171,31 +143,6 @@ def _refuse(node: Node, why: str, x: PagedShape) -> None:
         raise UserError(
             f"no kernel takes this: {why}", op=node.op.name, got=str(x), location=node.location
         )
-
-
-def few_keys(
-    keys: Array, values: Array, requests: int, heads: int, dtype: DType, device: str
-) -> int:
-    """With how many keys of a request at most a step of a token each is one launch; 0 where it
-    never is."""
-    target = target_for(device)
-    shape: tuple[Any, ...] = keys.shape
-    last: Any = values.shape[3]
-    x = PagedShape(
-        heads,
-        shape[1],
-        shape[3],
-        last,
-        shape[2],
-        requests,
-        requests,
-        shape[0],
-        1,
-        1.0,
-        dtype,
-        keys.dtype,
-    )
-    return short_keys(x, target) if target.asynchronous_units else 0
 
 
 # ---- kernels, built once ------------------------------------------------------------------------

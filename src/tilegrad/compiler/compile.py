@@ -26,7 +26,7 @@ from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.fingerprint import Place, digest, structure
-from ..ir.node import Node, located
+from ..ir.node import Node, located, topological
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..runtime.buffer import HOST
@@ -192,7 +192,8 @@ def _make(
     target = machine.target
     places: dict[Place, int] = {}
     needs = [r.to_text(placed=False) for r in requirements]
-    bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(inputs))]  # the arena's sizes
+    symbols = ops.symbols([*inputs, *topological(outputs)])
+    bounds = [(s.name, s.low, s.high) for s in symbols]  # sizes of the arena follow from them
     name = "recipe-" + digest(
         structure(inputs, outputs, places), bounds, key[1:3], needs, target.key, version()
     )

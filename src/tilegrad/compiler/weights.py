@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import DType
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
@@ -45,14 +44,6 @@ def _any_unpack(results: Sequence[Node]) -> bool:
     )
 
 
-def unpacked_from(dtype: DType, device: str) -> int:
-    """Tokens from which a product on a device unpacks its weights to scratch memory, and then is
-    an ordinary one (docs/decisions/0026). 0 for never."""
-    from .weights_calls import unpacked_from as tokens
-
-    return tokens(dtype, target_for(device))
-
-
 def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
     """Bytes that weights take on a device once they are prepared."""
     from ..kernels.quantised.prepare import Preparation, kind_of
@@ -61,4 +52,4 @@ def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
     return prepared_bytes(Preparation(kind_of(target_for(device)), form, (rows,), columns))
 
 
-__all__ = ["bytes_to_prepare", "choose_weights", "unpacked_from"]
+__all__ = ["bytes_to_prepare", "choose_weights"]

@@ -749,4 +749,7 @@ def symbols(nodes: list[Node]) -> dict[Expr, None]:
         for type_ in types:
             for s in getattr(type_, "shape", ()):
                 atoms(s, found)
+        for value in node.attrs.values():
+            if value.__class__ is Expr:  # a number that no shape has
+                atoms(value, found)
     return found

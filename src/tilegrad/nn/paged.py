@@ -176,16 +176,6 @@ class PagedCache:
             queries=queries,
         )
 
-    def few_keys(self, requests: int, heads: int, dtype: DType) -> int:
-        """With how many keys of a request at most a step of a token each is one launch of a layer
-        of so many heads; 0 where it never is, or always: see `most` of `paged_step`."""
-        from ..compiler.choose_paged import few_keys
-
-        keys: Any = self.keys[0].node.type
-        values: Any = self.values[0].node.type
-        found = few_keys(keys, values, requests, heads, dtype, self.device)
-        return found if found < self.most_pages * self.page else 0
-
 
 def _in_step(op: str) -> None:
     """Refuse to write a cache where it would be copied."""

@@ -201,18 +201,21 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
 
 
+VALUE = "value"  # in place of an axis: the argument is a number, and a Symbol itself
+
+
 def dynamic_axes(
     name: str,
     names: Sequence[str],
     annotations: Mapping[str, Annotation],
-    dynamic: Mapping[str, Mapping[int, Any]],
+    dynamic: Mapping[str, Any],
     symbols: Mapping[str, Any],
-) -> dict[str, dict[int, Any]]:
+) -> dict[str, dict[Any, Any]]:
     """Symbolic axes by argument of the function `name`, from `dynamic=` and from annotations."""
     known = {n: s if isinstance(s, Expr) else symbol(n, *s) for n, s in symbols.items()}
     for annotation in annotations.values():  # Tensor[symbol("S", 1, 64)] bounds "S" too
         known |= {s.name: s for s in annotation.sizes if isinstance(s, Expr)}
-    found: dict[str, dict[int, Any]] = {}
+    found: dict[str, dict[Any, Any]] = {}
     for argument, axes in dynamic.items():
         base = argument.split("[")[0].split(".")[0]
         if base not in names:
@@ -222,6 +225,7 @@ def dynamic_axes(
                 expected=f"some of {', '.join(names)}",
                 got=argument,
             )
+        axes = axes if isinstance(axes, Mapping) else {VALUE: axes}
         found[argument] = {
             a: s if isinstance(s, Expr) else known[s] if isinstance(s, str) else symbol(*s)
             for a, s in axes.items()

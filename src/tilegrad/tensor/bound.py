@@ -87,6 +87,16 @@ class Bound:
         """Names of state (or `result`) that each run copies to its place at its end."""
         return [self._inputs.labels[c.target] for c in self._back]
 
+    @property
+    def ranges(self) -> Mapping[str, tuple[int, int]]:
+        """Of Symbols by name, the ranges that it was compiled for; others have all their values."""
+        return self._lowered.ranges
+
+    def covers(self, name: str, value: int) -> bool:
+        """Whether it was compiled for this value of a Symbol that no shape has."""
+        low, high = self._lowered.ranges.get(name, (value, value))
+        return low <= value <= high
+
     # ---- running --------------------------------------------------------------------------
 
     def run(self) -> Any:

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from ..core.config import config
-from ..core.errors import DTypeError, ShapeError, UserError, user_location
+from ..core.errors import DTypeError, UserError, user_location
 from ..core.lock import new_rlock
 from ..core.recent import SecondChance
 from ..graph.ops import unpack
 from ..ir.symbol import Expr, atoms
 from .again import Again, buffers_of, remembered
-from .annotation import annotations_of, check_call, dynamic_axes, parameters_of
+from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .placement import state, tag
+from .ranges import Symbolic, inside_of, narrowed
 from .tensor import Tensor, from_data, mode, wrap
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Jitted(Generic[P, R]):
+class Jitted(Symbolic, Generic[P, R]):
     """A function that `jit` made; call it as the function it wraps."""
 
     def __init__(
@@ -132,6 +133,8 @@ class Jitted(Generic[P, R]):
         lowered = self._lowered.get(key)
         if lowered is None or not lowered.matches(states):
             lowered = self._find(key, given, leaves, structure, states)
+        if lowered.breaks:
+            lowered = self._in_range(lowered, key, given, leaves, structure, states, symbols)
         lowered.used = True
         return lowered.run(leaves, states, symbols)
 
@@ -160,7 +163,10 @@ class Jitted(Generic[P, R]):
                 if state.active and (device := tag(leaf._node)):
                     key.append(device)
             elif leaf.__class__ in NUMBERS:
-                key.append(leaf.__class__)
+                size = axes[i].get(VALUE) if axes else None
+                if size is not None:
+                    self._bind_number(i, leaf, size, symbols, structure)
+                key.append(leaf.__class__ if size is None else size)
             elif is_stateful(leaf):
                 states[i] = leaf.tensors()
                 key.append(self._state_key(leaf, states[i]))
@@ -232,72 +238,6 @@ class Jitted(Generic[P, R]):
             ) from None
         return value
 
-    # ---- symbolic sizes -------------------------------------------------------------------
-
-    def _axes_of(self, structure: Structure) -> list[Any] | None:
-        """For each leaf, its symbolic axes {axis: Expr}; None if there are none."""
-        if not self.dynamic:
-            return None
-        found = self._dynamic_leaves.get(structure)
-        if structure not in self._dynamic_leaves:
-            found = []
-            for path in self._paths(structure):
-                name = path.split("[")[0].split(".")[0]
-                found.append(self.dynamic.get(path) or self.dynamic.get(name) or {})
-            self._dynamic_leaves[structure] = found
-        return found
-
-    def _bind_symbols(
-        self,
-        index: int,
-        shape: tuple[Any, ...],
-        axes: list[Any],
-        symbols: dict[str, Any],
-        structure: Structure,
-    ) -> tuple[Any, ...]:
-        """The shape with Symbols at its symbolic axes; their values go into `symbols`."""
-        result = list(shape)
-        for axis, size in axes[index].items():
-            place = axis if axis >= 0 else axis + len(shape)
-            if not 0 <= place < len(shape):
-                raise self._size_error(index, structure, f"at least {abs(axis)} axes", shape)
-            if not isinstance(size, Expr):
-                continue
-            (own,) = atoms(size)
-            value = shape[place] - size.constant
-            if not own.low <= value <= own.high:
-                raise self._size_error(
-                    index,
-                    structure,
-                    f"{own.low} <= {own.name} <= {own.high}",
-                    f"{own.name} = {value} (axis {axis} of {shape})",
-                )
-            before = symbols.setdefault(own.name, value)
-            if before != value:
-                first = self._first_with(axes, own, structure)
-                raise self._size_error(
-                    index,
-                    structure,
-                    f"{own.name} = {before}, as in argument {first}",
-                    f"{own.name} = {value} (axis {axis} of {shape})",
-                )
-            result[place] = size
-        return tuple(result)
-
-    def _first_with(self, axes: list[Any], size: Expr, structure: Structure) -> str:
-        for path, mine in zip(self._paths(structure), axes):
-            if any(size in atoms(one) for one in mine.values()):
-                return path
-        return "?"
-
-    def _size_error(self, index: int, structure: Structure, expected: str, got: Any) -> ShapeError:
-        return ShapeError(
-            f"argument {self._paths(structure)[index]} does not fit its symbolic sizes",
-            op=f"jit {self.name}",
-            expected=expected,
-            got=got,
-        )
-
     # ---- tracing --------------------------------------------------------------------------
 
     def _find(
@@ -307,6 +247,7 @@ class Jitted(Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
+        within: Mapping[str, Expr] | None = None,
     ) -> Lowered:
         with self._lock:
             lowered = self._lowered.get(key)
@@ -315,12 +256,35 @@ class Jitted(Generic[P, R]):
                     return lowered
                 lowered = lowered.other
             structure = flatten(self._without_static(given))[1]  # keys in the order of this call
-            self._log(given, leaves, structure, states)
-            fresh = self._trace(given, leaves, structure, states)
+            fresh = self._trace(given, leaves, structure, states, within or {})
+            if self.symbols and within is None:
+                from ..compiler.breaks import breaks_of
+
+                fresh.breaks = breaks_of(fresh.outputs, fresh.device)
             fresh.other = self._lowered.get(key)
             self._lowered.keep(key, fresh, config().keep)
-            self.traces += 1
+            if not fresh.breaks:  # else it is looked at, not run
+                self._log(given, leaves, structure, states, fresh.ranges)
+                self.traces += 1
             return fresh
+
+    def _in_range(
+        self,
+        whole: Lowered,
+        key: tuple[Any, ...],
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+        symbols: dict[str, int] | None,
+    ) -> Lowered:
+        """What is compiled for the ranges that the Symbols are in, traced when first met."""
+        within = narrowed(whole.breaks, self.symbols, symbols or {})
+        own = (*key, *within.values())
+        lowered = self._lowered.get(own)
+        if lowered is None or not lowered.matches(states):
+            lowered = self._find(own, given, leaves, structure, states, within)
+        return lowered
 
     def _trace(
         self,
@@ -328,9 +292,10 @@ class Jitted(Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
+        within: Mapping[str, Expr],
     ) -> Lowered:
         named = self._named(given)
-        axes = self._axes_of(structure)
+        axes = inside_of(self._axes_of(structure), within)
         shapes: list[Any] = []
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
@@ -340,7 +305,7 @@ class Jitted(Generic[P, R]):
                     shape = self._bind_symbols(i, shape, axes, known, structure)
                 shapes.append(shape)
             else:
-                shapes.append(None)
+                shapes.append(axes[i].get(VALUE) if axes is not None else None)
         sizes = check_call(self.name, named, self.annotations, {}) if self.annotations else {}
         sizes = {n: (self.symbols.get(n, s), where) for n, (s, where) in sizes.items()}
 
@@ -353,7 +318,10 @@ class Jitted(Generic[P, R]):
             return result
 
         donated = self._donated_leaves(structure)
-        return trace_function(self.name, run, leaves, shapes, states, donated, self.keep_gradients)
+        keep = self.keep_gradients
+        found = trace_function(self.name, run, leaves, shapes, states, donated, keep)
+        found.ranges = {name: (s.low, s.high) for name, s in within.items()}
+        return found
 
     def _donated_leaves(self, structure: Structure) -> frozenset[int]:
         found: list[int] = []
@@ -371,9 +339,11 @@ class Jitted(Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
+        ranges: Mapping[str, tuple[int, int]],
     ) -> None:
-        """Log the trace to come, and what differs from the nearest one before."""
+        """Log a trace, and what differs from the nearest one before."""
         now = self._describe(given, leaves, structure, states)
+        now += [(f"the range of {n}", f"{low}..{high}") for n, (low, high) in ranges.items()]
         if not self._described:
             LOG.debug("jit %s: first trace", self.name)
         else:
@@ -468,10 +438,6 @@ class Jitted(Generic[P, R]):
     def _named(self, values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, values))
 
-    def _paths(self, structure: Structure) -> list[str]:
-        free = [n for i, n in enumerate(self.names) if i not in self._static]
-        return [path for n, part in zip(free, structure.parts) for path in part.paths(n)]
-
     # ---- for people and tools -------------------------------------------------------------
 
     def clear(self) -> None:
@@ -498,6 +464,8 @@ class Jitted(Generic[P, R]):
         lowered = self._lowered.get(key)
         if lowered is None or not lowered.matches(states):
             lowered = self._find(key, given, leaves, structure, states)
+        if lowered.breaks:
+            lowered = self._in_range(lowered, key, given, leaves, structure, states, symbols)
         return lowered, leaves, states, symbols, self._paths(structure)
 
 
@@ -550,7 +518,9 @@ def jit(
 
     `static` and `donate` name parameters by name or number. `dynamic={"x": {0: ("N", 1, 64)}}`
     makes axis 0 of x a Symbol, and so does an annotation `Tensor["N", 8]` with
-    `symbols={"N": (1, 64)}`; a size may be one and a number, `symbol("N", 1, 64) + 1`.
+    `symbols={"N": (1, 64)}`; a size may be one and a number, `symbol("N", 1, 64) + 1`. A number
+    `dynamic={"most": ("N", 1, 64)}` is a Symbol that no shape has. Where kernels differ with a
+    Symbol, a range of it is traced and compiled when it is first met.
     `keep_gradients` gives `.grad` that a call zeroes and fills anew
     back to the caller; without it, reading such a gradient afterwards is an error.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -84,6 +84,8 @@ class Lowered:
     device: str = HOST
     requirements: Sequence[Requirement] = ()  # what the ops need of the Symbols
     homes: tuple[str, ...] = ()  # devices of the inputs, where they are on several
+    breaks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # where kernels would differ
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # that it was traced for
     executable: Any = None
     other: Lowered | None = None
     used: bool = False  # since it was last looked at for being kept
@@ -506,6 +508,8 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
         if leaf.trace is not None:
             raise unknown_value(leaf._node)
         return trace.add_leaf(Source("leaf", index), leaf, shape)
+    if isinstance(shape, Expr):
+        return shape  # a number that is a Symbol
     if leaf.__class__ is float:
         return wrap(build.number(trace.add_input(Source("number", index), (), float64)))
     if leaf.__class__ is int:

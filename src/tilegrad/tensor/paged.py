@@ -42,15 +42,15 @@ def paged_attention(
     scales: Any = None,
     queries: int | None = None,
     single: bool = False,
-    most: int | None = None,
+    most: Any = None,
 ) -> Tensor:
     """Attention of new tokens q (tokens, heads, width) over the pages of their requests.
 
     A token sees the keys up to its own, the last `window` of them if that is not 0. Scores are
     `scale` (1 / sqrt(width)) times products, capped by softcap * tanh(score / softcap). A cache
     of 8 bits has `scales` (2,) that keys and values are multiplied with. `queries` says how many
-    new tokens a request has as a rule, `single` that none has more than one, `most` how many keys
-    a request has at most: a wrong answer of the last two is undefined.
+    new tokens a request has as a rule, `single` that none has more than one, `most` (a number or a
+    Symbol) how many keys a request has at most: a wrong answer of the last two is undefined.
     """
     op = "paged_attention"
     given = _given(op, q, keys, values, table, lengths, query_starts, scales)

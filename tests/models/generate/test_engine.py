@@ -8,8 +8,10 @@ import pytest
 from decoder_families import loaded, tokens
 
 import tilegrad as tg
-from tilegrad import nn
+from tilegrad.compiler import breaks
 from tilegrad.core.errors import UserError
+from tilegrad.ir.node import Node
+from tilegrad.ir.symbol import Expr
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.engine import Engine
 from tilegrad.models.generate.request import Produced, Request
@@ -213,7 +215,12 @@ def test_steps_of_few_keys_are_steps_of_their_own(
     overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that grows past them goes on in the step for any number; each compiles once."""
-    monkeypatch.setattr(nn.PagedCache, "few_keys", lambda self, requests, heads, dtype: 16)
+
+    def few(node: Node, target: Any) -> list[tuple[Expr, int]]:
+        most = node.attrs["most_keys"]
+        return [(most, 17)] if isinstance(most, Expr) else []
+
+    monkeypatch.setattr(breaks, "_breaks", few)
     told: list[float] = []
     engine = Engine(
         model_of("llama"),
@@ -235,9 +242,10 @@ def test_steps_of_few_keys_are_steps_of_their_own(
         engine.add(Request("a", prompt(10), max_tokens=20))
         assert ids(finish(engine)["a"]) == greedy("llama", prompt(10), 20)
     assert all(keys > length for keys, length in seen)  # those it has, and the new one
-    kinds = [most for size, _, most in engine.steps._buckets]
-    assert kinds == [16, None] and len(told) == 2 * 3  # and the step with the prompt
-    assert engine.steps.bound(1) is engine.steps._buckets[1, Variant(), 16].bound
+    bounds = [bucket.bound for bucket in engine.steps._buckets[1, Variant()]]
+    assert [bound.ranges for bound in bounds] == [{"keys": (1, 16)}, {"keys": (17, 64)}]
+    assert len(told) == 2 * 3  # and the step with the prompt
+    assert engine.steps.bound(1) is bounds[0]
 
 
 def test_buckets() -> None:

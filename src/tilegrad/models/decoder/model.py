@@ -326,11 +326,12 @@ def paged(
     query_starts: Any,
     queries: int | None = None,
     single: bool = False,
-    most: int | None = None,
+    most: Any = None,
 ) -> Attend:
     """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
 
-    `single` says that no request has more than one new token, `most` how many keys at most.
+    `single` says that no request has more than one new token, `most` (a number or a Symbol) how
+    many keys at most.
     """
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

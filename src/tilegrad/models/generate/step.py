@@ -13,6 +13,8 @@ Invariant: a step writes the pages and the state of the slots it names, and of n
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ... import nn
@@ -51,7 +53,7 @@ def step(
     into: Tensor | None = None,
     owner: Tensor | None = None,
     given: Tensor | None = None,
-    most: int | None = None,
+    most: Any = None,
     words: int | None = None,
 ) -> Logprobs:
     """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
@@ -60,7 +62,8 @@ def step(
     next id goes to slot into[r] (R,), the slot that is nobody's if its prompt is not whole yet.
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
     that is negative. Without these three every row has one token, the id it got last. No request
-    has more keys than `most`, if that is known. Ids from `words` on are never picked.
+    has more keys than `most`, a number or a Symbol, if that is known. Ids from `words` on are never
+    picked.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
     lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
@@ -96,7 +99,7 @@ def decode(
     rows: Rows,
     sampling: SamplingState | None,
     variant: Variant,
-    most: int | None,
+    most: Any,
     words: int | None,
     slots: Tensor,
     starts: Tensor,

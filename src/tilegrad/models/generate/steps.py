@@ -2,11 +2,10 @@
 
 A decode step of n requests runs in the bucket of the next power of two, compiled once and run
 again on the same Buffers: rows and starts are written when the requests change, and otherwise
-nothing goes to the device. Where steps of few keys are quicker than those of any number, there are
-two of a bucket, and the number of keys that the caller tells chooses. Every other step is one
-compiled function over Symbols: a chunk of 512 tokens costs the same as one compiled for just that
-size (measured with SmolLM2 on a CPU); two of them where many tokens had better unpack quantised
-weights first. Sizes that come twice in a row, those of a long prompt's chunks, are bound too.
+nothing goes to the device. The most keys of a request are a Symbol of that step, so a bucket has
+one for each range of keys that `jit` compiles. Every other step is one compiled function over
+Symbols: a chunk of 512 tokens costs the same as one compiled for just that size (measured with
+SmolLM2 on a CPU). Sizes that come twice in a row, those of a long prompt's chunks, are bound too.
 Invariant: results are those of `step`, whatever the bucket.
 """
 
@@ -21,14 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import nn
-from ...compiler.weights import unpacked_from
 from ...ir.symbol import symbol
 from ...runtime.buffer import POOL
 from ...runtime.prepared import telling
 from ...tensor.bound import Bound, Pending
 from ...tensor.creation import tensor
 from ...tensor.jit import jit
-from ...tensor.stored import stored_in
 from ...tensor.tensor import Tensor, no_grad
 from ..decoder.model import Decoder
 from .sampling import SamplingState, Variant
@@ -99,24 +96,18 @@ class Steps:
         self.nobody = cache.requests - 1
         self.rows = Rows(cache.requests, cache.device)
         self._sampling: SamplingState | None = None  # made when a request needs one
-        self.many = self._unpacked_from()
-        self._ragged = _ragged_step(1, self.many - 1 if self.many else chunk, self.nobody)
-        self._wide = _ragged_step(self.many, chunk, self.nobody) if self.many else self._ragged
+        self._ragged = _ragged_step(chunk, self.nobody)
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
-        self._decode = jit(decode, name="decode", static=("variant", "most", "words"))
-        self._buckets: dict[tuple[int, Variant, int | None], Bucket] = {}
-        self._few: dict[int, int] = {}  # keys of a request, by bucket
+        self.most_keys = cache.most_pages * cache.page
+        keys = symbol("keys", 1, self.most_keys)
+        self._decode = jit(
+            decode, name="decode", static=("variant", "words"), dynamic={"most": keys}
+        )
+        self._buckets: dict[tuple[int, Variant], list[Bucket]] = {}  # a step for each range of keys
         self._compiled: set[Any] = set()
         self._chunks: OrderedDict[Any, Bound] = OrderedDict()  # ragged steps by their sizes
         self._last_sizes: Any = None
-
-    def _unpacked_from(self) -> int:
-        """Tokens from which a step unpacks weights first, which is compiled apart; 0 for none."""
-        if not stored_in(self.model.parameters()):
-            return 0
-        many = unpacked_from(self.model.norm.weight.dtype, self.cache.device)
-        return many if many < self.chunk else 0
 
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
@@ -133,11 +124,12 @@ class Steps:
     def launch(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Launched:
         """Begin what `decode` does; on a GPU nobody waits."""
         size = bucket_of(len(slots))
-        most = self.few(size)
-        key = (size, variant, None if not most or keys is None or keys > most else most)
-        bucket = self._buckets.get(key)
+        most = self.most_keys if keys is None else min(keys, self.most_keys)
+        buckets = self._buckets.setdefault((size, variant), [])
+        bucket = next((b for b in buckets if b.bound.covers("keys", most)), None)
         if bucket is None:
-            bucket = self._buckets[key] = self._bind(*key)
+            bucket = self._bind(size, variant, most)
+            buckets.append(bucket)
         bound = bucket.bound
         if bucket.slots != slots:
             bucket.slots = list(slots)
@@ -148,21 +140,10 @@ class Steps:
 
     def bound(self, size: int) -> Bound | None:
         """The decode step of so many rows that take the likeliest token, once one has run."""
-        size = bucket_of(size)
-        for most in (self.few(size) or None, None):
-            if (size, Variant(), most) in self._buckets:
-                return self._buckets[size, Variant(), most].bound
-        return None
+        found = [b.bound for b in self._buckets.get((bucket_of(size), Variant()), [])]
+        return min(found, key=lambda b: b.ranges.get("keys", (0, 0)), default=None)
 
-    def few(self, size: int) -> int:
-        """The keys of a request up to which a bucket has a step of its own; 0 for none."""
-        if size not in self._few:
-            config = self.model.config
-            dtype = self.model.norm.weight.dtype
-            self._few[size] = self.cache.few_keys(size, config.heads, dtype)
-        return self._few[size]
-
-    def _bind(self, size: int, variant: Variant, most: int | None) -> Bucket:
+    def _bind(self, size: int, variant: Variant, most: int) -> Bucket:
         def make() -> Bound:
             return self._decode.bind(
                 self.model,
@@ -176,17 +157,16 @@ class Steps:
                 self._whole([0] * (size + 1)),
             )
 
-        return Bucket(self._first(("decode", size, variant, most), make), [])
+        key = ("decode", size, variant, len(self._buckets[size, variant]))
+        return Bucket(self._first(lambda: key, make), [])
 
     def ragged(self, parts: Sequence[Part], variant: Variant) -> Found:
         """The next id of each part; that of one whose prompt goes on means nothing."""
         arrays = _arrays(parts, self.nobody)
         sizes = (len(parts), len(arrays["given"]), variant)
-        is_wide = bool(self.many) and sizes[1] >= self.many
-        taken = self._wide if is_wide else self._ragged
         bound = self._chunks.get(sizes)
         if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
-            bound = self._chunks[sizes] = taken.bind(
+            bound = self._chunks[sizes] = self._ragged.bind(
                 *self._ragged_arguments(sizes, arrays), words=self.words
             )
             if len(self._chunks) > CHUNKS_BOUND:
@@ -199,8 +179,8 @@ class Steps:
             last, found = bound.read("rows.last"), [p.wait() for p in _read(bound, variant)]
         else:
             made = self._first(
-                ("ragged", variant, is_wide),
-                lambda: taken(*self._ragged_arguments(sizes, arrays), words=self.words),
+                lambda: ("ragged", variant, self._ragged.range_of("tokens", sizes[1])),
+                lambda: self._ragged(*self._ragged_arguments(sizes, arrays), words=self.words),
             )
             last = self.rows.last.numpy()
             found = [np.array(f.numpy()) for f in made if f is not None]
@@ -224,22 +204,24 @@ class Steps:
             given = tokens[first : min(first + SCORED, len(tokens) - 1)]
             following = tokens[first + 1 : first + 1 + len(given)]
             arguments = [self._whole(a) for a in ([slot], [0, len(given)], given, following)]
-            made = self._first("score", partial(self._score, self.model, self.cache, *arguments))
+            made = self._first(
+                lambda: "score", partial(self._score, self.model, self.cache, *arguments)
+            )
             found.append(np.array(made.numpy()))
         return np.concatenate(found)
 
     def _sampler(self, variant: Variant) -> SamplingState | None:
         return None if variant == Variant() else self.sampling()
 
-    def _first(self, key: Any, work: Callable[[], Any]) -> Any:
+    def _first(self, key: Callable[[], Any], work: Callable[[], Any]) -> Any:
         """Do something; the first time of each kind it compiles, which is told."""
         with no_grad():
-            if key in self._compiled:
+            if key() in self._compiled:
                 return work()
             self.tell("compile", 0, 1)
             with telling(self.tell):  # weights are prepared then
                 found = work()
-        self._compiled.add(key)
+        self._compiled.add(key())  # its range is known now
         POOL.trim()  # compiling leaves much behind
         self.tell("compile", 1, 1)
         return found
@@ -248,9 +230,9 @@ class Steps:
         return tensor(np.asarray(values, np.int32), device=self.cache.device)
 
 
-def _ragged_step(least: int, most: int, nobody: int) -> Any:
+def _ragged_step(most: int, nobody: int) -> Any:
     """The jitted step over so many tokens."""
-    tokens, requests = symbol("tokens", least, most), symbol("requests", 1, max(2, nobody))
+    tokens, requests = symbol("tokens", 1, most), symbol("requests", 1, max(2, nobody))
     return jit(
         step,
         name="step",

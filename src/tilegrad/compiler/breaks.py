@@ -1,0 +1,60 @@
+"""Breakpoints of Symbols: the values at which a Target would have other kernels for a Graph.
+
+What is compiled for a Symbol must serve all of its values; where kernels differ, `jit` compiles a
+range when it is first met. Invariant: a Symbol that no kernel asks about has one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..ir.symbol import Expr
+from ..ir.types import product
+from .dispatch import target_for
+
+Breaks = dict[str, tuple[int, ...]]  # of a Symbol by name: where ranges begin, but the first
+
+
+def breaks_of(outputs: Sequence[Node], device: str | Target) -> Breaks:
+    """The breakpoints of a Graph on a device, or for a Target."""
+    asking = [n for n in _nodes(outputs) if n.op is ops.paged_attention or _is_quantised(n)]
+    if not asking:
+        return {}
+    target = device if isinstance(device, Target) else target_for(device)
+    found: dict[str, set[int]] = {}
+    for node in asking:
+        for symbol, first in _breaks(node, target):
+            if symbol.kind == "symbol" and symbol.low < first < symbol.high:
+                found.setdefault(symbol.name, set()).add(first)
+    return {name: tuple(sorted(firsts)) for name, firsts in found.items()}
+
+
+def _nodes(outputs: Sequence[Node]) -> list[Node]:
+    """Every Node, those of Blocks too."""
+    found = topological(outputs)
+    return [*found, *(n for node in found for b in node.blocks for n in _nodes(b.results))]
+
+
+def _is_quantised(node: Node) -> bool:
+    return node.op is ops.dot and any(_weight(i).op is ops.unpack for i in node.inputs)
+
+
+def _weight(node: Node) -> Node:
+    while node.op is ops.cast or node.op is ops.permute or node.op is ops.reshape:
+        node = node.inputs[0]
+    return node
+
+
+def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
+    if node.op is ops.paged_attention:
+        from .paged_shape import breaks
+
+        return breaks(node, target)
+    from .weights_calls import unpacked_from
+
+    x = next(i for i in node.inputs if _weight(i).op is not ops.unpack)
+    tokens, many = product(x.shape[:-1]), unpacked_from(x.dtype, target)
+    return [(tokens, many)] if many and isinstance(tokens, Expr) else []
