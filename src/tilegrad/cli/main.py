@@ -1,5 +1,5 @@
 """The command `tilegrad`: run, chat, info, bench, models, demo, doctor, explain,
-tune, cache.
+tune, chip, cache.
 
 Invariant: typer and rich are imported by this folder only; an error ends a command with its message
 and status 1 (2 for bad usage, 130 for Ctrl-C), without a traceback; a command imports what it needs
@@ -18,7 +18,7 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, chat, explain, info, models, run
+from . import bench, chat, chip, explain, info, models, run
 from .flags import App, Group
 from .progress import Bars
 from .terminal import error_text, status
@@ -54,6 +54,7 @@ app.command("info")(info.info)
 app.command("bench")(bench.bench)
 app.command("explain")(explain.explain)
 app.add_typer(models.app, name="models")
+app.add_typer(chip.app, name="chip")
 cache_app = App(help="The folder of compiled programs.", invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
 tune_app = App(

@@ -16,7 +16,7 @@ import numpy as np
 from .accelerator import Accelerator, Level
 from .count import EXACT, Access, Conventions, Counts, count
 from .mapping import Batch, Mapping, Vector, batch_of, box, check
-from .problem import Operand, Problem
+from .problem import Problem
 
 
 @dataclass
@@ -104,15 +104,15 @@ def _edges(problem: Problem, accelerator: Accelerator, batch: Batch) -> Vector:
             level = accelerator.levels[above]
             result = operand is problem.result
             bandwidth = level.write_bandwidth if result else level.read_bandwidth
-            if bandwidth is not None:
-                total = total + _share(operand, level) * box(operand.axes, extents[below]) / (
-                    bandwidth
-                )
+            if bandwidth is None:
+                continue
+            words = box(operand.axes, extents[below])
+            for number in range(above, below):
+                for loop in operand.loops:
+                    side = batch.spatial(number, loop)
+                    words = words if side is None else words * side
+            total = total + words * (operand.bits / level.word_bits / bandwidth)
     return total
-
-
-def _share(operand: Operand, level: Level) -> float:
-    return operand.bits / level.word_bits
 
 
 def cost_of(

@@ -26,7 +26,7 @@ class Conventions:
 
     `halo`: `always` keeps what two successive boxes share, `innermost` only where no loop runs
     inside the one that turns. `drains`: a partial sum that leaves is read first. `fills`: bringing
-    a word is a write. `first`: the first addition to a word reads it too.
+    a word is a write. `first`: a multiplier's first addition to a word reads it too.
     """
 
     halo: str = "always"
@@ -213,14 +213,15 @@ def _count_results(
     """Partial sums: what goes up, and what comes back to be added to."""
     words = _times(*(axis_length(axis, nest.extents[0]) for axis in operand.axes))
 
-    def begun(level: int) -> Vector | float:
+    def begun(level: int) -> Vector:
         """Words that instances of a Level begin: there is nothing to read yet."""
-        return 0.0 if conventions.first else words * nest.copies(operand, 0, level)
+        return words * nest.copies(operand, 0, level)
 
     upper = found.table[(above, operand.name)]
     upper.updates, upper.moved = shared, brought
-    upper.reads = shared - begun(above)
-    if below < len(found.levels):
+    inner = below < len(found.levels)
+    upper.reads = shared if conventions.first and not inner else shared - begun(above)
+    if inner:
         lower = found.table[(below, operand.name)]
         lower.fills, lower.drains = brought - begun(below), brought
 

@@ -99,6 +99,12 @@ DATAFLOWS = {
             stationary=("weights",),
         ),
         Dataflow(
+            "nvdla",
+            "channels down, filters across; a picture's few channels with a row of the window",
+            columns="M",
+            rows="CS",
+        ),
+        Dataflow(
             "nlr",
             "no local reuse: multipliers keep nothing, all of the storage is one buffer",
             columns="GM",

@@ -162,12 +162,18 @@ class Walk:
         self._add(below, operand, "drains", len(fresh))  # what comes must leave again
         for word in fresh:
             key = (below, place, word)
-            if key in begun or self.conventions.first:
+            if key in begun:
                 self._add(below, operand, "fills", 1)
             begun.add(key)
 
     def _serve(
-        self, operand: Operand, above: int, asked: list[tuple], begun: set, result: bool
+        self,
+        operand: Operand,
+        above: int,
+        asked: list[tuple],
+        begun: set,
+        result: bool,
+        always: bool = False,
     ) -> None:
         if not result:
             self._add(above, operand, "reads", len(asked))
@@ -175,7 +181,7 @@ class Walk:
         for parent, word in asked:
             key = (above, parent, word)
             self._add(above, operand, "updates", 1)
-            if key in begun or self.conventions.first:
+            if key in begun or always:
                 self._add(above, operand, "reads", 1)
             begun.add(key)
 
@@ -191,7 +197,8 @@ class Walk:
                 seen = self._seen(operand, place, above, below)
                 asked.add((self._parent(place, above), group, seen, word))
             pairs = [(a[0], a[-1]) for a in asked]
-            self._serve(operand, above, pairs, begun, operand is self.problem.result)
+            result = operand is self.problem.result
+            self._serve(operand, above, pairs, begun, result, self.conventions.first)
 
 
 def _element(operand: Operand, index: Index) -> tuple[int, ...]:

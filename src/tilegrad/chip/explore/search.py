@@ -25,7 +25,8 @@ from .mapping import Batch, Mapping, Vector, batch_of, held_bytes
 from .problem import Problem
 
 CHUNK = 2048  # Mappings costed at once: their arrays stay in the cache
-WASTE = 1.3  # most turns of a padded loop, over its size
+WASTE = 1.3  # most turns of a loop that is padded to fill the array, over its size
+SLACK = 1.02  # the same of a loop that is padded to be cut in time
 OBJECTIVES = ("energy", "cycles", "product")
 Orders = tuple[tuple[str, ...], ...]
 
@@ -62,7 +63,7 @@ class Space:
     """The chains of each loop: an array (chains, 3 places of each Level) of factors."""
 
     def __init__(
-        self, problem: Problem, accelerator: Accelerator, flow: Dataflow, pad: bool = True
+        self, problem: Problem, accelerator: Accelerator, flow: Dataflow, pad: float = WASTE
     ) -> None:
         self.problem, self.accelerator, self.flow, self.pad = problem, accelerator, flow, pad
         self.array = array_level(accelerator)
@@ -83,9 +84,10 @@ class Space:
         for sides in itertools.product(*(self._sides(i, loop, size) for i in range(len(levels)))):
             spread = math.prod(a * b for a, b in sides)
             left = math.ceil(size / spread)
-            if spread > 1 and left * spread > size * (WASTE if self.pad else 1):
+            if left * spread > size * self.pad:
                 continue
-            for times in self._times(loop, left):
+            most = max(left, int(min(self.pad, SLACK) * size / spread))
+            for times in self._times(loop, left, most):
                 found.add(tuple(v for t, (a, b) in zip(times, sides) for v in (t, a, b)))
         return np.array(sorted(found), float).reshape(len(found), 3 * len(levels))
 
@@ -95,9 +97,9 @@ class Space:
         across = _sides(size, record.columns if loop in self.flow.columns else 1, self.pad)
         down = _sides(size, record.rows if loop in self.flow.rows else 1, self.pad)
         both = itertools.product(across, down)
-        return [(a, b) for a, b in both if a * b <= max(size, 1) * WASTE]
+        return [(a, b) for a, b in both if a * b <= size * self.pad]
 
-    def _times(self, loop: str, turns: int) -> Iterator[tuple[int, ...]]:
+    def _times(self, loop: str, turns: int, most: int) -> Iterator[tuple[int, ...]]:
         """Ways to give turns in time to the Levels."""
         free = []
         for number in range(len(self.accelerator.levels)):
@@ -106,7 +108,7 @@ class Space:
             if number == 0 and self.array > 0:
                 allowed = allowed and loop in self.flow.outermost
             free.append(allowed)
-        return _splits(turns, free)
+        return _splits(turns, free, most)
 
     def batch(self, picks: np.ndarray, orders: Orders) -> Batch:
         """The Mappings of (mappings, loops) numbers of chains."""
@@ -181,37 +183,44 @@ class Space:
         return [tuple(order_for(self.problem, stays) for stays in one) for one in every]
 
 
-def _sides(size: int, bound: int, pad: bool) -> list[int]:
+def _parts(size: int) -> list[int]:
+    """Sizes of equal parts, the last one smaller or not: ceil(size / k), rising."""
+    return sorted({math.ceil(size / k) for k in range(1, size + 1)})
+
+
+def _sides(size: int, bound: int, pad: float) -> list[int]:
     """How many turns may run side by side: what divides the size, or wastes little."""
     if bound == 1 or size == 1:
         return [1]
-    exact = {f for f in range(1, min(size, bound) + 1) if size % f == 0}
-    rounds = {math.ceil(size / k) for k in range(1, size + 1)} if pad else set()
-    return sorted(exact | {f for f in rounds if f <= bound})
+    return [f for f in _parts(size) if f <= bound and f * math.ceil(size / f) <= size * pad]
 
 
-def _splits(turns: int, free: Sequence[bool]) -> Iterator[tuple[int, ...]]:
-    """All ways to write `turns` as a product over the free places."""
+def _splits(turns: int, free: Sequence[bool], most: int) -> Iterator[tuple[int, ...]]:
+    """All ways to cover `turns` by a product over the free places, of at most `most`."""
     if not any(free):
         if turns == 1:
             yield (1,) * len(free)
         return
     if not free[0]:
-        yield from ((1, *rest) for rest in _splits(turns, free[1:]))
+        yield from ((1, *rest) for rest in _splits(turns, free[1:], most))
         return
     if not any(free[1:]):
         yield (turns, *(1,) * (len(free) - 1))
         return
-    for factor in range(1, turns + 1):
-        if turns % factor == 0:
-            yield from ((factor, *rest) for rest in _splits(turns // factor, free[1:]))
+    for factor in _parts(turns):
+        left = math.ceil(turns / factor)
+        if factor * left <= most:
+            yield from ((factor, *rest) for rest in _splits(left, free[1:], most // factor))
 
 
 class _Search:
     """One search: what was seen, and the best so far of each order."""
 
-    def __init__(self, space: Space, objective: str, conventions: Conventions, seed: int) -> None:
+    def __init__(
+        self, space: Space, objective: str, conventions: Conventions, seed: int, samples: int
+    ) -> None:
         self.space, self.objective, self.conventions = space, objective, conventions
+        self.samples = samples
         self.random = np.random.default_rng(seed)
         self.counts = [len(chains) for chains in space.chains.values()]
         self.seen = 0
@@ -252,9 +261,9 @@ class _Search:
                 best, pick = float(scores.min()), picks[scores.argmin()]
         return best, pick
 
-    def sample(self, orders: Orders, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, orders: Orders) -> tuple[np.ndarray, np.ndarray]:
         """Mappings drawn at random, with the one that holds least; scores, best first."""
-        drawn = [self.random.integers(0, n, count) for n in self.counts]
+        drawn = [self.random.integers(0, n, self.samples) for n in self.counts]
         picks = np.concatenate([np.stack(drawn, axis=1), self.space._smallest()])
         scores = self.scores(picks, orders)
         first = np.argsort(scores, kind="stable")[:64]
@@ -265,10 +274,11 @@ class _Search:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw one to three loops of good Mappings anew, and keep the best."""
         open_loops = [i for i, n in enumerate(self.counts) if n > 1]
+        count = min(self.samples, CHUNK)
         for _ in range(rounds if open_loops else 0):
-            children = picks[self.random.integers(0, len(picks), CHUNK)].copy()
+            children = picks[self.random.integers(0, len(picks), count)].copy()
             for times in range(3):
-                rows = np.arange(0, CHUNK, times + 1)
+                rows = np.arange(0, count, times + 1)
                 which = self.random.choice(open_loops, len(rows))
                 limits = np.array(self.counts)[which]
                 children[rows, which] = (self.random.random(len(rows)) * limits).astype(int)
@@ -302,12 +312,14 @@ def search(
     seed: int = 0,
     most: int = 200_000,
     rounds: int = 40,
-    pad: bool = True,
+    samples: int = 2 * CHUNK,
+    pad: float = WASTE,
 ) -> Found:
     """The best Mapping found: of all, if there are at most `most`, else by a seeded search.
 
-    `objective` is `energy`, `cycles` or their `product`. With `pad` a loop may be rounded up to
-    fill the array.
+    The seeded search draws `samples` of each order, then improves the best few for `rounds`.
+    `objective` is `energy`, `cycles` or their `product`. A loop may be rounded up to `pad`
+    times its size to fill the array; 1.0 asks for factors that divide.
     """
     if objective not in OBJECTIVES:
         raise UserError(
@@ -315,7 +327,7 @@ def search(
         )
     flow = named_dataflow(dataflow) if isinstance(dataflow, str) else dataflow
     space = Space(problem, flow.restrict(accelerator), flow, pad)
-    run = _Search(space, objective, conventions, seed)
+    run = _Search(space, objective, conventions, seed, samples)
     orders = space.orders(27, run.random)
     whole = space.size * len(orders) <= most
     if whole:
@@ -334,7 +346,7 @@ def _seeded(
     run: _Search, orders: list[Orders], rounds: int
 ) -> list[tuple[float, np.ndarray, Orders]]:
     """Sample every order, improve the best few, and polish those."""
-    tried = [(*run.sample(order, 2 * CHUNK), order) for order in orders]
+    tried = [(*run.sample(order), order) for order in orders]
     short = [(*run.improve(s, p, o, max(rounds // 8, 1)), o) for s, p, o in tried]
     short.sort(key=lambda one: float(one[0][0]))
     long = [(*run.improve(s, p, o, rounds), o) for s, p, o in short[:3]]

@@ -1,0 +1,97 @@
+"""Chips that people rent and buy: the table.
+
+Peaks are dense unless a figure says sparse. Published pages disagree, and several print sparse
+peaks as if dense; each figure says where it was read and when. Invariant: no figure is guessed;
+what was not found is not in the table.
+"""
+
+from __future__ import annotations
+
+from ...core.errors import UserError
+from .figure import Chip, Figure, load_chip
+
+GPU = ("rooflinenotes.dev, spillfill.com", "2026-11")
+TPU = ("jax-ml/scaling-book", "2026-11")
+OWN = ("bench/results/llm-2026-11-16.json", "2026-11-16")
+RENT = ("cloud price pages, weak", "2026-11")
+PEAKS = ("bf16", "fp8", "int8", "fp4")
+
+# title, source of its figures, and the figures in the units of FIELDS
+ROWS: dict[str, tuple[str, tuple[str, str], dict[str, float]]] = {
+    "a100": ("NVIDIA A100 SXM 80 GB", GPU,
+             {"bf16": 312, "int8": 624, "memory": 80, "bandwidth": 2.0, "power": 400, "link": 300}),
+    "h100": ("NVIDIA H100 SXM", GPU,
+             {"bf16": 989.5, "fp8": 1979, "int8": 1979, "memory": 80, "bandwidth": 3.35,
+              "power": 700, "link": 450, "area": 814}),
+    "h200": ("NVIDIA H200 SXM", GPU,
+             {"bf16": 989.5, "fp8": 1979, "int8": 1979, "memory": 141, "bandwidth": 4.8,
+              "power": 700, "link": 450}),
+    "b200": ("NVIDIA B200", GPU,
+             {"bf16": 2250, "fp8": 4500, "int8": 4500, "fp4": 9000, "memory": 180,
+              "bandwidth": 8.0, "power": 1000, "link": 900}),
+    "mi300x": ("AMD MI300X", GPU,
+               {"bf16": 1307, "fp8": 2615, "int8": 2615, "memory": 192, "bandwidth": 5.3,
+                "power": 750}),
+    "mi325x": ("AMD MI325X", GPU, {"bf16": 1307, "memory": 256, "bandwidth": 6.0, "power": 1000}),
+    "mi355x": ("AMD MI355X", GPU, {"bf16": 2500, "memory": 288, "bandwidth": 8.0}),
+    "tpu-v3": ("Google TPU v3", TPU, {"bf16": 140, "int8": 140, "memory": 32, "bandwidth": 0.9}),
+    "tpu-v4": ("Google TPU v4", TPU,
+               {"bf16": 275, "int8": 275, "memory": 32, "bandwidth": 1.2, "link": 270}),
+    "tpu-v5e": ("Google TPU v5e", TPU,
+                {"bf16": 197, "int8": 394, "memory": 16, "bandwidth": 0.81, "link": 180}),
+    "tpu-v5p": ("Google TPU v5p", TPU,
+                {"bf16": 459, "int8": 918, "memory": 96, "bandwidth": 2.8, "link": 540}),
+    "tpu-v6e": ("Google TPU v6e", TPU,
+                {"bf16": 920, "int8": 1840, "memory": 32, "bandwidth": 1.6, "link": 360}),
+    "trainium2": ("AWS Trainium2", GPU, {"bf16": 667, "memory": 103.1, "bandwidth": 2.9}),
+    "groq-lpu": ("Groq LPU v1", ("techpowerup", "2026-11"),
+                 {"bf16": 188, "int8": 750, "memory": 0.23, "bandwidth": 80}),
+    "wse-3": ("Cerebras WSE-3", ("tomshardware", "2026-11"),
+              {"bf16": 125_000, "memory": 44, "bandwidth": 21_000, "power": 23_000,
+               "area": 46_225}),
+    "tpu-v1": ("Google TPU v1", ("ISCA 2017, Jouppi et al.", "2017"),
+               {"int8": 92, "memory": 8.6, "bandwidth": 0.034, "power": 75, "area": 331}),
+}  # fmt: skip
+# Figures of another source or kind than their row's
+MORE: dict[tuple[str, str], Figure] = {
+    ("h200", "bf16_measured"): Figure(777.6, *OWN, note="a large product, dense"),
+    ("h200", "bandwidth_measured"): Figure(4.340, *OWN, note="reading a large array"),
+    ("wse-3", "bf16"): Figure(125_000, "tomshardware", "2026-11", "sparse", "fp16"),
+    ("groq-lpu", "bf16"): Figure(188, "techpowerup", "2026-11", "dense", "fp16"),
+    ("tpu-v5p", "memory"): Figure(96, *TPU, note="95 in some pages"),
+    ("b200", "memory"): Figure(180, *GPU, note="180 to 192 by system"),
+    ("tpu-v6e", "bf16"): Figure(920, *TPU, "dense", "918 in some pages"),
+    ("h100", "price"): Figure(2.65, *RENT, note="2.65 to 2.99"),
+    ("h200", "price"): Figure(3.20, *RENT, note="3.20 to 3.29"),
+    ("b200", "price"): Figure(4.60, *RENT),
+    ("tpu-v5p", "price"): Figure(2.10, *RENT),
+}
+
+
+def _chip(name: str) -> Chip:
+    title, source, values = ROWS[name]
+    figures = {
+        field: Figure(value, *source, "dense" if field in PEAKS else "")
+        for field, value in values.items()
+    }
+    figures |= {field: figure for (chip, field), figure in MORE.items() if chip == name}
+    return Chip(name, title, figures)
+
+
+CHIPS = {name: _chip(name) for name in ROWS}
+
+
+def chip(name: str) -> Chip:
+    """A chip of the table, or of a file (`.toml`, `.json`)."""
+    if name.endswith((".toml", ".json")):
+        return load_chip(name)
+    if name.lower() not in CHIPS:
+        raise UserError(
+            f"unknown chip {name!r}",
+            op="chip",
+            expected=f"{', '.join(CHIPS)}, or a file .toml or .json",
+        )
+    return CHIPS[name.lower()]
+
+
+__all__ = ["CHIPS", "chip"]
