@@ -5,8 +5,8 @@
 
 The rate is of `cost` (accesses, energy, cycles of every Level and Operand) on random Mappings of a
 7-loop convolution over three Levels, in process time, so that other programs do not count. It must
-be at least 100,000. A search of all of ResNet-50's 54 products (24 that differ) may take two minutes;
-its frames a second must lie between those of NVDLA's primer and 2.2 times as many.
+be at least 100,000. A search of all of ResNet-50's 54 products (24 that differ) may take two
+minutes; its frames a second must lie between those of NVDLA's primer and 2.2 times as many.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def networks() -> None:
         good = published <= frames <= MOST * published and seconds <= SECONDS
         print(
             f"{multipliers:5} multipliers: {frames:6.1f} frames/s ({published:.1f} published), "
-            f"{100 * found.utilisation:.0f}% busy, {found.seen:,} Mappings in {seconds:.1f} s: {good}"
+            f"{100 * found.utilisation:.0f}% busy, {found.seen:,} Mappings, {seconds:.1f} s: {good}"
         )
 
 

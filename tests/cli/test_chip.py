@@ -1,0 +1,58 @@
+"""The command `tilegrad chip compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tilegrad.cli import main
+
+RUNNER = CliRunner()
+
+
+def compare(*words: str) -> tuple[int, str]:
+    result = RUNNER.invoke(main.app, ["chip", "compare", *words])
+    return result.exit_code, result.output
+
+
+def test_a_table_of_chips_and_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("tomllib")
+    mine = tmp_path / "mine.toml"
+    mine.write_text("bf16 = 50\nmemory = 24\n[bandwidth]\nvalue = 0.5\nsource = 'a guess'\n")
+    code, text = compare("smollm2-135m", "--chips", f"h200,tpu-v5e,{mine}", "--ops")
+    assert code == 0, text
+    for word in ("h200", "tpu-v5e", "mine", "prefill", "decode", "training", "tokens/s"):
+        assert word in text
+    assert "predicted" in text and "FLOP/byte" in text
+
+
+def test_json_has_the_figures_and_null_for_what_is_not_known() -> None:
+    code, text = compare("smollm2-135m", "--chips", "h200,tpu-v5e", "--batch", "2", "--json")
+    assert code == 0, text
+    record = json.loads(text)
+    assert record["predicted"] and record["sizes"]["batch"] == 2
+    h200, v5e = record["chips"]
+    assert h200["figures"]["bf16"]["kind"] == "dense" and h200["figures"]["bf16"]["source"]
+    assert h200["decode"]["tokens_per_second"] > v5e["decode"]["tokens_per_second"] > 0
+    assert v5e["decode"]["dollars_per_million"] is None and "rows" not in v5e["decode"]
+
+
+def test_pictures_have_no_decoding() -> None:
+    code, text = compare("resnet-50", "--chips", "h200,wse-3")
+    assert code == 0 and "decode" not in text and "forward" in text and "inputs/s" in text
+    assert "sparse values alone" in text
+
+
+def test_errors_are_messages(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"bf16": -3, "memory": 1, "bandwidth": 1}')
+    for words in (
+        ["--chips", "h300"],
+        ["--chips", str(bad)],
+        ["--count", "1", "--chips", "groq-lpu"],
+    ):
+        code, text = compare("smollm2-135m", *words)
+        assert code == 1, text
