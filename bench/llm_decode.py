@@ -29,7 +29,6 @@ import tilegrad as tg
 from gpu import Bench
 from tilegrad import nn
 from tilegrad.core.format import Format, format_of
-from tilegrad.kernels.quantised.prepare import Preparation
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.generate.engine import Engine
@@ -94,26 +93,10 @@ class Blocks:
         """Nothing is mapped."""
 
 
-class Remembered:
-    """`Preparation.pack`, which for the same bytes gives what it gave: all layers are alike."""
-
-    def __init__(self) -> None:
-        self.pack, self.made = Preparation.pack, {}
-
-    def __call__(self, layout: Preparation, raw: np.ndarray) -> dict[str, np.ndarray]:
-        """The parts of some rows."""
-        key = (layout.form, layout.columns, raw.ctypes.data, raw.shape)
-        if key not in self.made:
-            self.made[key] = (raw, self.pack(layout, raw))  # the address stays taken
-        return self.made[key][1]
-
-
 def quantise(model: Decoder, form: Format) -> int:
     """Give all linear layers random quantised weights; their bytes once they are prepared.
 
     Each layer has weights of its own on the device, made of the same bytes."""
-    remembered = Remembered()
-    Preparation.pack = lambda layout, raw: remembered(layout, raw)  # type: ignore[method-assign]
     blocks: dict[tuple[str, int, int], Blocks] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     for path, layer in layers:

@@ -131,17 +131,17 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     x, form, groups = layout_of(shape), shape.format, groups_of(shape)
     assert form.codes is not None and form.scales is not None
     fields = form.split(raw)
-    codes = form.codes(NUMPY, fields).astype(np.int16).reshape(len(raw), -1)
-    codes = _digits(codes) if x.scales == "power" else codes + x.offset
-    codes = _padded(codes.astype(np.uint32), groups * GROUP).reshape(-1, groups, GROUP)
+    if form.name in ("Q4_0", "Q4_1"):  # as in the file, but for the order
+        codes = _split(fields["nibbles"]).reshape(len(raw), -1)
+    else:
+        codes = form.codes(NUMPY, fields).reshape(len(raw), -1)  # int8
+        codes = _digits(codes) if x.scales == "power" else codes.view(np.uint8) + np.uint8(x.offset)
+    codes = _padded(codes, groups * GROUP).reshape(-1, groups, GROUP)
     made = {"codes": _codes(x, codes)}
-    above = 2 if x.codes == "pairs" else 4
-    ordered = np.stack([codes[..., list(x.order(k))] for k in range(8)], -2)  # (n, groups, 8, 4)
-    if x.more == "pairs":
-        made["pairs"] = _pairs(ordered >> above & 3)
-    if x.more == "bits":
-        places = 8 * np.arange(4)[None, :] + np.arange(8)[:, None]
-        made["bits"] = _sum((ordered >> above & 1) << places.astype(np.uint32), (-2, -1))
+    if x.more:
+        above = codes >> np.uint8(2 if x.codes == "pairs" else 4)
+        ordered = above[..., [x.order(k) for k in range(8)]]  # (n, groups, 8 words, 4 bytes)
+        made[x.more] = _pairs(ordered) if x.more == "pairs" else _joined(ordered, 1)[..., 0]
     made |= _scales(shape, x, fields, len(raw))
     for name, sizes, dtype in parts(shape):
         made[name] = _padded_rows(made[name], sizes).astype(dtype.numpy, copy=False)
@@ -149,41 +149,57 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
 
 
 def _padded(values: Array, width: int) -> Array:
+    if values.shape[1] == width:
+        return values
     return np.pad(values, ((0, 0), (0, width - values.shape[1])))
 
 
 def _padded_rows(values: Array, sizes: Sequence[int]) -> Array:
-    values = values.reshape(len(values), *values.shape[1:])
-    more = [(0, size - own) for size, own in zip(sizes, values.shape)]
-    return np.ascontiguousarray(np.pad(values, more))
+    if values.shape == tuple(sizes):
+        return np.ascontiguousarray(values)
+    return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
 
 
-def _sum(values: Array, axis: int | tuple[int, ...]) -> Array:
-    return values.sum(axis, dtype=np.uint32).view(np.int32)
+def _split(nibbles: Array) -> Array:
+    """Codes (n, blocks, 32) of nibbles (n, blocks, 16): the lower ones, then the upper ones."""
+    made = np.empty((*nibbles.shape[:-1], 32), np.uint8)
+    np.bitwise_and(nibbles, np.uint8(15), out=made[..., :16])
+    np.right_shift(nibbles, np.uint8(4), out=made[..., 16:])
+    return made
 
 
 def _digits(codes: Array) -> Array:
     """The nibbles of doubled E2M1 values."""
-    return np.searchsorted(E2M1, np.abs(codes)) + 8 * (codes < 0)
+    table = np.zeros(256, np.uint8)
+    for digit, value in enumerate(E2M1):
+        table[value], table[-value] = digit, 8 + digit
+    table[0] = 0
+    return table[codes.view(np.uint8)]
+
+
+def _joined(values: Array, bits: int) -> Array:
+    """Some bits of each of (..., count, 4) bytes as words (..., 1): those of the first lowest."""
+    mask, made = np.uint8((1 << bits) - 1), values[..., 0, :] & np.uint8((1 << bits) - 1)
+    for place in range(1, values.shape[-2]):
+        made |= (values[..., place, :] & mask) << np.uint8(place * bits)
+    return np.ascontiguousarray(made).view(np.int32)
 
 
 def _pairs(ordered: Array) -> Array:
     """Two bits of each of (n, groups, 8 words, 4 bytes), as (n, groups, 2)."""
-    places = 8 * np.arange(4)[None, :] + 2 * np.arange(4)[:, None]
-    split = ordered.reshape(*ordered.shape[:2], 2, 4, 4)
-    return _sum(split << places.astype(np.uint32), (-2, -1))
+    return _joined(ordered.reshape(*ordered.shape[:2], 2, 4, 4), 2)[..., 0]
 
 
 def _codes(x: Layout, codes: Array) -> Array:
     """The part `codes` of codes (n, groups, 32)."""
     lead = codes.shape[:2]
     if x.codes == "nibbles":
-        steps = 4 * np.arange(8, dtype=np.uint32)
-        return _sum((codes & 15).reshape(*lead, 4, 8) << steps, -1)[:, None]
+        pairs = codes.view(np.uint16)  # two neighbours
+        both = (pairs & np.uint16(15)) | (pairs >> np.uint16(4) & np.uint16(0xF0))
+        return both.astype(np.uint8).view(np.int32)[:, None]
     if x.codes == "bytes":
-        steps = 8 * np.arange(4, dtype=np.uint32)
-        return _sum(codes.reshape(*lead, 2, 4, 4) << steps, -1).transpose(0, 2, 1, 3)
-    return _pairs((codes & 3).reshape(*lead, 8, 4))[:, None]
+        return codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
+    return _pairs(codes.reshape(*lead, 8, 4))[:, None]
 
 
 def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) -> dict[str, Array]:
