@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from sanitize_attention import Array, Memories, Steps, drawn
 
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.format import QUANTISED, Format
@@ -28,7 +29,6 @@ from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, parameters
 from tilegrad.kernels.quantised.gpu_take import take, unpack
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
-from tilegrad.schedule.call import fitted
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
@@ -44,7 +45,6 @@ from tilegrad.kernels.paged.shape import (
     why_not,
 )
 from tilegrad.kernels.paged.work import work_list
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tilegrad.compiler.compile import compile_for, host
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops, paged_reference
@@ -16,7 +17,6 @@ from tilegrad.ir.types import Tuple
 from tilegrad.kernels.paged import attention_cpu as paged
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.llvm.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import prune

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from test_paged_attention import ROUNDING, Step, make_step, shape
 
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.prefill import choose, prefill, prefill_callee, why_not
 from tilegrad.kernels.paged.shape import PagedShape
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

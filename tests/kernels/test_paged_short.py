@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
@@ -34,7 +35,6 @@ from tilegrad.kernels.paged.shape import (
     short_why_not,
 )
 from tilegrad.kernels.paged.short import step_attend
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

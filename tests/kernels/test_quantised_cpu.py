@@ -10,6 +10,7 @@ import pytest
 from quantised_rows import decode_bound, prefill_bound, random_rows
 
 from tilegrad.compiler.compile import compile_for, host
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16, float16, float32, int32
 from tilegrad.core.format import QUANTISED, Format
@@ -22,7 +23,6 @@ from tilegrad.kernels.quantised.cpu_decode import decode, programs
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.llvm.emit import emit
 from tilegrad.tile.check import verify_body, walk
 

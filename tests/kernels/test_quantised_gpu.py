@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from quantised_rows import decode_bound, random_rows
 
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16, float16, float32, int32
 from tilegrad.core.errors import InternalError
@@ -30,7 +31,6 @@ from tilegrad.kernels.quantised.gpu_rows import (
 )
 from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -12,10 +12,10 @@ import pytest
 
 import tilegrad as tg
 from tilegrad import kernel, tile
+from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.core.target import A100, H100
 from tilegrad.ir.types import Array
-from tilegrad.schedule.call import fitted
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.simulate import simulate

@@ -32,6 +32,7 @@ from ..runtime.language import LANGUAGES
 if TYPE_CHECKING:
     from ..schedule.lower import Steps
     from ..schedule.schedule import Schedule
+    from ..tile.build import Body
 
 Results = list[Node]
 
@@ -222,6 +223,14 @@ def transfers(results: Sequence[Node]) -> list[Node]:
         for block in node.blocks:
             found += transfers(block.results)
     return found
+
+
+def fitted(body: Body, target: Target) -> Body:
+    """The Body of a kernel that is called, after the passes over Bodies."""
+    for one, skipped in chosen(TILES, target, ()):
+        if not skipped and (not one.on or "call" in one.on):
+            body = one.function(body, "call", target)
+    return body
 
 
 def lowered(
