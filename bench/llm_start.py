@@ -45,11 +45,11 @@ def once(layers: int) -> dict[str, float]:
     import numpy as np
 
     import tilegrad as tg
-    from tilegrad.compiler.dispatch import device
     from tilegrad.models.decoder.config import DecoderConfig
     from tilegrad.models.decoder.model import Decoder
     from tilegrad.models.generate.engine import Engine
     from tilegrad.models.generate.request import Request
+    from tilegrad.runtime.device import device
 
     times = {"import": time.perf_counter() - BEGAN}
     at = time.perf_counter()

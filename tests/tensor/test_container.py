@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import tilegrad as tg
 from tilegrad.core.errors import ShapeError
+from tilegrad.tensor import container
 from tilegrad.tensor.container import broadcast_prefix, flatten, map_leaves
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -181,3 +183,12 @@ def test_gradients_of_a_module_have_the_order_of_its_parameters():
     model = tg.nn.Linear(2, 2)
     found = tg.grad(lambda model: model(tg.ones(1, 2)).sum())(model)
     assert list(found) == [name for name, _ in model.named_parameters()] == ["weight", "bias"]
+
+
+def test_arrangements_that_nobody_uses_go() -> None:
+    gc.collect()
+    before = len(container._interned)
+    for number in range(50):
+        container.flatten({f"key{number}": [1, (2, 3)]})
+    gc.collect()
+    assert len(container._interned) <= before + 2

@@ -35,8 +35,8 @@ class Rate:
 
 def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
     """How fast a device reads `working` bytes again and again; `fresh` measures anew."""
-    from ..compiler.dispatch import target_for
     from ..core.config import config
+    from ..runtime.device import target_for
     from ..runtime.store import content_key, default_store
 
     target = target_for(device)

@@ -13,7 +13,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr
 from ..ir.types import product
-from .dispatch import target_for
+from ..runtime.device import target_for
 
 Breaks = dict[str, tuple[int, ...]]  # of a Symbol by name: where ranges begin, but the first
 

@@ -30,13 +30,13 @@ from ..ir.node import Node, located, topological
 from ..ir.requirement import Requirement, check_all
 from ..ir.rewrite import replace
 from ..runtime.buffer import HOST
-from ..runtime.device import Device
+from ..runtime.device import Device, target_for
+from ..runtime.device import device as opened
 from ..runtime.executable import Executable
+from ..runtime.language import language_of
 from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
 from ..schedule.outside import outside
-from .dispatch import device as opened
-from .dispatch import language_of, target_for
 
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("tilegrad.compile")
 
 BODIES = 8  # lowered Bodies that are kept for each Executable that is
+TABLES = 16  # Targets, and PlanTables of them, whose Bodies are kept
 
 _memory: Recent[Any] = Recent(lambda: config().keep)
 _lock = awaited_rlock(COMPILER)
-_bodies: dict[Any, Recent[Any]] = {}  # lowered Bodies by Target and PlanTable
+_bodies: Recent[Recent[Any]] = Recent(lambda: TABLES)  # lowered Bodies by Target and PlanTable
 counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
@@ -240,7 +241,9 @@ def schedule_for(
         inputs, outputs = cut(inputs, outputs)
         choices = _choices() if target.has_threads else ()
         key = (target.key, outside(), *choices, *without)
-        bodies = _bodies.setdefault(key, Recent(lambda: BODIES * config().keep))
+        bodies = _bodies.get(key)
+        if bodies is None:
+            bodies = _bodies[key] = Recent(lambda: BODIES * config().keep)
         given = (target, donate, bodies, without, device, homes)
         return schedule_graph(inputs, outputs, *given)[0]
 

@@ -2,10 +2,10 @@
 of them.
 
 A value is computed where its inputs are; `transfer` takes it elsewhere. What is made of constants
-alone is computed wherever it is needed, and an argument without axes goes to every Device that
-reads it. A part is all that one Device can compute between the same transfers, so it goes through
-the whole page of passes for its own Target. Invariant: no part has a transfer; an op whose inputs
-are on different Devices is an error at its line.
+and of arguments without axes alone is computed wherever it is needed. A part is all that one Device
+can compute between the same transfers, so it goes through the whole page of passes for its own
+Target. Invariant: no part has a transfer; an op whose inputs are on different Devices is an error
+at its line.
 """
 
 from __future__ import annotations
@@ -33,17 +33,26 @@ class Cut:
     """Which part each value is in."""
 
     home: str  # the Graph's own Device
-    place: dict[Node, Place | None] = field(default_factory=dict)  # None: of constants alone
+    place: dict[Node, Place | None] = field(default_factory=dict)  # None: wherever it is needed
+    scalars: dict[Node, tuple[Node, ...]] = field(default_factory=dict)  # arguments below those
 
     def find(
         self, arguments: Sequence[Node], homes: Sequence[str], results: Sequence[Node]
     ) -> None:
         """Place every value below the results."""
         for node, device in zip(arguments, homes):
-            self.place[node] = (0, device)
+            adapts = not node.shape and device == self.home
+            self.place[node] = None if adapts else (0, device)
+            self.scalars[node] = (node,) if adapts else ()
         for node in topological(results):
             if node not in self.place:
                 self.place[node] = self._placed(node)
+                below = [s for n in needs(node) for s in self.scalars[n]]
+                self.scalars[node] = tuple(dict.fromkeys(below)) if self.is_free(node) else ()
+
+    def is_free(self, node: Node) -> bool:
+        """Whether a value is computed wherever it is needed."""
+        return self.place[node] is None
 
     def _placed(self, node: Node) -> Place | None:
         if node.op is ops.transfer:
@@ -61,7 +70,7 @@ class Cut:
         found = {n: at for n in needs(node) if (at := self.place[n]) is not None}
         if not found:
             return None
-        devices = {at[1] for n, at in found.items() if n.op is not ops.input_ or n.shape}
+        devices = {at[1] for at in found.values()}
         if len(devices) > 1:
             shown = ", ".join(f"{n.type} on {at[1]}" for n, at in found.items())
             raise UserError(
@@ -72,8 +81,7 @@ class Cut:
                 location=node.location,
                 hint=f'move them first: x.to("{self.home}")',
             )
-        device = next(iter(devices), next(iter(found.values()))[1])
-        return max(at[0] + (at[1] != device) for at in found.values()), device
+        return max(at[0] for at in found.values()), devices.pop()
 
 
 def schedule_parts(
@@ -103,7 +111,9 @@ def schedule_parts(
         if not outputs:
             continue
         fresh = {read: build.input_(read.shape, read.dtype) for read in reads}
-        inside = replace(outputs, {**found.pinned, **fresh})
+        inside = replace(outputs, fresh)
+        pinned = {n: n.inputs[0] for n in topological(inside) if n.op is ops.transfer}
+        inside = replace(inside, pinned)
         ends = [i for i, read in enumerate(reads) if read in may_end and last[read] == at]
         schedule, own = scheduled(list(fresh.values()), inside, at[1], ends)
         if schedule.preparing:
@@ -141,20 +151,18 @@ class Found:
         self.reads: dict[Place, dict[Node, Node]] = {}  # by Node of the Graph: the value given
         self.outputs: dict[Place, list[Node]] = {}
         self.moves: list[tuple[int, Move]] = []  # with the number of transfers before
-        self.pinned: dict[Node, Node] = {}  # transfers of what is computed anywhere
+        self.pinned: set[Node] = set()  # transfers of what is computed wherever it is needed
         self.sent: dict[tuple[Node, str], Node] = {}  # arguments without axes, elsewhere
 
     def look(self, results: Sequence[Node]) -> None:
         """Go through the Graph."""
-        place = self.cut.place
-        for node in results:
-            place[node] = place[node] or (0, self.cut.home)  # a constant that is a result
+        cut, place = self.cut, self.cut.place
         for node in topological(results):
             at = place[node]
             if node in self.given or at is None:
                 continue
-            if node.op is ops.transfer and place[node.inputs[0]] is None:
-                self.pinned[node] = node.inputs[0]
+            if node.op is ops.transfer and cut.is_free(node.inputs[0]):
+                self.pinned.add(node)
             elif node.op is ops.transfer:
                 self.leave(node.inputs[0])
                 self.move(at, node)
@@ -163,6 +171,10 @@ class Found:
                 self.read(at, read)
         for node in results:
             self.leave(node)
+            if cut.is_free(node):
+                at = (0, cut.home)
+                self.read(at, node)
+                self.outputs[at].append(node)
 
     def move(self, at: Place, node: Node) -> None:
         """A transfer is a copy to another Device."""
@@ -172,18 +184,23 @@ class Found:
     def read(self, at: Place, node: Node) -> None:
         """A part reads a value."""
         there = self.cut.place[node]
-        if there is None or (there == at and not self.is_outside(node)):
-            return
-        self.leave(node)
-        value = node
-        if there[1] != at[1]:  # an argument without axes
-            value = self.sent.get((node, at[1]), node)
-            if value is node:
-                value = build.transfer(node, there[1], at[1])
-                self.sent[node, at[1]] = value
-                self.move((1, at[1]), value)
         self.outputs.setdefault(at, [])
-        self.reads.setdefault(at, {})[node] = value
+        reads = self.reads.setdefault(at, {})
+        if there is None:
+            for scalar in self.cut.scalars[node]:
+                reads[scalar] = self.scalar(scalar, at[1])
+        elif there != at or self.is_outside(node):
+            self.leave(node)
+            reads[node] = node
+
+    def scalar(self, node: Node, device: str) -> Node:
+        """An argument without axes on a Device."""
+        if device == self.cut.home:
+            return node
+        if (node, device) not in self.sent:
+            self.sent[node, device] = sent = build.transfer(node, self.cut.home, device)
+            self.move((0, device), sent)
+        return self.sent[node, device]
 
     def leave(self, node: Node) -> None:
         """A value is needed outside of its part."""

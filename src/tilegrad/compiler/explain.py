@@ -23,12 +23,13 @@ from ..ir.rewrite import replace
 from ..ir.symbol import high
 from ..ir.text import print_block
 from ..runtime.buffer import HOST
+from ..runtime.device import target_for
+from ..runtime.language import language_of
 from ..schedule.cost import work_of
 from ..schedule.schedule import Launch, Schedule, show
 from ..tile.build import Body
 from ..tile.text import body_text
 from .compile import cut, host
-from .dispatch import language_of, target_for
 from .flatten import program_text
 from .pipeline import schedule_graph
 

@@ -16,12 +16,13 @@ from ..ir.fingerprint import digest
 from ..ir.requirement import Requirement
 from ..ir.symbol import Size, high, multiply
 from ..ir.types import product
+from ..runtime.device import target_for
 from ..runtime.fault import WORD_BYTES
+from ..runtime.language import language_of
 from ..runtime.recipe import Recipe, Step, Storage
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer
 from ..tile.build import Body, body_sites
-from .dispatch import language_of, target_for
 from .estimate import copy_text, region_text, shares
 
 SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone

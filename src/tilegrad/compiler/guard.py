@@ -19,7 +19,7 @@ from ..ir.node import Node, topological
 from ..ir.requirement import Requirement, check_all
 from ..ir.symbol import evaluate
 from ..runtime.buffer import HOST, Buffer
-from .dispatch import device
+from ..runtime.device import device
 
 
 class GuardedExecutable:

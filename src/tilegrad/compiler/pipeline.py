@@ -187,8 +187,8 @@ def schedule_graph(
     own_passes = passes_of(target)
     check_names([*PAGE, *own_passes], without)
     if homes or transfers(results):
+        from ..runtime.device import target_for
         from .devices import schedule_parts
-        from .dispatch import target_for
 
         def scheduled(inputs: Any, outputs: Any, name: str, ends: Any) -> Any:
             own = name == device

@@ -12,7 +12,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
-from .dispatch import target_for
+from ..runtime.device import target_for
 
 
 def _unpacked(m: Match) -> Node:

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler.dispatch import device as opened
 from ..core.dtype import DType, bfloat16, float32, int32
 from ..core.errors import MemoryLimitError, StateError
 from ..runtime.buffer import HOST, Buffer
+from ..runtime.device import device as opened
 from ..tensor.creation import tensor
 from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use

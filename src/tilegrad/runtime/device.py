@@ -288,9 +288,14 @@ def device(name: str) -> Device:
     return KINDS.get(kind).open(int(number or 0))
 
 
+def target_for(name: str) -> Target:
+    """The Target of a Device, with the Config's number of workers on the CPU."""
+    return device(name).target
+
+
 def register(name: str, kind: DeviceKind | str) -> None:
     """Add a kind of Device: "name:0" is its first from now on."""
     KINDS.register(name, kind)
 
 
-__all__ = ["Device", "DeviceKind", "device", "device_name", "register"]
+__all__ = ["Device", "DeviceKind", "device", "device_name", "register", "target_for"]

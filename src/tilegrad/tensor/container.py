@@ -11,6 +11,7 @@ sorted key; a dict that is put together has its keys in the order of the one tha
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,7 +28,18 @@ class Structure:
     `order` has the keys as they were given; `alike` is the one Structure of all orders.
     """
 
-    __slots__ = ("_extract", "_rebuild", "alike", "cls", "count", "keys", "kind", "order", "parts")
+    __slots__ = (
+        "__weakref__",
+        "_extract",
+        "_rebuild",
+        "alike",
+        "cls",
+        "count",
+        "keys",
+        "kind",
+        "order",
+        "parts",
+    )
 
     def __init__(
         self,
@@ -213,7 +225,8 @@ REBUILD: dict[str, Callable[[Structure], Rebuild]] = {
 
 # ---- the exact path --------------------------------------------------------------------------
 
-_interned: dict[Any, Structure] = {}
+# As long as somebody uses them: arrangements that are seen once do not stay.
+_interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
 
 
 def _intern(

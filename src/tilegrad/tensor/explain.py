@@ -9,11 +9,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..compiler.dispatch import target_for
 from ..compiler.explain import Explanation, explain_graph
 from ..core.errors import DTypeError, UserError
 from ..core.target import Target, target_named
 from ..ir.node import topological
+from ..runtime.device import target_for
 from .container import flatten
 from .jit import Jitted, jit
 from .tensor import Tensor, values

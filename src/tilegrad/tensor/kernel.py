@@ -416,7 +416,7 @@ def _device(tensors: Mapping[str, Tensor]) -> str:
 @functools.lru_cache(maxsize=16)
 def target_of(device: str, threads: int) -> Target:
     """The Target of a device, found once for a number of workers."""
-    from ..compiler.dispatch import target_for
+    from ..runtime.device import target_for
 
     return target_for(device)
 

@@ -104,7 +104,7 @@ def _runner(
     """A run to its end: on a GPU, until the device is done."""
     if device == HOST:
         return lambda: executable.run(list(buffers), symbols)
-    from ..compiler.dispatch import device as opened
+    from ..runtime.device import device as opened
 
     def run() -> None:
         executable.run(list(buffers), symbols)

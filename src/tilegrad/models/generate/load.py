@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ...compiler.dispatch import device as opened
 from ...core import dtype as dtypes
 from ...core.dtype import DType, dtype_of
 from ...core.errors import UserError
@@ -26,6 +25,7 @@ from ...exchange.gguf import GgufFile
 from ...exchange.mapped import Stored
 from ...nn import init
 from ...runtime.buffer import HOST
+from ...runtime.device import device as opened
 from ...tensor.stored import bytes_to_prepare
 from ..decoder.config import DecoderConfig
 from ..decoder.fields import Fields

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...compiler.dispatch import device as opened
 from ...core.dtype import DType, float32, int32, uint32
 from ...core.errors import UserError
 from ...runtime.buffer import HOST, Buffer
+from ...runtime.device import device as opened
 from ...tensor.placement import default_device, use
 from ...tensor.realize import from_buffer
 from ...tensor.tensor import Tensor, wrap
