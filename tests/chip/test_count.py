@@ -21,10 +21,10 @@ from tilegrad.chip.explore import (
     Mapping,
     Operand,
     Problem,
-    batch_of,
     convolution,
     count,
     gemm,
+    mappings_of,
 )
 from tilegrad.chip.explore.count import Conventions
 from tilegrad.chip.explore.interpret import Walk
@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """Every count of the routine is the walk's."""
     walked = Walk(problem, machine, mapping, conventions).run()
-    found = count(problem, machine, batch_of(problem, [mapping]), conventions)
+    found = count(problem, machine, mappings_of(problem, [mapping]), conventions)
     for (level, operand), access in found.table.items():
         name = machine.levels[level].name
         for kind in KINDS:
@@ -115,7 +115,7 @@ def test_a_wrong_step_is_seen() -> None:
     machine = accelerator([("inputs",)], ["equal"] * 2)
     mapping = Mapping.of("P4", "R3")
     walked = Walk(problem, machine, mapping).run()
-    found = count(other, machine, batch_of(other, [mapping]))
+    found = count(other, machine, mappings_of(other, [mapping]))
     assert found.at("level1", "inputs").fills[0] != walked[("level1", "inputs", "fills")]
 
 
@@ -136,9 +136,9 @@ def test_many_mappings_at_once_are_each_alone() -> None:
         ordered = [tuple((loop, p[loop]) for loop in problem.loops if loop in p) for p in parts]
         cuts = Cut(ordered[0]), Cut(ordered[1], ordered[3]), Cut(ordered[2])
         mappings.append(Mapping(cuts))
-    together = count(problem, machine, batch_of(problem, mappings, [problem.loops] * 3))
+    together = count(problem, machine, mappings_of(problem, mappings, [problem.loops] * 3))
     for number, mapping in enumerate(mappings):
-        single = count(problem, machine, batch_of(problem, [mapping]))
+        single = count(problem, machine, mappings_of(problem, [mapping]))
         for key, access in single.table.items():
             for kind in KINDS:
                 several = np.broadcast_to(getattr(together.table[key], kind), (40,))
@@ -158,7 +158,7 @@ def test_neighbours_share_rows(sharing: str) -> None:
     """Four multipliers of a 3-tall window: 12 rows, or the 6 that differ."""
     problem = convolution(M=1, C=1, P=4, Q=5, R=3)
     machine = accelerator([("inputs",)], [sharing, "equal"])
-    found = count(problem, machine, batch_of(problem, [Mapping.of("Q5 | P4", "R3")]))
+    found = count(problem, machine, mappings_of(problem, [Mapping.of("Q5 | P4", "R3")]))
     access = found.at("level0", "inputs")
     assert access.moved[0] == 5 * 4 * 3
     assert access.reads[0] == {"none": 60, "equal": 60, "halo": 30}[sharing]

@@ -13,12 +13,12 @@ from tilegrad.chip.explore import (
     Accelerator,
     Level,
     Mapping,
-    batch_of,
     convolution,
     cost,
     cost_of,
     gemm,
     load,
+    mappings_of,
 )
 from tilegrad.chip.explore.dataflow import DATAFLOWS, dataflow
 from tilegrad.chip.explore.presets import eyeriss_energy
@@ -47,11 +47,11 @@ def test_exhaustive_is_the_best_of_all(objective: str) -> None:
     counts = [range(len(c)) for c in space.chains.values()]
     picks = np.array(list(itertools.product(*counts)))
     for order in space.orders(27, np.random.default_rng(0)):
-        batch = space.batch(picks, order)
-        made = cost(problem, small(), batch)
+        many = space.mappings(picks, order)
+        made = cost(problem, small(), many)
         score = {"energy": made.energy, "cycles": made.cycles}.get(objective)
         score = made.energy * made.cycles if score is None else score
-        best = min(best, float(score[space.fits(batch)].min()))
+        best = min(best, float(score[space.fits(many)].min()))
     score = {"energy": found.energy, "cycles": found.cycles}.get(
         objective, found.energy * found.cycles
     )
@@ -83,7 +83,7 @@ def test_dataflows_only_narrow(name: str) -> None:
             assert not {loop for loop, _ in cut.temporal} & set(flow.whole)
     for level in found.accelerator.levels[array + 1 :]:
         assert set(level.keeps) <= set(flow.keeps)
-    again = cost(problem, found.accelerator, batch_of(problem, [found.mapping]))
+    again = cost(problem, found.accelerator, mappings_of(problem, [found.mapping]))
     assert again.energy[0] == found.energy
 
 

@@ -1,7 +1,7 @@
 """Searching a whole network: the best Mapping of each of its Problems, and what all cost.
 
 Invariant: equal Problems are searched once and counted as often as the network has them; the same
-seed gives the same Plan of the network.
+seed gives the same Mappings.
 """
 
 from __future__ import annotations

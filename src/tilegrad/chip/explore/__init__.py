@@ -3,7 +3,7 @@
 from .accelerator import Accelerator, Level, load
 from .cost import Cost, cost, cost_of
 from .count import EXACT, EYERISS, TIMELOOP, Conventions, count
-from .mapping import Batch, Cut, Mapping, batch_of
+from .mapping import Cut, Mapping, Mappings, mappings_of
 from .problem import Operand, Problem, convolution, gemm
 
 __all__ = [
@@ -11,19 +11,19 @@ __all__ = [
     "EYERISS",
     "TIMELOOP",
     "Accelerator",
-    "Batch",
     "Conventions",
     "Cost",
     "Cut",
     "Level",
     "Mapping",
+    "Mappings",
     "Operand",
     "Problem",
-    "batch_of",
     "convolution",
     "cost",
     "cost_of",
     "count",
     "gemm",
     "load",
+    "mappings_of",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from .accelerator import Accelerator, Level
 from .count import EXACT, Access, Conventions, Counts, count
-from .mapping import Batch, Mapping, Vector, batch_of, box, check
+from .mapping import Mapping, Mappings, Vector, box, check, mappings_of
 from .problem import Problem
 
 
@@ -48,15 +48,15 @@ class Cost:
 
 
 def cost(
-    problem: Problem, accelerator: Accelerator, batch: Batch, conventions: Conventions = EXACT
+    problem: Problem, accelerator: Accelerator, many: Mappings, conventions: Conventions = EXACT
 ) -> Cost:
-    """The Cost of each Mapping of a Batch."""
-    counts = count(problem, accelerator, batch, conventions)
-    parts = {"mac": np.full(batch.size, problem.macs * accelerator.mac)}
+    """The Cost of each of some Mappings."""
+    counts = count(problem, accelerator, many, conventions)
+    parts = {"mac": np.full(many.size, problem.macs * accelerator.mac)}
     bounds = {"compute": counts.cycles / accelerator.macs_a_cycle}
-    network, leak = np.zeros(batch.size), np.zeros(batch.size)
+    network, leak = np.zeros(many.size), np.zeros(many.size)
     for number, level in enumerate(accelerator.levels):
-        energy, reads, writes = np.zeros(batch.size), np.zeros(batch.size), np.zeros(batch.size)
+        energy, reads, writes = np.zeros(many.size), np.zeros(many.size), np.zeros(many.size)
         for operand in problem.operands:
             if operand.name not in level.keeps:
                 continue
@@ -74,7 +74,7 @@ def cost(
         leak = leak + level.leak * counts.instances[number] * counts.cycles
     parts["network"] = network
     parts["leak"] = leak + accelerator.mac_leak * counts.instances[-1] * counts.cycles
-    return Cost(parts, bounds, _edges(problem, accelerator, batch), counts)
+    return Cost(parts, bounds, _edges(problem, accelerator, many), counts)
 
 
 def _words(access: Access, conventions: Conventions) -> tuple[Vector, Vector]:
@@ -94,10 +94,10 @@ def _bandwidth(level: Level, reads: Vector, writes: Vector) -> Vector | None:
     return found
 
 
-def _edges(problem: Problem, accelerator: Accelerator, batch: Batch) -> Vector:
+def _edges(problem: Problem, accelerator: Accelerator, many: Mappings) -> Vector:
     """Cycles before the first tiles are there, and until the last results are out."""
-    total = np.zeros(batch.size)
-    extents = batch.extents(problem)
+    total = np.zeros(many.size)
+    extents = many.extents(problem)
     for operand in problem.operands:
         keeping = [i for i, v in enumerate(accelerator.levels) if operand.name in v.keeps]
         for above, below in pairwise(keeping):
@@ -109,7 +109,7 @@ def _edges(problem: Problem, accelerator: Accelerator, batch: Batch) -> Vector:
             words = box(operand.axes, extents[below])
             for number in range(above, below):
                 for loop in operand.loops:
-                    side = batch.spatial(number, loop)
+                    side = many.spatial(number, loop)
                     words = words if side is None else words * side
             total = total + words * (operand.bits / level.word_bits / bandwidth)
     return total
@@ -123,7 +123,7 @@ def cost_of(
 ) -> Cost:
     """The Cost of one Mapping, which must fit."""
     check(problem, accelerator, mapping)
-    return cost(problem, accelerator, batch_of(problem, [mapping]), conventions)
+    return cost(problem, accelerator, mappings_of(problem, [mapping]), conventions)
 
 
 __all__ = ["Cost", "cost", "cost_of"]

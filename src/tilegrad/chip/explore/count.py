@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .accelerator import Accelerator
-from .mapping import Batch, Vector, axis_length
+from .mapping import Mappings, Vector, axis_length
 from .problem import Operand, Problem
 
 
@@ -62,7 +62,7 @@ class Access:
 
 @dataclass
 class Counts:
-    """All accesses of a Batch."""
+    """All accesses of some Mappings."""
 
     table: dict[tuple[int, str], Access]
     cycles: Vector  # turns in time: what the multipliers need
@@ -75,13 +75,13 @@ class Counts:
 
 
 def count(
-    problem: Problem, accelerator: Accelerator, batch: Batch, conventions: Conventions = EXACT
+    problem: Problem, accelerator: Accelerator, many: Mappings, conventions: Conventions = EXACT
 ) -> Counts:
     """Accesses of every Level for every Operand."""
-    nest = Nest(problem, batch)
+    nest = Nest(problem, many)
     names = tuple(level.name for level in accelerator.levels)
     found = Counts({}, nest.cycles, nest.instances, names)
-    zero = np.zeros(batch.size)
+    zero = np.zeros(many.size)
     for operand in problem.operands:
         keeping = [i for i, v in enumerate(accelerator.levels) if operand.name in v.keeps]
         for level in keeping:
@@ -101,26 +101,26 @@ def count(
 class Nest:
     """What all Operands share: the turns outside each Level, extents, instances."""
 
-    def __init__(self, problem: Problem, batch: Batch) -> None:
-        self.problem, self.batch = problem, batch
-        self.extents = batch.extents(problem)
+    def __init__(self, problem: Problem, many: Mappings) -> None:
+        self.problem, self.many = problem, many
+        self.extents = many.extents(problem)
         self.spatial: list[dict[str, Vector]] = []
-        self.instances = [np.ones(batch.size)]
-        for level in range(len(batch.temporal)):
-            sides = {loop: batch.spatial(level, loop) for loop in problem.loops}
+        self.instances = [np.ones(many.size)]
+        for level in range(len(many.temporal)):
+            sides = {loop: many.spatial(level, loop) for loop in problem.loops}
             kept = {loop: side for loop, side in sides.items() if side is not None}
             self.spatial.append(kept)
             self.instances.append(_times(self.instances[-1], *kept.values()))
         self.turns: list[Turn] = []  # from the outermost in
         self.outside = [0]  # how many turns lie outside each Level, and outside the multipliers
-        self.cycles = np.ones(batch.size)
-        for level in range(len(batch.temporal)):
+        self.cycles = np.ones(many.size)
+        for level in range(len(many.temporal)):
             self._add_turns(level)
             self.outside.append(len(self.turns))
 
     def _add_turns(self, level: int) -> None:
-        for loop in self.batch.orders[level]:
-            bound = self.batch.temporal[level].get(loop)
+        for loop in self.many.orders[level]:
+            bound = self.many.temporal[level].get(loop)
             if bound is None or bound.max() == 1:
                 continue
             step = self.extents[level + 1][loop]
@@ -137,7 +137,7 @@ class Nest:
             for loop, side in self.spatial[level].items()
             if loop not in operand.loops
         ]
-        return _times(np.ones(self.batch.size), *kept)
+        return _times(np.ones(self.many.size), *kept)
 
 
 def _brought(

@@ -2,7 +2,7 @@
 
 At each Level some turns of each loop run one after the other (temporal, in an order) and some side
 by side on the array below it (spatial: along columns or rows). A Level holds what its own turns
-and all turns inside it touch. A Batch is many Mappings of one order, as arrays: what the counting
+and all turns inside it touch. `Mappings` are many of one order, as arrays: what the counting
 routine takes. Invariant: factors of a loop multiply to at least its size; a size that they exceed
 is padded, and the padding is counted as work.
 """
@@ -85,7 +85,7 @@ def _text(cut: Cut) -> str:
 
 
 @dataclass
-class Batch:
+class Mappings:
     """Many Mappings of one order: `temporal[level][loop]`, `columns`, `rows` are Vectors.
 
     `orders[level]` names loops from outer to inner; a loop that a dict lacks has factor 1.
@@ -132,9 +132,9 @@ class Batch:
         )
 
 
-def batch_of(
+def mappings_of(
     problem: Problem, mappings: Sequence[Mapping], orders: Sequence[Sequence[str]] = ()
-) -> Batch:
+) -> Mappings:
     """Mappings that share an order, as arrays; without `orders` it is that of the first."""
     levels = len(mappings[0].cuts)
     named = orders or [[loop for loop, _ in cut.temporal] for cut in mappings[0].cuts]
@@ -145,7 +145,7 @@ def batch_of(
             ranks = [order.index(loop) for loop, _ in m.cuts[level].temporal]
             if ranks != sorted(ranks):
                 raise UserError(
-                    "a Batch has one order", op="Mapping", expected=" ".join(order), got=str(m)
+                    "Mappings have one order", op="Mapping", expected=" ".join(order), got=str(m)
                 )
         whole.append(tuple(order))
 
@@ -157,7 +157,7 @@ def batch_of(
             found.append({loop: np.array([float(p.get(loop, 1)) for p in parts]) for loop in loops})
         return tuple(found)
 
-    return Batch(
+    return Mappings(
         tuple(whole), gathered("temporal"), gathered("columns"), gathered("rows"), len(mappings)
     )
 
@@ -196,7 +196,7 @@ def check(problem: Problem, accelerator: Accelerator, mapping: Mapping) -> None:
 
 
 def _check_sizes(problem: Problem, accelerator: Accelerator, mapping: Mapping) -> None:
-    held = held_bytes(problem, accelerator, batch_of(problem, [mapping]))
+    held = held_bytes(problem, accelerator, mappings_of(problem, [mapping]))
     for level, found in zip(accelerator.levels, held):
         if level.bytes is not None and found[0] > level.bytes:
             raise UserError(
@@ -209,11 +209,11 @@ def _check_sizes(problem: Problem, accelerator: Accelerator, mapping: Mapping) -
             )
 
 
-def held_bytes(problem: Problem, accelerator: Accelerator, batch: Batch) -> list[Vector]:
+def held_bytes(problem: Problem, accelerator: Accelerator, many: Mappings) -> list[Vector]:
     """Bytes that each Level holds: the tiles it keeps, twice where the next one is held too."""
     found = []
-    for level, extents in zip(accelerator.levels, batch.extents(problem)):
-        total = np.zeros(batch.size)
+    for level, extents in zip(accelerator.levels, many.extents(problem)):
+        total = np.zeros(many.size)
         for operand in problem.operands:
             if operand.name in level.keeps:
                 total += box(operand.axes, extents) * (operand.bits / 8)
@@ -238,4 +238,4 @@ def axis_length(axis: Sequence[tuple[str, int]], extents: Table[str, Vector]) ->
     return length
 
 
-__all__ = ["Batch", "Cut", "Mapping", "axis_length", "batch_of", "box", "check", "held_bytes"]
+__all__ = ["Cut", "Mapping", "Mappings", "axis_length", "box", "check", "held_bytes", "mappings_of"]

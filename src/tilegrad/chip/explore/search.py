@@ -21,7 +21,7 @@ from .cost import Cost, cost
 from .count import EXACT, Conventions
 from .dataflow import Dataflow, array_level, order_for
 from .dataflow import dataflow as named_dataflow
-from .mapping import Batch, Mapping, Vector, batch_of, held_bytes
+from .mapping import Mapping, Mappings, Vector, held_bytes, mappings_of
 from .problem import Problem
 
 CHUNK = 2048  # Mappings costed at once: their arrays stay in the cache
@@ -110,7 +110,7 @@ class Space:
             free.append(allowed)
         return _splits(turns, free, most)
 
-    def batch(self, picks: np.ndarray, orders: Orders) -> Batch:
+    def mappings(self, picks: np.ndarray, orders: Orders) -> Mappings:
         """The Mappings of (mappings, loops) numbers of chains."""
         levels = len(self.accelerator.levels)
         parts: list[list[dict[str, Vector]]] = [[{} for _ in range(levels)] for _ in range(3)]
@@ -121,29 +121,29 @@ class Space:
                 factors = np.ascontiguousarray(chains[picks[:, column], place])
                 parts[place % 3][place // 3][loop] = factors
         temporal, columns, rows = (tuple(p) for p in parts)
-        return Batch(orders, temporal, columns, rows, len(picks))
+        return Mappings(orders, temporal, columns, rows, len(picks))
 
-    def fits(self, batch: Batch) -> np.ndarray:
+    def fits(self, many: Mappings) -> np.ndarray:
         """Which Mappings fit the array and every Level."""
-        good = np.ones(batch.size, bool)
+        good = np.ones(many.size, bool)
         for number, level in enumerate(self.accelerator.levels):
             for sides, bound in (
-                (batch.columns[number], level.columns),
-                (batch.rows[number], level.rows),
+                (many.columns[number], level.columns),
+                (many.rows[number], level.rows),
             ):
                 if len(sides) > 1:
                     good &= math.prod(sides.values()) <= bound
-        for level, held in zip(self.accelerator.levels, self._held(batch)):
+        for level, held in zip(self.accelerator.levels, self._held(many)):
             if level.bytes is not None:
                 good &= held <= level.bytes
         return good
 
-    def _held(self, batch: Batch) -> list[Vector]:
-        return held_bytes(self.problem, self.accelerator, batch)
+    def _held(self, many: Mappings) -> list[Vector]:
+        return held_bytes(self.problem, self.accelerator, many)
 
     def _none_fits(self, why: str) -> UserError:
         sizes = ", ".join(f"{v.name} {v.bytes:g}" for v in self.accelerator.levels if v.bytes)
-        least = self._held(self.batch(self._smallest(), self._any_order()))
+        least = self._held(self.mappings(self._smallest(), self._any_order()))
         need = ", ".join(
             f"{v.name} {float(np.broadcast_to(held, (1,))[0]):g}"
             for v, held in zip(self.accelerator.levels, least)
@@ -230,13 +230,13 @@ class _Search:
         found = np.full(len(picks), np.inf)
         for start in range(0, len(picks), CHUNK):
             part = picks[start : start + CHUNK]
-            good = np.flatnonzero(self.space.fits(self.space.batch(part, orders)))
+            good = np.flatnonzero(self.space.fits(self.space.mappings(part, orders)))
             if not len(good):
                 continue
             made = cost(
                 self.space.problem,
                 self.space.accelerator,
-                self.space.batch(part[good], orders),
+                self.space.mappings(part[good], orders),
                 self.conventions,
             )
             found[start + good] = self._score(made)
@@ -337,8 +337,8 @@ def search(
     score, pick, order = min(results, key=lambda result: result[0])
     if not np.isfinite(score):
         raise space._none_fits("no tiles are small enough together")
-    mapping = space.batch(pick[None], order).mapping(0)
-    made = cost(problem, space.accelerator, batch_of(problem, [mapping]), conventions)
+    mapping = space.mappings(pick[None], order).mapping(0)
+    made = cost(problem, space.accelerator, mappings_of(problem, [mapping]), conventions)
     return Found(problem, space.accelerator, mapping, made, run.seen, whole)
 
 
