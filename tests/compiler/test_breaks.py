@@ -87,6 +87,12 @@ def test_a_range_is_compiled_when_it_is_first_met(at_eight: None, caplog: Any) -
     assert run.range_of("n", 9) == (8, 19)
 
 
+def test_a_range_may_hold_one_size(at_eight: None) -> None:
+    run = tg.jit(lambda x: x.sum(), dynamic={"x": {0: ("n", 1, 20)}})
+    assert float(run(tg.ones(20))) == 20 and float(run(tg.ones(3))) == 3
+    assert run.range_of("n", 20) == (20, 20)
+
+
 def test_a_number_may_be_a_symbol(at_eight: None) -> None:
     seen: list[Any] = []
 

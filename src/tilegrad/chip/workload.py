@@ -122,15 +122,15 @@ def workload_of(outputs: Sequence[Node], name: str = "graph") -> Workload:
     """The Workload of a Graph."""
     found: dict[tuple, Work] = {}
     for node, times in _nodes(outputs):
-        works = ()
+        works: Sequence[Work] = ()
         if node.op is ops.dot:
             works = (_product(node),)
         elif node.op is ops.attention:
             works = _attention(node)
         for work in works:
             problem = work.problem
-            key = (tuple(problem.sizes.items()), problem.operands, work.kind, work.share)
-            key = (*key, work.weights > 0)
+            same = (tuple(problem.sizes.items()), problem.operands, work.kind, work.share)
+            key = (*same, work.weights > 0)
             known = found.get(key)
             before = 0 if known is None else known.count
             base = work if known is None else known

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..core.dtype import DType
 from ..core.errors import InternalError, Location, user_location
 from .types import Array, Type, check_addressable
 
@@ -58,11 +59,17 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.op.name}#{self.serial} {self.type!r}>"
 
-    def __getattr__(self, name: str) -> Any:
-        # shape and dtype of the type: node.shape reads better than node.type.shape
-        if name in ("shape", "dtype"):
-            return getattr(self.type, name)
-        raise AttributeError(name)
+    @property
+    def shape(self) -> Any:
+        """Sizes of its type: ints, or Exprs where they are symbolic."""
+        type_: Any = self.type
+        return type_.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of its type."""
+        type_: Any = self.type
+        return type_.dtype
 
     def with_inputs(
         self, inputs: tuple[Node, ...], blocks: tuple[Block, ...] | None = None

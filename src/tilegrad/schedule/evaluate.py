@@ -330,7 +330,7 @@ class Evaluator:
     def _may_escape(self, memory: Node, offset: Size) -> bool:
         from ..ir.symbol import low
 
-        size = memory.type.shape[0]  # type: ignore[union-attr]
+        size = memory.shape[0]
         return low(offset) < 0 or low(combine(size, offset, -1)) < 1
 
     def _any(self, mask: Node) -> Node:

@@ -281,7 +281,7 @@ class MatrixLowering(DotLowering):
     ) -> None:
         """Four accumulators over a block of k, from and to the sums; at last to the strip."""
         b, name, (panel, j) = self.b, self.unit.name, panels
-        line, steps = TILE * self.together, int(self.packed_a.type.shape[0])  # type: ignore[union-attr]
+        line, steps = TILE * self.together, int(self.packed_a.shape[0])
         each = -(-4 * TILE // steps)
 
         def load(memory: Node, *index: Size, width: int = line) -> Node:

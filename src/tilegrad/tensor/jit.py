@@ -24,7 +24,7 @@ from ..core.errors import DTypeError, UserError, user_location
 from ..core.lock import new_rlock
 from ..core.recent import SecondChance
 from ..graph.ops import unpack
-from ..ir.symbol import Expr, atoms
+from ..ir.symbol import Size, atoms, high, low
 from .again import Again, buffers_of, remembered
 from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
 from .container import Default, Structure, differences, flatten, is_stateful
@@ -52,7 +52,7 @@ class Jitted(Symbolic, Generic[P, R]):
         function: Callable[P, R],
         static: Names,
         donate: Names,
-        dynamic: Mapping[str, Mapping[int, Any]],
+        dynamic: Mapping[str, Any],
         symbols: Mapping[str, Any],
         name: str,
         keep_gradients: bool = False,
@@ -247,7 +247,7 @@ class Jitted(Symbolic, Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
-        within: Mapping[str, Expr] | None = None,
+        within: Mapping[str, Size] | None = None,
     ) -> Lowered:
         with self._lock:
             lowered = self._lowered.get(key)
@@ -292,7 +292,7 @@ class Jitted(Symbolic, Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
-        within: Mapping[str, Expr],
+        within: Mapping[str, Size],
     ) -> Lowered:
         named = self._named(given)
         axes = inside_of(self._axes_of(structure), within)
@@ -320,7 +320,7 @@ class Jitted(Symbolic, Generic[P, R]):
         donated = self._donated_leaves(structure)
         keep = self.keep_gradients
         found = trace_function(self.name, run, leaves, shapes, states, donated, keep)
-        found.ranges = {name: (s.low, s.high) for name, s in within.items()}
+        found.ranges = {name: (low(s), high(s)) for name, s in within.items()}
         return found
 
     def _donated_leaves(self, structure: Structure) -> frozenset[int]:
@@ -489,7 +489,7 @@ def jit(
     static: Names = (),
     donate: Names = (),
     symbols: Mapping[str, Any] | None = None,
-    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    dynamic: Mapping[str, Any] | None = None,
     name: str = "",
     keep_gradients: bool = False,
 ) -> Jitted[P, R]: ...
@@ -500,7 +500,7 @@ def jit(
     static: Names = (),
     donate: Names = (),
     symbols: Mapping[str, Any] | None = None,
-    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    dynamic: Mapping[str, Any] | None = None,
     name: str = "",
     keep_gradients: bool = False,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
@@ -510,7 +510,7 @@ def jit(
     static: Names = (),
     donate: Names = (),
     symbols: Mapping[str, Any] | None = None,
-    dynamic: Mapping[str, Mapping[int, Any]] | None = None,
+    dynamic: Mapping[str, Any] | None = None,
     name: str = "",
     keep_gradients: bool = False,
 ) -> Any:

@@ -12,16 +12,16 @@ from typing import Any
 
 from ..core.errors import ShapeError
 from ..core.recent import SecondChance
-from ..ir.symbol import Expr, atoms, combine, symbol
+from ..ir.symbol import Expr, Size, atoms, combine, high, low, symbol
 from .container import Structure
 from .lowered import Lowered
 
 
 def narrowed(
     breaks: Mapping[str, Sequence[int]], symbols: Mapping[str, Expr], values: Mapping[str, int]
-) -> dict[str, Expr]:
+) -> dict[str, Size]:
     """Symbols that have breakpoints, each bound to the range that its value is in."""
-    found = {}
+    found: dict[str, Size] = {}
     for name, firsts in breaks.items():
         whole = symbols[name]
         bounds = [whole.low, *firsts, whole.high + 1]
@@ -30,14 +30,14 @@ def narrowed(
     return found
 
 
-def inside_of(axes: list[Any] | None, within: Mapping[str, Expr]) -> list[Any] | None:
+def inside_of(axes: list[Any] | None, within: Mapping[str, Size]) -> list[Any] | None:
     """Symbolic axes of leaves with Symbols bound to ranges."""
     if not axes or not within:
         return axes
     return [{axis: _bound(size, within) for axis, size in mine.items()} for mine in axes]
 
 
-def _bound(size: Any, within: Mapping[str, Expr]) -> Any:
+def _bound(size: Any, within: Mapping[str, Size]) -> Any:
     if not isinstance(size, Expr):
         return size
     (own,) = atoms(size)
@@ -126,7 +126,7 @@ class Symbolic:
         if name not in breaks:
             return self.symbols[name].low, self.symbols[name].high
         found = narrowed({name: breaks[name]}, self.symbols, {name: value})[name]
-        return found.low, found.high
+        return low(found), high(found)
 
     def _first_with(self, axes: list[Any], size: Expr, structure: Structure) -> str:
         for path, mine in zip(self._paths(structure), axes):

@@ -72,7 +72,7 @@ def body_symbols(body: Body) -> list[Expr]:
                 walk(inner)
 
     for parameter in body.parameters:
-        for size in (*parameter.type.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
+        for size in (*parameter.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
             for atom in atoms(size):
                 found[atom] = None
     for size in body.grid:

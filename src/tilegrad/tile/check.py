@@ -98,7 +98,7 @@ def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
     """Indices are scalars, axes exist, masks are bool and fit."""
     name, attrs = node.op.name, node.attrs
     if name in ("load", "store"):
-        rank = len(node.inputs[0].type.shape)  # type: ignore[union-attr]
+        rank = len(node.inputs[0].shape)
         first = 1 if name == "load" else 2
         shape = attrs["shape"] if name == "load" else node.inputs[1].shape
         if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
@@ -107,7 +107,7 @@ def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
             return f"mask is {node.inputs[-1].type}, tile is {shape}"
         return _scalars(node.inputs[first : first + rank])
     if name == "store_add":
-        rank, shape = len(node.inputs[0].type.shape), node.inputs[1].shape  # type: ignore[union-attr]
+        rank, shape = len(node.inputs[0].shape), node.inputs[1].shape
         if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
             return f"axes {attrs['axes']} for a tile {shape} of a Memory of rank {rank}"
         return _scalars(node.inputs[2:])
@@ -122,7 +122,7 @@ def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
             return f"no scatter has the mode {attrs['mode']!r}"
     if name in ("matrix_load", "matrix_store"):
         rest = node.inputs[1 if name == "matrix_load" else 2 :]
-        if len(rest) != len(node.inputs[0].type.shape):  # type: ignore[union-attr]
+        if len(rest) != len(node.inputs[0].shape):
             return f"{len(rest)} indices for {node.inputs[0].type}"
         return _scalars(rest)
     return None

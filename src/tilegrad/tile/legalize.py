@@ -361,7 +361,7 @@ class _Legalizer(MatrixPieces):
         return self.source(node).piece
 
     def _load(self, node: Node) -> None:
-        rank, attrs = len(node.inputs[0].type.shape), node.attrs  # type: ignore[union-attr]
+        rank, attrs = len(node.inputs[0].shape), node.attrs
         memory, base = self.value(node.inputs[0]), node.inputs[1 : 1 + rank]
         mask = self.mask(node.inputs[-1] if attrs["masked"] else None)
         axes = attrs["axes"]
@@ -373,7 +373,7 @@ class _Legalizer(MatrixPieces):
         self.sources[node] = self.keep(Source(node.shape, node.dtype, piece))
 
     def _store(self, node: Node) -> None:
-        rank, attrs = len(node.inputs[0].type.shape), node.attrs  # type: ignore[union-attr]
+        rank, attrs = len(node.inputs[0].shape), node.attrs
         memory, base = self.value(node.inputs[0]), node.inputs[2 : 2 + rank]
         value = self.source(node.inputs[1])
         mask = self.mask(node.inputs[-1] if attrs["masked"] else None)

@@ -331,7 +331,7 @@ class Machine:
         key = (rank if is_place(node) else 0, node)
         found = self.places.get(key)
         if found is None:
-            shape = tuple([evaluate(s, self.scenario.symbols) for s in node.type.shape])  # type: ignore[union-attr]
+            shape = tuple([evaluate(s, self.scenario.symbols) for s in node.shape])
             found = self.places[key] = Place(node, shape)
         return found
 

@@ -722,7 +722,7 @@ class PlacedBuilder(BodyBuilder):
     ) -> int:
         """Copy a box into the place at a leading index, or into `rows` (first, count) of it; gives
         its bytes."""
-        shape, row = place.type.shape[len(at) :], 0  # type: ignore[union-attr]
+        shape, row = place.shape[len(at) :], 0
         if rows is not None:
             row, shape = rows[0], (rows[1], *shape[1:])
         scalars = [self.index(i) for i in (*index, *at)]
@@ -754,7 +754,7 @@ class PlacedBuilder(BodyBuilder):
         first: Size = 0,
     ) -> None:
         """Copy `rows` (first, count) of a place to all programs of the cluster in a mask."""
-        shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
+        shape = (rows[1], *place.shape[len(at) + 1 :])
         scalars = [self.index(i) for i in (*index, *at, rows[0], first)]
         self.add(
             copy_multicast(
@@ -825,7 +825,7 @@ class PlacedBuilder(BodyBuilder):
         at: Sequence[Size] = (),
     ) -> None:
         """Write a box of the place back."""
-        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        shape = place.shape[len(at) :]
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(copy_store(memory, place, *scalars, shape=shape, axes=axes))
 
@@ -864,7 +864,7 @@ class PlacedBuilder(BodyBuilder):
         rows: tuple[int, int],
     ) -> None:
         """Copy into `rows` (first, count) of a place by all threads of the role."""
-        shape = (rows[1], *place.type.shape[len(at) + 1 :])  # type: ignore[union-attr]
+        shape = (rows[1], *place.shape[len(at) + 1 :])
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(copy_threads(place, memory, *scalars, shape=shape, axes=axes, row=rows[0]))
 
@@ -877,7 +877,7 @@ class PlacedBuilder(BodyBuilder):
         at: Sequence[Size] = (),
     ) -> None:
         """Write a box of the place by all threads of the role."""
-        shape = place.type.shape[len(at) :]  # type: ignore[union-attr]
+        shape = place.shape[len(at) :]
         scalars = [self.index(i) for i in (*index, *at)]
         self.add(store_threads(memory, place, *scalars, shape=shape, axes=axes))
 

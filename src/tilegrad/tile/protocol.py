@@ -141,7 +141,7 @@ def _copy_async(machine: Machine, role: Role, node: Node, values: tuple[Any, ...
     into, memory, barrier = node.inputs[:3]
     machine.depends(role, memory, node, False)
     shape, mask = node.attrs["shape"], node.attrs.get("mask", 1 << role.rank)
-    leads = len(into.type.shape) - len(shape)  # type: ignore[union-attr]
+    leads = len(into.shape) - len(shape)
     lead, box = values[1 : 1 + leads], values[1 + leads :]
     row = node.attrs.get("row", 0)
     if node.op.name == "copy_multicast":
@@ -189,7 +189,7 @@ def _send(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> 
         if not 0 <= ranks[0] < machine.ranks:
             machine.report("index", f"send to rank {ranks[0]} of {machine.ranks}", node)
             return
-    shape = into.type.shape[len(lead) :]  # type: ignore[union-attr]
+    shape = into.shape[len(lead) :]
     if to == "shares" and node.inputs[1].shape[0] != shape[0] * machine.ranks:
         machine.report("index", f"send of {node.inputs[1].shape} to {machine.ranks} programs", node)
         return
@@ -214,7 +214,7 @@ def _issue(role: Role, kind: str, node: Node) -> tuple[int, int]:
 def _copy_store(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     memory, place_node = node.inputs[:2]
     machine.depends(role, memory, node, True)
-    rank = len(memory.type.shape)  # type: ignore[union-attr]
+    rank = len(memory.shape)
     lead, index = values[: len(values) - rank], values[len(values) - rank :]
     place, region = _lead(machine, role.rank, node, place_node, lead)
     engine = _issue(role, "copy_store", node)
@@ -230,7 +230,7 @@ def _matrix_async(machine: Machine, role: Role, node: Node, values: tuple[Any, .
     engine = _issue(role, "matrix_async", node)
     found = []
     for memory in node.inputs[:3]:
-        count = len(memory.type.shape) - 2  # type: ignore[union-attr]
+        count = len(memory.shape) - 2
         lead, rest = rest[:count], rest[count:]
         place, region = _lead(machine, role.rank, node, memory, lead)
         if region is None:
@@ -273,7 +273,7 @@ def _copy_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, .
     into, memory = node.inputs[:2]
     machine.depends(role, memory, node, False)
     shape, row = node.attrs["shape"], node.attrs["row"]
-    leads = len(into.type.shape) - len(shape)  # type: ignore[union-attr]
+    leads = len(into.shape) - len(shape)
     lead, box = values[:leads], values[leads:]
     place, region = _lead(machine, role.rank, node, into, lead)
     engine = _issue(role, "copy_threads", node)
@@ -292,7 +292,7 @@ def _copy_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, .
 def _store_threads(machine: Machine, role: Role, node: Node, values: tuple[Any, ...]) -> None:
     memory, place_node = node.inputs[:2]
     machine.depends(role, memory, node, True)
-    rank = len(memory.type.shape)  # type: ignore[union-attr]
+    rank = len(memory.shape)
     lead, index = values[: len(values) - rank], values[len(values) - rank :]
     place, region = _lead(machine, role.rank, node, place_node, lead)
     if region is not None:

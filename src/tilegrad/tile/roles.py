@@ -238,7 +238,7 @@ def copy_threads(
 ) -> None:
     """Copy a box of an array into `rows` (first, count; all) of a place by the role's threads."""
     node, lead = _memory(place, "copy_threads"), _sizes(at)
-    whole = (0, int(node.type.shape[len(lead)]))  # type: ignore[union-attr]
+    whole = (0, int(node.shape[len(lead)]))
     _builder("copy_threads").copy_threads(
         node, lead, _memory(memory, "copy_threads"), _sizes(index), tuple(axes), rows or whole
     )

@@ -114,17 +114,17 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
     if name in ("arrive", "expect", "wait", "arrive_remote"):
         return inputs[1:], ()
     if name in ("copy_async", "copy_multicast"):
-        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        rank = len(inputs[1].shape)
         box = inputs[4 : 4 + rank] if inputs[1] in tracked else ()
         return (inputs[3], *inputs[4 + rank :]), box
     if name == "copy_pages":  # any page, if the Body writes to them: the box is not known
-        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        rank = len(inputs[1].shape)
         return (inputs[3], *inputs[5 + rank :]), ()
     if name == "copy_threads":
-        rank = len(inputs[1].type.shape)  # type: ignore[union-attr]
+        rank = len(inputs[1].shape)
         return inputs[2 + rank :], inputs[2 : 2 + rank] if inputs[1] in tracked else ()
     if name in ("copy_store", "store_threads"):
-        rank = len(inputs[0].type.shape)  # type: ignore[union-attr]
+        rank = len(inputs[0].shape)
         return inputs[2 + rank :], inputs[2 : 2 + rank]
     if name == "matrix_async":
         return inputs[3:], ()
@@ -133,7 +133,7 @@ def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]
     if name in ("send", "clear_rows"):
         return inputs[3:], ()
     if name in ("load", "store"):
-        first, rank = 1 if name == "load" else 2, len(inputs[0].type.shape)  # type: ignore[union-attr]
+        first, rank = 1 if name == "load" else 2, len(inputs[0].shape)
         index = inputs[first : first + rank]
         if is_place(inputs[0]):
             return index, ()
@@ -402,7 +402,7 @@ class Skeleton:
 
     def _sizes(self) -> Iterator[Any]:
         for parameter in self.tracked:
-            yield from parameter.type.shape  # type: ignore[union-attr]
+            yield from parameter.shape
 
     def periods_of(self, scenario: Scenario) -> Periods:
         """The periods of loops; those that hang on Symbols are found for their values."""

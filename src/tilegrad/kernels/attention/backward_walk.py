@@ -67,7 +67,7 @@ class Walk:
         self.wide = (wide[0] // self.pieces[0], wide[1])
         self.packed = "query_starts" in x.extras
         if self.packed:  # a sequence may begin within a block
-            self.sequences = int(self.memory["query_starts"].type.shape[0]) - 1  # type: ignore[union-attr]
+            self.sequences = int(self.memory["query_starts"].shape[0]) - 1
             self.blocks = combine(floor_divide(tokens[0], ROWS), self.sequences, 1)
 
     def build(self) -> Body:
@@ -535,7 +535,7 @@ class Consumer:
         """A block of the bias or mask, 0 beyond its ends."""
         b, w = self.b, self.w
         memory = w.memory[name]
-        sizes = memory.type.shape  # type: ignore[union-attr]
+        sizes = memory.shape
         query, key = (token, self.row) if w.of_keys else (self.row, token)
         at = (
             w.batch,

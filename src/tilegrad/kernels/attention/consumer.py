@@ -333,7 +333,7 @@ class Consumer:
         """A block of the bias or mask, 0 beyond its ends."""
         b, k = self.b, self.k
         memory = k.memory[name]
-        sizes = memory.type.shape  # type: ignore[union-attr]
+        sizes = memory.shape
         row = combine(work.first, 64 * self.own, 1)
         index = [
             0 if size == 1 else at for size, at in zip(sizes, (work.batch, work.head, row, key))

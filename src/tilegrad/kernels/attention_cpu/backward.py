@@ -168,7 +168,7 @@ class QueryGradient(Backward):
             b.store(self.result, zeros, (r, 0), (1,))
             return ()
 
-        b.loop("clear", 0, self.result.type.shape[0], 1, clear)  # type: ignore[union-attr]
+        b.loop("clear", 0, self.result.shape[0], 1, clear)
 
     def block(self, key: Size, _: list[Node]) -> Sequence[Node]:
         """What a block of keys adds: result^T += keys^T @ gradient of scores^T."""
@@ -263,7 +263,7 @@ class KeyGradient(Backward):
     def find_queries(self) -> None:
         """The queries of the sequences that the block's keys belong to."""
         b, x = self.b, self.x
-        count = combine(self.memory["key_starts"].type.shape[0], 1, -1)  # type: ignore[union-attr]
+        count = combine(self.memory["key_starts"].shape[0], 1, -1)
         first, stop = (b.index(i) for i in (self.key, combine(self.key, self.all, 1)))
 
         def sequence(number: Size, carried: list[Node]) -> Sequence[Node]:
@@ -339,7 +339,7 @@ class KeyGradient(Backward):
             def start(at: Size, c: Size, size: int, place: Node = place) -> Node:
                 return b.load(place, (at, c), (size, self.plan.panel), (0, 1))
 
-            width = place.type.shape[1]  # type: ignore[union-attr]
+            width = place.shape[1]
             self.product(self.count, depth, left, rows, place, start, high(width))
         return ()
 

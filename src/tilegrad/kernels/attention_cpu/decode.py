@@ -210,7 +210,7 @@ class Decode(Rows):
 
         self.chunks(x.width, chunk)
         zeros = b.constant(0, self.sum, (n,))
-        size = self.result.type.shape[1]  # type: ignore[union-attr]
+        size = self.result.shape[1]
 
         def clear(d: Size, _: list[Node]) -> Sequence[Node]:
             b.store(self.result, zeros, (r, d), (1,))
@@ -335,7 +335,7 @@ class Decode(Rows):
     def extra(self, name: str, head: Size, query: Size, key: Size) -> Node:
         """Bias or mask for neighbouring keys, 0 (or false) past the last."""
         n, memory = self.lanes, self.memory[name]
-        sizes = memory.type.shape  # type: ignore[union-attr]
+        sizes = memory.shape
         place = (self.batch, head, query, key)
         index = [0 if size == 1 else at for size, at in zip(sizes, place)]
         if sizes[3] == 1:
@@ -372,7 +372,7 @@ class Decode(Rows):
             self.total, b.apply("add", total, b.add(ops.reduce(sums, axis=0, kind="sum"))), (r,)
         )
         b.store(self.most, most, (r,))
-        size = self.result.type.shape[1]  # type: ignore[union-attr]
+        size = self.result.shape[1]
 
         def fade(d: Size, _: list[Node]) -> Sequence[Node]:
             part = b.load(self.result, (r, d), (n,), (1,))

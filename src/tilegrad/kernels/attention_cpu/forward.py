@@ -153,7 +153,7 @@ class Forward(Builder):
             b.store(self.result, zeros, (r, 0), (1,))
             return ()
 
-        b.loop("clear", 0, self.result.type.shape[0], 1, clear)  # type: ignore[union-attr]
+        b.loop("clear", 0, self.result.shape[0], 1, clear)
 
     def take_queries(self) -> None:
         """Queries as the products read them."""
@@ -200,7 +200,7 @@ class Forward(Builder):
         A query of no sequence sees keys FAR to -1: none.
         """
         b, n, queries = self.b, self.lanes, self.plan.queries
-        count = combine(self.memory["query_starts"].type.shape[0], 1, -1)  # type: ignore[union-attr]
+        count = combine(self.memory["query_starts"].shape[0], 1, -1)
 
         def some(c: Size, _: list[Node]) -> Sequence[Node]:
             token = self.steps(n, combine(self.first, c, 1), int32)
@@ -370,7 +370,7 @@ class Forward(Builder):
     def extra(self, name: str, j: Size, i: Size) -> Node:
         """A square of bias or mask, keys down; a mask as bool. 0 (or false) past the ends."""
         b, n, memory = self.b, self.lanes, self.memory[name]
-        sizes = memory.type.shape  # type: ignore[union-attr]
+        sizes = memory.shape
         place = [self.batch, self.head, combine(self.first, i, 1), combine(self.key, j, 1)]
         index = [0 if size == 1 else at for size, at in zip(sizes, place)]
         inside = [None if sizes[a] == 1 else self.below(index[a], n, sizes[a]) for a in (2, 3)]

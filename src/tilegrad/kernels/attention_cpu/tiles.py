@@ -145,7 +145,7 @@ class Builder:
                 b.store(place, b.cast(part, self.sum), (r, d), (1,))
             return ()
 
-        most = high(place.type.shape[0])  # type: ignore[union-attr]
+        most = high(place.shape[0])
         b.loop("row", 0, count, 1, row, bounds=(0, most - 1))
 
     def turn_rows(
@@ -235,7 +235,7 @@ class Builder:
                 total = b.constant(0, self.sum, (size, panel))
                 if start is not None:
                     total = start(first, c, size)
-                limit = right.type.shape[0]  # type: ignore[union-attr]
+                limit = right.shape[0]
                 total = b.loop(
                     "depth", 0, depth, 1, step, [total], unroll=4, bounds=(0, high(limit) - 1)
                 )[0]

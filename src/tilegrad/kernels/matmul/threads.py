@@ -188,7 +188,7 @@ class ThreadMatmul:
             after = combine(number, plan.programs, 1)
             following = (b.less_equal(after, last), self.corner(minimum(after, last)))
         own = where
-        b.write(total, b.constant(0.0, float32, total.type.shape))  # type: ignore[union-attr, arg-type]
+        b.write(total, b.constant(0.0, float32, total.shape))
         before = self.held("turn", multiply(count, self.steps))
 
         def step(s: Size, _: list[Node]) -> Sequence[Node]:
@@ -270,7 +270,7 @@ class ThreadMatmul:
 
     def shares(self, place: Node) -> list[tuple[int, int]]:
         """Rows (first, count) of a place that one round of all threads copies."""
-        rows, columns = (int(s) for s in place.type.shape[1:])  # type: ignore[union-attr]
+        rows, columns = (int(s) for s in place.shape[1:])
         round_ = max(8, self.threads * 16 // (columns * self.x.dtype.size))
         return [(first, min(round_, rows)) for first in range(0, rows, round_)]
 

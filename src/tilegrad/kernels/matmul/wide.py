@@ -464,7 +464,7 @@ class WideMatmul:
         if plan.cluster == 1 or plan.across:
             b.copy_async(self.right, (stage, *at), weight, (*lead, *index), axes, self.full, stage)
             return
-        rows = self.right.type.shape[-2] // plan.cluster  # type: ignore[union-attr]
+        rows = self.right.shape[-2] // plan.cluster
         first = multiply(self.near, rows)
         index = (combine(index[0], first, 1), index[1])
         b.copy_multicast(

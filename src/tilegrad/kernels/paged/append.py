@@ -186,7 +186,7 @@ class _Append:
     ) -> None:
         """Heads from one Memory to another, their first elements turned."""
         b, width, rotary = self.b, self.x.width, self.rotary
-        ends = (len(source.type.shape), len(into.type.shape))  # type: ignore[union-attr]
+        ends = (len(source.shape), len(into.shape))
         if angle is not None:
             first, second = (b.cast(self.half(source, where, count, i), float32) for i in (0, 1))
             cosine, sine = (b.broadcast(v, first.shape) for v in angle)
@@ -214,7 +214,7 @@ class _Append:
         b, half = self.b, self.rotary.width // 2
         if self.rotary.interleaved:
             return b.gather(memory, self.offsets(memory, where, count, number))
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         return b.load(memory, (*where, number * half), (count, half), (rank - 2, rank - 1))
 
     def write_half(self, memory: Node, where: Sequence[Size], value: Node, number: int) -> None:
@@ -223,7 +223,7 @@ class _Append:
         if self.rotary.interleaved:
             b.scatter(memory, value, self.offsets(memory, where, count, number))
             return
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         b.store(memory, value, (*where, number * half), (rank - 2, rank - 1))
 
     def offsets(self, memory: Node, where: Sequence[Size], count: int, number: int) -> Node:

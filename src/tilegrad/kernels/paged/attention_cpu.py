@@ -365,7 +365,7 @@ class _Attend(Rows, Decode):
         """Ask for a key or value that is read soon; of a long one machines bring neighbouring lines
         with the first."""
         b, memory, size = self.b, self.memory[name], self.p.cache.size
-        width: int = memory.type.shape[3]  # type: ignore[union-attr, assignment]
+        width: int = memory.shape[3]
         step = LINE if width * size < ASKED else ASKED
         for d in range(0, width, step // size):
             index = (place[0], self.key_head, combine(place[1], row, 1), d)

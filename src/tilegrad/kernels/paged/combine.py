@@ -51,7 +51,7 @@ def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -
     rows = per(x, plan) * x.group
     near = spread(x, plan)
     cut, row = b.program(0, plan.programs), b.program(1, rows)
-    slots = high(partial.type.shape[0])  # type: ignore[union-attr]
+    slots = high(partial.shape[0])
 
     def field(number: int, most: int) -> Size:
         found = b.cast(b.load(records, (cut // near, number)), int64)

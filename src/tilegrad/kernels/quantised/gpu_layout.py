@@ -131,6 +131,7 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     x, form, groups = layout_of(shape), shape.format, groups_of(shape)
     assert form.codes is not None and form.scales is not None
     fields = form.split(raw)
+    codes: Array
     if form.name in ("Q4_0", "Q4_1"):  # as in the file, but for the order
         codes = _split(fields["nibbles"]).reshape(len(raw), -1)
     else:

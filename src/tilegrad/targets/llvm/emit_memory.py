@@ -100,7 +100,7 @@ class MemoryEmitter(ShapeEmitter):
 
     def emit_load(self, node: Node) -> None:
         memory, dtype = node.inputs[0], node.dtype
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index = [self.values[i][0] for i in node.inputs[1 : 1 + rank]]
         mask = node.inputs[1 + rank] if node.attrs["masked"] else None
         shape: tuple[int, ...] = node.attrs["shape"]
@@ -196,7 +196,7 @@ class MemoryEmitter(ShapeEmitter):
 
     def emit_store(self, node: Node) -> None:
         memory, value = node.inputs[0], node.inputs[1]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index = [self.values[i][0] for i in node.inputs[2 : 2 + rank]]
         mask = node.inputs[2 + rank] if node.attrs["masked"] else None
         shape, lanes = value.shape, lanes_of(value.type)  # type: ignore[arg-type]

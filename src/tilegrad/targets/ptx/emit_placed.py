@@ -255,7 +255,7 @@ class PlacedEmitter(ShapeEmitter):
     ) -> list[tuple[str, int]]:
         """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
         w = self.w
-        rows, columns = int(place.type.shape[-2]), spread.shape[1]  # type: ignore[union-attr]
+        rows, columns = int(place.shape[-2]), spread.shape[1]
         base = self.lead_address(place, index, begin)
         warp, lane = w.value("b32", "shr.u32", self.thread, "5"), self.bits(0, 5)
         low = w.value("b32", "and.b32", lane, "15")
@@ -431,7 +431,7 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_copy_async(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index, lead = node.inputs[4 : 4 + rank], node.inputs[4 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
@@ -455,7 +455,7 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_copy_multicast(self, node: Node) -> None:
         place, memory, barrier, stage = node.inputs[:4]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index, lead = node.inputs[4 : 4 + rank], node.inputs[4 + rank : -2]
         row, first = node.inputs[-2:]
         type_ = place.type
@@ -494,7 +494,7 @@ class PlacedEmitter(ShapeEmitter):
 
     def emit_copy_store(self, node: Node) -> None:
         memory, place = node.inputs[:2]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index, lead = node.inputs[2 : 2 + rank], node.inputs[2 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)

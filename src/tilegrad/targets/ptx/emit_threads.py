@@ -73,7 +73,7 @@ class ThreadsEmitter(SendEmitter):
 
     def emit_copy_threads(self, node: Node) -> None:
         place, memory = node.inputs[:2]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index, lead = node.inputs[2 : 2 + rank], node.inputs[2 + rank :]
         walk = self.walk_of(node, place)
         into = self.pieces_at(place, lead, walk, node.attrs["row"])
@@ -93,7 +93,7 @@ class ThreadsEmitter(SendEmitter):
     def emit_copy_pages(self, node: Node) -> None:
         """A copy for each span of each page, issued by a lane of its own."""
         place, memory, barrier, stage, pages = node.inputs[:5]
-        rank, w = len(memory.type.shape), self.w  # type: ignore[union-attr]
+        rank, w = len(memory.shape), self.w
         index, lead = node.inputs[5 : 5 + rank], node.inputs[5 + rank :]
         type_ = place.type
         assert isinstance(type_, Memory)
@@ -145,7 +145,7 @@ class ThreadsEmitter(SendEmitter):
 
     def emit_store_threads(self, node: Node) -> None:
         memory, place = node.inputs[:2]
-        rank = len(memory.type.shape)  # type: ignore[union-attr]
+        rank = len(memory.shape)
         index, lead = node.inputs[2 : 2 + rank], node.inputs[2 + rank :]
         walk = self.walk_of(node, place)
         inside = self.pieces_inside(memory, index, node, walk)
@@ -163,7 +163,7 @@ class ThreadsEmitter(SendEmitter):
     def emit_clear_rows(self, node: Node) -> None:
         place, start, stop = node.inputs[:3]
         w, zero = self.w, self.constant32(0)
-        walk = self.walk_over(place.type.shape[-2:], place)  # type: ignore[union-attr]
+        walk = self.walk_over(place.shape[-2:], place)
         row, _ = self.walker(walk)
         first, last = self.index32(start), self.index32(stop)
         for round_, where in enumerate(self.pieces_at(place, node.inputs[3:], walk, 0)):
@@ -368,8 +368,8 @@ class ThreadsEmitter(SendEmitter):
             super().emit_register_tile(node)
             return
         right, warps = self.operands[node]
-        rows, depth = node.type.shape  # type: ignore[union-attr]
-        blocks, odd = divmod(rows, 16 * warps[right])  # type: ignore[operator]
+        rows, depth = node.shape
+        blocks, odd = divmod(rows, 16 * warps[right])
         if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
             raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
         words = [[self.w.new("b32") for _ in range(4)] for _ in range(blocks)]

@@ -126,7 +126,7 @@ class SpreadPlan:
 
     def spread(self, node: Node) -> Spread:
         """How a Tile (or a place in registers) is held."""
-        if node.type.shape == ():  # type: ignore[union-attr]
+        if node.shape == ():
             return SCALAR
         return self.anchors[self._find(node)]
 
@@ -300,11 +300,11 @@ class SpreadPlan:
             return
         total, a = node.inputs[0], node.inputs[1]
         if node.op.name == "matrix_sync":
-            self._anchor(total, accumulator_turns(total.type.shape, *node.attrs["warps"]))  # type: ignore[union-attr, arg-type]
+            self._anchor(total, accumulator_turns(total.shape, *node.attrs["warps"]))
             return
         for place in (total, a):
             if place.type.scope == "register":  # type: ignore[union-attr]
-                self._anchor(place, accumulator(place.type.shape, warps))  # type: ignore[union-attr, arg-type]
+                self._anchor(place, accumulator(place.shape, warps))
 
     def _place(self, node: Node) -> None:
         place = node.inputs[0]
@@ -348,7 +348,7 @@ class SpreadPlan:
                 return
             root = missing[0]
             wish = self.wishes.get(root) or Wish(4)
-            self.anchors[root] = wish.spread(root.type.shape, self.threads[root])  # type: ignore[union-attr, arg-type]
+            self.anchors[root] = wish.spread(root.shape, self.threads[root])
 
     def _moved(self, root: Node) -> bool:
         """Whether a class goes to or comes from memory that is far: it comes before others."""
@@ -366,7 +366,7 @@ class SpreadPlan:
         while progress:
             progress, left = False, []
             for relation in relations:
-                if self.free(relation.to) or relation.to.type.shape == ():  # type: ignore[union-attr]
+                if self.free(relation.to) or relation.to.shape == ():
                     continue
                 to = self._find(relation.to)
                 if to in self.anchors:
