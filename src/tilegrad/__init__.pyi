@@ -77,6 +77,9 @@ from .tensor.activation import threshold
 from .tensor.annotation import typed
 from .tensor.attention import attention
 from .tensor.autograd import grad_of
+from .tensor.bundle import load_bundle
+from .tensor.bundle import record
+from .tensor.bundle import save_bundle
 from .tensor.compare import allclose
 from .tensor.compare import bitwise_and
 from .tensor.compare import bitwise_left_shift
@@ -678,6 +681,7 @@ __all__ = [
     "linear",
     "linspace",
     "load",
+    "load_bundle",
     "load_metadata",
     "log",
     "log10",
@@ -765,6 +769,7 @@ __all__ = [
     "ravel",
     "realize",
     "reciprocal",
+    "record",
     "relu",
     "relu6",
     "remainder",
@@ -778,6 +783,7 @@ __all__ = [
     "rsqrt",
     "rsub",
     "save",
+    "save_bundle",
     "scalar_tensor",
     "scan",
     "scatter",

@@ -27,16 +27,16 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..ir.fingerprint import Place, digest, structure
 from ..ir.node import Node, located, topological
-from ..ir.requirement import Requirement, check_all
+from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
-from ..runtime.buffer import HOST
+from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import Device, target_for
 from ..runtime.device import device as opened
-from ..runtime.executable import Executable
 from ..runtime.language import language_of
 from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
 from ..schedule.outside import outside
+from .loader import bind
 
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
@@ -99,8 +99,6 @@ def executable_for(
     numbers the inputs whose Buffers it may overwrite, `requirements` are what it needs of its
     Symbols, `homes` the Devices of the inputs where they differ. `run(buffers, symbols) ->
     buffers`, `check(symbols)`."""
-    if not outputs:
-        return Idle(requirements)
     if config().eager_debug:
         from .guard import GuardedExecutable
 
@@ -120,22 +118,6 @@ def executable_for(
                     key, inputs, outputs, donate, device, requirements, homes
                 )
     return found
-
-
-class Idle:
-    """The Executable of a function that computes nothing."""
-
-    def __init__(self, requirements: Sequence[Requirement]) -> None:
-        self.requirements = requirements
-
-    def check(self, symbols: Mapping[str, int] | None) -> None:
-        """Raise unless what the ops need of these Symbols holds."""
-        check_all(self.requirements, symbols)
-
-    def run(self, buffers: Sequence[Any], symbols: Mapping[str, int] | None = None) -> list[Any]:
-        """No results."""
-        self.check(symbols)
-        return []
 
 
 def circumstances(device: str) -> Any:
@@ -303,12 +285,19 @@ def _bind(recipe: Recipe, device: Device, held: Mapping[str, Code] | None = None
             found = machine.keep(key, data)
         own[key] = found
     _, own = machines.pop("")
-    if not recipe.preparing:
-        return Executable(recipe, own, device, machines)
-    from .prepared import PreparedExecutable, inner_recipe
+    return bind(recipe, own, device, layout_of, machines)
 
-    inner = Executable(inner_recipe(recipe), own, device, machines)
-    return PreparedExecutable(inner, recipe, device)
+
+@functools.lru_cache(maxsize=1024)
+def _layout(text: str) -> Any:
+    from ..kernels.quantised.prepare import parse_preparation
+
+    return parse_preparation(text)
+
+
+def layout_of(text: str, sources: Sequence[Buffer]) -> Any:
+    """How weights are prepared, by the text of a Recipe."""
+    return _layout(text)
 
 
 __all__ = ["executable_for", "schedule_for"]

@@ -483,8 +483,24 @@ STATIC: Mapping[str, Target] = MappingProxyType(
 )
 
 
+# What compilers call these machines.
+ALIASES = MappingProxyType(
+    {
+        "sm_90a": "h200",
+        "sm_80": "a100",
+        "x86-64-v2": "x86-64",
+        "x86-64-v3": "avx2",
+        "x86-64-v4": "avx512",
+        "aarch64": "neon",
+    }
+)
+
+
 def target_named(name: str) -> Target:
-    """The static Target called `name`."""
-    if name not in STATIC:
-        raise UserError("unknown Target", expected="one of " + ", ".join(STATIC), got=name)
-    return STATIC[name]
+    """The static Target called `name`, or by the name that compilers have for it."""
+    found = STATIC.get(ALIASES.get(name, name))
+    if found is None:
+        raise UserError(
+            "unknown Target", expected="one of " + ", ".join([*STATIC, *ALIASES]), got=name
+        )
+    return found

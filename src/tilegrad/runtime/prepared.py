@@ -14,14 +14,18 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..core.dtype import DType
+from ..core.dtype import DType, uint8
+from ..core.errors import InternalError
 from ..core.lock import new_lock
 from .buffer import HOST, Buffer
 from .device import Device
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
 
 Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 1 << 20  # of the source that are packed at a time
@@ -37,10 +41,15 @@ class Source(Buffer):
     """
 
     def __init__(
-        self, shape: tuple[int, int], read: Callable[[], Array], drop: Callable[[], None]
+        self,
+        shape: tuple[int, int],
+        read: Callable[[], Array],
+        drop: Callable[[], None],
+        name: str = "",
     ) -> None:
+        """`name` tells it from others of its model, in a Bundle."""
         super().__init__(0, shape[0] * shape[1], None, label="weights of a file", writable=False)
-        self.shape, self.read, self.drop = shape, read, drop
+        self.shape, self.read, self.drop, self.name = shape, read, drop, name
         self.adapts = True
 
     is_source = True
@@ -81,6 +90,38 @@ class Layout(Protocol):
 
     def alone(self, member: int) -> Layout:
         """The Layout of one of several weights."""
+
+
+class Ready:
+    """A Layout whose weights a Bundle has: they are read, and nothing is packed."""
+
+    rows: tuple[int, ...] = ()
+    step = row_bytes = 1
+
+    def __init__(self, bundle: Bundle, key: str, sources: Sequence[str]) -> None:
+        self.bundle, self.key, self.sources = bundle, key, sources
+
+    def parts(self) -> list[tuple[str, tuple[int, ...], DType]]:
+        """The parts as bytes."""
+        sizes = self.bundle.part_bytes(self.key, self.sources)
+        return [(str(i), (size,), uint8) for i, size in enumerate(sizes)]
+
+    def fill(self, device: Device, buffers: Sequence[Buffer]) -> None:
+        """Read all parts into Buffers."""
+        for number, buffer in enumerate(buffers):
+            there = device.name == HOST
+            room = buffer if there else Buffer.allocate(buffer.bytes)
+            self.bundle.read_part(self.key, self.sources, number, room)
+            if not there:
+                device.write(buffer, room.array((room.bytes,), np.uint8))
+
+    def pack(self, raw: Array) -> dict[str, Array]:
+        """Nothing is packed."""
+        raise InternalError("bundle", "weights of a bundle are never packed")
+
+    def alone(self, member: int) -> Layout:
+        """Each Layout is in the Bundle under its own key."""
+        raise InternalError("bundle", "weights of a bundle are not taken apart")
 
 
 class Parts:
@@ -165,6 +206,10 @@ def _pack(sources: Sequence[Buffer], layout: Layout, device: Device, room: Buffe
         room.part(start, int(np.prod(shape)) * dtype.size)
         for start, (_, shape, dtype) in zip(starts, parts)
     ]
+    if isinstance(layout, Ready):
+        layout.fill(device, buffers)
+        _note(sources, layout, device.name, buffers)
+        return
     rows, first = -(-sum(layout.rows) // layout.step) * layout.step, 0
     given = (_rows_of(s, n, layout, device) for s, n in zip(sources, layout.rows))
     for raw in _chunks(given, layout):
@@ -231,4 +276,4 @@ def _chunks(several: Iterable[Array], layout: Layout) -> Iterator[Array]:
         yield left
 
 
-__all__ = ["Layout", "Source", "find", "prepared", "prepared_bytes", "telling"]
+__all__ = ["Layout", "Ready", "Source", "find", "prepared", "prepared_bytes", "telling"]

@@ -27,6 +27,7 @@ from ..graph.ops import unpack
 from ..ir.symbol import Size, atoms, high, low
 from .again import Again, buffers_of, remembered
 from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
+from .bundled import describe_leaf, find, opened_bundles, recorders, tell
 from .container import Default, Structure, differences, flatten, is_stateful
 from .lowered import Lowered, trace_function
 from .placement import state, tag
@@ -256,16 +257,12 @@ class Jitted(Symbolic, Generic[P, R]):
                     return lowered
                 lowered = lowered.other
             structure = flatten(self._without_static(given))[1]  # keys in the order of this call
-            fresh = self._trace(given, leaves, structure, states, within or {})
-            if self.symbols and within is None:
-                from ..compiler.breaks import breaks_of
-
-                fresh.breaks = breaks_of(fresh.outputs, fresh.device)
+            call = (given, leaves, structure, states, within)
+            fresh = find(self, *call) if opened_bundles() else None
+            if fresh is None:
+                fresh = self._trace_anew(*call)
             fresh.other = self._lowered.get(key)
             self._lowered.keep(key, fresh, config().keep)
-            if not fresh.breaks:  # else it is looked at, not run
-                self._log(given, leaves, structure, states, fresh.ranges)
-                self.traces += 1
             return fresh
 
     def _in_range(
@@ -285,6 +282,27 @@ class Jitted(Symbolic, Generic[P, R]):
         if lowered is None or not lowered.matches(states):
             lowered = self._find(own, given, leaves, structure, states, within)
         return lowered
+
+    def _trace_anew(
+        self,
+        given: tuple[Any, ...],
+        leaves: list[Any],
+        structure: Structure,
+        states: dict[int, dict[str, Tensor]],
+        within: Mapping[str, Expr] | None,
+    ) -> Lowered:
+        """Trace; those who listen are told."""
+        fresh = self._trace(given, leaves, structure, states, within or {})
+        if self.symbols and within is None:
+            from ..compiler.breaks import breaks_of
+
+            fresh.breaks = breaks_of(fresh.outputs, fresh.device)
+        if not fresh.breaks:  # else it is looked at, not run
+            self._log(given, leaves, structure, states, fresh.ranges)
+            self.traces += 1
+        if recorders:
+            tell(self, fresh, given, leaves, structure, states, within)
+        return fresh
 
     def _trace(
         self,
@@ -369,9 +387,9 @@ class Jitted(Symbolic, Generic[P, R]):
             ("recording of derivatives", str(mode.grad_enabled)),
         ]
         for i, (path, leaf) in enumerate(zip(self._paths(structure), leaves)):
-            rows.append((f"argument {path}", _describe_leaf(leaf)))
+            rows.append((f"argument {path}", describe_leaf(leaf)))
             for name, tensor in states.get(i, {}).items():
-                rows.append((f"argument {path}.{name}", _describe_leaf(tensor)))
+                rows.append((f"argument {path}.{name}", describe_leaf(tensor)))
         for position in self._static:
             rows.append((f"static argument {self.names[position]}", repr(given[position])))
         return rows
@@ -471,15 +489,6 @@ class Jitted(Symbolic, Generic[P, R]):
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, np.generic)) or type(leaf).__module__ == "torch"
-
-
-def _describe_leaf(leaf: Any) -> str:
-    if isinstance(leaf, Tensor):
-        where = f" on {tag(leaf._node)}" if state.active and tag(leaf._node) else ""
-        return repr(leaf._node.type) + where + (" requires_grad" if leaf._requires_grad else "")
-    if leaf.__class__ in NUMBERS:
-        return leaf.__class__.__name__
-    return f"{type(leaf).__name__} object" if is_stateful(leaf) else repr(leaf)
 
 
 @overload

@@ -18,7 +18,7 @@ from weakref import ref
 
 import numpy as np
 
-from ..compiler.compile import executable_for
+from ..compiler.loader import executable_for
 from ..core.dtype import float64, int64
 from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops

@@ -94,7 +94,7 @@ def _run(wanted: Sequence[Node], device: str | None) -> None:
     if not wanted:
         return
     inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
-    from ..compiler.lift import executable_on_numbers  # the compiler loads when first needed
+    from ..compiler.loader import executable_on_numbers  # the compiler loads when first needed
 
     executable, numbers = executable_on_numbers(inputs, wanted, device or HOST)
     given = [*(values[n] for n in inputs), *numbers]

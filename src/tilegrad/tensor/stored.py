@@ -54,7 +54,7 @@ def stored(weights: StoredWeights, dtype: DType = float32) -> Tensor:
         )
     shape = (weights.shape[0], form.row_bytes(weights.shape[1]))
     raw = build.input_(shape, uint8)
-    values[raw] = Source(shape, lambda: weights.raw, weights.drop)
+    values[raw] = Source(shape, lambda: weights.raw, weights.drop, getattr(weights, "name", ""))
     return wrap(build.unpack(raw, form.name, dtype))
 
 

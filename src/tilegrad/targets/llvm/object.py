@@ -20,12 +20,22 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-HEAD, X86_64 = b"\x7fELF\x02\x01", 62
+HEAD = b"\x7fELF\x02\x01"
+MACHINES = {"x86_64": 62, "aarch64": 183}
 CODE, SYMBOLS, RELOCATIONS, ZEROS = 1, 2, 4, 8  # kinds of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
-ABSOLUTE, NEAR, CALL = 1, 2, 4  # 64 bits; 32 bits from here; the same to a function
-JUMP = b"\xff\x25\x00\x00\x00\x00"  # to the address that follows
 STUB, ALIGNED = 16, 64
+# A jump to the address that follows it, which fills the rest of a stub.
+JUMPS = {
+    "x86_64": (b"\xff\x25\x00\x00\x00\x00", b"\0\0"),
+    "aarch64": (struct.pack("<II", 0x58000050, 0xD61F0200), b""),  # ldr x16, .+8; br x16
+}
+# Kinds of references. x86-64: 64 bits; 32 bits from here; the same to a function.
+ABSOLUTE, NEAR, CALL = 1, 2, 4
+# Arm: 64 bits; 32 from here; the page from here; places in a page of 1 << shift bytes; calls.
+ARM_ABSOLUTE, ARM_NEAR, ARM_PAGE = 257, 261, 275
+ARM_IN_PAGE = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
+ARM_CALLS = (282, 283)
 Entry = tuple[int, ...]
 
 
@@ -41,16 +51,17 @@ def place(data: bytes) -> Placed | None:
     """Load an object; None if it is for LLVM to load."""
     if not sys.platform.startswith("linux") or data[:6] != HEAD or len(data) < 64:
         return None
-    if struct.unpack_from("<H", data, 18)[0] != X86_64 or os.uname().machine != "x86_64":
+    machine = os.uname().machine
+    if struct.unpack_from("<H", data, 18)[0] != MACHINES.get(machine):
         return None
-    return _Object(data).place()
+    return _Object(data, machine).place()
 
 
 class _Object:
     """One 64-bit ELF object of this machine."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, machine: str) -> None:
+        self.data, self.machine = data, machine
         (at,) = struct.unpack_from("<Q", data, 40)
         width, count = struct.unpack_from("<HH", data, 58)
         self.sections: list[Entry] = [
@@ -82,7 +93,8 @@ class _Object:
             if kind != ZEROS:
                 image[offset : offset + length] = self.data[at : at + length]
         for name, offset in stubs.items():
-            image[offset : offset + STUB] = JUMP + struct.pack("<Q", outside[name]) + b"\0\0"
+            jump, rest = JUMPS[self.machine]
+            image[offset : offset + STUB] = jump + struct.pack("<Q", outside[name]) + rest
         try:
             mapping = mmap.mmap(
                 -1,
@@ -98,6 +110,7 @@ class _Object:
         mapping[: len(image)] = bytes(image)
         if _protect()(base, len(mapping), mmap.PROT_READ | mmap.PROT_EXEC):
             return None  # the system does not let data become code
+        _forget_code(base, len(mapping))
         functions = {
             name: base + offsets[where] + value
             for name, info, where, value in self.symbols
@@ -129,18 +142,60 @@ class _Object:
                 offset, info, more = struct.unpack_from("<QQq", self.data, entry)
                 name, _, where, value = self.symbols[info >> 32]
                 there = stubs.get(name) if not where else offsets.get(where)
-                what = info & 0xFFFFFFFF
-                if there is None or what not in (ABSOLUTE, NEAR, CALL):
+                if there is None:
                     return False
-                if not where and what != CALL:
+                what = info & 0xFFFFFFFF
+                if not where and what != CALL and what not in ARM_CALLS:
                     return False
                 here = offsets[target] + offset
                 found = there + (value if where else 0) + more
-                if what == ABSOLUTE:
-                    struct.pack_into("<Q", image, here, base + found)
-                else:
-                    struct.pack_into("<i", image, here, found - here)
+                write = _write_arm if self.machine == "aarch64" else _write_x86
+                if not write(image, what, base, here, found):
+                    return False
         return True
+
+
+def _write_x86(image: bytearray, what: int, base: int, here: int, found: int) -> bool:
+    """Fill in one reference of x86-64 to what is `found` bytes from the base."""
+    if what == ABSOLUTE:
+        struct.pack_into("<Q", image, here, base + found)
+    elif what in (NEAR, CALL):
+        struct.pack_into("<i", image, here, found - here)
+    else:
+        return False
+    return True
+
+
+def _write_arm(image: bytearray, what: int, base: int, here: int, found: int) -> bool:
+    """Fill in one reference of 64-bit Arm; most are fields of instructions."""
+    if what == ARM_ABSOLUTE:
+        struct.pack_into("<Q", image, here, base + found)
+        return True
+    if what == ARM_NEAR:
+        struct.pack_into("<i", image, here, found - here)
+        return True
+    (word,) = struct.unpack_from("<I", image, here)
+    if what == ARM_PAGE:
+        pages = ((base + found) >> 12) - ((base + here) >> 12)
+        word = word & 0x9F00001F | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
+    elif what in ARM_IN_PAGE:
+        place = (base + found & 0xFFF) >> ARM_IN_PAGE[what]
+        word = word & 0xFFC003FF | place << 10
+    elif what in ARM_CALLS:
+        word = word & 0xFC000000 | (found - here >> 2) & 0x3FFFFFF
+    else:
+        return False
+    struct.pack_into("<I", image, here, word)
+    return True
+
+
+def _forget_code(base: int, size: int) -> None:
+    """Let the processor read code anew where it does not see writes by itself."""
+    if os.uname().machine == "aarch64":
+        with contextlib.suppress(OSError, AttributeError):
+            clear = getattr(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache")
+            clear.argtypes, clear.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+            clear(base, base + size)
 
 
 @functools.cache

@@ -54,14 +54,26 @@ class Native(NamedTuple):
     spins_per_second: float
 
 
-@functools.cache
-def native() -> Native:
-    """The walker, compiled (or found in the Store) and loaded once."""
-    machine = os.uname().machine
+_given: list[bytes] = []  # a walker that was compiled before
+
+
+def use_walker(code: bytes) -> None:
+    """Take this object code for the walker, so that nothing needs compiling."""
+    _given.append(code)
+
+
+def walker_for(machine: str) -> bytes:
+    """The walker's object code for a machine."""
     targets = {"x86_64": SSE2, "aarch64": NEON}
     if machine not in targets:
         raise InternalError("worker pool", f"no walker for {machine}")
-    module = load(compile_text(walker_text(machine), targets[machine]))
+    return compile_text(walker_text(machine), targets[machine])
+
+
+@functools.cache
+def native() -> Native:
+    """The walker, compiled (or found in the Store) and loaded once."""
+    module = load(_given[-1] if _given else walker_for(os.uname().machine))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
     def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:

@@ -1,0 +1,218 @@
+"""Executables by their Graph: from an opened Bundle, else from the compiler.
+
+All that is run is asked for here. A Bundle has a Recipe for every Graph that it was made of, so a
+program that computes nothing else never imports the compiler, and needs neither LLVM nor ptxas.
+Who makes a Bundle listens to what is asked for. Invariant: a Recipe of a Bundle is used exactly for
+a Graph of the name that the compiler would give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.config import config
+from ..core.lock import new_rlock
+from ..graph import ops
+from ..ir.fingerprint import Place, digest, structure
+from ..ir.node import Node
+from ..ir.requirement import Requirement, check_all
+from ..runtime.buffer import HOST, Buffer
+from ..runtime.bundle import Bundle
+from ..runtime.device import Device, device
+from ..runtime.executable import Executable
+from ..runtime.prepared import Layout, Ready, Source
+from ..runtime.preparing import LayoutOf, PreparedExecutable, inner_recipe
+from ..runtime.recipe import Recipe
+
+_bundles: list[Opened] = []
+_listeners: list[Callable[[Wanted], None]] = []
+_lock = new_rlock()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A Graph that somebody wants to run: what an Executable depends on."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    donate: tuple[int, ...] = ()
+    device: str = HOST
+    requirements: Sequence[Requirement] = ()
+
+    def name(self, places: dict[Place, int]) -> str:
+        """The name of the Graph in a Bundle; the user's lines in it are added to `places`."""
+        needs = [r.to_text(placed=False) for r in self.requirements]
+        bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(self.inputs))]
+        rows = structure(self.inputs, self.outputs, places)
+        return digest(rows, bounds, self.donate, needs)
+
+
+@dataclass
+class Opened:
+    """A Bundle in use, with the Executables that were bound of it."""
+
+    bundle: Bundle
+    bound: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def executable(self, wanted: Wanted) -> Any | None:
+        """The Executable of a Graph, if the Bundle has it."""
+        if wanted.device.split(":")[0] != self.bundle.device:
+            return None
+        places: dict[Place, int] = {}
+        return self.named(wanted.name(places), wanted.device, wanted.requirements, list(places))
+
+    def named(
+        self,
+        name: str,
+        where: str,
+        requirements: Sequence[Requirement] = (),
+        places: Sequence[str] = (),
+    ) -> Any | None:
+        """The Executable of a Graph by its name."""
+        text = self.bundle.recipes.get(name)
+        if text is None:
+            return None
+        with _lock:
+            found = self.bound.get((name, where))
+            if found is None:
+                recipe = Recipe.from_text(text)
+                recipe.requirements = list(requirements)
+                recipe.move(places)
+                machine = device(where)
+                code = {}
+                for _, key in recipe.programs:
+                    code[key] = machine.loaded(key) or machine.keep(key, self.bundle.code(key))
+                found = self.bound[name, where] = bind(recipe, code, machine, self.layout_of)
+            return found
+
+    def layout_of(self, text: str, sources: Sequence[Buffer]) -> Layout:
+        """Weights of the Bundle, where it has them; others are packed by the compiler's Layout."""
+        names = [s.name if isinstance(s, Source) else "" for s in sources]
+        if self.bundle.has_weights(text, names):
+            return Ready(self.bundle, text, names)
+        from .compile import layout_of
+
+        return layout_of(text, sources)
+
+
+def bind(
+    recipe: Recipe,
+    code: Mapping[str, Any],
+    machine: Device,
+    layout_of: LayoutOf,
+    others: Mapping[str, tuple[Device, Any]] | None = None,
+) -> Any:
+    """A Recipe over loaded code as an Executable; `others` are further Devices and their code."""
+    if not recipe.preparing:
+        return Executable(recipe, code, machine, others)
+    inner = Executable(inner_recipe(recipe), code, machine, others)
+    return PreparedExecutable(inner, recipe, machine, layout_of)
+
+
+class Idle:
+    """The Executable of a function that computes nothing."""
+
+    def __init__(self, requirements: Sequence[Requirement]) -> None:
+        self.requirements = requirements
+
+    def check(self, symbols: Mapping[str, int] | None) -> None:
+        """Raise unless what the ops need of these Symbols holds."""
+        check_all(self.requirements, symbols)
+
+    def run(self, buffers: Sequence[Any], symbols: Mapping[str, int] | None = None) -> list[Any]:
+        """No results."""
+        self.check(symbols)
+        return []
+
+
+def executable_for(
+    inputs: tuple[Node, ...],
+    outputs: tuple[Node, ...],
+    donate: tuple[int, ...] = (),
+    device: str = HOST,
+    requirements: Sequence[Requirement] = (),
+    homes: tuple[str, ...] = (),
+) -> Any:
+    """The Executable that computes outputs from inputs (in that order) on a device; `donate`
+    numbers the inputs whose Buffers it may overwrite, `requirements` are what it needs of its
+    Symbols, `homes` the Devices of the inputs where they differ. `run(buffers, symbols) ->
+    buffers`, `check(symbols)`."""
+    if not outputs:
+        return Idle(requirements)
+    if (_bundles or _listeners) and not homes:
+        found = _told(Wanted(inputs, outputs, donate, device, requirements))
+        if found is not None:
+            return found
+    from .compile import executable_for as compiled_for
+
+    return compiled_for(inputs, outputs, donate, device, requirements, homes)
+
+
+def executable_on_numbers(
+    inputs: Sequence[Node], outputs: Sequence[Node], device: str = HOST
+) -> tuple[Any, list[Buffer]]:
+    """The Executable that computes outputs from inputs, and Buffers to give it after those: see
+    `lift`, which makes numbers that change arguments."""
+    if _bundles or _listeners:
+        found = _told(Wanted(tuple(inputs), tuple(outputs), (), device))
+        if found is not None:
+            return found, []
+    from .lift import executable_on_numbers as lifted
+
+    return lifted(inputs, outputs, device)
+
+
+def _told(wanted: Wanted) -> Any | None:
+    """Tell who listens; what a Bundle has."""
+    for listener in _listeners:
+        listener(wanted)
+    if config().eager_debug:
+        return None
+    for opened in _bundles:
+        found = opened.executable(wanted)
+        if found is not None:
+            return found
+    return None
+
+
+@contextmanager
+def listening(listener: Callable[[Wanted], None]) -> Iterator[None]:
+    """Within the block, tell of every Graph that is asked for."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def use_bundle(bundle: Bundle) -> Opened:
+    """Let a Bundle serve this process from now on; the same one again changes nothing."""
+    with _lock:
+        for opened in _bundles:
+            if opened.bundle.folder == bundle.folder:
+                return opened
+        opened = Opened(bundle)
+        _bundles.append(opened)
+    walker = bundle.walker()
+    if walker is not None:
+        from ..targets.llvm import workers
+
+        workers.use_walker(walker)
+    return opened
+
+
+def leave_bundle(bundle: Bundle) -> None:
+    """Let a Bundle serve no longer; what was bound of it stays valid."""
+    with _lock:
+        _bundles[:] = [o for o in _bundles if o.bundle.folder != bundle.folder]
+
+
+def opened_bundles() -> list[Opened]:
+    """The Bundles that serve this process."""
+    return list(_bundles)
+
+
+__all__ = ["Idle", "Wanted", "executable_for", "executable_on_numbers", "listening", "use_bundle"]
