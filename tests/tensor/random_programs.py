@@ -322,7 +322,7 @@ SMOOTH = (
     "({} * {} + 1).reciprocal()",
     "m.erfc({})", "m.erfinv(m.tanh({}) * 0.8)", "m.tan(m.sin({}))", "m.asin(m.sin({}) * 0.9)",
     "m.acos(m.tanh({}) * 0.9)", "m.logit(m.sigmoid({}) * 0.9 + 0.05)", "m.sinc({})",
-    "m.lgamma({}.abs() + 1)", "m.digamma({}.abs() + 1)", "F.gelu({})",
+    "m.lgamma({}.abs() + 1)", "m.digamma({}.detach().abs() + 1)", "F.gelu({})",
     "F.gelu({}, approximate='tanh')",
     "F.silu({})", "F.softplus({})", "F.softplus({}, beta=2, threshold=3)", "F.mish({})",
     "F.elu({}, 0.7)", "F.selu({})",
