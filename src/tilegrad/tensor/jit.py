@@ -289,7 +289,7 @@ class Jitted(Symbolic, Generic[P, R]):
         leaves: list[Any],
         structure: Structure,
         states: dict[int, dict[str, Tensor]],
-        within: Mapping[str, Expr] | None,
+        within: Mapping[str, Any] | None,
     ) -> Lowered:
         """Trace; those who listen are told."""
         fresh = self._trace(given, leaves, structure, states, within or {})
