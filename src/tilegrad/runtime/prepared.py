@@ -12,6 +12,7 @@ Invariant: bytes of a source never change; beside the parts, preparing needs mem
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -138,18 +139,28 @@ class Parts:
 
 _table: weakref.WeakKeyDictionary[Buffer, dict[Any, Parts]] = weakref.WeakKeyDictionary()
 _lock = new_lock()
-_told: list[Tell] = []
+
 Wanted = Sequence[tuple[Sequence[Buffer], Layout]]
+
+
+class _Told(threading.local):
+    """Who is told what this thread prepares."""
+
+    def __init__(self) -> None:
+        self.tellers: list[Tell] = []
+
+
+_told = _Told()
 
 
 @contextlib.contextmanager
 def telling(tell: Tell) -> Iterator[None]:
     """Tell how far preparing has come, as `tell("pack", bytes done, bytes in all)`."""
-    _told.append(tell)
+    _told.tellers.append(tell)
     try:
         yield
     finally:
-        _told.remove(tell)
+        _told.tellers.remove(tell)
 
 
 def prepared(wanted: Wanted, device: Device) -> list[list[Buffer]]:
@@ -195,7 +206,7 @@ def _make(missing: Wanted, device: Device) -> None:
         _pack(sources, layout, device, whole.part(used, end))
         used += end
         done += sum(s.bytes for s in sources)
-        for tell in _told:
+        for tell in _told.tellers:
             tell("pack", done, total)
 
 

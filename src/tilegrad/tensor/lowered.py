@@ -32,7 +32,7 @@ from ..runtime.buffer import HOST, Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
 from .exclusive import is_alone, is_exclusive, is_kept, would_copy
-from .placement import check_device, common_device, copy_of, elsewhere, is_stored, moved, settled
+from .placement import check_device, common_device, copy_of, elsewhere, moved, settled
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors
 from .trace import Slot, Source, Trace, Tracing
@@ -358,7 +358,9 @@ class Lowered:
 def bytes_of(tensor: Tensor, name: str, type_: Any = None) -> Buffer:
     """The Buffer of the bytes of weights of a file, which must be so yet."""
     now = tensor._node
-    if not is_stored(now) or (type_ is not None and now.inputs[0].type != type_):
+    raw = now.inputs[0] if now.op is ops.unpack else now
+    found = known.get(ref(raw))
+    if found is None or not found.is_source or (type_ is not None and raw.type != type_):
         raise StateError(
             f"weights of a file that {name} reads were assigned another value",
             op=f"jit {name}",
@@ -366,7 +368,7 @@ def bytes_of(tensor: Tensor, name: str, type_: Any = None) -> Buffer:
             got=str(now.type),
             hint="pass the Module that holds them as an argument, and bind again",
         )
-    return values[now.inputs[0]]
+    return found
 
 
 def _concrete(place: Place, symbols: dict[str, int] | None) -> Array:
