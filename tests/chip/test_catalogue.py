@@ -155,3 +155,11 @@ def test_unknown_chips_and_phases() -> None:
         chip("h300")
     with pytest.raises(UserError, match="unknown phase"):
         predict("llama-3-8b", chip("h200"), "dream")
+
+
+def test_training_has_logits_of_every_token() -> None:
+    h200 = chip("h200")
+    forward = predict("llama-3-8b", h200, "prefill", Sizes(batch=2))
+    step = predict("llama-3-8b", h200, "training", Sizes(batch=2))
+    heads = [next(row.flops for row in p.rows if "M128256" in row.name) for p in (forward, step)]
+    assert heads[1] == 1024 * heads[0]

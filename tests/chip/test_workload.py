@@ -56,6 +56,12 @@ def test_one_axis_of_space() -> None:
     assert (("Q", 3), ("S", 1)) in work.problem.operand("inputs").axes
 
 
+def test_three_axes_of_space_count_all_their_work() -> None:
+    layer = tg.nn.Conv3d(2, 4, 3, padding=1, bias=False)
+    found = workload(lambda x: layer(x), tg.zeros((1, 2, 5, 6, 7)))
+    assert found.macs == 4 * 2 * 27 * 5 * 6 * 7
+
+
 def test_the_gradient_of_a_convolution_has_its_work_three_times() -> None:
     layer = tg.nn.Conv2d(8, 16, 3, padding=1, bias=False)
 

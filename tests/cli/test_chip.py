@@ -56,3 +56,25 @@ def test_errors_are_messages(tmp_path: Path) -> None:
     ):
         code, text = compare("smollm2-135m", *words)
         assert code == 1, text
+
+
+def test_map_a_model_onto_an_array(tmp_path: Path) -> None:
+    array = tmp_path / "edge.json"
+    levels = [
+        {"name": "DRAM", "read": 64, "write": 64, "word_bits": 8, "read_bandwidth": 16},
+        {"name": "buffer", "bytes": 2e5, "read": 2, "rows": 16, "columns": 16, "area": 1.5},
+    ]
+    array.write_text(json.dumps({"mac": 0.2, "level": levels}))
+    words = ["chip", "map", "bert-base", "--array", str(array), "--dataflow", "os"]
+    result = RUNNER.invoke(main.app, words)
+    assert result.exit_code == 0, result.output
+    for word in ("bert-base on edge", "energy:", "Mappings seen", "area: 1.5 mm2", "busy"):
+        assert word in result.output
+    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
+    assert record["predicted"] and sum(row["count"] for row in record["products"]) == 96
+    total = sum(row["count"] * row["energy_pj"] for row in record["products"])
+    assert record["energy_pj"] == pytest.approx(total)
+    levels[1]["rows"] = 0
+    array.write_text(json.dumps({"level": levels}))
+    result = RUNNER.invoke(main.app, words)
+    assert result.exit_code == 1

@@ -119,11 +119,13 @@ def bert_base(batch: int = 1, tokens: int = 384) -> Workload:
     return _traced(model, zeros((batch, tokens, 768)), "bert-base")
 
 
-def decoder(name: str, batch: int = 1, tokens: int = 1024, context: int = 0) -> Workload:
+def decoder(
+    name: str, batch: int = 1, tokens: int = 1024, context: int = 0, every: bool = False
+) -> Workload:
     """A step of a language model: `tokens` new ones of each request after `context` known ones.
 
-    Prefill has no context; decoding one token a request. Logits are of the last token alone.
-    After a context every new token sees all keys.
+    Prefill has no context; decoding one token a request. Logits are of the last token alone, or
+    of `every` one, as in training. After a context every new token sees all keys.
     """
     if name not in DECODERS:
         raise UserError("unknown model", op="chip", expected=", ".join(DECODERS), got=name)
@@ -150,7 +152,7 @@ def decoder(name: str, batch: int = 1, tokens: int = 1024, context: int = 0) -> 
             return attention(q, keys, values, causal=not context, layout="bthd", **how)
 
         hidden = model.hidden(rows, positions, attend)
-        return model.logits(hidden[:, -1])
+        return model.logits(hidden if every else hidden[:, -1])
 
     rows = zeros((batch, tokens), dtype=dtypes.int32)
     positions = zeros((tokens,), dtype=dtypes.int32)

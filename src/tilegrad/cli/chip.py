@@ -1,4 +1,4 @@
-"""The command `tilegrad chip`: compare chips by what they make of a model.
+"""The command `tilegrad chip`: compare chips by what they make of a model; map one onto an array.
 
 Invariant: every number shown is predicted and says so; a chip without a figure that a column needs
 shows a dash there, and the JSON has null.
@@ -18,8 +18,9 @@ from .terminal import put
 
 if TYPE_CHECKING:
     from ..chip.catalogue import Chip, Prediction, Sizes
+    from ..chip.mapped import Mapped
 
-app = App(help="Chips as data: what each makes of a model.", no_args_is_help=True)
+app = App(help="What chips, and arrays under design, make of a model.", no_args_is_help=True)
 DEFAULT = "a100,h100,h200,b200,mi300x,tpu-v5e,tpu-v5p,tpu-v6e,trainium2"
 
 
@@ -130,3 +131,89 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# ---- an array under design ------------------------------------------------------------------
+
+
+@app.command("map")
+def map_model(
+    model: Annotated[
+        str, typer.Argument(help="resnet-50, mobilenet-v1, bert-base, llama-3-8b ...")
+    ],
+    array: Annotated[str, typer.Option(help="A parameter file: .toml or .json.")],
+    dataflow: Annotated[str, typer.Option(help="any, ws, os, is, rs, nlr, nvdla.")] = "any",
+    objective: Annotated[str, typer.Option(help="energy, cycles, or their product.")] = "product",
+    batch: Annotated[int, typer.Option(help="Inputs or requests of a run.", min=1)] = 1,
+    bits: Annotated[int, typer.Option(help="Bits of an element.", min=1, max=64)] = 8,
+    seed: Annotated[int, typer.Option(help="Where the random numbers start.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Find good Mappings of a model's products onto an array: energy, cycles, area."""
+    from ..chip.explore import load
+    from ..chip.mapped import map_network
+    from ..chip.networks import network
+
+    accelerator = load(array)
+    work = network(model, batch=batch).with_bits(bits)
+    found = map_network(work, accelerator, dataflow, objective=objective, seed=seed)
+    if as_json:
+        put(json.dumps(_mapped(found)))
+    else:
+        _show_mapped(found)
+
+
+def _mapped(found: Mapped) -> dict[str, Any]:
+    """All of it as plain data."""
+    rows = [
+        {
+            "sizes": f.problem.sizes,
+            "count": f.problem.count,
+            "mapping": str(f.mapping),
+            "energy_pj": f.energy,
+            "cycles": f.cycles,
+            "utilisation": f.utilisation,
+            "bound": f.cost.bound_by(),
+            "exhaustive": f.exhaustive,
+        }
+        for f in found.found
+    ]
+    return {
+        "model": found.workload.name,
+        "array": found.accelerator.name,
+        "predicted": True,
+        "energy_pj": found.energy,
+        "parts_pj": found.parts(),
+        "cycles": found.cycles,
+        "seconds": found.seconds,
+        "utilisation": found.utilisation,
+        "area_mm2": found.accelerator.area(),
+        "mappings_seen": found.seen,
+        "products": rows,
+    }
+
+
+def _show_mapped(found: Mapped) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    title = f"{found.workload.name} on {found.accelerator.name}: predicted"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("product", "times", "uJ", "cycles", "busy", "bound", "Mapping"):
+        left = column in ("product", "bound", "Mapping")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    for f in found.found:
+        sizes = " ".join(f"{loop}{size}" for loop, size in f.problem.sizes.items() if size > 1)
+        numbers = (_number(f.energy / 1e6), _number(f.cycles), f"{100 * f.utilisation:.0f}%")
+        cells = (sizes, str(f.problem.count), *numbers, f.cost.bound_by(), str(f.mapping))
+        table.add_row(*cells)
+    console.print(table)
+    parts = ", ".join(f"{k} {_number(v / 1e6)}" for k, v in found.parts().items() if v)
+    console.print(f"energy: {_number(found.energy / 1e6)} uJ ({parts})")
+    console.print(
+        f"time: {_number(found.cycles)} cycles, {_number(1e3 * found.seconds)} ms, "
+        f"{100 * found.utilisation:.0f}% busy; {found.seen:,} Mappings seen"
+    )
+    if found.accelerator.area():
+        console.print(f"area: {_number(found.accelerator.area())} mm2")

@@ -32,7 +32,8 @@ class Assumptions:
     bandwidth: float = 0.9  # of the peak, reading
     link: float = 0.8  # of the links, in a sum over chips
     room: float = 0.9  # of the memory, for weights, cache and state
-    training_bytes: float = 16.0  # of a parameter: weight, gradient, two moments, master copy
+    training_bytes: float = 16.0  # of a parameter: weight, gradient, two moments, master copy;
+    # activations are taken to be computed again
     optimizer_bytes: float = 28.0  # of a parameter that a step reads and writes
     backward: float = 2.0  # products of the backward pass, over those of the forward pass
 
@@ -118,7 +119,8 @@ def _traced(model: str, phase: str, sizes: Sizes) -> Workload:
     elif phase == "decode":
         found = network(model, batch=sizes.batch, tokens=1, context=sizes.context)
     else:
-        found = network(model, batch=sizes.batch, tokens=sizes.tokens)
+        every = phase == "training"
+        found = network(model, batch=sizes.batch, tokens=sizes.tokens, every=every)
     return found.with_bits((bits, bits, 16)) if bits != 16 else found.with_bits(16)
 
 
@@ -140,7 +142,9 @@ def predict(
     work = _traced(model, phase, sizes)
     training = phase == "training"
     parameters = work.held_weights / (BITS[sizes.dtype] / 8)
-    held = work.held + (parameters * assumed.training_bytes if training else 0.0)
+    held = work.held
+    if training:
+        held += parameters * assumed.training_bytes - work.held_weights
     memory = assumed.room * chip.need("memory")
     least = max(1, math.ceil(held / memory))
     if chips is not None and chips < least:
