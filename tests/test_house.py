@@ -36,6 +36,12 @@ STEPS = [
 ]
 STEP_OF = {folder: number for number, step in enumerate(STEPS) for folder in step}
 FILE_LINES, FUNCTION_LINES, COLUMNS = 570, 48, 100  # as the formatter lays them out
+ABOVE = {"tensor", "nn", "quant", "exchange", "models", "train"}
+ASKS = {  # what a person asks of a Target by name, and kernels that a person tunes
+    "tensor/bundle.py",
+    "tensor/explain.py",
+    "tensor/kernel.py",
+}
 STANDALONE = {"targets/llvm/probe.py"}  # run by path in a child process, answers by printing
 # Words of other projects for what has a word of its own here (docs/vocabulary.md).
 FOREIGN_WORDS = {
@@ -155,6 +161,23 @@ def test_targets_do_not_see_each_other() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
                 if node.module.split(".")[0] != own:
                     broken.append(f"{source.name}:{node.lineno} sees {node.module}")
+    report(broken)
+
+
+def test_nothing_above_the_compiler_knows_the_machine() -> None:
+    """Models, layers and Tensors import no kernels and no targets, and hold no Target."""
+    broken = []
+    for source in SOURCES:
+        if source.folder not in ABOVE or source.name in ASKS:
+            continue
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom):
+                parts = (node.module or "").split(".")
+                names = {alias.name for alias in node.names}
+                known = {"kernels", "targets"} & {*parts[:1], *(names if not node.module else ())}
+                asked = names & {"Target", "target_for", "target_of"}
+                for name in known | asked:
+                    broken.append(f"{source.name}:{node.lineno} imports {name}")
     report(broken)
 
 

@@ -114,6 +114,20 @@ def test_a_number_may_be_a_symbol(at_eight: None) -> None:
             run(x, wrong)
 
 
+def test_a_range_of_one_value_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found_breaks, "breaks_of", lambda *given: {"n": (8, 9)})
+    seen: list[Any] = []
+
+    def total(x, most):
+        seen.append(most)
+        return x.sum() + x.shape[0]
+
+    run = tg.jit(total, dynamic={"x": {0: ("n", 1, 64)}, "most": ("n", 1, 64)})
+    for count in (8, 3, 8, 30):
+        assert float(run(tg.ones(count), count)) == 2 * count
+    assert seen[1] == 8 and run.traces == 3 and run.range_of("n", 8) == (8, 8)
+
+
 def test_without_breakpoints_there_is_one_trace() -> None:
     run = tg.jit(lambda x, most: x + 1, dynamic={"x": {0: ("n", 1, 64)}, "most": ("m", 1, 9)})
     for count in (1, 40, 64):

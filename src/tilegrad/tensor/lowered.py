@@ -510,7 +510,7 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
         if leaf.trace is not None:
             raise unknown_value(leaf._node)
         return trace.add_leaf(Source("leaf", index), leaf, shape)
-    if isinstance(shape, Expr):
+    if shape is not None:
         return shape  # a number that is a Symbol
     if leaf.__class__ is float:
         return wrap(build.number(trace.add_input(Source("number", index), (), float64)))

@@ -20,7 +20,8 @@ from .lowered import Lowered
 def narrowed(
     breaks: Mapping[str, Sequence[int]], symbols: Mapping[str, Expr], values: Mapping[str, int]
 ) -> dict[str, Size]:
-    """Symbols that have breakpoints, each bound to the range that its value is in."""
+    """Symbols that have breakpoints, each bound to the range that its value is in: a number where
+    that is one value."""
     found: dict[str, Size] = {}
     for name, firsts in breaks.items():
         whole = symbols[name]
