@@ -160,6 +160,12 @@ def test_bound_functions(toy) -> None:
     assert any(r.name == "transfer" for r in shown.records)
 
 
+def test_op_by_op(toy) -> None:
+    with override(eager_debug=True):
+        far = tg.jit(lambda x: (x * 2).to("toy"))(tg.tensor(DATA))
+        assert far.device == "toy:0" and np.allclose(far.numpy(), DATA * 2)
+
+
 def test_explain_names_the_devices(toy) -> None:
     shown = str(tg.explain(offloaded, tg.tensor(DATA)))
     assert "transfer (transfer) on toy:0" in shown

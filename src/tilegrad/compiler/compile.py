@@ -102,7 +102,7 @@ def executable_for(
     if config().eager_debug:
         from .guard import GuardedExecutable
 
-        return GuardedExecutable(inputs, outputs, device, requirements)
+        return GuardedExecutable(inputs, outputs, device, requirements, homes)
     where = circumstances(device)
     if homes or build.Transfers.used:
         where = (where, homes, other_targets(outputs, homes))

@@ -20,6 +20,7 @@ from ..ir.requirement import Requirement, check_all
 from ..ir.symbol import evaluate
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device
+from .pipeline import transfers
 
 
 class GuardedExecutable:
@@ -31,9 +32,18 @@ class GuardedExecutable:
         outputs: Sequence[Node],
         device: str = HOST,
         requirements: Sequence[Requirement] = (),
+        homes: Sequence[str] = (),
     ) -> None:
         self.inputs, self.outputs, self.device = tuple(inputs), tuple(outputs), device
         self.requirements = requirements
+        self.where = [device] * len(self.outputs)  # the Devices of the results
+        if homes or transfers(self.outputs):
+            from .devices import Cut
+
+            cut = Cut(device)
+            cut.find(self.inputs, homes or [device] * len(self.inputs), self.outputs)
+            places = [cut.place[node] for node in self.outputs]
+            self.where = [device if place is None else place[1] for place in places]
 
     def check(self, symbols: Mapping[str, int] | None) -> None:
         """Raise unless what the ops need of these Symbols holds."""
@@ -64,9 +74,10 @@ class GuardedExecutable:
             if not any(i in bad for i in node.inputs) and node.op.group != "leaf":
                 raise first_bad(node, known[node])
         arrays = [np.array(known[o], order="C") for o in self.outputs]
-        if self.device == HOST:
-            return [Buffer.wrap(array) for array in arrays]
-        return [device(self.device).upload(array) for array in arrays]
+        return [
+            Buffer.wrap(array) if name == HOST else device(name).upload(array)
+            for array, name in zip(arrays, self.where)
+        ]
 
 
 def _finite(value: Any) -> bool:

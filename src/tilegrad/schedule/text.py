@@ -32,7 +32,7 @@ from ..ir.text import parse_block, print_block
 from ..ir.types import NOTHING, Array, Tuple
 from ..tile.build import Body
 from ..tile.text import body_text, parse_body
-from .schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot
+from .schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer
 
 HEAD = "tilegrad-schedule 1"
 BODY = "\nbody "
@@ -52,20 +52,21 @@ slot = Op(
     schedule,
     "slot",
     lambda *alias, shape, dtype, **_: Array(shape, dtype),
-    attrs=("shape", "dtype", "kind", "name", "offset", "first", "last"),
+    attrs=("shape", "dtype", "kind", "name", "offset", "first", "last", "device"),
     effect=True,
     group="slot",
     meaning="planned storage, perhaps that of another Slot",
 )
-plan = _step("plan", ("arena",), "inputs: the Slots of the arguments, in order", "slot")
+plan = _step("plan", ("arena", "arenas"), "inputs: the Slots of the arguments, in order", "slot")
 kernel = _step(
     "kernel",
-    ("name", "kind", "key", "flops", "bytes", "depth", "times"),
+    ("name", "kind", "key", "flops", "bytes", "depth", "times", "device"),
     "Blocks: the Region (reads) -> stored values, and the steps",
     "kernel",
 )
 launch = _step("launch", ("body",), "a Body over the Slots of its parameters")
 copy = _step("copy", ("bytes",), "inputs: source, target")
+transfer = _step("transfer", ("bytes",), "the same between two Devices")
 control = _step("control", ("kind", "numbers", "label"), "see schedule.Control")
 label = _step("label", ("number",), "a place that jumps go to")
 
@@ -77,7 +78,8 @@ def print_schedule(given: Schedule) -> str:
     """The text of a Schedule."""
     names = _body_names(given)
     slots = _slot_nodes(given)
-    nodes = [*slots, plan(*(slots[i] for i in given.inputs), arena=given.arena_bytes)]
+    arenas = {"arena": given.arena_bytes, "arenas": tuple(given.arenas.items())}
+    nodes = [*slots, plan(*(slots[i] for i in given.inputs), **arenas)]
     nodes += [_kernel_node(k, slots, names) for k in given.kernels]
     main = Block("main", (), nodes, tuple(slots[i] for i in given.outputs))
     text = f"{HEAD}\n{print_block(main, 'schedule')}"
@@ -115,6 +117,7 @@ def _slot_nodes(given: Schedule) -> list[Node]:
                 offset=s.offset,
                 first=s.first,
                 last=s.last,
+                device=s.device,
             )
         )
     return found
@@ -131,6 +134,7 @@ def _kernel_node(k: Kernel, slots: Sequence[Node], names: dict[int, str]) -> Nod
         bytes=k.bytes,
         depth=k.depth,
         times=k.times,
+        device=k.device,
     )
 
 
@@ -146,6 +150,8 @@ def region_block(k: Kernel) -> Block:
 def _step_node(s: Any, slots: Sequence[Node], names: dict[int, str]) -> Node:
     if isinstance(s, Launch):
         return launch(*(slots[i] for i in s.slots), body=names[id(s.body)])
+    if isinstance(s, Transfer):
+        return transfer(slots[s.source], slots[s.target], bytes=s.bytes)
     if isinstance(s, Copy):
         return copy(slots[s.source], slots[s.target], bytes=s.bytes)
     if isinstance(s, Label):
@@ -180,7 +186,8 @@ class _Reader:
         self.number = {n: i for i, n in enumerate(nodes)}
         self.steps: dict[Op, Callable[[Node], Any]] = {
             launch: self.launch,
-            copy: self.copy,
+            copy: lambda n: Copy(*self.numbers(n), n.attrs["bytes"]),
+            transfer: lambda n: Transfer(*self.numbers(n), n.attrs["bytes"]),
             label: lambda n: Label(n.attrs["number"]),
             control: lambda n: Control(
                 n.attrs["kind"], self.numbers(n), n.attrs["numbers"], n.attrs["label"]
@@ -202,6 +209,7 @@ class _Reader:
         for node in self.block.nodes:
             if node.op is plan:
                 found.inputs, found.arena_bytes = list(self.numbers(node)), node.attrs["arena"]
+                found.arenas = dict(node.attrs["arenas"])
             elif node.op is kernel:
                 found.kernels.append(self.kernel(node))
         return found
@@ -220,6 +228,7 @@ class _Reader:
             a["offset"],
             a["first"],
             a["last"],
+            a["device"],
         )
 
     def kernel(self, node: Node) -> Kernel:
@@ -235,6 +244,7 @@ class _Reader:
             a["bytes"],
             a["depth"],
             a["times"],
+            a["device"],
         )
 
     def launch(self, node: Node) -> Launch:
@@ -247,8 +257,3 @@ class _Reader:
                 got=", ".join(self.bodies),
             )
         return Launch(body, self.numbers(node))
-
-    def copy(self, node: Node) -> Copy:
-        """A Copy."""
-        source, target = self.numbers(node)
-        return Copy(source, target, node.attrs["bytes"])
