@@ -18,7 +18,7 @@ from tilegrad.compiler.choose import CHOOSERS
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import GRAPH, KERNELS, PAGE, REGIONS, TILES
 from tilegrad.compiler.row_dots import ROWS, SHORT_ROWS
-from tilegrad.compiler.split import PARTED, PLACES, SPLIT
+from tilegrad.compiler.split import ARGMAX, PARTED, SPLIT
 from tilegrad.compiler.unroll import UNROLL
 from tilegrad.compiler.weights import APART
 from tilegrad.core import dtype as dtypes
@@ -99,7 +99,7 @@ def test_what_a_pass_does_nothing_without() -> None:
         "dots of a short row": SHORT_ROWS,
         "split reductions": SPLIT,
         "split parts": PARTED,
-        "split places": PLACES,
+        "split argmax": ARGMAX,
     }
     for name, found in rules.items():
         roots = {op.name for op in found.roots} - {"get"}  # of what gives several results

@@ -95,7 +95,7 @@ GRAPH = [
     Pass("split reductions", "compiler.split:split_reductions", on=_REDUCE),
     # After simplification, which would undo it.
     Pass("split parts", "compiler.split:split_parts", on=("concatenate",)),
-    Pass("split places", "compiler.split:split_places", threads, on=("argmax",)),
+    Pass("split argmax", "compiler.split:split_argmax", threads, on=("argmax",)),
     # Last: no algebra puts the factors back.
     Pass("level sums", "compiler.row_factors:level_sums", threads, on=("sum",)),
 ]
@@ -103,7 +103,7 @@ GRAPH = [
 REGIONS = [
     Pass("choose values", "schedule.fuse:start", needed=_START),
     # What is cheaper computed twice than stored, before what reads it is cut.
-    Pass("compute again", "schedule.threads.recompute:compute_again", threads),
+    Pass("recompute", "schedule.threads.recompute:recompute_cheap", threads),
     Pass("keep sums", "schedule.block_sums:keep_sums", threads),
     Pass("hand over sums", "schedule.block_sums:hand_over", threads),
     Pass("lay out operands", "schedule.operands:lay_out", threads),

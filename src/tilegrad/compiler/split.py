@@ -73,7 +73,7 @@ def _split_argmax(m: Match) -> Node | None:
 
 
 FEW, LONG, MOST_PARTS = 128, 1 << 14, 64  # rows, elements of one, parts of one
-PLACES = RuleSet("places", [Rule("split_argmax", ops.argmax, _split_argmax)])
+ARGMAX = RuleSet("split argmax", [Rule("split_argmax", ops.argmax, _split_argmax)])
 
 
 def _split_parts(m: Match) -> Node | None:
@@ -98,11 +98,11 @@ def split_parts(
     return rewrite(results, PARTED, log)
 
 
-def split_places(
+def split_argmax(
     arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
 ) -> list[Node]:
     """The pass for programs of threads."""
-    return rewrite(results, PLACES, log)
+    return rewrite(results, ARGMAX, log)
 
 
 def split_reductions(

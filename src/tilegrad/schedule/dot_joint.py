@@ -77,7 +77,9 @@ class _Joiner:
             takes = [
                 g
                 for g in groups
-                if len(groups) > 1 and self.wide(g).operands is not None and not self.wide(g).handed
+                if len(groups) > 1
+                and self.wide(g).operands is not None
+                and not self.wide(g).block_sums
             ]
             pairs = self.pairs(takes)
             rest = [g for g in takes if not any(g in pair for pair in pairs)]

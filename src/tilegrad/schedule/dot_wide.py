@@ -3,8 +3,8 @@
 Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
 start, in a dtype that the Target's matrix units take: those that run beside the threads, else
 those of a warp; what the group computes of the products is evaluated on pieces of the accumulator.
-Everything else takes the plain tiled matmul of `dot_gpu`. Invariant: the result is that of
-`dot_gpu`, up to the order of sums.
+Everything else takes the plain tiled matmul of `dot_threads`. Invariant: the result is that of
+`dot_threads`, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class WideDot:
         self.group, self.reads, self.target = group, list(reads), target
         self.dot = group.values[0]
         self.stored = [v for v in group.stored if not is_part(v)]
-        self.handed = [v for v in group.stored if is_part(v)]  # sums of blocks of columns
+        self.block_sums = [v for v in group.stored if is_part(v)]  # sums of blocks of columns
         below = topological(group.stored, set(self.reads).__contains__)
         self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
@@ -139,14 +139,14 @@ class WideDot:
         self.constants = constants
         self.problem = Problem(self.dot)
         # several products in one launch (choose=False) are made beside the threads alone
-        self.operands = self._operands() if choose or self.beside else None
+        self.operands = self._operands() if choose or self.asynchronous else None
         self.choice: Choice | ThreadChoice | MatvecChoice | None = None
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
-        if self.beside and not self.handed and self._streams():
+        if self.asynchronous and not self.block_sums and self._streams():
             self.choice = choose_matvec(self.operands, target)
-        elif self.beside:
+        elif self.asynchronous:
             known = tuned(self.operands, target, self._epilogue_class())
             found = (
                 [known]
@@ -159,7 +159,7 @@ class WideDot:
 
     def with_room(self, choice: Choice) -> Choice:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
-        if not self.handed and not self.wholes:
+        if not self.block_sums and not self.wholes:
             return choice
         assert self.operands is not None
         x = turn(self.operands) if choice.turned else self.operands
@@ -172,8 +172,8 @@ class WideDot:
         return not alone and not matvec_why_not(self.operands, self.target)
 
     @property
-    def beside(self) -> bool:
-        """Whether the Target has matrix units that run beside the threads."""
+    def asynchronous(self) -> bool:
+        """Whether the Target has matrix units that run while their threads go on."""
         return bool(self.target.asynchronous_units)
 
     def suits(self, choice: Choice) -> bool:
@@ -183,7 +183,7 @@ class WideDot:
         x, plan = (turn(self.operands) if choice.turned else self.operands), choice.plan
         if len(self.group.stored) > 1 and high(self.operands.m) == 1 and plan.split > 1:
             return False  # all columns would be the one token's
-        if not self.handed and not self.wholes:
+        if not self.block_sums and not self.wholes:
             return True
         if tile_counts(x, plan)[1 if choice.turned else 0] != 1 or plan.cluster > 1:
             return False
@@ -192,7 +192,7 @@ class WideDot:
         pieces = 64 if choice.turned else plan.staged
         fits = [
             pieces % block_of(v) == 0 if not choice.turned else pieces == block_of(v)
-            for v in self.handed
+            for v in self.block_sums
         ]
         return all(fits)
 
@@ -200,8 +200,8 @@ class WideDot:
         p = self.problem
         batch, m, k, n = p.sizes
         dtype = self.dot.inputs[0].dtype
-        kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.beside}
-        rounded = self.beside and config().dots == "tf32"  # float32 operands may be
+        kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
+        rounded = self.asynchronous and config().dots == "tf32"  # float32 operands may be
         taken = (bfloat16, float16, float32) if rounded else (bfloat16, float16)
         if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in taken:
             return None
@@ -438,7 +438,7 @@ class WideDot:
         b, e = self.b, self.e
         assert self.choice is not None
         turned, n = self.choice.turned, self.problem.sizes[3]
-        for v in self.handed:
+        for v in self.block_sums:
             block, blocks = block_of(v), v.shape[-1]
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
             for start in range(0, shape[0 if turned else 1], block):
@@ -512,7 +512,7 @@ def takes_parts(part: Node, group: Region, fuser: Fuser, target: Target) -> bool
     reads = [n for n in order if n in values and n not in inside]
     like = Region("dot", group.values, group.total, stored=[*stored, part])
     found = WideDot(like, reads, target, set())
-    return found.beside and found.choice is not None
+    return found.asynchronous and found.choice is not None
 
 
 def accepts(stored: Node, dot: Node) -> bool:

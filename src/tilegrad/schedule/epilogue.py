@@ -19,7 +19,7 @@ from ..ir.types import product
 from ..kernels.matmul.threads import ThreadPlan
 from ..kernels.matmul.wide import WidePlan
 from .block_sums import is_part
-from .dot_gpu import tiled_copies
+from .dot_threads import tiled_copies
 from .dot_wide import WideDot
 from .fuse import Fuser, Region, leaves_of
 from .instructions import instructions

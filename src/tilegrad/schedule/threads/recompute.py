@@ -25,7 +25,7 @@ SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
 
 
-def compute_again(lowering: Lowering) -> None:
+def recompute_cheap(lowering: Lowering) -> None:
     """The pass: take such values out, as long as a Kernel does not grow too large."""
     extents, arguments, results = lowering.fuser.extents, lowering.arguments, lowering.results
     given, values = set(arguments) | set(results), extents.values
