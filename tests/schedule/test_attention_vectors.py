@@ -22,7 +22,7 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.runtime.buffer import Buffer
-from tilegrad.schedule.attention import why_not
+from tilegrad.schedule.families import why_not
 from tilegrad.schedule.schedule import Schedule
 
 BF16 = ml_dtypes.bfloat16

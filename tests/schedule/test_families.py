@@ -3,17 +3,23 @@ from outside wins a Region by its seconds, is named by `explain` and enters the 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilegrad as tg
+from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import compile_for, host, schedule_for
 from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.target import STATIC, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
+from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory, product
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule import families
@@ -120,6 +126,49 @@ def test_it_enters_the_compile_key() -> None:
     assert families.outside() == before
     z = tg.tensor(values)
     np.testing.assert_array_equal((z + z).numpy(), 2 * values)
+
+
+def test_its_breakpoints_are_ranges(halving: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = symbol("N", 1, 500)
+    x = build.input_((rows, 4), tg.float32)
+    assert breaks_of([build.add(x, x)], host()) == {}
+    monkeypatch.setattr(Halving, "breaks", lambda self, node, target: [(node.shape[0], 100)])
+    assert breaks_of([build.add(x, x)], host()) == {"N": (100,)}
+    assert breaks_of([build.multiply(x, x)], host()) == {}
+
+
+PACKAGE = """
+from tilegrad.schedule.families import Row
+from tilegrad.schedule.family import Family
+
+class Named(Family):
+    '''Offers nothing.'''
+    def offers(self, region, target):
+        return "it only has a name"
+
+ROW = Row("named", ("add",), Named())
+"""
+ASKS = """
+import tilegrad as tg
+print(tg.explain(lambda x: x + x, tg.zeros(3)).section("families"))
+"""
+
+
+def test_a_package_names_one_as_an_entry_point(tmp_path: Path) -> None:
+    folder = tmp_path / "mine-1.0.dist-info"
+    folder.mkdir()
+    (tmp_path / "mine.py").write_text(PACKAGE)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[tilegrad.families]\nnamed = mine:ROW\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", ASKS],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert "named refuses: it only has a name" in found.stdout
 
 
 def test_names_of_the_package_stay() -> None:

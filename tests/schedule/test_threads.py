@@ -39,7 +39,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.schedule.schedule import Launch
-from tilegrad.schedule.threads import places as thread_places
+from tilegrad.schedule.threads import destination as thread_places
 from tilegrad.schedule.threads import rows as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
 from tilegrad.schedule.threads import update as thread_update

@@ -7,6 +7,7 @@ range when it is first met. Invariant: a Symbol that no kernel asks about has on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..core.target import Target
 from ..graph import ops
@@ -14,13 +15,17 @@ from ..ir.node import Node, topological
 from ..ir.symbol import Expr
 from ..ir.types import product
 from ..runtime.device import target_for
+from ..schedule.outside import OUTSIDE
+
+if TYPE_CHECKING:
+    from ..schedule.families import Row
 
 Breaks = dict[str, tuple[int, ...]]  # of a Symbol by name: where ranges begin, but the first
 
 
 def breaks_of(outputs: Sequence[Node], device: str | Target) -> Breaks:
     """The breakpoints of a Graph on a device, or for a Target."""
-    asking = [n for n in _nodes(outputs) if n.op is ops.paged_attention or _is_quantised(n)]
+    asking = [n for n in _nodes(outputs) if _asks(n)]
     if not asking:
         return {}
     target = device if isinstance(device, Target) else target_for(device)
@@ -38,6 +43,19 @@ def _nodes(outputs: Sequence[Node]) -> list[Node]:
     return [*found, *(n for node in found for b in node.blocks for n in _nodes(b.results))]
 
 
+def _asks(node: Node) -> bool:
+    """Whether kernels for a Node differ by sizes."""
+    return node.op is ops.paged_attention or _is_quantised(node) or bool(_from_outside(node))
+
+
+def _from_outside(node: Node) -> list[Row]:
+    if not OUTSIDE.names():
+        return []
+    from ..schedule.families import outside_rows
+
+    return outside_rows(node.op.name)
+
+
 def _is_quantised(node: Node) -> bool:
     return node.op is ops.dot and any(_weight(i).op is ops.unpack for i in node.inputs)
 
@@ -49,6 +67,12 @@ def _weight(node: Node) -> Node:
 
 
 def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
+    if rows := _from_outside(node):
+        from ..schedule.families import family_of
+
+        here = [family_of(row) for row in rows if row.applies(target)]
+        found = [pair for family in here for pair in family.breaks(node, target)]
+        return [(size, first) for size, first in found if isinstance(size, Expr)]
     if node.op is ops.paged_attention:
         from .paged_shape import breaks
 

@@ -163,14 +163,18 @@ def family_of(row: Row) -> Family:
 def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
     """The rows for Regions of a kind that start with an op, on a Target."""
     ours = [row for row in TABLE if kind in row.kinds and row.applies(target)]
-    found = [OUTSIDE.get(name) for name in OUTSIDE.names()]
-    others = [row for row in found if op in row.anchors and row.applies(target)]
+    others = [row for row in outside_rows(op) if row.applies(target)]
     return (*others, *ours)
 
 
 def families_of(region: Region, target: Target) -> list[Family]:
     """The Families that may offer for a Region, those from outside first."""
     return [family_of(row) for row in rows_of(region.kind, region.values[0].op.name, target)]
+
+
+def outside_rows(op: str) -> list[Row]:
+    """The rows from outside for Regions that start with an op."""
+    return [row for row in map(OUTSIDE.get, OUTSIDE.names()) if op in row.anchors]
 
 
 def why_not(node: Node, target: Target | None) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import high
+from ..ir.symbol import Size, high
 from ..tile.build import Body
 from .cost import bytes_moved
 
@@ -52,6 +52,11 @@ class Family:
     def why_not(self, node: Node, target: Target) -> str:
         """Why no Region that starts with a Node is taken, before Regions are cut; '' if one may."""
         return ""
+
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """(size, first): values of a symbolic size of a Node from which on other Plans are better;
+        `jit` compiles each range of a Symbol when it is first met."""
+        return ()
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """Plans for a Region with their seconds, or why there is none."""
