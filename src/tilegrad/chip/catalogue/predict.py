@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from ...core.errors import UserError
 from ..networks import DECODERS, network
@@ -213,9 +214,9 @@ def _links(
     link = chip.get("link")
     if link is None or model not in DECODERS:
         return None
-    config = DECODERS[model]
+    config: Any = DECODERS[model]
     tokens = sizes.batch * (1 if phase == "decode" else sizes.tokens)
-    layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])  # type: ignore
+    layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
     each = 2 * (count - 1) / count * tokens * width * 2  # bytes: scatter the sum, gather it
     passes = 2.0 if times > 1 else 1.0
     return passes * 2 * layers * each / (assumed.link * link)

@@ -125,7 +125,7 @@ class Emitter(MemoryEmitter):
         """One row of `rules`, for every vector of the tile."""
         inputs = [self.values[i] for i in node.inputs]
         dtype = node.inputs[-1].dtype
-        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)
         row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
         self.values[node] = [row(self.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
@@ -136,15 +136,15 @@ class Emitter(MemoryEmitter):
         self.values[node] = [self.symbols[node.attrs["value"]]]
 
     def emit_constant(self, node: Node) -> None:
-        one = splat_constant(node.attrs["value"], node.dtype, lanes_of(node.type))  # type: ignore[arg-type]
-        self.values[node] = [one] * count_of(node.type)  # type: ignore[arg-type]
+        one = splat_constant(node.attrs["value"], node.dtype, lanes_of(node.type))
+        self.values[node] = [one] * count_of(node.type)
 
     def emit_iota(self, node: Node) -> None:
         size, dtype = node.attrs["size"], node.dtype
         if size == 1:
             self.values[node] = [literal(0, dtype)]
             return
-        lanes, found = lanes_of(node.type), []  # type: ignore[arg-type]
+        lanes, found = lanes_of(node.type), []
         for start in range(0, size, lanes):
             each = [literal(i, dtype) for i in range(start, start + lanes)]
             items = ", ".join(f"{scalar_type(dtype)} {x}" for x in each)
@@ -152,13 +152,13 @@ class Emitter(MemoryEmitter):
         self.values[node] = found
 
     def emit_cast(self, node: Node) -> None:
-        source, lanes = node.inputs[0].dtype, lanes_of(node.type)  # type: ignore[arg-type]
+        source, lanes = node.inputs[0].dtype, lanes_of(node.type)
         self.values[node] = [
             convert(self.w, source, node.dtype, lanes, x) for x in self.values[node.inputs[0]]
         ]
 
     def emit_bitcast(self, node: Node) -> None:
-        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)
         a = vector(scalar_type(node.inputs[0].dtype), lanes)
         b = vector(scalar_type(node.dtype), lanes)
         found = self.values[node.inputs[0]]
@@ -171,7 +171,7 @@ class Emitter(MemoryEmitter):
     def emit_require(self, node: Node) -> None:
         """The first Site whose condition does not hold leaves its number."""
         w, (whole, *rest) = self.w, self.values[node.inputs[0]]
-        lanes = lanes_of(node.inputs[0].type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.inputs[0].type)
         mask = vector("i1", lanes)
         for other in rest:
             whole = w.value(f"and {mask} {whole}, {other}")
@@ -195,7 +195,7 @@ class Emitter(MemoryEmitter):
 
     def width(self, node: Node) -> int:
         """Vectors (or matrix registers) that hold a value."""
-        return 1 if in_matrix_unit(node) else count_of(node.type)  # type: ignore[arg-type]
+        return 1 if in_matrix_unit(node) else count_of(node.type)
 
     def emit_loop(self, node: Node) -> None:
         lower, upper = self.values[node.inputs[0]][0], self.values[node.inputs[1]][0]

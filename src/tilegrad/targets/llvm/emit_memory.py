@@ -104,7 +104,7 @@ class MemoryEmitter(ShapeEmitter):
         index = [self.values[i][0] for i in node.inputs[1 : 1 + rank]]
         mask = node.inputs[1 + rank] if node.attrs["masked"] else None
         shape: tuple[int, ...] = node.attrs["shape"]
-        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)
         offsets, stride = self.rows(memory, shape, node.attrs["axes"], self.offset(memory, index))
         masks = self.masks(node, mask, len(offsets), lanes)
         self.values[node] = [
@@ -187,7 +187,7 @@ class MemoryEmitter(ShapeEmitter):
     def emit_gather(self, node: Node) -> None:
         memory, offset = node.inputs[0], node.inputs[1]
         mask = node.inputs[2] if len(node.inputs) > 2 else None
-        lanes, found = lanes_of(node.type), self.values[offset]  # type: ignore[arg-type]
+        lanes, found = lanes_of(node.type), self.values[offset]
         masks = self.masks(node, mask, len(found), lanes)
         self.values[node] = [
             self.from_memory(self.gather_vector(memory, o, lanes, m, node.dtype), node.dtype, lanes)
@@ -199,7 +199,7 @@ class MemoryEmitter(ShapeEmitter):
         rank = len(memory.shape)
         index = [self.values[i][0] for i in node.inputs[2 : 2 + rank]]
         mask = node.inputs[2 + rank] if node.attrs["masked"] else None
-        shape, lanes = value.shape, lanes_of(value.type)  # type: ignore[arg-type]
+        shape, lanes = value.shape, lanes_of(value.type)
         offsets, stride = self.rows(memory, shape, node.attrs["axes"], self.offset(memory, index))
         masks = self.masks(node, mask, len(offsets), lanes)
         for x, o, m in zip(self.values[value], offsets, masks):
@@ -261,7 +261,7 @@ class MemoryEmitter(ShapeEmitter):
     def emit_scatter(self, node: Node) -> None:
         memory, value, offset = node.inputs[:3]
         mask = node.inputs[3] if len(node.inputs) > 3 else None
-        mode, lanes = node.attrs["mode"], lanes_of(value.type)  # type: ignore[arg-type]
+        mode, lanes = node.attrs["mode"], lanes_of(value.type)
         found = self.values[value]
         masks = self.masks(node, mask, len(found), lanes)
         for x, o, m in zip(found, self.values[offset], masks):
@@ -306,7 +306,7 @@ class MemoryEmitter(ShapeEmitter):
     def emit_atomic_add(self, node: Node) -> None:
         memory, value, offset = node.inputs[:3]
         mask = node.inputs[3] if len(node.inputs) > 3 else None
-        lanes, dtype = lanes_of(value.type), node.dtype  # type: ignore[arg-type]
+        lanes, dtype = lanes_of(value.type), node.dtype
         found, element = self.values[value], scalar_type(node.dtype)
         masks = self.masks(node, mask, len(found), lanes)
         result = []

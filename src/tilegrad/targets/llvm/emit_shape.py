@@ -21,21 +21,21 @@ Values = list[str]
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def lanes_of(type_: Tile) -> int:
-    """Lanes of one vector of the tile: the last axis, or its largest power-of-two factor."""
+def lanes_of(type_: Any) -> int:
+    """Lanes of one vector of a Tile type: the last axis, or its largest power-of-two factor."""
     if not type_.shape:
         return 1
     size = type_.shape[-1]
     return size & -size
 
 
-def pieces_of(type_: Tile) -> int:
+def pieces_of(type_: Any) -> int:
     """Vectors along the last axis (LLVM scalarises vectors of odd widths)."""
     return type_.shape[-1] // lanes_of(type_) if type_.shape else 1
 
 
-def count_of(type_: Tile) -> int:
-    """Vectors of the tile."""
+def count_of(type_: Any) -> int:
+    """Vectors of a Tile type."""
     return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
 
 
@@ -252,14 +252,14 @@ class ShapeEmitter:
 
     def emit_stack_rows(self, node: Node) -> None:
         found = [x for i in node.inputs for x in self.values[i]]
-        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)
         if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
             element = scalar_type(node.dtype)
             found = [self.pack(found[i : i + lanes], element) for i in range(0, len(found), lanes)]
         self.values[node] = found
 
     def emit_extract(self, node: Node) -> None:
-        count, index = count_of(node.type), node.attrs["index"]  # type: ignore[arg-type]
+        count, index = count_of(node.type), node.attrs["index"]
         found = self.values[node.inputs[0]]
         if not node.shape:  # a lane of a vector
             self.values[node] = [self.element(found, index, node.inputs[0])]
@@ -277,7 +277,7 @@ class ShapeEmitter:
         if axis == len(source.shape) - 1:
             found = self.join_pieces(found, kind, dtype, source)
             found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
-            lanes = lanes_of(node.type)  # type: ignore[arg-type]
+            lanes = lanes_of(node.type)
             if lanes > 1:
                 found = [
                     self.pack(found[i : i + lanes], scalar_type(dtype))
@@ -381,7 +381,7 @@ class ShapeEmitter:
         """Outer products: a row of accumulators per row of a, by fused multiply-add."""
         a, b, c = node.inputs
         (m, k), dtype = a.shape, node.dtype
-        element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)  # type: ignore[arg-type]
+        element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)
         v = vector(element, n)
         left, right, total = self.values[a], self.values[b], list(self.values[c])
         for p in range(k):
@@ -397,7 +397,7 @@ class ShapeEmitter:
 
     def element(self, parts: Values, number: int, node: Node) -> str:
         """One element of a tile, by its row-major number."""
-        lanes = lanes_of(node.type)  # type: ignore[arg-type]
+        lanes = lanes_of(node.type)
         if lanes == 1:
             return parts[number]
         v = vector(scalar_type(node.dtype), lanes)
