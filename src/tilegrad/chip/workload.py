@@ -19,7 +19,7 @@ from ..graph.attention_types import sizes as attention_sizes
 from ..ir.node import Node, topological
 from ..ir.symbol import high
 from ..ir.types import Array
-from .explore.problem import Operand, Problem, Term, gemm
+from .explore.problem import Operand, Problem, Term, gemm, summed
 
 WEIGHTS, INPUTS, OUTPUTS = "weights", "inputs", "outputs"
 PASSED = (
@@ -263,13 +263,11 @@ class _Axes:
         shapes = [node.inputs[first].shape, node.inputs[1 - first].shape]
         sides = (first, 1 - first)
         inside = {width: pair for pair, width in zip(SPACE[-len(windows) :], windows)}
-        for number, place in ((1, 0), (0, 1)):  # the inputs' names decide those of the window
-            for axis, other in zip(contract[sides[number]], contract[sides[place]]):
-                if number == 1:
-                    loop = self._window_name(axis, windows, inside) or "C"
-                    self.names[1][axis], self.names[0][other] = loop, loop
-            for axis in batch[sides[number]]:
-                self.names[number][axis] = "G"
+        for own, other in zip(contract[sides[0]], contract[sides[1]]):
+            loop = self._window_name(other, windows, inside) or "C"
+            self.names[0][own] = self.names[1][other] = loop
+        for names, side in zip(self.names, sides):
+            names |= dict.fromkeys(batch[side], "G")
         for axis in range(len(shapes[0])):
             self.names[0].setdefault(axis, "M")
         for axis in range(len(shapes[1])):
@@ -315,14 +313,8 @@ class _Axes:
                 found.append(((loop, 1),))
             elif sliding[loop][0]:
                 inside, step, spread = sliding[loop]
-                found.append(self._sum(((loop, step), (inside, spread))))
+                found.append(summed((loop, step), (inside, spread), sizes=self.sizes))
         return tuple(found)
-
-    def _sum(self, terms: tuple[Term, Term]) -> tuple[Term, ...]:
-        """Without loops of size 1, divided by what all factors share."""
-        kept = [term for term in terms if self.sizes[term[0]] > 1] or [terms[0]]
-        shared = math.gcd(*(factor for _, factor in kept))
-        return tuple((loop, factor // shared) for loop, factor in kept)
 
     def results(self) -> tuple[tuple[Term, ...], ...]:
         """Axes of the result: loops that one side alone has, and G."""

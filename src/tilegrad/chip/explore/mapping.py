@@ -20,7 +20,6 @@ from ...core.errors import UserError
 from .accelerator import Accelerator
 from .problem import Problem
 
-Factors = dict[str, int]
 Vector = np.ndarray  # (mappings,) float64, whole numbers
 
 

@@ -93,9 +93,11 @@ class Problem:
         return next(o for o in self.operands if o.name == name)
 
 
-def _axis(*terms: Term, sizes: Mapping[str, int]) -> tuple[Term, ...]:
-    """Terms without loops of size 1, divided by what all factors share: elements that no turn of
-    any loop touches are not counted."""
+def summed(*terms: Term, sizes: Mapping[str, int]) -> tuple[Term, ...]:
+    """An axis: terms without loops of size 1, divided by what all factors share.
+
+    So elements that no turn of any loop touches are not counted.
+    """
     kept = [(loop, factor) for loop, factor in terms if sizes[loop] > 1] or [terms[0]]
     shared = math.gcd(*(factor for _, factor in kept))
     return tuple((loop, factor // shared) for loop, factor in kept)
@@ -132,8 +134,8 @@ def convolution(
     def plain(*loops: str) -> tuple[tuple[Term, ...], ...]:
         return group + tuple(((loop, 1),) for loop in loops)
 
-    height = _axis(("P", down), ("R", spread_down), sizes=sizes)
-    width = _axis(("Q", across), ("S", spread_across), sizes=sizes)
+    height = summed(("P", down), ("R", spread_down), sizes=sizes)
+    width = summed(("Q", across), ("S", spread_across), sizes=sizes)
     operands = (
         Operand("weights", plain("M", "C", "R", "S"), weight),
         Operand("inputs", (*plain("N", "C"), height, width), given),
@@ -167,4 +169,4 @@ def _bits(bits: int | Sequence[int]) -> tuple[int, int, int]:
     return found
 
 
-__all__ = ["Operand", "Problem", "Term", "convolution", "gemm"]
+__all__ = ["Operand", "Problem", "Term", "convolution", "gemm", "summed"]
