@@ -33,14 +33,14 @@ def explain(
     """Show every stage of compiling a function, or leave passes out to find the one at fault."""
     from ..tensor.explain import explain as explained
 
-    given = [_argument(text) for text in arguments or ()]
+    given = [argument_of(text) for text in arguments or ()]
     found = explained(
-        _function(function), *given, level=level, without=without or (), target=target or None
+        function_of(function), *given, level=level, without=without or (), target=target or None
     )
     typer.echo(str(found), nl=False)
 
 
-def _function(text: str) -> Any:
+def function_of(text: str) -> Any:
     """The function that `module:function` or `path.py:function` names."""
     where, _, name = text.rpartition(":")
     try:
@@ -58,7 +58,7 @@ def _function(text: str) -> Any:
         ) from error
 
 
-def _argument(text: str) -> Any:
+def argument_of(text: str) -> Any:
     """A Tensor of a dtype and shape; its values do not matter."""
     from ..core.dtype import dtype_of
     from ..tensor.creation import zeros

@@ -1,4 +1,4 @@
-"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, explain,
+"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, explain, compile,
 tune, chip, cache.
 
 Invariant: typer and rich are imported by this folder only; an error ends a command with its message
@@ -18,7 +18,7 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, chat, chip, explain, info, models, run
+from . import bench, chat, chip, compile, explain, info, models, run
 from .flags import App, Group
 from .progress import Bars
 from .terminal import error_text, status
@@ -53,6 +53,7 @@ app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 app.command("explain")(explain.explain)
+app.command("compile")(compile.compile_)
 app.add_typer(models.app, name="models")
 app.add_typer(chip.app, name="chip")
 cache_app = App(help="The folder of compiled programs.", invoke_without_command=True)

@@ -14,8 +14,9 @@ from .progress import Bars
 def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
     """The LLM of a name, a path or an id; `choices` are those of `LLM` that were given."""
     from ..exchange.fetch import find_model
+    from ..runtime.bundle import is_bundle
 
-    path = find_model(model, bars.report)
+    path = model if is_bundle(model) else find_model(model, bars.report)
     llm = llm_class()(path, progress=bars.stage, **choices)
     if llm.context < choices.get("context", 0):
         bars.line(f"the context is {llm.context} tokens: the model has no more")

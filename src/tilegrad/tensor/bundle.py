@@ -13,8 +13,9 @@ Invariant: a loaded function computes what the recorded one did, or refuses the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..compiler.loader import Opened, Wanted, leave_bundle, listening, use_bundle
@@ -72,10 +73,12 @@ def save_bundle(
     recorder: Recorder,
     *,
     target: Target | str | None = None,
+    files: Callable[[Path], str] | None = None,
     **more: Any,
 ) -> str:
     """Compile what was recorded into a Bundle, for this machine's CPU or for another Target
-    ("h200", "sm_80", "x86-64-v3", "aarch64"); its path."""
+    ("h200", "sm_80", "x86-64-v3", "aarch64"); its path. `files` puts a model's files into the
+    folder and gives its name; `more` goes into the manifest."""
     from ..compiler.bundle import Maker
 
     maker = Maker(path, target_named(target) if isinstance(target, str) else target)
@@ -91,6 +94,8 @@ def save_bundle(
         maker.add(wanted)
     if not writer.recipes:
         raise UserError("nothing was recorded", op="save_bundle", hint="call a jitted function")
+    if files is not None:
+        writer.model = files(writer.folder)
     return str(maker.finish(**more))
 
 

@@ -24,6 +24,7 @@ from ..graph import build
 from ..graph.ops import unpack
 from ..ir.fingerprint import digest
 from ..ir.requirement import Requirement
+from ..ir.symbol import high, low
 from ..ir.types import Array
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.recipe import read_size, size_text
@@ -58,7 +59,7 @@ def rows_of(
         ("structure", repr(structure)),
         ("grad", str(mode.grad_enabled)),
         ("donate", str(sorted(jitted._donate))),
-        ("ranges", str({n: (s.low, s.high) for n, s in (within or {}).items()})),
+        ("ranges", str({n: (low(s), high(s)) for n, s in (within or {}).items()})),
     ]
     axes = jitted._axes_of(structure)
     for i, (path, leaf) in enumerate(zip(jitted._paths(structure), leaves)):

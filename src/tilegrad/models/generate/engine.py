@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ... import nn
-from ...compiler.limits import limits_of
 from ...core.dtype import DType, bfloat16, dtype_of
 from ...core.errors import UserError
+from ...runtime.limits import limits_of
 from ...tensor.placement import default_device, use
 from ..decoder.model import Decoder
 from .pages import PagePool
@@ -103,12 +103,11 @@ class Engine:
                 expected=f"at most {config.context}",
                 got=self.context,
             )
-        limits = limits_of(device)
-        page = limits.page if page is None else _positive("page", page)
+        page = limits_of(device).page if page is None else _positive("page", page)
         most_pages = -(-self.context // page)
         count = most_pages * requests if pages is None else _positive("pages", pages)
         dtype = _cache_dtype(model, cache_dtype)
-        self.chunk = max(requests, chunk or limits.chunk)
+        self.chunk = max(requests, chunk or limits_of(device).chunk)
         self.pool = PagePool(count, page)
         self.cache = nn.PagedCache(
             config.layers,

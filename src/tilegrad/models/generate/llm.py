@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ...compiler.limits import limits_of
 from ...core.config import set_threads
 from ...core.errors import UserError
+from ...runtime.limits import limits_of
 from ...tensor.placement import default_device, use
 from ..decoder.config import DecoderConfig
 from .answer import Answer, Piece
+from .bundle import open_bundled
 from .engine import Engine
 from .load import load_model, room_for
 from .request import Request
@@ -58,20 +59,30 @@ class LLM:
             set_threads(threads)
         tell = progress or (lambda *_: None)
         place = default_device() if device is None else use(device, "LLM")
-        loaded = load_model(name_or_path, place, dtype, tell, context)
+        made = open_bundled(name_or_path)
+        if made is not None:
+            made.refuse(place, dtype, context, requests)
+            dtype, context, requests = made.dtype, made.context, made.requests
+        loaded = load_model(
+            name_or_path if made is None else made.model, place, dtype, tell, context
+        )
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = cache = self.model.norm.weight.dtype
-        self.context, pages = room_for(
-            self.model, place, cache, requests, context, limits_of(place).page
-        )
+        limits = limits_of(place) if made is None else made.limits
+        self.context, pages = room_for(self.model, place, cache, requests, context, limits.page)
+        if made is not None:
+            made.check(self.context, pages)
+            pages = made.pages
         self.engine = Engine(
             self.model,
             device=place,
             requests=requests,
             context=self.context,
+            page=limits.page,
             pages=pages,
+            chunk=limits.chunk,
             cache_dtype=cache,
             tell=tell,
             words=len(self.tokenizer) or None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.target import Target
-from ..runtime.device import target_for
+from .device import target_for
 
 
 @dataclass(frozen=True)

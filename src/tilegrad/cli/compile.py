@@ -1,0 +1,63 @@
+"""`tilegrad compile`: a model or a function compiled ahead of time, into a folder that runs without
+the compiler.
+
+A model is named as for `run`; a function as module:function (or path.py:function) with arguments
+by dtype and shape, as "float32[256,256]". Invariant: a folder is a whole bundle or none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from . import options
+from .explain import argument_of, function_of
+from .progress import Bars
+from .terminal import status
+
+FUNCTION = re.compile(r"[\w./-]+:\w+\Z")
+
+
+def compile_(
+    what: Annotated[str, typer.Argument(help="A model, or module:function, path.py:function.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help='Arguments of a function, as "float32[256,256]".')
+    ] = None,
+    out: Annotated[str, typer.Option(help="The folder to write.", show_default=False)] = "",
+    target: Annotated[
+        str, typer.Option(help="A Target: sm_90a, sm_80, x86-64-v4, aarch64, ...; else this CPU.")
+    ] = "",
+    requests: Annotated[int, typer.Option(help="Requests of a model at once.", min=1)] = 4,
+    context: options.Context = None,
+    dtype: options.DType = None,
+) -> None:
+    """Compile ahead of time: tilegrad compile smollm2 --out smollm2.bundle"""
+    if not out:
+        raise typer.BadParameter("say where it goes: --out FOLDER")
+    if FUNCTION.match(what):
+        from ..tensor.bundle import record, save_bundle
+        from ..tensor.jit import jit
+        from ..tensor.tensor import no_grad
+
+        with no_grad(), record() as recorder:
+            jit(function_of(what)).lower(*[argument_of(text) for text in arguments or ()])
+        made = save_bundle(out, recorder, target=target or None)
+    else:
+        from ..models.generate.bundle import save_llm
+
+        with Bars() as bars:
+            made = save_llm(
+                out,
+                what,
+                context=context,
+                requests=requests,
+                dtype=dtype,
+                target=target or None,
+                progress=bars.stage,
+            )
+    status(f"written: {made}")
+
+
+__all__ = ["compile_"]

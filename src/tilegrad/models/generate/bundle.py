@@ -1,0 +1,138 @@
+"""Language models compiled ahead of time: a Bundle with the model's files, its steps and weights.
+
+`save_llm` runs a model as it will be used, with each number of requests, taking the likeliest token
+and sampling, and keeps what was compiled. `LLM(folder)` opens one: its context, requests and pages
+are those that it was made for. Invariant: an LLM from a Bundle gives the answers of the LLM that it
+was made from, and compiles nothing for what was recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.target import target_named
+from ...runtime.bundle import MODEL, is_bundle
+from ...runtime.limits import Limits, limits_of
+from ...tensor.bundle import load_bundle, record, save_bundle
+
+Tell = Callable[[str, float, float], None]
+PROMPT = "The sea was calm, and"
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """An LLM's Bundle that was opened: what it was made for."""
+
+    folder: str
+    model: Path
+    device: str
+    dtype: str
+    context: int
+    requests: int
+    pages: int
+    limits: Limits
+
+    def refuse(self, device: str, dtype: Any, context: int | None, requests: int) -> None:
+        """An error where something else is asked for."""
+        if device.split(":")[0] != self.device:
+            raise self._other("device", self.device, device)
+        if dtype is not None and str(dtype) != self.dtype:
+            raise self._other("dtype", self.dtype, dtype)
+        if context is not None and context != self.context:
+            raise self._other("context", self.context, context)
+
+    def check(self, context: int, pages: int) -> None:
+        """An error where memory cannot hold what it was made for."""
+        if context < self.context or pages < self.pages:
+            raise self._other("memory", f"room for {self.pages} pages", f"{pages} pages")
+
+    def _other(self, what: str, expected: Any, got: Any) -> UserError:
+        return UserError(
+            f"this bundle was made for another {what}",
+            op="LLM",
+            expected=expected,
+            got=got,
+            hint=f"make one for it: tilegrad compile ... (this is {self.folder})",
+        )
+
+
+def open_bundled(path: str | os.PathLike[str]) -> Bundled | None:
+    """The Bundle of an LLM at a path, which serves this process from now on; None where it is
+    something else."""
+    if not is_bundle(path):
+        return None
+    bundle = load_bundle(path).bundle
+    found = bundle.manifest.get("llm")
+    if found is None or bundle.model is None:
+        raise UserError("this bundle is of no language model", op="LLM", got=str(path))
+    limits = Limits(found["page"], found["chunk"])
+    sizes = (found["context"], found["requests"], found["pages"])
+    return Bundled(str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits)
+
+
+def save_llm(
+    path: str | os.PathLike[str],
+    name: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    requests: int = 4,
+    dtype: Any = None,
+    target: str | None = None,
+    progress: Tell | None = None,
+) -> str:
+    """Make a Bundle of a model for this machine's CPU, or for another CPU; its path."""
+    from .llm import LLM
+
+    wanted = None if target is None else target_named(target)
+    if wanted is not None and wanted.has_threads:
+        raise UserError(
+            "models are bundled for CPUs alone; functions for any Target",
+            op="compile",
+            got=target,
+            expected="x86-64-v3, x86-64-v4, aarch64, or none for this machine",
+        )
+    with record() as recorder:
+        llm = LLM(name, context=context, requests=requests, dtype=dtype, progress=progress)
+        prompt = llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3]
+        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 1}):
+            count = 1
+            while count <= requests:
+                llm.generate([prompt] * count, max_tokens=3, ignore_end=True, **settings)
+                count *= 2
+    limits = limits_of(llm.device)
+    facts = {
+        "context": llm.context,
+        "requests": requests,
+        "pages": llm.engine.pool.pages,
+        "page": limits.page,
+        "chunk": limits.chunk,
+        "dtype": str(llm.dtype),
+    }
+    copy = _copier(Path(llm.path))
+    return save_bundle(path, recorder, target=wanted, files=copy, llm=facts)
+
+
+def _copier(source: Path) -> Callable[[Path], str]:
+    """What puts a model's files into a Bundle's folder, and names the model there."""
+
+    def copy(folder: Path) -> str:
+        target = folder / MODEL / source.name
+        if (folder / MODEL).exists():
+            shutil.rmtree(folder / MODEL)
+        target.parent.mkdir(parents=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+        return source.name
+
+    return copy
+
+
+__all__ = ["Bundled", "open_bundled", "save_llm"]

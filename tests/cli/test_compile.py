@@ -1,0 +1,95 @@
+"""`tilegrad compile`: models and functions into folders that run without the compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tilegrad.cli.main import app
+from tilegrad.compiler.loader import leave_bundle, opened_bundles
+from tilegrad.targets.ptx.assemble import find_ptxas
+
+RUNNER = CliRunner()
+BLOCKED = """
+import sys
+
+class Blocked:
+    folders = ("schedule", "kernels", "tile", "targets.llvm.emit", "targets.ptx", "tune")
+
+    def find_spec(self, name, path=None, target=None):
+        compiler = name.startswith("tilegrad.compiler.") and name != "tilegrad.compiler.loader"
+        ours = tuple(f"tilegrad.{folder}" for folder in self.folders)
+        if compiler or name.split(".")[0] == "llvmlite" or name.startswith(ours):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+from tilegrad.cli.main import main
+sys.argv = ["tilegrad", *sys.argv[1:]]
+main()
+"""
+
+
+def invoke(*words: str) -> Any:
+    found = RUNNER.invoke(app, list(words))
+    assert found.exit_code == 0, found.output + str(found.exception)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_bundles() -> Any:
+    yield
+    for opened in opened_bundles():
+        leave_bundle(opened.bundle)
+
+
+def test_a_model(tiny: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "tiny.bundle")
+    said = invoke("compile", str(tiny), "--out", folder, "--requests", "2")
+    assert "written" in said.output
+    options = ["--max-tokens", "6", "--temperature", "0", "--raw"]
+    expected = invoke("run", str(tiny), "hello", *options).stdout
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, "run", folder, "hello", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TILEGRAD_CACHE": ""},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == expected and expected.strip()
+    manifest = json.loads((Path(folder) / "manifest.json").read_text())
+    assert manifest["model"] == "tiny.gguf" and manifest["llm"]["requests"] == 2
+    other = RUNNER.invoke(app, ["run", folder, "hello", "--context", "64"])
+    assert other.exit_code == 1 and "another context" in other.output
+
+
+def test_a_function(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text("def f(a, b):\n    return (a @ b).relu()\n")
+    words = ["compile", f"{source}:f", "float32[8,8]", "float32[8,4]"]
+    invoke(*words, "--out", str(tmp_path / "here"))
+    invoke(*words, "--out", str(tmp_path / "arm"), "--target", "aarch64")
+    if find_ptxas() is not None:
+        invoke(*words, "--out", str(tmp_path / "gpu"), "--target", "sm_80")
+    manifest = json.loads((tmp_path / "arm" / "manifest.json").read_text())
+    assert "aarch64" in manifest["target"] and manifest["device"] == "cpu"
+
+
+def test_what_is_refused(tiny: Path, tmp_path: Path) -> None:
+    found = RUNNER.invoke(app, ["compile", str(tiny)])
+    assert found.exit_code == 2 and "--out" in found.output
+    out = ["--out", str(tmp_path / "b")]
+    found = RUNNER.invoke(app, ["compile", str(tiny), *out, "--target", "h200"])
+    assert found.exit_code == 1 and "CPUs alone" in found.output
+    found = RUNNER.invoke(app, ["compile", str(tiny), *out, "--target", "z80"])
+    assert found.exit_code == 1 and "unknown Target" in found.output
+    (tmp_path / "b").mkdir(exist_ok=True)
+    found = RUNNER.invoke(app, ["run", str(tmp_path / "b"), "hello"])
+    assert found.exit_code == 1
