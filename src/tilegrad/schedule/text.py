@@ -78,7 +78,7 @@ def print_schedule(given: Schedule) -> str:
     """The text of a Schedule."""
     names = _body_names(given)
     slots = _slot_nodes(given)
-    arenas = {"arena": given.arena_bytes, "arenas": tuple(given.arenas.items())}
+    arenas: dict[str, Any] = {"arena": given.arena_bytes, "arenas": tuple(given.arenas.items())}
     nodes = [*slots, plan(*(slots[i] for i in given.inputs), **arenas)]
     nodes += [_kernel_node(k, slots, names) for k in given.kernels]
     main = Block("main", (), nodes, tuple(slots[i] for i in given.outputs))
@@ -186,8 +186,8 @@ class _Reader:
         self.number = {n: i for i, n in enumerate(nodes)}
         self.steps: dict[Op, Callable[[Node], Any]] = {
             launch: self.launch,
-            copy: lambda n: Copy(*self.numbers(n), n.attrs["bytes"]),
-            transfer: lambda n: Transfer(*self.numbers(n), n.attrs["bytes"]),
+            copy: lambda n: self.copied(Copy, n),
+            transfer: lambda n: self.copied(Transfer, n),
             label: lambda n: Label(n.attrs["number"]),
             control: lambda n: Control(
                 n.attrs["kind"], self.numbers(n), n.attrs["numbers"], n.attrs["label"]
@@ -246,6 +246,11 @@ class _Reader:
             a["times"],
             a["device"],
         )
+
+    def copied(self, kind: type[Copy], node: Node) -> Copy:
+        """A Copy or a Transfer of a Node."""
+        source, target = self.numbers(node)
+        return kind(source, target, node.attrs["bytes"])
 
     def launch(self, node: Node) -> Launch:
         """A Launch."""

@@ -65,7 +65,7 @@ def rows_of(
     for i, (path, leaf) in enumerate(zip(jitted._paths(structure), leaves)):
         text = repr(leaf)
         if isinstance(leaf, Tensor):
-            shape = leaf._node.type.shape
+            shape = leaf._node.shape
             if axes is not None and axes[i]:
                 shape = jitted._bind_symbols(i, shape, axes, {}, structure)
             text = f"{leaf.dtype}{[size_text(s) for s in shape]} {leaf._requires_grad}"
