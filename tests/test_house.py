@@ -65,7 +65,7 @@ FOREIGN_WORDS = {
 }
 MACHINE = re.compile(r"(cpu|gpu|npu|cuda|wgmma|mma|tdp|amx|sm_\d+a?|[ah][12]00|ptx|llvm)\b(?!-)")
 # The machine that a PlanTable was measured on, and that a tuner measures on, has a name.
-NAMED = {"core/target.py", "tune/matmul_search.py", "models/generate/engine.py"}
+NAMED = {"core/target.py", "tune/matmul_search.py"}
 HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 LONG_SAYS_WHY = re.compile(r"long because|why (?:the file|it) is long")
 # Methods that are rows of a table, one op each: the docstring of their class speaks for all.

@@ -19,6 +19,7 @@ import numpy as np
 from ... import nn
 from ...core.dtype import DType, bfloat16, dtype_of
 from ...core.errors import UserError
+from ...runtime.buffer import HOST
 from ...runtime.limits import limits_of
 from ...tensor.placement import default_device, use
 from ..decoder.model import Decoder
@@ -126,7 +127,7 @@ class Engine:
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
         self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
         self._group: Group | None = None  # None: requests came or went
-        self.overlaps = device != "cpu"  # the next step begins before the ids of one are read
+        self.overlaps = device != HOST  # the next step begins before the ids of one are read
         self._ahead: tuple[Group, Launched] | None = None  # what was begun
 
     def __repr__(self) -> str:
