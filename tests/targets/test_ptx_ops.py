@@ -32,6 +32,7 @@ CASES = {
     "batch of outer products": lambda: tg.einsum("bi,bj->bij", numbers(3, 5), numbers(3, 7)),
     "by the least": lambda: numbers(4, 1) @ numbers(5, 7).amin().reshape(1),
     "by a sum": lambda: numbers(4, 1, 1) @ numbers(5, 7).sum().reshape(1, 1),
+    "rows by computed numbers": lambda: numbers(20, 3)[tg.arange(5) * 3],
     "by a number of each": lambda: numbers(3, 4, 1) @ numbers(3, 5).amax(1).reshape(3, 1, 1),
 }
 

@@ -28,6 +28,7 @@ from .emit_shared import Hazards
 from .plan_cluster import ends_alone
 from .plan_spread import ELEMENTWISE
 from .program import Entry, TensorMap
+from .spread import blocked
 
 VERSION = "8.5"
 REGISTERS = 65_536  # of a multiprocessor
@@ -290,7 +291,10 @@ class Emitter(ControlEmitter):
         """A thread that holds an element for which the condition fails leaves the Site's number;
         of several any one is as good."""
         condition, w = node.inputs[0], self.w
-        held = self.own(condition) if condition.shape else [self.scalar(condition)]
+        if self.plan.free(condition):  # held by nobody: any way to share it out will do
+            held = self.get(condition, blocked(condition.shape, self.threads, 1))
+        else:
+            held = self.own(condition) if condition.shape else [self.scalar(condition)]
         whole, *rest = dict.fromkeys(held)
         for other in rest:
             whole = w.value("pred", "and.pred", whole, other)
