@@ -235,7 +235,7 @@ def library() -> Iterator[tuple[str, Callable[[], Run]]]:
 def run_library(device: Any, run: Run) -> str:
     """Launch twice on memory of exactly its size, the second time dependent; compare."""
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
-    from tilegrad.targets.ptx.calls import call
+    from tilegrad.targets.ptx.cuda_api import call
     from tilegrad.targets.ptx.emit import emit
     from tilegrad.targets.ptx.prepare import Prepared
 

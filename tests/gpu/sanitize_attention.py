@@ -64,7 +64,7 @@ def run(device: Any, steps: Steps) -> str:
     """Launch twice on memory of exactly its size, the second time dependent; compare."""
     from tilegrad.runtime.buffer import Buffer
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
-    from tilegrad.targets.ptx.calls import call
+    from tilegrad.targets.ptx.cuda_api import call
     from tilegrad.targets.ptx.emit import emit
     from tilegrad.targets.ptx.prepare import Prepared
 

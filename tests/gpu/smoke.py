@@ -395,7 +395,7 @@ def graphs(device: Any) -> str:
 
 def edges(replay: Any) -> str:
     """How many edges of a graph are programmatic."""
-    from tilegrad.targets.ptx.calls import api
+    from tilegrad.targets.ptx.cuda_api import api
 
     found = api().cuGraphGetEdges(replay.graph)
     if found[0]:

@@ -16,7 +16,7 @@ from tilegrad.core.errors import AxisError, InternalError, UserError
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device, device, device_name
 from tilegrad.runtime.registry import Registry, named_somewhere
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.tensor import placement
 
 
@@ -166,7 +166,7 @@ def test_a_fault_shows_at_the_next_read(toy: ToyDevice) -> None:
 def test_machine_code_that_nobody_uses_is_unloaded() -> None:
     fake = FakeCuda()
     driver._thread.__dict__.clear()
-    with calls.substitute(fake), override(keep=2):
+    with cuda_api.substitute(fake), override(keep=2):
         gpu = driver.Device(0)
         held = gpu.load(b"\x7fELF first").function("f")
         for number in range(40):
@@ -183,7 +183,7 @@ def test_machine_code_that_nobody_uses_is_unloaded() -> None:
 def test_gpus_copy_from_each_other() -> None:
     fake = FakeCuda()
     driver._thread.__dict__.clear()
-    with calls.substitute(fake):
+    with cuda_api.substitute(fake):
         first, second = driver.Device(0), driver.Device(0)
         second.name = "cuda:1"
         x = first.upload(np.arange(6, dtype=np.int32))

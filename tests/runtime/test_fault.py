@@ -17,7 +17,7 @@ from tilegrad.core.errors import AxisError, Site
 from tilegrad.runtime.executable import Executable
 from tilegrad.runtime.fault import WORD_BYTES, Faults
 from tilegrad.runtime.recipe import Recipe, Step, Storage
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.targets.ptx.program import Entry
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
@@ -164,7 +164,7 @@ def guarded(a: int, b: int, fault: int) -> None:
 def cuda():
     fake = FakeCuda({"guarded": guarded}, {"guarded": [8, 8, 8]})
     driver._thread.__dict__.clear()
-    with calls.substitute(fake):
+    with cuda_api.substitute(fake):
         yield fake
     driver._thread.__dict__.clear()
 

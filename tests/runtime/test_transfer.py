@@ -19,7 +19,7 @@ from tilegrad.core.target import H200
 from tilegrad.runtime.device import device
 from tilegrad.runtime.language import LANGUAGES
 from tilegrad.runtime.recipe import Recipe
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.tensor import placement
 
 DATA = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
@@ -207,7 +207,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     language = LANGUAGES.replaced("ptx", Interpreted(fake).language())
-    with calls.substitute(fake), override(cache_folder="", verify=True), language:
+    with cuda_api.substitute(fake), override(cache_folder="", verify=True), language:
         yield fake
         gc.collect()
         forget()

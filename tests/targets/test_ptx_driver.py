@@ -12,7 +12,7 @@ from fake_cuda import FakeCuda, floats
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
-from tilegrad.targets.ptx import calls, driver, module
+from tilegrad.targets.ptx import cuda_api, driver, module
 from tilegrad.targets.ptx.driver import Device, Event, launch, launch_config, timed
 
 
@@ -20,7 +20,7 @@ from tilegrad.targets.ptx.driver import Device, Event, launch, launch_config, ti
 def cuda():
     fake = FakeCuda()
     driver._thread.__dict__.clear()
-    with calls.substitute(fake):
+    with cuda_api.substitute(fake):
         yield fake
     driver._thread.__dict__.clear()
 
@@ -41,10 +41,10 @@ def test_facts_of_a_device(cuda) -> None:
 
 
 def test_no_driver_is_a_clear_error(monkeypatch) -> None:
-    monkeypatch.setattr(calls, "_api", None)
+    monkeypatch.setattr(cuda_api, "_api", None)
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(UserError, match="cuda-bindings>=13"):
-        calls.api()
+        cuda_api.api()
     assert driver.devices() == []
 
 
@@ -201,7 +201,7 @@ def test_buffers_go_back_from_the_garbage_collector(device) -> None:
 @pytest.fixture
 def bindings():
     real = pytest.importorskip("cuda.bindings.driver")
-    with calls.substitute(real):
+    with cuda_api.substitute(real):
         yield real
 
 
@@ -242,7 +242,7 @@ def test_names_of_the_real_enumerations(bindings) -> None:
         assert hasattr(bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{kind}")
     assert hasattr(bindings.CUstreamAttrID, "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW")
     assert hasattr(bindings.CUlimit, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE")
-    assert not bindings.CUresult.CUDA_SUCCESS and int(bindings.CUresult(700)) in calls.FAULTS
+    assert not bindings.CUresult.CUDA_SUCCESS and int(bindings.CUresult(700)) in cuda_api.FAULTS
     value = bindings.CUstreamAttrValue()
     value.accessPolicyWindow.num_bytes = 5
     assert value.accessPolicyWindow.num_bytes == 5

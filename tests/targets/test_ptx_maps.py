@@ -12,7 +12,7 @@ from fake_cuda import FakeCuda
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.errors import InternalError, UserError
 from tilegrad.ir.symbol import symbol
-from tilegrad.targets.ptx import calls, maps
+from tilegrad.targets.ptx import cuda_api, maps
 from tilegrad.targets.ptx.program import Entry, TensorMap
 
 ROWS = symbol("rows", 1, 4096)
@@ -89,7 +89,7 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
     fake = FakeCuda()
     fake.addresses = {b"cuTensorMapEncodeTiled": ctypes.cast(function, ctypes.c_void_p).value}
     maps._encoded.cache_clear()
-    with calls.substitute(fake):
+    with cuda_api.substitute(fake):
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
     assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 2, 0))]

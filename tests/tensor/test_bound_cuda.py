@@ -24,7 +24,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.nn import PagedCache
 from tilegrad.runtime.language import LANGUAGES
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.targets.ptx.pinned import Ring
 from tilegrad.tensor import placement
 
@@ -104,7 +104,7 @@ def cuda(monkeypatch):
         monkeypatch.setattr(compiler, name, {})
     monkeypatch.setattr(driver.Device, "target", H200)
     language = LANGUAGES.replaced("ptx", Interpreted(fake).language())
-    with calls.substitute(fake), override(cache_folder=""), language:
+    with cuda_api.substitute(fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()

@@ -19,7 +19,7 @@ from tilegrad.core.errors import AxisError, Site, StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
 from tilegrad.runtime.language import LANGUAGES, Language, ProgramText
-from tilegrad.targets.ptx import calls, driver
+from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.simulate import simulate
@@ -124,7 +124,7 @@ def cuda(request, monkeypatch):
     monkeypatch.setattr(placement, "state", placement.state)
     monkeypatch.setattr(driver.Device, "target", H200)
     language = LANGUAGES.replaced("ptx", request.param(fake).language())
-    with calls.substitute(fake), override(cache_folder=""), language:
+    with cuda_api.substitute(fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()

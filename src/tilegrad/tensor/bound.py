@@ -29,8 +29,8 @@ from ..runtime.profile import Profile
 from ..runtime.recipe import Back
 from .bound_copies import Pending, read_later, write
 from .bound_inputs import Inputs, moment
-from .exclusive import is_kept
 from .lowered import Lowered, Place, Write
+from .ownership import is_kept
 from .placement import copy_of, moved
 from .tensor import Tensor
 from .trace import Source

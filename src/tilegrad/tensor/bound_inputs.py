@@ -22,8 +22,8 @@ from ..core.errors import user_location
 from ..ir.node import next_serial
 from ..runtime.buffer import Buffer
 from .bound_copies import write
-from .exclusive import alone, is_alone, is_exclusive, is_kept, would_copy
 from .lowered import bytes_of, known
+from .ownership import alone, is_alone, is_exclusive, is_kept, would_copy
 from .placement import copy_of, moved, on_host, opened
 from .tensor import Tensor, from_buffer
 from .tensor import leaves as leaf_tensors

@@ -25,10 +25,10 @@ from ..core.lock import new_rlock
 from ..core.recent import SecondChance
 from ..graph.ops import unpack
 from ..ir.symbol import Size, atoms, high, low
-from .again import Again, buffers_of, remembered
 from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
 from .bundled import describe_leaf, find, opened_bundles, recorders, tell
 from .container import Default, Structure, differences, flatten, is_stateful
+from .last_call import Again, buffers_of, remembered
 from .lowered import Lowered, trace_function
 from .placement import state, tag
 from .ranges import Symbolic, inside_of, narrowed

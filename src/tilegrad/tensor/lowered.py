@@ -31,7 +31,7 @@ from ..ir.types import Array
 from ..runtime.buffer import HOST, Buffer
 from .autograd import histories
 from .container import Structure, flatten, is_stateful
-from .exclusive import is_alone, is_exclusive, is_kept, would_copy
+from .ownership import is_alone, is_exclusive, is_kept, would_copy
 from .placement import check_device, common_device, copy_of, elsewhere, moved, settled
 from .tensor import Tensor, from_buffer, unknown_value, values, wrap
 from .tensor import leaves as leaf_tensors

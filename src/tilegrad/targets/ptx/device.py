@@ -5,7 +5,7 @@ Invariant: nothing of CUDA is loaded before the first question about a GPU is as
 
 from __future__ import annotations
 
-from .calls import available, call
+from .cuda_api import available, call
 from .driver import Device, open_device
 
 

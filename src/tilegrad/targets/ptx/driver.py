@@ -31,7 +31,7 @@ from ...runtime.buffer import Buffer
 from ...runtime.fault import FaultWords
 from ...runtime.recipe import Recipe
 from ...runtime.store import content_key
-from .calls import Recent, api, available, call, fail
+from .cuda_api import Recent, api, available, call, fail
 from .maps import MAP_BYTES, aligned
 from .memory import Pool, Staging, mapped_words
 from .module import Function, Module

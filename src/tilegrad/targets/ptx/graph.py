@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import InternalError, TilegradError
 from ...runtime.launcher import Operation
-from .calls import Recent, api, call
+from .cuda_api import Recent, api, call
 from .driver import Device, Event
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import InternalError, UserError
 from ...ir.symbol import evaluate
-from .calls import api, call, fail
+from .cuda_api import api, call, fail
 from .program import TensorMap
 
 MAP_BYTES = 128

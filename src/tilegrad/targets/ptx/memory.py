@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import MemoryLimitError
 from ...core.lock import new_lock
-from .calls import OUT_OF_MEMORY, api, call, describe, fail
+from .cuda_api import OUT_OF_MEMORY, api, call, describe, fail
 
 if TYPE_CHECKING:
     from .driver import Device

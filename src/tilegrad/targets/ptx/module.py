@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import InternalError, UserError
-from .calls import api, call, describe
+from .cuda_api import api, call, describe
 
 if TYPE_CHECKING:
     from .driver import Device

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...core.lock import new_lock
-from .calls import call
+from .cuda_api import call
 from .driver import Device, Event
 
 PART = 256 << 10

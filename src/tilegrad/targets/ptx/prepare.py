@@ -14,7 +14,7 @@ from typing import Any
 from ...core.config import config
 from ...core.errors import InternalError
 from ...ir.symbol import evaluate
-from .calls import Recent, api
+from .cuda_api import Recent, api
 from .driver import Function, launch_config, parameter_memory, start
 from .maps import MAP_BYTES, encode
 from .program import Entry
