@@ -41,17 +41,7 @@ DIRECT = {
     for op in ops.graph.ops.values()
     if op.group in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
 }
-# Those that a rounding error can throw from one result to another.
-JUMPS = {op for op in DIRECT if op.group == "compare"} | {
-    ops.floor,
-    ops.ceil,
-    ops.round_,
-    ops.trunc,
-    ops.sign,
-    ops.floor_divide_,
-    ops.remainder,
-    ops.fmod,
-}
+COMPARE = {op for op in DIRECT if op.group == "compare"}
 
 
 def wide(dtype: DType) -> DType:
@@ -145,7 +135,7 @@ class Evaluator:
         if op is ops.constant:
             return self.body.constant(node.attrs["value"], wide(node.dtype))
         if op in DIRECT:
-            seen = self.as_stored if op in JUMPS else self.value
+            seen = self.as_stored if op in COMPARE else self.value
             return self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
         handler = getattr(self, "_" + op.name, None)
         if handler is None:
@@ -153,9 +143,11 @@ class Evaluator:
         return handler(node, index)
 
     def as_stored(self, node: Node, index: Index) -> Node:
-        """The value as its dtype has it. What jumps must see that: a value that is computed anew
-        and compared with one that was stored (a maximum, in its derivative) is equal to it."""
+        """The value as its dtype has it. A value that is computed anew and compared with one that
+        was stored (a maximum, in its derivative) is equal to it so; constants are exact."""
         x = self.value(node, index)
+        while node.op in MOVEMENT:
+            node = node.inputs[0]
         if node.op is ops.constant:
             return x
         return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
