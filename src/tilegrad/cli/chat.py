@@ -150,6 +150,8 @@ def loop(talk: Chat, read: Read) -> None:
                 talk.say(text)
         except TilegradError as error:  # one message went wrong; the chat did not
             status(f"error: {error_text(error)}")
+        except KeyboardInterrupt:  # it came just after the end of an answer
+            status("\n(Ctrl-D leaves)")
 
 
 def message(read: Read) -> str | None:
@@ -185,7 +187,7 @@ class Chat:
         try:
             self.make_room()
             answer = self.answer()
-        except TilegradError:
+        except (TilegradError, KeyboardInterrupt):
             self.history.pop()
             raise
         if answer:
