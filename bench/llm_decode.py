@@ -29,11 +29,11 @@ import tilegrad as tg
 from gpu import Bench
 from tilegrad import nn
 from tilegrad.core.format import Format, format_of
+from tilegrad.generate.engine import Engine
+from tilegrad.generate.sampling import Variant
+from tilegrad.generate.steps import Part
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.generate.engine import Engine
-from tilegrad.models.generate.sampling import Variant
-from tilegrad.models.generate.steps import Part
 from tilegrad.tensor.stored import bytes_to_prepare, stored
 
 LLAMA_3_8B = {

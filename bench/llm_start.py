@@ -45,10 +45,10 @@ def once(layers: int) -> dict[str, float]:
     import numpy as np
 
     import tilegrad as tg
+    from tilegrad.generate.engine import Engine
+    from tilegrad.generate.request import Request
     from tilegrad.models.decoder.config import DecoderConfig
     from tilegrad.models.decoder.model import Decoder
-    from tilegrad.models.generate.engine import Engine
-    from tilegrad.models.generate.request import Request
     from tilegrad.runtime.device import device
 
     times = {"import": time.perf_counter() - BEGAN}

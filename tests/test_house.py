@@ -30,13 +30,14 @@ STEPS = [
     {"quant"},
     {"exchange"},
     {"models"},
+    {"generate"},
     {"train"},
     {"chip", "serve"},
     {"cli"},
 ]
 STEP_OF = {folder: number for number, step in enumerate(STEPS) for folder in step}
 FILE_LINES, FUNCTION_LINES, COLUMNS = 570, 48, 100  # as the formatter lays them out
-ABOVE = {"tensor", "nn", "quant", "exchange", "models", "train"}
+ABOVE = {"tensor", "nn", "quant", "exchange", "models", "generate", "train"}
 ASKS = {  # what a person asks of a Target by name, and kernels that a person tunes
     "tensor/bundle.py",
     "tensor/explain.py",

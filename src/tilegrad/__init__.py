@@ -427,7 +427,7 @@ LAZY: dict[str, str] = {
     "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
     "set_default_device": "tensor.placement", "get_default_device": "tensor.placement",
     "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
-    "LLM": "models.generate.llm", "record": "tensor.bundle", "save_bundle": "tensor.bundle",
+    "LLM": "generate.llm", "record": "tensor.bundle", "save_bundle": "tensor.bundle",
     "load_bundle": "tensor.bundle",
 }  # fmt: skip
 FOLDERS = (

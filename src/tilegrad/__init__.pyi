@@ -52,7 +52,7 @@ from .core.errors import StateError
 from .core.errors import TilegradError
 from .core.errors import TraceError
 from .core.errors import UserError
-from .models.generate.llm import LLM
+from .generate.llm import LLM
 from .tensor.activation import celu
 from .tensor.activation import elu
 from .tensor.activation import gelu

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tilegrad.cli import bench, main, roofline
 from tilegrad.core.errors import UserError
-from tilegrad.models.generate.request import Produced
+from tilegrad.generate.request import Produced
 from tilegrad.runtime.profile import Profile
 
 RUNNER = CliRunner()

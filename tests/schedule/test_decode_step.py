@@ -23,12 +23,12 @@ from tilegrad import nn
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import H200
+from tilegrad.generate.sampling import Variant
+from tilegrad.generate.step import Rows, step
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.generate.sampling import Variant
-from tilegrad.models.generate.step import Rows, step
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

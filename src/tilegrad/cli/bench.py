@@ -136,7 +136,7 @@ def stepped(engine: Any) -> list[Any]:
 
 def requests_of(llm: Any, prompt: int, tokens: int, batch: int, number: int) -> list[Any]:
     """Requests of random tokens that nothing stops early."""
-    from ..models.generate.request import Request
+    from ..generate.request import Request
 
     random = np.random.default_rng(number + 1)
     most = llm.config.vocabulary

@@ -45,7 +45,7 @@ def compile_(
             jit(function_of(what)).lower(*[argument_of(text) for text in arguments or ()])
         made = save_bundle(out, recorder, target=target or None)
     else:
-        from ..models.generate.bundle import save_llm
+        from ..generate.bundle import save_llm
 
         with Bars() as bars:
             made = save_llm(

@@ -83,7 +83,7 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
         "bytes": sum(t.bytes for t in tensors.values()),
         "formats": formats_of(tensors),
     }
-    from ..models.generate.load import config_of
+    from ..generate.load import config_of
 
     try:
         config = config_of(opened)
@@ -116,7 +116,7 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
 def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
     """Bytes of weights and of the cache: plain weights, keys and values are kept in `dtype`."""
     from ..core.dtype import dtype_of
-    from ..models.generate.load import dtype_for
+    from ..generate.load import dtype_for
 
     kept = dtype_of(dtype) if dtype else dtype_for(tensors, device)
     whole = read = 0

@@ -25,7 +25,7 @@ def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
 
 def llm_class() -> Any:
     """`LLM`, imported when it is needed."""
-    from ..models.generate.llm import LLM
+    from ..generate.llm import LLM
 
     return LLM
 

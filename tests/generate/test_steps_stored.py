@@ -14,10 +14,10 @@ from tilegrad.core.dtype import DType
 from tilegrad.core.format import Q4_1, Q8_0, Format
 from tilegrad.core.target import AVX512, H200, Target
 from tilegrad.exchange.mapped import Stored
+from tilegrad.generate.sampling import Variant
+from tilegrad.generate.step import Rows, step
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.generate.sampling import Variant
-from tilegrad.models.generate.step import Rows, step
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -10,13 +10,13 @@ from decoder_families import loaded, tokens
 import tilegrad as tg
 from tilegrad.compiler import breaks
 from tilegrad.core.errors import UserError
+from tilegrad.generate.engine import Engine
+from tilegrad.generate.request import Produced, Request
+from tilegrad.generate.sampling import Sampling, Variant
+from tilegrad.generate.steps import bucket_of
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Expr
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.generate.engine import Engine
-from tilegrad.models.generate.request import Produced, Request
-from tilegrad.models.generate.sampling import Sampling, Variant
-from tilegrad.models.generate.steps import bucket_of
 
 COUNT = 8
 LENGTHS = (5, 37, 12, 3, 20)

@@ -13,16 +13,16 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
-from ...core.dtype import float32, int32
-from ...core.errors import ShapeError
-from ...graph import build, ops
-from ...tensor.compare import isfinite
-from ...tensor.creation import arange
-from ...tensor.elementwise import maximum, minimum, where
-from ...tensor.maths import cast
-from ...tensor.reduce import logsumexp
-from ...tensor.select import gather
-from ...tensor.tensor import Tensor, lift, node_of, wrap
+from ..core.dtype import float32, int32
+from ..core.errors import ShapeError
+from ..graph import build, ops
+from ..tensor.compare import isfinite
+from ..tensor.creation import arange
+from ..tensor.elementwise import maximum, minimum, where
+from ..tensor.maths import cast
+from ..tensor.reduce import logsumexp
+from ..tensor.select import gather
+from ..tensor.tensor import Tensor, lift, node_of, wrap
 from .sampling_limits import Sampling, Variant, needs
 from .sampling_state import FLOATS, PROMPT, SamplingState
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from ... import nn
-from ...core.dtype import float32, int32
-from ...tensor.creation import arange, tensor
-from ...tensor.elementwise import maximum, where
-from ...tensor.maths import cast
-from ...tensor.reduce import log_softmax
-from ...tensor.select import gather
-from ...tensor.tensor import Tensor
-from ..decoder.model import Decoder, paged
+from .. import nn
+from ..core.dtype import float32, int32
+from ..models.decoder.model import Decoder, paged
+from ..tensor.creation import arange, tensor
+from ..tensor.elementwise import maximum, where
+from ..tensor.maths import cast
+from ..tensor.reduce import log_softmax
+from ..tensor.select import gather
+from ..tensor.tensor import Tensor
 from .sampling import SamplingState, Variant, greedy, possible, sample
 
 Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled has but ids

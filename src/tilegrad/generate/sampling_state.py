@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...core.dtype import DType, float32, int32, uint32
-from ...core.errors import UserError
-from ...runtime.buffer import HOST, Buffer
-from ...runtime.device import device as opened
-from ...tensor.placement import default_device, use
-from ...tensor.realize import from_buffer
-from ...tensor.tensor import Tensor, wrap
+from ..core.dtype import DType, float32, int32, uint32
+from ..core.errors import UserError
+from ..runtime.buffer import HOST, Buffer
+from ..runtime.device import device as opened
+from ..tensor.placement import default_device, use
+from ..tensor.realize import from_buffer
+from ..tensor.tensor import Tensor, wrap
 from .sampling_limits import MOST_BIASED, Sampling
 
 PROMPT = 1 << 30  # in a count: the prompt has the token

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import nn
-from ...ir.symbol import symbol
-from ...runtime.buffer import POOL
-from ...runtime.prepared import telling
-from ...tensor.bound import Bound, Pending
-from ...tensor.creation import tensor
-from ...tensor.jit import jit
-from ...tensor.tensor import Tensor, no_grad
-from ..decoder.model import Decoder
+from .. import nn
+from ..ir.symbol import symbol
+from ..models.decoder.model import Decoder
+from ..runtime.buffer import POOL
+from ..runtime.prepared import telling
+from ..tensor.bound import Bound, Pending
+from ..tensor.creation import tensor
+from ..tensor.jit import jit
+from ..tensor.tensor import Tensor, no_grad
 from .sampling import SamplingState, Variant
 from .step import Rows, decode, score, step
 

@@ -12,8 +12,8 @@ from tiny_model import BYTES, END, write_file, write_folder
 
 import tilegrad as tg
 from tilegrad.core.errors import StateError, UserError
-from tilegrad.models.generate import load
-from tilegrad.models.generate.llm import LLM
+from tilegrad.generate import load
+from tilegrad.generate.llm import LLM
 
 PROMPTS = ("Once upon", "tiles", "a", "The quick brown fox jumps over the lazy dog")
 
@@ -319,7 +319,7 @@ def test_a_folder_in_bfloat16_computes_in_it(tmp_path: Path) -> None:
 def test_importing_is_light_and_the_name_is_there() -> None:
     code = (
         "import sys, tilegrad; before = set(sys.modules); tilegrad.LLM; "
-        "assert 'tilegrad.models.generate.llm' not in before; "
+        "assert 'tilegrad.generate.llm' not in before; "
         "heavy = {'llvmlite', 'jinja2', 'tokenizers', 'huggingface_hub', 'torch'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

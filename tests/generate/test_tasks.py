@@ -20,9 +20,9 @@ from tiny_model import write_file
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.core.errors import InternalError, StateError, UserError
-from tilegrad.models.generate.llm import LLM
-from tilegrad.models.generate.sampling_state import SamplingState
-from tilegrad.models.generate.tasks import Turns
+from tilegrad.generate.llm import LLM
+from tilegrad.generate.sampling_state import SamplingState
+from tilegrad.generate.tasks import Turns
 from tilegrad.models.tokens.detokenize import Detokenizer
 
 POISON = 7  # a byte whose embedding is NaN

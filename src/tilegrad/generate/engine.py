@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ... import nn
-from ...core.dtype import DType, bfloat16, dtype_of
-from ...core.errors import UserError
-from ...runtime.buffer import HOST
-from ...runtime.limits import limits_of
-from ...tensor.placement import default_device, use
-from ..decoder.model import Decoder
+from .. import nn
+from ..core.dtype import DType, bfloat16, dtype_of
+from ..core.errors import UserError
+from ..models.decoder.model import Decoder
+from ..runtime.buffer import HOST
+from ..runtime.limits import limits_of
+from ..tensor.placement import default_device, use
 from .pages import PagePool
 from .request import Produced, Request
 from .sampling import NO_TOKEN, Variant, needs

@@ -15,9 +15,9 @@ from test_engine import greedy as greedy_ids
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
-from tilegrad.models.generate.engine import Engine
-from tilegrad.models.generate.request import Request
-from tilegrad.models.generate.sampling import (
+from tilegrad.generate.engine import Engine
+from tilegrad.generate.request import Request
+from tilegrad.generate.sampling import (
     NO_TOKEN,
     Sampling,
     SamplingState,

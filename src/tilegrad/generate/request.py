@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ...core.errors import Location, UserError, user_location
+from ..core.errors import Location, UserError, user_location
 from .sampling_limits import Sampling
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from ..tokens.tokenizer import Tokenizer
+from ..models.tokens.tokenizer import Tokenizer
 from .answer import Answer, Piece, Timing
 from .request import Produced, Request
 

@@ -12,11 +12,11 @@ from test_cuda import cuda  # noqa: F401  (a fixture)
 
 import tilegrad as tg
 from tilegrad.core.target import H200
+from tilegrad.generate.engine import Engine
+from tilegrad.generate.request import Request
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.decoder.rotary import Rotary
-from tilegrad.models.generate.engine import Engine
-from tilegrad.models.generate.request import Request
 from tilegrad.targets.ptx import driver
 from tilegrad.tensor.kernel import target_of
 

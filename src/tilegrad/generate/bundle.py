@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import UserError
-from ...core.target import target_named
-from ...runtime.bundle import MODEL, is_bundle
-from ...runtime.limits import Limits, limits_of
-from ...tensor.bundle import load_bundle, record, save_bundle
+from ..core.errors import UserError
+from ..core.target import target_named
+from ..runtime.bundle import MODEL, is_bundle
+from ..runtime.limits import Limits, limits_of
+from ..tensor.bundle import load_bundle, record, save_bundle
 
 Tell = Callable[[str, float, float], None]
 PROMPT = "The sea was calm, and"

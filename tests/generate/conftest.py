@@ -4,6 +4,5 @@ import sys
 from pathlib import Path
 
 here = Path(__file__).parent
-sys.path.insert(0, str(here.parents[1] / "tensor"))
-sys.path.insert(0, str(here.parent))
-sys.path.insert(0, str(here))
+for folder in (here.parent / "tensor", here.parent / "models", here):
+    sys.path.insert(0, str(folder))

@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from ...core import dtype as dtypes
-from ...core.dtype import DType, dtype_of
-from ...core.errors import UserError
-from ...exchange.fetch import Progress, open_model
-from ...exchange.folder import ModelFolder
-from ...exchange.gguf import GgufFile
-from ...exchange.mapped import Stored
-from ...nn import init
-from ...runtime.buffer import HOST
-from ...runtime.device import device as opened
-from ...tensor.stored import bytes_to_prepare
-from ..decoder.config import DecoderConfig
-from ..decoder.fields import Fields
-from ..decoder.model import Decoder
-from ..tokens.absent import NoTokenizer
-from ..tokens.tokenizer import Tokenizer
+from ..core import dtype as dtypes
+from ..core.dtype import DType, dtype_of
+from ..core.errors import UserError
+from ..exchange.fetch import Progress, open_model
+from ..exchange.folder import ModelFolder
+from ..exchange.gguf import GgufFile
+from ..exchange.mapped import Stored
+from ..models.decoder.config import DecoderConfig
+from ..models.decoder.fields import Fields
+from ..models.decoder.model import Decoder
+from ..models.tokens.absent import NoTokenizer
+from ..models.tokens.tokenizer import Tokenizer
+from ..nn import init
+from ..runtime.buffer import HOST
+from ..runtime.device import device as opened
+from ..tensor.stored import bytes_to_prepare
 from .sampling_limits import Sampling
 from .steps import Tell
 

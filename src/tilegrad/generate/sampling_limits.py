@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import UserError
+from ..core.errors import UserError
 
 COLD = 1e-5  # temperatures below are 0
 MOST_LOGPROBS = 20

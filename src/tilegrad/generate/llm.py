@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.config import set_threads
-from ...core.errors import UserError
-from ...runtime.limits import limits_of
-from ...tensor.placement import default_device, use
-from ..decoder.config import DecoderConfig
+from ..core.config import set_threads
+from ..core.errors import UserError
+from ..models.decoder.config import DecoderConfig
+from ..runtime.limits import limits_of
+from ..tensor.placement import default_device, use
 from .answer import Answer, Piece
 from .bundle import open_bundled
 from .engine import Engine

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tilegrad.exchange.fetch import kept_models
-from tilegrad.models.generate.llm import LLM
+from tilegrad.generate.llm import LLM
 
 # Made by bench/llm_accuracy.py --freeze: the first tokens of the text that training ships.
-KNOWN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_logprobs.json").read_text())
+KNOWN = json.loads((Path(__file__).parents[1] / "models" / "data" / "smollm2_logprobs.json").read_text())
 KEPT = {model.name: model.path for model in kept_models()}
 pytestmark = pytest.mark.skipif("smollm2" not in KEPT, reason="smollm2 was not fetched")
 

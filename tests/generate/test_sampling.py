@@ -21,8 +21,7 @@ from tilegrad import kernel, tile
 from tilegrad.core.dtype import int32
 from tilegrad.core.errors import ShapeError, StateError, UserError
 from tilegrad.core.target import H200
-from tilegrad.kernels import draw as kernels
-from tilegrad.models.generate.sampling import (
+from tilegrad.generate.sampling import (
     MIN_P,
     TOP_P,
     Sampling,
@@ -32,6 +31,7 @@ from tilegrad.models.generate.sampling import (
     needs,
     sample,
 )
+from tilegrad.kernels import draw as kernels
 from tilegrad.tensor.kernel import Kernel
 
 ALL = Variant(draws=True, penalties=True, bias=True)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilegrad.core.errors import InternalError
-from tilegrad.models.generate.pages import PagePool
+from tilegrad.generate.pages import PagePool
 
 DEEDS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60)
 

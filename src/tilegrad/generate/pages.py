@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from ...core.errors import InternalError
+from ..core.errors import InternalError
 
 
 class PagePool:

@@ -12,7 +12,7 @@ import tilegrad as tg
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.gguf import read_gguf
 from tilegrad.exchange.gguf_write import write_gguf
-from tilegrad.models.generate.llm import LLM
+from tilegrad.generate.llm import LLM
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ import tilegrad as tg
 from tilegrad import nn
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.target import A100, AVX512, H200, NEON, Target
+from tilegrad.generate.sampling import SamplingState, Variant
+from tilegrad.generate.step import Rows, step
 from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.generate.sampling import SamplingState, Variant
-from tilegrad.models.generate.step import Rows, step
 from tilegrad.runtime.limits import limits_of
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.llvm.emit import emit as emit_llvm

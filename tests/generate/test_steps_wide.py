@@ -7,10 +7,10 @@ from decoder_families import loaded
 from test_engine import finish, greedy, ids, prompt
 
 from tilegrad.compiler import breaks
+from tilegrad.generate.engine import Engine
+from tilegrad.generate.request import Request
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Expr
-from tilegrad.models.generate.engine import Engine
-from tilegrad.models.generate.request import Request
 
 
 def many_from(count: int, monkeypatch: pytest.MonkeyPatch) -> None:

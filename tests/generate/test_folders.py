@@ -15,7 +15,7 @@ from decoder_families import peer, tokens
 from torch_peer import torch
 
 from tilegrad.core.errors import UserError
-from tilegrad.models.generate.llm import LLM
+from tilegrad.generate.llm import LLM
 from tilegrad.models.tokens.absent import NoTokenizer
 
 COUNT = 10

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ...core.errors import StateError
-from ...core.lock import ENGINE, awaited_rlock, renew_in_child
+from ..core.errors import StateError
+from ..core.lock import ENGINE, awaited_rlock, renew_in_child
 from .answer import Answer, Piece
 from .engine import Engine
 from .request import Produced, Request
