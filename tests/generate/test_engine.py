@@ -174,6 +174,28 @@ def test_a_stop_token_ends_a_request() -> None:
     assert found[-1].finished == "stop" and is_idle(engine)
 
 
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=4)])
+def test_stop_tokens_are_held_back_before_min_tokens(sampling: Sampling | None) -> None:
+    """All tokens but three stop: without min_tokens the first would; each row on its own."""
+    engine = shared("llama")
+    stops = frozenset(range(96)) - {5, 17, 40}
+    for id, least in (("held", 4), ("free", 0)):
+        engine.add(Request(id, prompt(3), sampling, stops, max_tokens=8, min_tokens=least))
+    engine.add(Request("other", prompt(5), max_tokens=COUNT))
+    found = finish(engine)
+    assert set(ids(found["held"])[:4]) <= {5, 17, 40} and len(found["held"]) > 4
+    if sampling is None:  # of three tokens the likeliest, by the model's own logits
+        known = prompt(3)
+        for token in ids(found["held"])[:4]:
+            allowed = logits("llama", known)[-1][[5, 17, 40]]
+            assert token == (5, 17, 40)[int(allowed.argmax())]
+            known = (*known, token)
+        assert ids(found["held"])[4] == int(logits("llama", known)[-1].argmax())
+        assert ids(found["free"])[:1] == greedy("llama", prompt(3))[:1]
+    assert found["free"][0].finished == "stop" or ids(found["free"])[0] in {5, 17, 40}
+    assert ids(found["other"]) == greedy("llama", prompt(5)) and is_idle(engine)
+
+
 def test_score_is_that_of_plain_forward_passes() -> None:
     engine, given = shared("llama"), prompt(37)
     rows = logits("llama", given).astype(np.float64)
@@ -200,6 +222,16 @@ def test_what_can_never_be_served_is_refused() -> None:
     small = Engine(model_of("llama"), requests=1, context=64, page=16, pages=2)
     with pytest.raises(UserError, match="never hold"):
         small.add(Request(0, prompt(20), max_tokens=13))
+    wrong_fields: list[dict[str, Any]] = [
+        {"min_tokens": 17},
+        {"min_tokens": -1},
+        {"priority": 0.5},
+        {"salt": None},
+        {"min_tokens": 1, "stop_tokens": frozenset(range(513))},
+    ]
+    for fields in wrong_fields:
+        with pytest.raises(UserError):
+            Request(0, (1,), **fields)
     for wrong in ((), prompt(3)):
         with pytest.raises(UserError):
             Request(0, wrong, max_tokens=1 if not wrong else 0)

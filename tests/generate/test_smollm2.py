@@ -11,7 +11,9 @@ from tilegrad.exchange.fetch import kept_models
 from tilegrad.generate.llm import LLM
 
 # Made by bench/llm_accuracy.py --freeze: the first tokens of the text that training ships.
-KNOWN = json.loads((Path(__file__).parents[1] / "models" / "data" / "smollm2_logprobs.json").read_text())
+KNOWN = json.loads(
+    (Path(__file__).parents[1] / "models" / "data" / "smollm2_logprobs.json").read_text()
+)
 KEPT = {model.name: model.path for model in kept_models()}
 pytestmark = pytest.mark.skipif("smollm2" not in KEPT, reason="smollm2 was not fetched")
 

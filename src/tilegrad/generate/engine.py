@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
 from .pages import PagePool
 from .request import Produced, Request
-from .sampling import NO_TOKEN, Variant, needs
+from .sampling import NO_TOKEN, Sampling, Variant
 from .sampling_state import write
 from .steps import Found, Launched, Part, Steps, Tell
 
@@ -67,7 +68,7 @@ class Group:
         return Group(
             runs,
             [run.slot for run in runs],
-            needs(run.request.sampling for run in runs),
+            reduce(Variant.joined, (run.request.variant for run in runs)),
             not any(run.left for run in runs),
         )
 
@@ -212,9 +213,15 @@ class Engine:
 
     def _set_sampling(self, slot: int, request: Request) -> None:
         """Tell the device how a request samples, or that it takes the likeliest token."""
-        if request.sampling is not None and needs([request.sampling]) != Variant():
+        if request.variant != Variant():
             self._sampled.add(slot)
-            self.steps.sampling().set_row(slot, request.sampling, request.tokens)
+            self.steps.sampling().set_row(
+                slot,
+                request.sampling or Sampling(),
+                request.tokens,
+                held_back=request.held_back,
+                until=len(request.tokens) + request.min_tokens,
+            )
         elif slot in self._sampled:
             self.steps.sampling().clear_row(slot)
             self._sampled.discard(slot)
@@ -316,7 +323,7 @@ class Engine:
             return self._fail(run, not_numbers(self.config.family, run))
         run.made += 1
         finished = None
-        if token in request.stop_tokens:
+        if token in request.stop_tokens and run.made > request.min_tokens:
             finished = "stop"
         elif run.made >= request.max_tokens:
             finished = "length"

@@ -33,7 +33,15 @@ from .tasks import Tasks
 
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
-SETTINGS = ("max_tokens", "stop", "stop_tokens", "ignore_end")  # besides those of Sampling
+SETTINGS = (
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_tokens",
+    "ignore_end",
+    "priority",
+    "salt",
+)  # besides those of Sampling
 
 
 class LLM:
@@ -104,7 +112,8 @@ class LLM:
         """An Answer to a prompt (text, or ids), or a list of Answers to several, made together.
 
         `settings` are `max_tokens`, `stop` (strings), `stop_tokens`, `ignore_end` (go on after
-        the model's own end), and the fields of `Sampling`: temperature, top_k, seed and so on.
+        the model's own end), `min_tokens`, `priority`, `salt` (as for a Request), and the fields of
+        `Sampling`: temperature, top_k, seed and so on.
         """
         if is_one(prompt):
             task = self._task(self._ids(prompt), **settings)  # type: ignore[arg-type]
@@ -162,6 +171,9 @@ class LLM:
         stop: str | Sequence[str] | None = None,
         stop_tokens: Sequence[int] | None = None,
         ignore_end: bool = False,
+        min_tokens: int = 0,
+        priority: int = 0,
+        salt: str = "",
         **sampling: Any,
     ) -> Task:
         """A Task for a prompt that fits; it waits for its first step."""
@@ -187,6 +199,9 @@ class LLM:
             Sampling(**{**self.defaults, **sampling}),
             frozenset(ends),
             _fewer(max_tokens, left),
+            priority,
+            salt,
+            min_tokens,
         )
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
 

@@ -6,11 +6,12 @@ on an engine (its context, its vocabulary) is checked where it is added.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.errors import Location, UserError, user_location
-from .sampling_limits import Sampling
+from .sampling_limits import MOST_BIASED, WITH_BIAS, Sampling, Variant, needs
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Request:
     sampling: Sampling | None = None  # None: the likeliest token
     stop_tokens: frozenset[int] = frozenset()
     max_tokens: int = 16
+    priority: int = 0  # lower runs first; equals in the order they came
+    salt: str = ""  # only requests with the same salt share pages of a prefix
+    min_tokens: int = 0  # stop tokens are not picked before so many tokens
     location: Location | None = field(default_factory=user_location, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -35,17 +39,32 @@ class Request:
                 expected="at least one token",
                 hint="an empty prompt needs at least the model's first token",
             )
-        if (
-            isinstance(self.max_tokens, bool)
-            or not isinstance(self.max_tokens, int)
-            or self.max_tokens < 1
-        ):
+        _whole("max_tokens", self.max_tokens, 1, None)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _whole("priority", self.priority, None, None)
+        if not isinstance(self.salt, str):
+            raise UserError("bad salt", op="Request", expected="text", got=type(self.salt).__name__)
+        if self.held_back and len(self.held_back) + len(self._bias) > MOST_BIASED:
             raise UserError(
-                "bad max_tokens",
+                "min_tokens holds back too many stop tokens",
                 op="Request",
-                expected="a whole number from 1 on",
-                got=self.max_tokens,
+                expected=f"at most {MOST_BIASED} with those of logit_bias",
+                got=len(self.held_back) + len(self._bias),
             )
+
+    @property
+    def _bias(self) -> Mapping[int, float]:
+        return (self.sampling and self.sampling.logit_bias) or {}
+
+    @property
+    def held_back(self) -> frozenset[int]:
+        """Tokens that are not picked before `min_tokens` tokens."""
+        return self.stop_tokens if self.min_tokens else frozenset()
+
+    @property
+    def variant(self) -> Variant:
+        """What a step has to do for it."""
+        return needs([self.sampling]).joined(WITH_BIAS if self.held_back else Variant())
 
     @property
     def most(self) -> int:
@@ -66,6 +85,18 @@ class Produced:
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens with their logprobs
     finished: str | None = None
     error: Exception | None = None
+    cached: int = 0  # tokens of the prompt that were in the prefix cache
+
+
+def _whole(name: str, value: Any, least: int | None, most: int | None) -> None:
+    """Refuse what is no whole number within limits."""
+    fits = isinstance(value, int) and not isinstance(value, bool)
+    if fits and (least is None or value >= least) and (most is None or value <= most):
+        return
+    limits = [f"from {least} on"] * (least is not None) + [f"at most {most}"] * (most is not None)
+    raise UserError(
+        f"bad {name}", op="Request", expected=" ".join(["a whole number", *limits]), got=value
+    )
 
 
 __all__ = ["Produced", "Request"]

@@ -81,7 +81,7 @@ def sample(
         return _with_logprobs(*_first(lift(logits)), raw, variant)
     x = raw
     if variant.bias:
-        biases = (state.biases, state.bias_ids, state.bias)
+        biases = (_biased(state, slots, positions), state.bias_ids, state.bias)
         x = wrap(ops.add_listed(*map(node_of, (raw, *biases, slots))), raw)
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
@@ -116,6 +116,13 @@ def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tenso
 def _of(rows: Tensor, slots: Tensor) -> Tensor:
     """The rows of slots."""
     return wrap(build.gather(node_of(rows), [node_of(slots)], [0]))
+
+
+def _biased(state: SamplingState, slots: Tensor, positions: Tensor) -> Tensor:
+    """How many listed tokens each slot (S,) biases: more while its stop tokens are held back."""
+    held = where(positions < _of(state.until, slots), _of(state.held, slots), 0)
+    counts, at = node_of(_of(state.biases, slots) + held), [node_of(slots)]
+    return wrap(build.update(node_of(state.biases), counts, at, [0], "set"))
 
 
 def _count(state: SamplingState, slots: Tensor, ids: Tensor) -> None:

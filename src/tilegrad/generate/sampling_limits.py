@@ -86,6 +86,9 @@ class Variant:
         )
 
 
+WITH_BIAS = Variant(draws=True, penalties=True, bias=True)
+
+
 def needs(samplings: Iterable[Sampling | None]) -> Variant:
     """The Variant that serves all of them: greedy, drawing, or all there is.
 
@@ -95,9 +98,10 @@ def needs(samplings: Iterable[Sampling | None]) -> Variant:
     found = Variant()
     for s in samplings:
         if s is not None:
-            more = s.penalised or bool(s.logit_bias)
             many = 0 if not s.logprobs else 1 if s.logprobs == 1 else MOST_LOGPROBS
-            found = found.joined(Variant(not s.greedy or more, more, more, many))
+            found = found.joined(Variant(draws=not s.greedy, logprobs=many))
+            if s.penalised or s.logit_bias:
+                found = found.joined(WITH_BIAS)
     return found
 
 
@@ -134,4 +138,4 @@ def _check_bias(bias: Any) -> None:
             _number(f"logit_bias of {token}", value, -1e30, 1e30)
 
 
-__all__ = ["COLD", "MOST_BIASED", "MOST_LOGPROBS", "Sampling", "Variant", "needs"]
+__all__ = ["COLD", "MOST_BIASED", "MOST_LOGPROBS", "WITH_BIAS", "Sampling", "Variant", "needs"]

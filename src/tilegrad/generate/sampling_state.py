@@ -9,7 +9,8 @@ Invariant: counts are written in place; what would copy them is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class SamplingState:
         self.seeds = _zeros((requests, 2), uint32, where)
         self.counts = _zeros((requests, vocabulary), int32, where)
         self.biases = _zeros((requests,), int32, where)  # how many tokens are biased
+        self.held = _zeros((requests,), int32, where)  # so many more, before position `until`
+        self.until = _zeros((requests,), int32, where)
         self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
         self.bias = _zeros((requests, MOST_BIASED), float32, where)
         for slot in range(requests):
@@ -58,7 +61,8 @@ class SamplingState:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of its state by name, for `jit`."""
-        names = ("floats", "top_k", "seeds", "counts", "biases", "bias_ids", "bias")
+        limits, biased = ("floats", "top_k", "seeds", "counts"), ("biases", "held", "until")
+        names = (*limits, *biased, "bias_ids", "bias")
         return {name: getattr(self, name) for name in names}
 
     def set_row(
@@ -67,8 +71,13 @@ class SamplingState:
         sampling: Sampling,
         prompt_tokens: Sequence[int] = (),
         output_tokens: Sequence[int] = (),
+        held_back: Collection[int] = (),
+        until: int = 0,
     ) -> None:
-        """Give a slot to a request, which may have produced tokens before."""
+        """Give a slot to a request, which may have produced tokens before.
+
+        Tokens that are `held_back` are not picked before the position `until`.
+        """
         self._check(slot, sampling)
         greedy = sampling.greedy
         sharpness = GREEDY if greedy else 1.0 / sampling.temperature
@@ -86,10 +95,14 @@ class SamplingState:
         if sampling.penalised:
             write(self.counts, slot, self._counted(prompt_tokens, output_tokens)[None])
         bias = sampling.logit_bias or {}
-        write(self.biases, slot, np.array([len(bias)]))
-        if bias:
+        for counts, count in ((self.biases, len(bias)), (self.held, len(held_back))):
+            write(counts, slot, np.array([count]))
+        if bias or held_back:
+            write(self.until, slot, np.array([until]))
             ids, values = np.zeros((2, 1, MOST_BIASED))
-            ids[0, : len(bias)], values[0, : len(bias)] = list(bias), list(bias.values())
+            count = len(bias) + len(held_back)
+            ids[0, :count] = [*bias, *held_back]
+            values[0, :count] = [*bias.values(), *[-inf] * len(held_back)]
             write(self.bias_ids, slot, ids)
             write(self.bias, slot, values)
 
@@ -99,6 +112,7 @@ class SamplingState:
         write(self.floats, slot, np.array([[GREEDY, 1.0, 0.0, 1.0, 0.0, 0.0]]))
         write(self.top_k, slot, np.array([1]))
         write(self.biases, slot, np.array([0]))
+        write(self.held, slot, np.array([0]))
 
     def _check(self, slot: int, sampling: Sampling | None) -> None:
         if not 0 <= slot < self.requests:

@@ -20,7 +20,9 @@ class Task:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.request = request
-        self.text = tokenizer.detokenizer(stop=stop, continues=True)
+        self.text = tokenizer.detokenizer(
+            stop=stop, continues=True, minimum_tokens=request.min_tokens
+        )
         self.pieces: deque[Piece] = deque()  # not taken yet
         self.taken: list[Piece] = []
         self.begun = self.first = self.last = time.perf_counter()
