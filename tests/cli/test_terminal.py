@@ -140,7 +140,9 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [*(n for n in COMMANDS if n != "demo"), pytest.param("demo", marks=pytest.mark.slow)]
+)
 def test_results_go_to_stdout_and_the_rest_does_not(
     name: str, tiny: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

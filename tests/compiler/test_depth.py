@@ -115,11 +115,16 @@ def calls(function: Callable[[], Any]) -> int:
     return count
 
 
+SIZES = [(name, 40 if name == "recurrent" else 100) for name in GRAPHS]
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
-@pytest.mark.parametrize("name", GRAPHS)
-def test_work_grows_as_the_graph_does(name: str, target: Target) -> None:
+@pytest.mark.parametrize(
+    "name, size", [*SIZES, pytest.param("recurrent", 100, marks=pytest.mark.slow)]
+)
+def test_work_grows_as_the_graph_does(name: str, size: int, target: Target) -> None:
     counts = []
-    for n in (100, 200):
+    for n in (size, 2 * size):
         inputs, outputs = GRAPHS[name](n)
 
         def compiled(inputs: Sequence[Node] = inputs, outputs: Sequence[Node] = outputs) -> None:

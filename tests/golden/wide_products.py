@@ -107,15 +107,22 @@ class Judges:
 
 
 def break_all(
-    name: str, body: Body, x: Operands, harmless: dict[str, str], given: Given = numbers
+    name: str,
+    body: Body,
+    x: Operands,
+    harmless: dict[str, str],
+    given: Given = numbers,
+    step: int = 1,
 ) -> None:
-    """Every mutant of a Body is caught, but for those that do no harm."""
+    """Every `step`-th mutant of a Body is caught, but for those that do no harm."""
     judges, by, missed = Judges(body, x, given), Counter[str](), set()
-    for label, broken in mutants.mutants(body):
+    chosen = list(mutants.mutants(body))[::step]
+    for label, broken in chosen:
         judge = judges.judge(broken)
         by[judge] += 1
         if judge == "nobody":
             missed.add(label)
     print(f"{name}: {sum(by.values())} mutants, caught by {dict(by)}")
-    assert missed == set(harmless), missed ^ set(harmless)
+    expected = set(harmless) & {label for label, _ in chosen}
+    assert missed == expected, missed ^ expected
     assert by["check"] > 0.85 * sum(by.values())

@@ -858,9 +858,14 @@ def exactly_one(roots, backward):
     assert not [n for n in topological(roots) if n.op in (ops.exp, ops.log)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150, database=None)
-@for_all(data=st.data(), dtype=st.sampled_from([float32, float64]))
-def test_every_composition(data, dtype):
+@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.slow)])
+def test_every_composition(count):
+    chosen = settings(derandomize=True, deadline=None, max_examples=count, database=None)
+    drawn = for_all(data=st.data(), dtype=st.sampled_from([float32, float64]))
+    chosen(drawn(check_composition))()
+
+
+def check_composition(data, dtype):
     made = Made(lambda a, b: data.draw(st.integers(a, b)), dtype)
     result = made.result()
     before, close = [result.node], 2e-4 if dtype is float32 else 1e-7

@@ -429,21 +429,33 @@ def test_simulated(label: str) -> None:
     run(*SIMULATED[label], "simulated")
 
 
-def test_assembled() -> None:
+NO_PTXAS = pytest.mark.skipif(
+    find_ptxas() is None, reason="NO PTXAS HERE: the library's attention was not assembled"
+)
+
+
+@NO_PTXAS
+@pytest.mark.parametrize("width", [128, pytest.param(64, marks=pytest.mark.slow)])
+def test_assembled(width: int) -> None:
     """What is chosen for real sizes: checked, no spill, no stack frame, no C75xx."""
-    if find_ptxas() is None:
-        pytest.skip("NO PTXAS HERE: the library's attention was not assembled")
     texts = {}
-    for width in (64, 128):
-        for more in ({}, CAUSAL):
-            for fast in (False, True):
-                x = shape(16, 16, 8192, 8192, width, batch=2, **more)
-                plan = choose(x, H200, fast)
-                assert plan in candidates(x, H200, fast) and plan.fast == fast
-                for launch in attention_backward(x, plan).launches:
-                    assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
-                    name = f"{launch.body.name}_{width}_{len(more)}_{fast:d}"
-                    texts[name] = emit(launch.body, name, H200)[0]
+    for more in ({}, CAUSAL):
+        for fast in (False, True):
+            x = shape(16, 16, 8192, 8192, width, batch=2, **more)
+            plan = choose(x, H200, fast)
+            assert plan in candidates(x, H200, fast) and plan.fast == fast
+            for launch in attention_backward(x, plan).launches:
+                assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+                name = f"{launch.body.name}_{width}_{len(more)}_{fast:d}"
+                texts[name] = emit(launch.body, name, H200)[0]
+    for name, made in assemble_all(texts).items():
+        made.check_library(name)
+
+
+@NO_PTXAS
+def test_options_are_assembled() -> None:
+    """The same with a softcap, dropout, packed requests and the widest heads."""
+    texts = {}
     for label in ("softcap", "dropout", "packed", "width 256"):
         x = CASES[label][0]
         x = replace(x, queries=4096, keys=4096, width=x.width if x.width > 128 else 128)

@@ -524,12 +524,13 @@ def real_shapes() -> Iterator[tuple[PagedShape, int]]:
     yield replace(base, tokens=8192, requests=256), 64
 
 
-def test_assembled() -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="all"), 3])
+def test_assembled(step: int) -> None:
     """What is chosen for real sizes: checked, no spill, no stack frame, no serialised product."""
     if find_ptxas() is None:
         pytest.skip("NO PTXAS HERE: the kernels of a paged cache were not assembled")
     texts = {}
-    for x, queries in real_shapes():
+    for x, queries in list(real_shapes())[::step]:
         plan = choose(x, H200, queries)
         assert not why_not(x, plan)
         bodies = [*kernels(x, plan), append(x, Rotary(x.width))]
@@ -547,7 +548,9 @@ def test_assembled() -> None:
 # ---- broken in one place ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label, meetings", (("page 16", 3), ("8 bits", 3)))
+@pytest.mark.parametrize(
+    "label, meetings", [("page 16", 3), pytest.param("8 bits", 3, marks=pytest.mark.slow)]
+)
 def test_mutants(label: str, meetings: int) -> None:
     """Every barrier, fence and wait is needed: the check sees each one missing or changed, but
     that the one barrier of the one role that has one may have any number."""

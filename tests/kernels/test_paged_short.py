@@ -271,7 +271,7 @@ SIMULATED = (
     "page 32",
     "page 64",
     "requests without a token",
-    "clusters of 8",
+    pytest.param("clusters of 8", marks=pytest.mark.slow),
     "8 warps, clusters of 2",
     "some of a head",
     "interleaved",

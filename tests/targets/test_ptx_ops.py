@@ -48,9 +48,19 @@ def test_small_products(name: str, target: Target) -> None:
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
-def test_a_sample_of_the_op_suite() -> None:
-    command = [sys.executable, str(SCRIPT), "--sample", "40", "--seed", "3", "--files", *FILES]
+@pytest.mark.parametrize("count", [20, pytest.param(80, marks=pytest.mark.slow)])
+def test_a_sample_of_the_op_suite(count: int) -> None:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--sample",
+        str(count),
+        "--seed",
+        "3",
+        "--files",
+        *FILES,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    runs = re.search(r"(\d+) runs of 40 graphs, (\d+) simulated", done.stdout)
-    assert runs is not None and int(runs[1]) == 80 and int(runs[2]) > 60
+    runs = re.search(rf"(\d+) runs of {count} graphs, (\d+) simulated", done.stdout)
+    assert runs is not None and int(runs[1]) == 2 * count and int(runs[2]) > 1.5 * count

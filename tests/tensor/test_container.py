@@ -185,6 +185,7 @@ def test_gradients_of_a_module_have_the_order_of_its_parameters():
     assert list(found) == [name for name, _ in model.named_parameters()] == ["weight", "bias"]
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_arrangements_that_nobody_uses_go() -> None:
     gc.collect()
     before = len(container._interned)

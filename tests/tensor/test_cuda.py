@@ -365,6 +365,7 @@ def test_guards_name_the_op_on_a_gpu_too(cuda) -> None:
             (1.0 / x).numpy()
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_dlpack_capsules(cuda) -> None:
     data = numbers(2, 3, 4)
     x = tg.tensor(data, device="cuda")
@@ -451,6 +452,7 @@ def test_real_programs_are_assembled_and_loaded(cuda) -> None:
     assert ".visible .entry" in tg.explain(lambda a: a + 1, x).section("ptx")
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_torch_understands_the_capsules(cuda, monkeypatch) -> None:
     """The fake GPU's memory is the host's, so torch can take it for memory of the CPU."""
     torch = pytest.importorskip("torch")

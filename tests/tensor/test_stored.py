@@ -133,6 +133,7 @@ def test_state_dict_reads_the_file_again() -> None:
     np.testing.assert_array_equal(plain.weight.numpy(), weights.values())
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_assigned_weights_are_let_go_and_traced_anew() -> None:
     weights, x = file_of(formats.Q4_1, 32, 64), tokens(2, 64)
     layer, step = layer_of(weights), tg.jit(lambda layer, x: layer(x))
