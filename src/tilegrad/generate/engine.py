@@ -24,6 +24,7 @@ from ..models.decoder.model import Decoder
 from ..runtime.buffer import HOST
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
+from .grammar import Grammars, Matcher
 from .pages import PagePool
 from .request import Produced, Request
 from .sampling import NO_TOKEN, Sampling, Variant
@@ -89,10 +90,12 @@ class Engine:
         chunk: int | None = None,
         tell: Tell | None = None,
         words: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
         `words` is how many ids the tokenizer has, if fewer than the model: no other is picked.
+        Requests with a Constraint need `grammars`.
         """
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
@@ -126,6 +129,9 @@ class Engine:
         self.waiting: dict[Hashable, Request] = {}  # in order
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
+        self.grammars = grammars
+        self._matchers: dict[Hashable, Matcher] = {}  # of requests with a Constraint
+        self._masked: set[int] = set()  # slots that may not get every token
         self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
         self._group: Group | None = None  # None: requests came or went
         self.overlaps = device != HOST  # the next step begins before the ids of one are read
@@ -169,6 +175,8 @@ class Engine:
                 got=request.most,
                 hint="lower max_tokens, or give the engine more pages",
             )
+        if request.constraint is not None:
+            self._matchers[request.id] = self._matcher(request)
         self.waiting[request.id] = request
 
     def cancel(self, id: Hashable) -> bool:
@@ -176,6 +184,7 @@ class Engine:
         if id in self.running:
             self._end(self.running[id])
             return True
+        self._matchers.pop(id, None)
         return self.waiting.pop(id, None) is not None
 
     def _check(self, tokens: Sequence[int], what: str) -> None:
@@ -187,6 +196,25 @@ class Engine:
                 expected=f"0 to {self.config.vocabulary - 1}",
                 got=wrong[:5],
             )
+
+    def _matcher(self, request: Request) -> Matcher:
+        assert request.constraint is not None
+        if self.grammars is None:
+            raise UserError(
+                "this engine has no words, so it cannot follow a constraint",
+                op="Engine.add",
+                expected="an Engine with `grammars`",
+                got=request.constraint.kind,
+            )
+        matcher = self.grammars.matcher(request.constraint)
+        if not matcher.ends <= request.stop_tokens:
+            raise UserError(
+                "a constrained request must end at the model's own end",
+                op="Engine.add",
+                expected=f"{sorted(matcher.ends)} in stop_tokens",
+                got=sorted(request.stop_tokens),
+            )
+        return matcher
 
     def _comes(self) -> Request | None:
         """The first that waits, if there is room for it."""
@@ -225,6 +253,12 @@ class Engine:
         elif slot in self._sampled:
             self.steps.sampling().clear_row(slot)
             self._sampled.discard(slot)
+        if request.constraint is not None:
+            self._masked.add(slot)
+            self.steps.sampling().allow(slot, self._matchers[request.id].words())
+        elif slot in self._masked:
+            self.steps.sampling().allow(slot, None)
+            self._masked.discard(slot)
 
     def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
         """Pages for a slot that begins anew."""
@@ -238,6 +272,7 @@ class Engine:
         """Take back what a request has; nothing here can fail."""
         del self.running[run.request.id]
         self._group = None
+        self._matchers.pop(run.request.id, None)
         if not self.running:
             self._ahead = None
         if run.request.id in self.pool.owned:
@@ -297,6 +332,7 @@ class Engine:
         """
         return (
             self._group is group
+            and not group.variant.masks  # what is allowed next depends on the token
             and self._comes() is None
             and all(run.made + 2 <= run.request.max_tokens for run in group.runs)
         )
@@ -327,6 +363,11 @@ class Engine:
             finished = "stop"
         elif run.made >= request.max_tokens:
             finished = "length"
+        try:
+            if not finished and request.constraint is not None:
+                self._go_on(run, token)
+        except Exception as error:  # of its grammar alone
+            return self._fail(run, error)
         if finished:
             self._end(run)
         asked = request.sampling.logprobs if request.sampling is not None else 0
@@ -340,6 +381,12 @@ class Engine:
             tuple((int(i), float(p)) for i, p in top),
             finished,
         )
+
+    def _go_on(self, run: Running, token: int) -> None:
+        """Tell the device what may come after a token."""
+        matcher = self._matchers[run.request.id]
+        matcher.take(token)
+        self.steps.sampling().allow(run.slot, matcher.words())
 
     def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""

@@ -23,7 +23,10 @@ from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
 from .answer import Answer, Piece
 from .bundle import open_bundled
+from .constraint import SETTINGS as CONSTRAINTS
+from .constraint import of_settings
 from .engine import Engine
+from .grammar import Grammars
 from .load import load_model, room_for
 from .request import Request
 from .sampling import Sampling
@@ -41,6 +44,7 @@ SETTINGS = (
     "ignore_end",
     "priority",
     "salt",
+    *CONSTRAINTS,
 )  # besides those of Sampling
 
 
@@ -83,6 +87,7 @@ class LLM:
         if made is not None:
             made.check(self.context, pages)
             pages = made.pages
+        self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
         self.engine = Engine(
             self.model,
             device=place,
@@ -94,6 +99,7 @@ class LLM:
             cache_dtype=cache,
             tell=tell,
             words=len(self.tokenizer) or None,
+            grammars=self.grammars,
         )
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
@@ -114,6 +120,8 @@ class LLM:
         `settings` are `max_tokens`, `stop` (strings), `stop_tokens`, `ignore_end` (go on after
         the model's own end), `min_tokens`, `priority`, `salt` (as for a Request), and the fields of
         `Sampling`: temperature, top_k, seed and so on.
+        One of `json_schema` (a dict or text), `json_object=True`, `regex`, `choices` (strings)
+        and `ebnf` (text) says what every answer must look like.
         """
         if is_one(prompt):
             task = self._task(self._ids(prompt), **settings)  # type: ignore[arg-type]
@@ -177,7 +185,11 @@ class LLM:
         **sampling: Any,
     ) -> Task:
         """A Task for a prompt that fits; it waits for its first step."""
+        constraint = of_settings(sampling)
+        sampling = {n: v for n, v in sampling.items() if n not in CONSTRAINTS}
         refuse_unknown(sampling)
+        if constraint is not None:
+            self.grammars.matcher(constraint)  # compiled here, while others' steps go on
         if len(tokens) >= self.context:
             raise UserError(
                 f"the prompt has {len(tokens)} tokens and the context is {self.context}",
@@ -192,7 +204,8 @@ class LLM:
             raise UserError(
                 "stop_tokens are ids", op="LLM", expected="a list of ids", got=repr(more)[:80]
             )
-        ends = set(more) | (set() if ignore_end else self.tokenizer.ends)
+        open_end = ignore_end and constraint is None
+        ends = set(more) | (set() if open_end else self.tokenizer.ends)
         request = Request(
             next(self._numbers),
             tuple(tokens),
@@ -202,6 +215,7 @@ class LLM:
             priority,
             salt,
             min_tokens,
+            constraint,
         )
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
 

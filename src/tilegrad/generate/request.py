@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import Location, UserError, user_location
+from .constraint import Constraint
 from .sampling_limits import MOST_BIASED, WITH_BIAS, Sampling, Variant, needs
 
 
@@ -26,6 +27,7 @@ class Request:
     priority: int = 0  # lower runs first; equals in the order they came
     salt: str = ""  # only requests with the same salt share pages of a prefix
     min_tokens: int = 0  # stop tokens are not picked before so many tokens
+    constraint: Constraint | None = None  # what the answer has to look like
     location: Location | None = field(default_factory=user_location, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +46,13 @@ class Request:
         _whole("priority", self.priority, None, None)
         if not isinstance(self.salt, str):
             raise UserError("bad salt", op="Request", expected="text", got=type(self.salt).__name__)
+        if self.constraint is not None and self.min_tokens:
+            raise UserError(
+                "a constrained answer ends where its grammar does",
+                op="Request",
+                expected="no min_tokens",
+                got=self.min_tokens,
+            )
         if self.held_back and len(self.held_back) + len(self._bias) > MOST_BIASED:
             raise UserError(
                 "min_tokens holds back too many stop tokens",
@@ -64,7 +73,8 @@ class Request:
     @property
     def variant(self) -> Variant:
         """What a step has to do for it."""
-        return needs([self.sampling]).joined(WITH_BIAS if self.held_back else Variant())
+        found = needs([self.sampling]).joined(WITH_BIAS if self.held_back else Variant())
+        return found.joined(Variant(masks=self.constraint is not None))
 
     @property
     def most(self) -> int:

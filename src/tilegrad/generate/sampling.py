@@ -78,11 +78,12 @@ def sample(
     raw, slots, positions = cast(lift(logits), float32), lift(slots), lift(positions)
     _check(raw, state, slots, positions)
     if not variant.draws:
-        return _with_logprobs(*_first(lift(logits)), raw, variant)
-    x = raw
+        first = _masked(raw, state, slots) if variant.masks else lift(logits)
+        return _with_logprobs(*_first(first), raw, variant)
+    x = masked = _masked(raw, state, slots) if variant.masks else raw
     if variant.bias:
         biases = (_biased(state, slots, positions), state.bias_ids, state.bias)
-        x = wrap(ops.add_listed(*map(node_of, (raw, *biases, slots))), raw)
+        x = wrap(ops.add_listed(*map(node_of, (masked, *biases, slots))), raw)
     rows = _of(state.floats, slots)  # (R, FLOATS)
     if variant.penalties:
         x = _penalised(x, _of(state.counts, slots), rows)
@@ -111,6 +112,14 @@ def _check(logits: Tensor, state: SamplingState, slots: Tensor, positions: Tenso
                 expected=f"int32[{logits.shape[0]}]",
                 got=tensor.node.type,
             )
+
+
+def _masked(x: Tensor, state: SamplingState, slots: Tensor) -> Tensor:
+    """Logits (R, V) where tokens that a slot may not get are -inf."""
+    words = _of(state.allowed, slots)  # (R, W)
+    bits = (words[:, :, None] >> arange(32, dtype=int32)) & 1  # (R, W, 32)
+    bits = bits.reshape(-1, 32 * state.allowed.shape[1])[:, : state.vocabulary]
+    return where(bits != 0, x, -inf)
 
 
 def _of(rows: Tensor, slots: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ MOST_BIASED = 512  # tokens that a request may bias
 class Sampling:
     """What a request wants of its tokens; the first that applies comes first.
 
-    To logits, in this order: `logit_bias` is added; tokens that the prompt or the output has are
+    To logits, in this order: those of tokens that a Constraint does not allow become -inf;
+    `logit_bias` is added; tokens that the prompt or the output has are
     divided (where positive, else multiplied) by `repetition_penalty`; `frequency_penalty` is
     taken off as often as the output has the token, `presence_penalty` once if it has it; all is
     divided by `temperature`. Of the probabilities, `min_p` times the largest is the least that
@@ -75,6 +76,7 @@ class Variant:
     penalties: bool = False
     bias: bool = False
     logprobs: int = 0  # of so many tokens a row
+    masks: bool = False  # a row has a Constraint
 
     def joined(self, other: Variant) -> Variant:
         """What serves the rows of both."""
@@ -83,6 +85,7 @@ class Variant:
             self.penalties or other.penalties,
             self.bias or other.bias,
             max(self.logprobs, other.logprobs),
+            self.masks or other.masks,
         )
 
 

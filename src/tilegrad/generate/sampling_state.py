@@ -1,4 +1,4 @@
-"""What the device keeps of how each request samples: limits, seeds, counts of tokens.
+"""What the device keeps of how each request samples: limits, seeds, counts, allowed tokens.
 
 A *slot* is a request's row. The host writes a row when a request comes (a small copy) and a step
 reads rows by slot, counts what it draws, and never asks the host. One int32 counts a token for a
@@ -53,8 +53,10 @@ class SamplingState:
         self.until = _zeros((requests,), int32, where)
         self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
         self.bias = _zeros((requests, MOST_BIASED), float32, where)
+        self.allowed = _zeros((requests, -(-vocabulary // 32)), int32, where)  # a bit a token
         for slot in range(requests):
             self.clear_row(slot)
+            self.allow(slot, None)
 
     def __repr__(self) -> str:
         return f"<sampling of {self.requests} requests over {self.vocabulary} tokens>"
@@ -62,7 +64,7 @@ class SamplingState:
     def tensors(self) -> dict[str, Tensor]:
         """All of its state by name, for `jit`."""
         limits, biased = ("floats", "top_k", "seeds", "counts"), ("biases", "held", "until")
-        names = (*limits, *biased, "bias_ids", "bias")
+        names = (*limits, *biased, "bias_ids", "bias", "allowed")
         return {name: getattr(self, name) for name in names}
 
     def set_row(
@@ -113,6 +115,19 @@ class SamplingState:
         write(self.top_k, slot, np.array([1]))
         write(self.biases, slot, np.array([0]))
         write(self.held, slot, np.array([0]))
+
+    def allow(self, slot: int, words: np.ndarray[Any, Any] | None) -> None:
+        """Say which tokens a slot may get: bit t % 32 of word t // 32; None: all of them."""
+        self._check(slot, None)
+        size = self.allowed.shape[1]
+        if words is not None and (words.dtype != np.int32 or words.shape != (size,)):
+            raise UserError(
+                "the words of allowed tokens do not fit",
+                op="allow",
+                expected=f"int32[{size}]",
+                got=f"{words.dtype}{list(words.shape)}",
+            )
+        write(self.allowed, slot, np.full((1, size), -1) if words is None else words[None])
 
     def _check(self, slot: int, sampling: Sampling | None) -> None:
         if not 0 <= slot < self.requests:
