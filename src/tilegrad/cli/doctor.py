@@ -18,7 +18,12 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import TilegradError, UserError
 
-EXTRAS = {"cuda": "NVIDIA GPUs", "peers": "comparison with PyTorch", "test": "running the tests"}
+EXTRAS = {
+    "cuda": "NVIDIA GPUs",
+    "serve": "a server",
+    "peers": "comparison with PyTorch",
+    "test": "running the tests",
+}
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<rest>[^;]*);.*extra == ['\"](?P<extra>\w+)['\"]")
 SETS = (
     "avx2",

@@ -1,4 +1,4 @@
-"""The command `tilegrad`: run, chat, info, bench, models, demo, doctor, explain, compile,
+"""The command `tilegrad`: run, chat, serve, info, bench, models, demo, doctor, explain, compile,
 tune, chip, cache.
 
 Invariant: typer and rich are imported by this folder only; an error ends a command with its message
@@ -18,7 +18,7 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, chat, chip, compile, explain, info, models, run
+from . import bench, chat, chip, compile, explain, info, models, run, serve
 from .flags import App, Group
 from .progress import Bars
 from .terminal import error_text, status
@@ -50,6 +50,7 @@ app = App(
 )
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 app.command("explain")(explain.explain)

@@ -16,6 +16,7 @@
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
 | TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
 | TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
+| TILEGRAD_API_KEYS  | keys of `tilegrad serve`, between commas or spaces | none                 |
 
 `configure` sets for the whole process; within an `override` block, for that block. A block belongs
 to the thread and context (an asyncio task, say) that entered it: others do not see it. Invariant: a
@@ -28,7 +29,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import UserError
@@ -54,6 +55,7 @@ class Config:
     checked: bool = False  # indices of tile kernels are guarded on a GPU, as they are on a CPU
     plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
     sums: str = "reproducible"  # or "fast": a sum's order may differ from run to run
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # of clients of a server
     dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
 
 
@@ -91,6 +93,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         cuda_sync=_flag(environment, "TILEGRAD_CUDA_SYNC", False),
         checked=_flag(environment, "TILEGRAD_CHECKED", False),
         plan_table=environment.get("TILEGRAD_PLANS"),
+        api_keys=tuple(environment.get("TILEGRAD_API_KEYS", "").replace(",", " ").split()),
         **{name: _choice(environment, name) for name in CHOICES},
     )
 

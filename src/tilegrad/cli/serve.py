@@ -1,0 +1,196 @@
+"""`tilegrad serve`: a model behind an address that OpenAI and Anthropic clients can use.
+
+Invariant: stdout has the address once requests are served, and nothing else; progress and notices
+go to stderr, so that both work piped and into files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..core.config import config
+from ..core.errors import UserError
+from . import options
+from .progress import Bars
+from .terminal import put, status
+
+Host = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all of them.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
+Name = Annotated[
+    str | None,
+    typer.Option(help="What clients call the model; its name as given, else.", show_default=False),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        help="A key that clients must have; may be repeated. TILEGRAD_API_KEYS has some too.",
+        show_default=False,
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", help="A file of keys, one a line.", show_default=False),
+]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        help="A site whose pages may use the server; may be repeated.",
+        show_default=False,
+    ),
+]
+Requests = Annotated[int, typer.Option(min=1, help="Requests that run at once at most.")]
+Queue = Annotated[int, typer.Option("--max-queue", min=0, help="Requests that may wait.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")]
+Drain = Annotated[
+    float, typer.Option(min=0.0, help="Seconds that requests have to end in after SIGTERM.")
+]
+Prompts = Annotated[
+    bool, typer.Option("--log-prompts", help="Write what clients ask into the log.")
+]
+Verbose = Annotated[bool, typer.Option("--log-requests", help="Log a line for each request.")]
+
+
+def serve(
+    model: options.Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    name: Name = None,
+    api_key: Keys = None,
+    api_key_file: KeyFile = None,
+    allow_origin: Origins = None,
+    requests: Requests = 8,
+    context: options.Context = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    threads: options.Threads = None,
+    max_queue: Queue = 256,
+    timeout: Timeout = 600.0,
+    drain: Drain = 30.0,
+    log_requests: Verbose = False,
+    log_prompts: Prompts = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's and Anthropic's clients expect it."""
+    need_packages()
+    from ..serve.run import run_server
+    from ..serve.settings import Settings
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    if log_requests or log_prompts:
+        logging.getLogger("tilegrad.serve").setLevel(logging.INFO)
+    keys = keys_of(api_key or [], api_key_file)
+    with Bars() as bars:
+        path = found(model, bars)
+        settings = Settings(
+            path,
+            name or model,
+            host=host,
+            port=port,
+            keys=keys,
+            origins=tuple(allow_origin or ()),
+            queue=max_queue,
+            timeout=timeout,
+            drain=drain,
+            log_prompts=log_prompts,
+            opening=options.given(
+                device=device, dtype=dtype, threads=threads, context=context, requests=requests
+            ),
+            sampling=advised(model),
+        )
+        said = Said(settings, bars)
+        asyncio.run(
+            run_server(
+                settings, tell=bars.stage, listening=said.listens, ready=said.ready, said=status
+            )
+        )
+    status("the server has ended")
+
+
+class Said:
+    """What a person is told on the way."""
+
+    def __init__(self, settings: Any, bars: Bars) -> None:
+        self.settings, self.bars = settings, bars
+
+    def listens(self, port: int) -> None:
+        """The port is ours."""
+        if self.settings.host not in ("127.0.0.1", "localhost", "::1") and not self.settings.keys:
+            self.bars.line("warning: whoever reaches this machine can use the model (--api-key)")
+
+    def ready(self, server: Any, port: int) -> None:
+        """Requests are served."""
+        self.bars.close()
+        host = self.settings.host
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
+        address = f"http://{shown}:{port}"
+        put(address)
+        facts = server.model.facts
+        status(
+            f"{server.model.name} on {facts['device']}, {facts['requests']} requests at once, "
+            f"{facts['context']} tokens of context; Ctrl-C ends it\n"
+            + curl(address, server.model.name, bool(self.settings.keys))
+        )
+
+
+def curl(address: str, name: str, keyed: bool) -> str:
+    """A line that tries the server."""
+    key = "-H 'Authorization: Bearer KEY' " if keyed else ""
+    return (
+        f"curl {address}/v1/chat/completions {key}-H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hi"}}]}}\''
+    )
+
+
+def need_packages() -> None:
+    """An error that names what is not installed."""
+    try:
+        import aiohttp
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed", op="serve", hint="pip install 'tilegrad[serve]'"
+        ) from None
+    numbers = [int(part) if part.isdigit() else 0 for part in aiohttp.__version__.split(".")[:3]]
+    if numbers < [3, 13, 4]:
+        raise UserError(
+            "aiohttp is too old: it has known holes",
+            op="serve",
+            expected="3.13.4 or newer",
+            got=aiohttp.__version__,
+            hint="pip install -U 'tilegrad[serve]'",
+        )
+
+
+def found(model: str, bars: Bars) -> str:
+    """The path of a model, fetched if it must be."""
+    from ..exchange.fetch import find_model
+    from ..runtime.bundle import is_bundle
+
+    return model if is_bundle(model) else str(find_model(model, bars.report))
+
+
+def advised(model: str) -> dict[str, Any]:
+    """How tokens are drawn where neither client nor model says: as the makers of a built-in model
+    advise, else as the model's probabilities are."""
+    from ..exchange.fetch import BUILT_IN
+
+    return dict(BUILT_IN[model].sampling if model in BUILT_IN else {"temperature": 1.0})
+
+
+def keys_of(given: list[str], file: Path | None) -> tuple[str, ...]:
+    """All keys: of the command line, of a file, of the environment."""
+    keys = [*given, *config().api_keys]
+    if file is not None:
+        try:
+            keys += file.read_text().split()
+        except (OSError, UnicodeDecodeError):
+            raise UserError("cannot read the file of keys", op="serve", got=file) from None
+    if any(not key.strip() for key in keys):
+        raise UserError("a key is empty", op="serve", expected="at least one character")
+    return tuple(dict.fromkeys(keys))

@@ -1,0 +1,226 @@
+"""The process that owns the model: frames in, steps, frames out.
+
+`python -m tilegrad.serve.engine_process FD` has one end of a socket pair. It opens the model that
+the first frame names, says `ready`, and then takes requests, runs a step while there is work and
+sends all that a step made in one frame:
+
+    {"made": [id, token, end, id, token, end, ...], "more": [[place, logprob, top], ...],
+     "failed": [[id, status, message], ...], "now": {...}}
+
+`end` is 0, or which of ENDS ended the request; `more` is there for tokens whose logprobs were
+asked for, by their place. Invariant: a request that cannot be served fails alone; the process ends
+when its socket does, and by nothing else but two failing steps in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..core.errors import TilegradError, UserError
+from ..generate.request import Produced, Request
+from ..generate.sampling_limits import Sampling
+from .protocol import Frames, frame
+from .refused import said
+
+ENDS = ("", "stop", "length")
+MOST_FAILURES = 2  # steps in a row
+CHUNK = 1 << 16
+log = logging.getLogger("tilegrad.serve")
+
+Opener = Callable[[dict[str, Any], Callable[[str, float, float], None]], tuple[Any, dict[str, Any]]]
+
+
+class Closed(TilegradError):
+    """The HTTP process is gone."""
+
+
+class EngineLoop:
+    """An engine at one end of a socket."""
+
+    def __init__(self, link: socket.socket, opener: Opener) -> None:
+        self.link, self.opener = link, opener
+        self.frames = Frames()
+        self.engine: Any = None
+        self.told = 0.0
+        self.failures = 0
+        self.failed: list[list[Any]] = []  # requests that were refused, since the last step
+
+    def run(self) -> None:
+        """Open the model, then serve until the socket ends."""
+        kind, body = self._first()
+        if kind != "open":
+            raise Closed("the first frame opens the model")
+        try:
+            self.engine, facts = self.opener(body, self.tell)
+        except UserError as error:
+            self.link.sendall(frame("failed", str(error)))
+            return
+        self.link.sendall(frame("ready", facts))
+        while True:
+            self._read(wait=not self.engine.busy)
+            if self.engine.busy:
+                self._step()
+            elif self.failed:
+                self._send([], 0.0)
+
+    def tell(self, stage: str, done: float, total: float) -> None:
+        """Say how far opening is, now and then."""
+        now = time.monotonic()
+        if now - self.told > 0.1 or done >= total:
+            self.told = now
+            self.link.sendall(frame("progress", [stage, done, total]))
+
+    # ---- in -----------------------------------------------------------------------------------
+
+    def _first(self) -> tuple[str, Any]:
+        while True:
+            for found in self.frames.feed(self._bytes()):
+                return found
+
+    def _bytes(self) -> bytes:
+        data = self.link.recv(CHUNK)
+        if not data:
+            raise Closed("the socket ended")
+        return data
+
+    def _read(self, wait: bool) -> None:
+        """Take all frames that are there; at least one if there is nothing else to do."""
+        while select.select([self.link], [], [], None if wait else 0)[0]:
+            for kind, body in self.frames.feed(self._bytes()):
+                if kind == "add":
+                    for said_of in body:
+                        self._add(said_of)
+                        wait = False
+                elif kind == "cancel":
+                    for id in body:
+                        self.engine.cancel(id)
+                    wait = wait and not self.engine.busy
+
+    def _add(self, given: dict[str, Any]) -> None:
+        try:
+            self.engine.add(request_of(given))
+        except UserError as error:
+            self.failed.append([given["id"], 400, said(error)])
+        except Exception:
+            log.exception("a request cannot be taken")
+            self.failed.append([given["id"], 500, "internal error"])
+
+    # ---- out ----------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        begun = time.perf_counter()
+        before = set(self.engine.running)
+        try:
+            produced = self.engine.step()
+            self.failures = 0
+        except Exception as error:
+            log.exception("a step failed")
+            self.failures += 1
+            if self.failures >= MOST_FAILURES:
+                raise
+            lost = before - set(self.engine.running)
+            status = 400 if isinstance(error, UserError) else 500
+            self.failed += [[id, status, said(error)] for id in lost]
+            produced = []
+        self._send(produced, time.perf_counter() - begun)
+
+    def _send(self, produced: Iterable[Produced], seconds: float) -> None:
+        body = step_body(produced)
+        body["failed"] += self.failed
+        self.failed = []
+        body["now"] = state_of(self.engine, seconds)
+        self.link.sendall(frame("step", body))
+
+
+def step_body(produced: Iterable[Produced]) -> dict[str, Any]:
+    """What a step made, as plain data."""
+    made: list[int] = []
+    more: list[Any] = []
+    failed: list[Any] = []
+    for one in produced:
+        if one.error is not None:
+            status = 400 if isinstance(one.error, UserError) else 500
+            failed.append([one.id, status, said(one.error)])
+            continue
+        if one.logprob is not None:
+            more.append([len(made), one.logprob, one.top])
+        made += (one.id, one.token, ENDS.index(one.finished or ""))  # type: ignore[arg-type]
+    return {"made": made, "more": more, "failed": failed}
+
+
+def state_of(engine: Any, seconds: float) -> dict[str, Any]:
+    """How full an engine is, and how long its last step took."""
+    pool = engine.pool
+    return {
+        "running": len(engine.running),
+        "waiting": len(engine.waiting),
+        "pages": pool.pages,
+        "used": pool.pages - len(pool.free),
+        "seconds": seconds,
+    }
+
+
+def request_of(given: dict[str, Any]) -> Request:
+    """The Request of a frame; its parts check themselves."""
+    sampling = dict(given["sampling"])
+    if sampling.get("logit_bias"):
+        sampling["logit_bias"] = {int(token): v for token, v in sampling["logit_bias"]}
+    return Request(
+        given["id"],
+        tuple(given["tokens"]),
+        Sampling(**sampling),
+        frozenset(given["stop_tokens"]),
+        given["max_tokens"],
+        location=None,
+    )
+
+
+def open_llm(
+    given: dict[str, Any], tell: Callable[[str, float, float], None]
+) -> tuple[Any, dict[str, Any]]:
+    """The engine of a model and what the HTTP process needs to know of it."""
+    from ..generate.llm import LLM
+
+    llm = LLM(given.pop("model"), progress=tell, **given)
+    return llm.engine, {
+        "context": llm.context,
+        "requests": llm.engine.requests,
+        "vocabulary": llm.config.vocabulary,
+        "defaults": llm.defaults,
+        "device": str(llm.device),
+        "dtype": str(llm.dtype),
+        "family": llm.config.family,
+        "page": llm.engine.pool.page,
+        "pages": llm.engine.pool.pages,
+        "bytes": llm.file_bytes,
+    }
+
+
+def serve(descriptor: int, opener: Opener = open_llm) -> int:
+    """Run an engine at a socket that was handed over; the status of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this process ends it
+        signal.signal(number, signal.SIG_IGN)
+    link = socket.socket(fileno=descriptor)
+    link.setblocking(True)
+    try:
+        EngineLoop(link, opener).run()
+    except (Closed, BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception:
+        log.exception("the engine ends")
+        return 70
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve(int(sys.argv[1])))
+
+
+__all__ = ["EngineLoop", "serve"]

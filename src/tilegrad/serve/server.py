@@ -1,0 +1,204 @@
+"""One server: the model's words, the engine process, what is counted, and how an answer is made.
+
+Invariant: a request that was let in ends in an answer, an error or a cancelled Generation, and
+leaves nothing in the engine; once draining has begun no other is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from .access import ID, SALT
+from .fields import Fields, parsed
+from .generation import Generation
+from .metrics import Metrics
+from .model import ServedModel
+from .parameters import Ask
+from .refused import Refused
+from .settings import Settings
+from .stream import Collected, Events, Streamed
+from .supervise import Supervisor
+
+LARGE = 1 << 15  # bytes of a body that is parsed off the event loop
+WORKERS = 4
+log = logging.getLogger("tilegrad.serve")
+
+Parse = Callable[[Fields], Ask]
+Body = Callable[[list[Generation], Collected], Any]
+Shape = Callable[[Events], Any]
+
+
+class Watched:
+    """A Listener before another one: it times and counts."""
+
+    def __init__(self, listener: Any, metrics: Metrics) -> None:
+        self.listener, self.metrics = listener, metrics
+
+    def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
+        """Note when a token came, and pass it on."""
+        now = one.last
+        if one.first:
+            self.metrics.between.observe(now - one.before)
+        else:
+            one.first = now
+            self.metrics.first.observe(now - one.begun)
+        one.before = now
+        self.listener.piece(one, text, token, more)
+
+    def ended(self, one: Generation) -> None:
+        """Count an end, and pass it on."""
+        self.metrics.ended(one)
+        self.listener.ended(one)
+
+
+class Server:
+    """What the routes work with."""
+
+    def __init__(self, settings: Settings, model: ServedModel, tell: Any = None) -> None:
+        self.settings, self.model = settings, model
+        self.metrics = Metrics(model.name)
+        self.engine = Supervisor(
+            {"model": settings.model, **settings.opening},
+            command=settings.command,
+            tell=tell,
+            stepped=self.metrics.stepped,
+        )
+        self.pool = ThreadPoolExecutor(WORKERS, "words")
+        self.draining = False
+        self.open = 0  # requests of clients that are not answered yet
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready."""
+        self.engine.start()
+        await self.engine.ready()
+        self.model.learn(self.engine.facts)
+
+    async def drain(self, seconds: float) -> bool:
+        """Let nobody in any more and wait for those inside; whether all ended."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self.engine.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- a request ------------------------------------------------------------------------------
+
+    def admit(self, count: int = 1) -> None:
+        """Refuse what cannot be served now."""
+        if self.draining:
+            raise Refused("the server is shutting down", status=503, retry_after=5)
+        if self.engine.state in ("loading", "dead", "closed"):
+            word = "loading" if self.engine.state == "loading" else "not running"
+            raise Refused(f"the model is {word}", status=503, retry_after=5)
+        room = self.model.requests + self.settings.queue - len(self.engine.live)
+        if count > room:
+            raise Refused(
+                "too many requests wait already; try again later",
+                status=429,
+                code="queue_full",
+                retry_after=1,
+            )
+
+    async def body(self, request: web.Request) -> Fields:
+        """The fields of a request's body."""
+        limits = self.settings.limits
+        try:
+            data = await asyncio.wait_for(request.read(), limits.read)
+        except asyncio.TimeoutError:
+            raise Refused("the body did not come in time", status=408) from None
+        if len(data) < LARGE:
+            return parsed(data, limits.depth)
+        return await self.off_loop(parsed, data, limits.depth)
+
+    async def off_loop(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Run something slow in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
+
+    async def answer(
+        self, request: web.Request, ask: Ask, body: Body, shape: Shape
+    ) -> web.StreamResponse:
+        """Make an answer: in one piece, shaped by `body`, or as the events of `shape`."""
+        self.admit(len(ask.prompts) * ask.n)
+        salt = request.get(SALT, "")
+        self.open += 1
+        self._idle.clear()
+        try:
+            if ask.stream:
+                events = Events(request, self.settings.limits)
+                listener: Any = shape(events)
+                return await self._run(ask, salt, listener, events.run, request)
+            listener = Collected(len(ask.prompts) * ask.n)
+
+            async def whole(headers: dict[str, str]) -> web.StreamResponse:
+                await listener.done
+                return web.json_response(body(ones, listener), headers=headers)
+
+            ones = self.begin(ask, salt, listener)
+            return await self._finish(ones, whole, request)
+        finally:
+            self.open -= 1
+            if not self.open:
+                self._idle.set()
+
+    async def _run(
+        self, ask: Ask, salt: str, listener: Streamed, run: Any, request: web.Request
+    ) -> web.StreamResponse:
+        ones = self.begin(ask, salt, listener)
+        return await self._finish(ones, run, request)
+
+    def begin(self, ask: Ask, salt: str, listener: Any) -> list[Generation]:
+        """Give the engine all that is asked for."""
+        watched = Watched(listener, self.metrics)
+        ones = []
+        for index, spec in enumerate(ask.specs()):
+            if salt:
+                spec["salt"] = salt
+            text = self.model.detokenizer(
+                ask.stop, ask.include_stop, ask.show_special, spec["min_tokens"]
+            )
+            ones.append(Generation(spec, text, watched, index))
+        listener.ones = ones
+        for one in ones:
+            self.engine.add(one)
+            self.metrics.began(one)
+        return ones
+
+    async def _finish(
+        self, ones: list[Generation], run: Any, request: web.Request
+    ) -> web.StreamResponse:
+        """See an answer to its end, or to its time limit, or to its client's leaving."""
+
+        def expire() -> None:
+            for one in ones:
+                if one.finish is None:
+                    self.engine.cancel(one)
+                    one.fail(Refused("the request took too long", status=504, code="timeout"))
+
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.settings.timeout, expire)
+        try:
+            return await run({"X-Request-Id": request[ID]})
+        finally:
+            timer.cancel()
+            for one in ones:
+                if one.finish is None:
+                    self.engine.cancel(one)
+                    one.finish = "abort"
+                    self.metrics.ended(one)
+
+
+__all__ = ["Server"]

@@ -1,0 +1,130 @@
+"""An engine process that does what prompts say, for the tiny model's tokens (which are bytes).
+
+The last line of a prompt that begins with `SAY ` is what it answers, then it stops; without one it
+counts letters until the answer is as long as it may be. Words elsewhere in a prompt: `SLOW` takes
+20 ms a step, `NAN` fails after two tokens, `BOOM` breaks a step, `DIE` kills the process, `STUCK`
+never gives a token, `BEYOND` gives an id beyond the vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from tilegrad.core.errors import UserError
+from tilegrad.generate.request import Produced
+from tilegrad.serve.engine_process import serve
+
+END = 257
+MARK = b"\x00assistant\n"  # as this file reads a chat: 256 begins a message
+
+
+class Script:
+    """A request, read."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        data = bytes(t if t < 256 else 0 for t in request.tokens)
+        at = data.rfind(MARK)
+        prompt = data[: at + len(MARK)] if at >= 0 else data
+        self.made = len(data) - len(prompt)  # by an engine before
+        self.words = set(re.findall(rb"[A-Z]{3,}", prompt))
+        lines = re.findall(rb"SAY ([^\x00\n]*)", prompt)
+        said = lines[-1].replace(b"\\n", b"\n") if lines else None
+        self.tokens = None if said is None else [*said, END]
+        self.count = 0
+
+    def produce(self) -> Produced | None:
+        """The next token."""
+        if b"STUCK" in self.words:
+            return None
+        if b"NAN" in self.words and self.count == 2:
+            error = UserError("the logits of the next token are not finite", op="generate")
+            return Produced(self.request.id, finished="error", error=error)
+        place, self.count = self.made + self.count, self.count + 1
+        token = self.tokens[place] if self.tokens else 97 + place % 26
+        if b"BEYOND" in self.words:
+            token = 10**6
+        finished = None
+        if token in self.request.stop_tokens:
+            finished = "stop"
+        elif self.count >= self.request.max_tokens:
+            finished = "length"
+        if not self.request.sampling.logprobs:
+            return Produced(self.request.id, token, finished=finished)
+        top = tuple((token + i if token < 200 else token - i, -0.5 - i) for i in range(20))
+        top = top[: self.request.sampling.logprobs]
+        return Produced(self.request.id, token, -0.5, top, finished)
+
+
+class ScriptedEngine:
+    """What `EngineLoop` needs of an engine."""
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+        self.running: dict[int, Script] = {}
+        self.waiting: dict[int, Any] = {}
+        self.pool = SimpleNamespace(pages=64, page=16, free=list(range(64)))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Any) -> None:
+        if any(not 0 <= t < 258 for t in request.tokens):
+            raise UserError("tokens that are not in the vocabulary", op="Engine")
+        self.waiting[request.id] = request
+
+    def cancel(self, id: int) -> bool:
+        found = self.waiting.pop(id, None) or self.running.pop(id, None)
+        return found is not None
+
+    def step(self) -> list[Produced]:
+        while self.waiting and len(self.running) < self.requests:
+            id, request = next(iter(self.waiting.items()))
+            del self.waiting[id]
+            self.running[id] = Script(request)
+        words = set().union(*(s.words for s in self.running.values()))
+        if b"DIE" in words:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if b"BOOM" in words:
+            self.running.clear()
+            raise RuntimeError("secret of the inside")
+        if b"SLOW" in words or b"STUCK" in words:
+            time.sleep(0.02)
+        found = [p for s in list(self.running.values()) if (p := s.produce())]
+        for one in found:
+            if one.finished:
+                del self.running[one.id]
+        return found
+
+
+def open_scripted(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]]:
+    """A scripted engine and its facts."""
+    tell("load", 1, 2)
+    if given.get("fails"):
+        raise UserError("this model cannot be opened", op="LLM")
+    if given.get("dies"):
+        os._exit(3)
+    requests = given.get("requests", 64)
+    return ScriptedEngine(requests), {
+        "context": 512,
+        "requests": requests,
+        "vocabulary": 258,
+        "defaults": {},
+        "device": "cpu",
+        "dtype": "float32",
+        "family": "llama",
+        "page": 16,
+        "pages": 64,
+        "bytes": 1000,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(serve(int(sys.argv[1]), open_scripted))
