@@ -20,7 +20,7 @@ from ..core.errors import TilegradError, UserError
 
 EXTRAS = {
     "cuda": "NVIDIA GPUs",
-    "serve": "a server",
+    "serve": "the server, its router and its load",
     "peers": "comparison with PyTorch",
     "test": "running the tests",
 }

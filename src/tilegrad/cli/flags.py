@@ -29,6 +29,16 @@ class Group(TyperGroup):
         return without_values(super().get_params(ctx))
 
 
+class WithDefault(Group):
+    """A group that runs its first command where none is named: `bench MODEL` is `bench model`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words of a command, with the first one's name before them if they name none."""
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
 class App(typer.Typer):
     """Commands under one name."""
 

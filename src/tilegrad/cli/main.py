@@ -18,8 +18,8 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, chat, chip, compile, explain, info, models, run, serve
-from .flags import App, Group
+from . import bench, bench_serve, chat, chip, compile, explain, info, models, run, serve
+from .flags import App, Group, WithDefault
 from .progress import Bars
 from .terminal import error_text, status
 
@@ -52,7 +52,14 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("info")(info.info)
-app.command("bench")(bench.bench)
+bench_app = App(
+    cls=WithDefault,
+    help="Measure a model here (tilegrad bench MODEL), or an endpoint under load (serve).",
+    no_args_is_help=True,
+)
+bench_app.command("model")(bench.bench)
+bench_app.command("serve")(bench_serve.bench_serve)
+app.add_typer(bench_app, name="bench")
 app.command("explain")(explain.explain)
 app.command("compile")(compile.compile_)
 app.add_typer(models.app, name="models")
