@@ -33,7 +33,8 @@ svg{background:#fff;font:12px system-ui,sans-serif}text{fill:#333}
 .area{fill:#2563eb;fill-opacity:.16}.many{fill:none;stroke:#d97706;stroke-width:1.5}
 .mark{stroke:#d97706;stroke-dasharray:3 3}.orange{fill:#b45309}.blue{fill:#1d4ed8}
 @media(prefers-color-scheme:dark){svg{background:#111418}text{fill:#e5e7eb}.soft{fill:#9ca3af}
-.grid{stroke:#2b3138}.line{stroke:#60a5fa}.area{fill:#60a5fa}.orange{fill:#fbbf24}.blue{fill:#93c5fd}}
+.grid{stroke:#2b3138}
+.line{stroke:#60a5fa}.area{fill:#60a5fa}.orange{fill:#fbbf24}.blue{fill:#93c5fd}}
 """
 
 
