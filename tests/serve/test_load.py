@@ -28,7 +28,7 @@ from tilegrad.serve.load.reply import Reply
 from tilegrad.serve.load.run import Load, Result, model_of, run_load
 from tilegrad.serve.load.script import (
     WORDS,
-    Ask,
+    Call,
     Lengths,
     Prefixes,
     as_text,
@@ -45,25 +45,25 @@ RUNNER = CliRunner()
 
 
 def test_the_known_script_has_its_published_totals() -> None:
-    asks = mini_sglang()
-    assert len(asks) == 256
-    assert sum(len(ask.prompt) for ask in asks) == 142_827
-    assert sum(ask.max_tokens for ask in asks) == 133_966
-    lengths = [n for ask in asks for n in (len(ask.prompt), ask.max_tokens)]
+    calls = mini_sglang()
+    assert len(calls) == 256
+    assert sum(len(call.prompt) for call in calls) == 142_827
+    assert sum(call.max_tokens for call in calls) == 133_966
+    lengths = [n for call in calls for n in (len(call.prompt), call.max_tokens)]
     assert min(lengths) >= 100 and max(lengths) <= 1024
-    assert mini_sglang() == asks
+    assert mini_sglang() == calls
 
 
 def test_random_asks() -> None:
-    asks = drawn(6, Lengths.of("3-9"), Lengths.of("5"), prefixes=Prefixes(4, 2), vocabulary=50)
-    assert all(7 <= len(ask.prompt) <= 13 and ask.max_tokens == 5 for ask in asks)
-    starts = [ask.prompt[:4] for ask in asks]
+    calls = drawn(6, Lengths.of("3-9"), Lengths.of("5"), prefixes=Prefixes(4, 2), vocabulary=50)
+    assert all(7 <= len(call.prompt) <= 13 and call.max_tokens == 5 for call in calls)
+    starts = [call.prompt[:4] for call in calls]
     assert starts[0] == starts[2] == starts[4] != starts[1] == starts[3]
-    assert max(i for ask in asks for i in ask.prompt) < 50
-    assert drawn(6, Lengths.of("3-9"), Lengths.of("5"), seed=1) != asks
-    words = as_text(asks)
+    assert max(i for call in calls for i in call.prompt) < 50
+    assert drawn(6, Lengths.of("3-9"), Lengths.of("5"), seed=1) != calls
+    words = as_text(calls)
     assert words[0].prompt.split()[:4] == words[2].prompt.split()[:4]
-    assert len(words[0].prompt.split()) == len(asks[0].prompt) and len(set(WORDS)) > 100
+    assert len(words[0].prompt.split()) == len(calls[0].prompt) and len(set(WORDS)) > 100
 
 
 @pytest.mark.parametrize("text", ["", "0", "5-2", "a", "1-2-3", "-5"])
@@ -73,12 +73,12 @@ def test_bad_lengths(text: str) -> None:
 
 
 def test_moments() -> None:
-    asks = [Ask((1,), 1)] * 2000
-    assert {ask.at for ask in at_rate(asks, float("inf"))} == {0.0}
-    even = [ask.at for ask in at_rate(asks, 4.0, poisson=False)]
+    calls = [Call((1,), 1)] * 2000
+    assert {call.at for call in at_rate(calls, float("inf"))} == {0.0}
+    even = [call.at for call in at_rate(calls, 4.0, poisson=False)]
     assert even[:3] == [0.0, 0.25, 0.5]
-    chance = [ask.at for ask in at_rate(asks, 4.0, seed=3)]
-    assert chance == [ask.at for ask in at_rate(asks, 4.0, seed=3)]
+    chance = [call.at for call in at_rate(calls, 4.0, seed=3)]
+    assert chance == [call.at for call in at_rate(calls, 4.0, seed=3)]
     gaps = [b - a for a, b in itertools.pairwise(chance)]
     mean = sum(gaps) / len(gaps)
     spread = (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5
@@ -89,12 +89,12 @@ def test_files_of_conversations(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "x" * 40}]
     whole = tmp_path / "a.json"
     whole.write_text(json.dumps([{"conversations": turns}, {"conversations": []}, 5]))
-    assert of_file(whole, 2, None) == [Ask("Why?", 10)] * 2
-    assert of_file(whole, 1, Lengths(3, 3)) == [Ask("Why?", 3)]
+    assert of_file(whole, 2, None) == [Call("Why?", 10)] * 2
+    assert of_file(whole, 1, Lengths(3, 3)) == [Call("Why?", 3)]
     lines = tmp_path / "a.jsonl"
     other = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "y"}]
     lines.write_text(json.dumps({"messages": other}) + "\n")
-    assert of_file(lines, 1, None) == [Ask("So?", 1)]
+    assert of_file(lines, 1, None) == [Call("So?", 1)]
     for text in ("[]", "{", '{"conversations": 3}'):
         whole.write_text(text)
         with pytest.raises(UserError):
@@ -114,14 +114,14 @@ def test_events_survive_any_cut() -> None:
         assert found == [b'{"a":1}', b"one\ntwo", b"[DONE]"], size
 
 
-def sent(fake: FakeEndpoint, ask: Ask = Ask((1, 2), 3), **choices: Any) -> Reply:
+def sent(fake: FakeEndpoint, call: Call = Call((1, 2), 3), **choices: Any) -> Reply:
     """The Reply that the client makes of a fake's answer."""
 
     async def work() -> Reply:
         async with fake.running() as url:
             where = Endpoint(url, "fake", **choices)
             async with new_session(where) as session:
-                return await Client(session, where, fake.clock or Clock()).send(ask)
+                return await Client(session, where, fake.clock or Clock()).send(call)
 
     return asyncio.run(asyncio.wait_for(work(), 120))
 
@@ -129,7 +129,7 @@ def sent(fake: FakeEndpoint, ask: Ask = Ask((1, 2), 3), **choices: Any) -> Reply
 @pytest.mark.parametrize("chat", [False, True])
 def test_times_are_those_of_the_clock(chat: bool) -> None:
     fake = FakeEndpoint([0.5, 0.125, 0.25], Clock())
-    reply = sent(fake, Ask("hello", 3), chat=chat, api_key="secret")
+    reply = sent(fake, Call("hello", 3), chat=chat, api_key="secret")
     assert not reply.error and reply.status == 200
     assert reply.first == 0.5 and reply.gaps == [0.125, 0.25] and reply.whole == 0.875
     assert reply.per_token == 0.1875 and reply.prompt_tokens == 7 and reply.answer_tokens == 3
@@ -182,7 +182,7 @@ def test_an_endpoint_that_is_not_there() -> None:
 
     async def work() -> Reply:
         async with new_session(where) as session:
-            return await Client(session, where).send(Ask("a", 1))
+            return await Client(session, where).send(Call("a", 1))
 
     assert "Connect" in asyncio.run(work()).error
     with pytest.raises(UserError, match="cannot be reached"):
@@ -195,12 +195,12 @@ def test_an_endpoint_that_is_not_there() -> None:
 def test_asks_are_sent_when_they_are_due() -> None:
     clock, begun = Clock(), []
 
-    async def send(ask: Ask) -> Reply:
-        begun.append((ask.max_tokens, clock.time))
+    async def send(call: Call) -> Reply:
+        begun.append((call.max_tokens, clock.time))
         return Reply(clock.time, 1, [clock.time], clock.time, answer_tokens=1)
 
-    asks = [Ask("c", 3, 2.0), Ask("a", 1, 0.0), Ask("b", 2, 0.5)]
-    result = asyncio.run(Load(send, now=clock, sleep=clock.sleep).run(asks))
+    calls = [Call("c", 3, 2.0), Call("a", 1, 0.0), Call("b", 2, 0.5)]
+    result = asyncio.run(Load(send, now=clock, sleep=clock.sleep).run(calls))
     assert begun == [(1, 0.0), (2, 0.5), (3, 2.0)]
     assert result.seconds == 2.0 and result.late == 0.0
 
@@ -208,7 +208,7 @@ def test_asks_are_sent_when_they_are_due() -> None:
 def test_so_many_at_once_at_most() -> None:
     running, most, told = 0, 0, []
 
-    async def send(ask: Ask) -> Reply:
+    async def send(call: Call) -> Reply:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -217,7 +217,7 @@ def test_so_many_at_once_at_most() -> None:
         return Reply(0.0, 1, [1.0], 1.0)
 
     load = Load(send, 3, told=lambda done, total: told.append((done, total)))
-    result = asyncio.run(load.run([Ask("a", 1)] * 10))
+    result = asyncio.run(load.run([Call("a", 1)] * 10))
     assert most == result.most_at_once == 3 and len(result.replies) == 10
     assert told[-1] == (10, 10)
 
@@ -225,15 +225,15 @@ def test_so_many_at_once_at_most() -> None:
 def test_a_load_that_is_cancelled_leaves_nothing_behind() -> None:
     ended = []
 
-    async def send(ask: Ask) -> Reply:
+    async def send(call: Call) -> Reply:
         try:
             await asyncio.sleep(3600)
         finally:
-            ended.append(ask)
+            ended.append(call)
         raise AssertionError
 
     async def work() -> None:
-        task = asyncio.create_task(Load(send).run([Ask("a", 1)] * 4))
+        task = asyncio.create_task(Load(send).run([Call("a", 1)] * 4))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -250,8 +250,8 @@ def test_a_whole_load() -> None:
     async def work() -> Result:
         async with fake.running() as url:
             where = Endpoint(url, await model_of(url))
-            asks = drawn(8, Lengths(4, 4), Lengths(3, 3))
-            return await run_load(where, asks, concurrency=1, warm_up=2)
+            calls = drawn(8, Lengths(4, 4), Lengths(3, 3))
+            return await run_load(where, calls, concurrency=1, warm_up=2)
 
     result = asyncio.run(asyncio.wait_for(work(), 120))
     assert len(fake.bodies) == 1 + 2 + 8, "one tries ids, two warm up"

@@ -124,21 +124,21 @@ def bench_serve(
         raise typer.BadParameter("--script and --dataset are two loads: give one")
     limits = load.limits_of(goodput)
     if script:
-        asks = load.mini_sglang()
+        calls = load.mini_sglang()
     elif dataset:
-        asks = load.of_file(dataset, requests, tokens and load.Lengths.of(tokens), seed=seed)
+        calls = load.of_file(dataset, requests, tokens and load.Lengths.of(tokens), seed=seed)
     else:
         sizes = load.Lengths.of(prompt), load.Lengths.of(tokens or "128")
         shared = load.Prefixes(prefix_tokens, prefix_groups)
-        asks = load.drawn(requests, *sizes, seed=seed, prefixes=shared, vocabulary=vocabulary)
-    asks = load.at_rate(asks, rate, poisson=arrivals == "poisson", seed=seed)
+        calls = load.drawn(requests, *sizes, seed=seed, prefixes=shared, vocabulary=vocabulary)
+    calls = load.at_rate(calls, rate, poisson=arrivals == "poisson", seed=seed)
     url = url.rstrip("/").removesuffix("/v1")
     model = model or asyncio.run(load.model_of(url, api_key))
     if temperature is None:
         temperature = 0.6 if script else 0.0
     chat, named = endpoint == "chat", {"temperature": temperature, "timeout": timeout}
     where = load.Endpoint(url, model, api_key, chat, ignore_eos, **named)
-    result = loaded(where, asks, concurrency, warm_up, prompts)
+    result = loaded(where, calls, concurrency, warm_up, prompts)
     summary = {
         "model": model, "url": url, "endpoint": endpoint, "script": script or "",
         "dataset": str(dataset or ""), "rate": str(rate), "arrivals": arrivals,
@@ -165,7 +165,7 @@ def loading() -> Any:
 
 
 def loaded(
-    where: Any, asks: Sequence[Any], concurrency: int | None, warm_up: int, prompts: str
+    where: Any, calls: Sequence[Any], concurrency: int | None, warm_up: int, prompts: str
 ) -> Any:
     """The Result of a load, with a bar meanwhile."""
     from ..serve.load import run_load
@@ -173,7 +173,7 @@ def loaded(
     with Bars() as bars:
         work = run_load(
             where,
-            asks,
+            calls,
             concurrency=concurrency,
             warm_up=warm_up,
             prompts=prompts,

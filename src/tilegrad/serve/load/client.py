@@ -20,7 +20,7 @@ import aiohttp
 
 from .events import Events
 from .reply import Reply
-from .script import Ask
+from .script import Call
 
 BUFFER = 4 << 20  # bytes; aiohttp's own 64 KiB make a fast server wait
 MOST_ERROR = 300  # characters of an error that are kept
@@ -50,11 +50,11 @@ class Endpoint:
         """The headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, call: Call) -> dict[str, Any]:
         """The JSON of a request."""
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": ask.max_tokens,
+            "max_tokens": call.max_tokens,
             "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -62,9 +62,9 @@ class Endpoint:
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.chat:
-            body["messages"] = [{"role": "user", "content": ask.prompt}]
+            body["messages"] = [{"role": "user", "content": call.prompt}]
         else:
-            body["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
+            body["prompt"] = list(call.prompt) if isinstance(call.prompt, tuple) else call.prompt
         return body
 
 
@@ -79,17 +79,17 @@ def new_session(endpoint: Endpoint) -> aiohttp.ClientSession:
 
 
 class Client:
-    """Sends Asks to an Endpoint."""
+    """Sends Calls to an Endpoint."""
 
     def __init__(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, now: Now = time.perf_counter
     ) -> None:
         self.session, self.endpoint, self.now = session, endpoint, now
 
-    async def send(self, ask: Ask) -> Reply:
+    async def send(self, call: Call) -> Reply:
         """Send one, read its stream to the end."""
-        body = json.dumps(self.endpoint.body(ask)).encode()
-        reply = Reply(self.now(), ask.max_tokens)
+        body = json.dumps(self.endpoint.body(call)).encode()
+        reply = Reply(self.now(), call.max_tokens)
         reply.end = reply.begun
         try:
             await self._read(body, reply)

@@ -1,7 +1,7 @@
-"""Sends the Asks of a load when they are due, so many at once at most.
+"""Sends the Calls of a load when they are due, so many at once at most.
 
-An Ask whose moment has come while all places are taken waits, and its clock starts when it is
-sent; how late it was is in the Result. Invariant: every Ask has one Reply, in the order in
+A Call whose moment has come while all places are taken waits, and its clock starts when it is
+sent; how late it was is in the Result. Invariant: every Call has one Reply, in the order in
 which they are due, unless the load is cancelled.
 """
 
@@ -19,7 +19,7 @@ import aiohttp
 from ...core.errors import UserError
 from .client import Client, Endpoint, error_text, new_session
 from .reply import Reply
-from .script import Ask, as_text
+from .script import Call, as_text
 
 Sleep = Callable[[float], Awaitable[Any]]
 Told = Callable[[int, int], None]  # how many are done, of how many
@@ -32,15 +32,15 @@ class Result:
     replies: list[Reply]
     seconds: float  # from the first request to the last token
     most_at_once: int
-    late: float = 0.0  # the longest that an Ask waited for a place
+    late: float = 0.0  # the longest that a Call waited for a place
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Load:
-    """A load under way; `send` gives the Reply of an Ask."""
+    """A load under way; `send` gives the Reply of a Call."""
 
-    send: Callable[[Ask], Awaitable[Reply]]
+    send: Callable[[Call], Awaitable[Reply]]
     concurrency: int | None = None
     now: Callable[[], float] = time.perf_counter
     sleep: Sleep = asyncio.sleep
@@ -50,19 +50,19 @@ class Load:
     done: int = 0
     late: float = 0.0
 
-    async def run(self, asks: Sequence[Ask]) -> Result:
+    async def run(self, calls: Sequence[Call]) -> Result:
         """Send all of them; wait for the last."""
-        places = asyncio.Semaphore(self.concurrency or len(asks) or 1)
+        places = asyncio.Semaphore(self.concurrency or len(calls) or 1)
         start = self.now()
         tasks = []
         try:
-            for ask in sorted(asks, key=lambda ask: ask.at):
-                wait = start + ask.at - self.now()
+            for call in sorted(calls, key=lambda call: call.at):
+                wait = start + call.at - self.now()
                 if wait > 0:
                     await self.sleep(wait)
                 await places.acquire()
-                self.late = max(self.late, self.now() - start - ask.at)
-                tasks.append(asyncio.create_task(self._one(ask, places, len(asks))))
+                self.late = max(self.late, self.now() - start - call.at)
+                tasks.append(asyncio.create_task(self._one(call, places, len(calls))))
             replies = list(await asyncio.gather(*tasks))
         except BaseException:
             for task in tasks:
@@ -73,11 +73,11 @@ class Load:
         last = max((reply.end for reply in replies), default=start)
         return Result(replies, last - first, self.most_at_once, self.late)
 
-    async def _one(self, ask: Ask, places: asyncio.Semaphore, total: int) -> Reply:
+    async def _one(self, call: Call, places: asyncio.Semaphore, total: int) -> Reply:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            return await self.send(ask)
+            return await self.send(call)
         finally:
             self.at_once -= 1
             self.done += 1
@@ -87,39 +87,39 @@ class Load:
 
 async def run_load(
     endpoint: Endpoint,
-    asks: Sequence[Ask],
+    calls: Sequence[Call],
     *,
     concurrency: int | None = None,
     warm_up: int = 0,
     prompts: str = "auto",
     told: Told = lambda done, total: None,
 ) -> Result:
-    """Put a load on an endpoint: requests that do not count first, then the Asks.
+    """Put a load on an endpoint: requests that do not count first, then the Calls.
 
     `prompts` is "ids", "text", or "auto": ids where the endpoint takes them.
     """
     async with new_session(endpoint) as session:
         client = Client(session, endpoint)
         notes: list[str] = []
-        if prompts == "text" or (prompts == "auto" and not await takes_ids(client, asks, notes)):
-            asks = as_text(asks)
-        first = [Ask(ask.prompt, ask.max_tokens) for ask in list(asks)[:warm_up]]
+        if prompts == "text" or (prompts == "auto" and not await takes_ids(client, calls, notes)):
+            calls = as_text(calls)
+        first = [Call(call.prompt, call.max_tokens) for call in list(calls)[:warm_up]]
         if first:
             warm = await Load(client.send, concurrency).run(first)
             failed = [reply.error for reply in warm.replies if reply.error]
             notes += [f"{len(failed)} warm-up requests failed: {failed[0]}"] if failed else []
-        result = await Load(client.send, concurrency, told=told).run(asks)
+        result = await Load(client.send, concurrency, told=told).run(calls)
     result.notes = notes + result.notes
     return result
 
 
-async def takes_ids(client: Client, asks: Sequence[Ask], notes: list[str]) -> bool:
+async def takes_ids(client: Client, calls: Sequence[Call], notes: list[str]) -> bool:
     """Whether prompts may be ids: one is tried. The note says what is sent instead."""
-    if client.endpoint.chat or not any(isinstance(ask.prompt, tuple) for ask in asks):
+    if client.endpoint.chat or not any(isinstance(call.prompt, tuple) for call in calls):
         if client.endpoint.chat:
             notes.append("prompts are words, about one a token: a chat takes no ids")
         return False
-    reply = await client.send(Ask((1, 2, 3), 1))
+    reply = await client.send(Call((1, 2, 3), 1))
     if not 400 <= reply.status < 500:
         return True
     notes.append(f"prompts are words, about one a token: ids were refused ({reply.error})")

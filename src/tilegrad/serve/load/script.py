@@ -1,7 +1,7 @@
 """What a load asks for, and when: prompts, lengths of answers, moments.
 
 A Script is made before anything is sent, from a seed alone, so two endpoints get the same
-requests in the same order. Invariant: the same choices and the same seed give the same Asks.
+requests in the same order. Invariant: the same choices and the same seed give the same Calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORDS = TEXT.split()
 
 
 @dataclass(frozen=True)
-class Ask:
+class Call:
     """One request of a load: its prompt, how long the answer is, when it is sent."""
 
     prompt: str | tuple[int, ...]
@@ -74,7 +74,7 @@ class Prefixes:
     groups: int = 1
 
 
-def mini_sglang() -> list[Ask]:
+def mini_sglang() -> list[Call]:
     """256 requests with prompts and answers of 100 to 1024 tokens, seed 0, as nano-vllm and
     mini-sglang publish them: 142,827 tokens of prompts, 133,966 of answers."""
     source = random.Random(0)
@@ -82,7 +82,7 @@ def mini_sglang() -> list[Ask]:
         tuple(source.randint(0, VOCABULARY) for _ in range(source.randint(100, 1024)))
         for _ in range(256)
     ]
-    return [Ask(prompt, source.randint(100, 1024)) for prompt in prompts]
+    return [Call(prompt, source.randint(100, 1024)) for prompt in prompts]
 
 
 def drawn(
@@ -93,8 +93,8 @@ def drawn(
     seed: int = 0,
     prefixes: Prefixes = Prefixes(),
     vocabulary: int = VOCABULARY,
-) -> list[Ask]:
-    """Asks with random ids; those of one group of prefixes come round in turn."""
+) -> list[Call]:
+    """Calls with random ids; those of one group of prefixes come round in turn."""
     source = random.Random(seed)
 
     def ids(length: int) -> tuple[int, ...]:
@@ -102,13 +102,13 @@ def drawn(
 
     shared = [ids(prefixes.tokens) for _ in range(max(1, prefixes.groups))]
     return [
-        Ask(shared[i % len(shared)] + ids(prompt.drawn(source)), answer.drawn(source))
+        Call(shared[i % len(shared)] + ids(prompt.drawn(source)), answer.drawn(source))
         for i in range(count)
     ]
 
 
-def as_text(asks: Sequence[Ask]) -> list[Ask]:
-    """The same Asks in words for an endpoint that takes no ids: about a word a token.
+def as_text(calls: Sequence[Call]) -> list[Call]:
+    """The same Calls in words for an endpoint that takes no ids: about a word a token.
 
     An id is always the same word, so prompts that share ids share words.
     """
@@ -118,14 +118,14 @@ def as_text(asks: Sequence[Ask]) -> list[Ask]:
             return prompt
         return " ".join(WORDS[i % len(WORDS)] for i in prompt)
 
-    return [replace(ask, prompt=words(ask.prompt)) for ask in asks]
+    return [replace(call, prompt=words(call.prompt)) for call in calls]
 
 
 # ---- files --------------------------------------------------------------------------------------
 
 
-def of_file(path: Path, count: int, answer: Lengths | None, *, seed: int = 0) -> list[Ask]:
-    """Asks from a file of conversations as ShareGPT has them: the first turn and its answer.
+def of_file(path: Path, count: int, answer: Lengths | None, *, seed: int = 0) -> list[Call]:
+    """Calls from a file of conversations as ShareGPT has them: the first turn and its answer.
 
     Without `answer` an answer is as long as the one in the file, by its characters.
     """
@@ -142,7 +142,7 @@ def of_file(path: Path, count: int, answer: Lengths | None, *, seed: int = 0) ->
     for number in range(count):
         prompt, reply = pairs[number % len(pairs)]
         length = max(1, len(reply) // CHARACTERS) if answer is None else answer.drawn(source)
-        found.append(Ask(prompt, length))
+        found.append(Call(prompt, length))
     return found
 
 
@@ -182,10 +182,12 @@ def turn_text(turn: Any) -> str:
 # ---- moments ------------------------------------------------------------------------------------
 
 
-def at_rate(asks: Sequence[Ask], rate: float, *, poisson: bool = True, seed: int = 0) -> list[Ask]:
-    """The Asks at `rate` a second: by chance (Poisson) or evenly; all at once if infinite."""
+def at_rate(
+    calls: Sequence[Call], rate: float, *, poisson: bool = True, seed: int = 0
+) -> list[Call]:
+    """The Calls at `rate` a second: by chance (Poisson) or evenly; all at once if infinite."""
     moments = moments_of(rate, poisson, random.Random(f"moments {seed}"))
-    return [replace(ask, at=next(moments)) for ask in asks]
+    return [replace(call, at=next(moments)) for call in calls]
 
 
 def moments_of(rate: float, poisson: bool, source: random.Random) -> Iterator[float]:
@@ -198,7 +200,7 @@ def moments_of(rate: float, poisson: bool, source: random.Random) -> Iterator[fl
 
 
 __all__ = [
-    "Ask",
+    "Call",
     "Lengths",
     "Prefixes",
     "as_text",
