@@ -410,3 +410,20 @@ def test_real_words(tmp_path: Path) -> None:
 def test_min_tokens_and_a_constraint_exclude_each_other(llm: LLM) -> None:
     with pytest.raises(UserError, match="ends where its grammar does"):
         llm.generate("a", regex="a", min_tokens=3)
+
+
+def test_no_step_begins_before_the_token_of_a_constrained_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where steps overlap: the answers stay, and others overlap once it is gone."""
+    alone = llm.generate("Once", max_tokens=90)
+    pattern = "[a-d]{30}"
+    wanted = llm.generate("x", regex=pattern, max_tokens=60)
+    monkeypatch.setattr(llm.engine, "overlaps", True)
+    tasks = [
+        llm._task(llm._ids("Once"), max_tokens=90),
+        llm._task(llm._ids("x"), regex=pattern, max_tokens=60),
+    ]
+    answers = llm._tasks.answers(tasks)
+    assert [a.tokens for a in answers] == [alone.tokens, wanted.tokens]
+    assert re.fullmatch(pattern, answers[1].text)

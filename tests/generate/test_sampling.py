@@ -493,14 +493,18 @@ def lowered(rows: int, vocabulary: int, variant: Variant, *samplings: Sampling):
 
 
 @pytest.mark.usefixtures("assembled")
-def test_ptx_draws_what_the_cpu_draws() -> None:
+@pytest.mark.parametrize("masks", [False, True])
+def test_ptx_draws_what_the_cpu_draws(masks: bool) -> None:
     samplings = (
         Sampling(temperature=0.9, top_k=30, top_p=0.8, seed=1),
         Sampling(temperature=1.2, seed=5, logit_bias={7: 1.0}, presence_penalty=1.0),
     )
     rows, vocabulary = 2, 280
-    variant = Variant(True, True, True, 1)
+    variant = Variant(True, True, True, 1, masks)
     made, state = lowered(rows, vocabulary, variant, *samplings)
+    words = np.random.default_rng(4).integers(-(1 << 31), 1 << 31, (rows, 9)).astype(np.int32)
+    for slot in range(rows):
+        state.allow(slot, words[slot] if masks else None)
     logits = np.random.default_rng(2).normal(size=(rows, vocabulary)).astype(np.float32) * 2
     logits[0] = np.round(logits[0])  # equals at both cuts
     own = {n: t.numpy().copy() for n, t in state.tensors().items()}

@@ -11,6 +11,7 @@ LAZY = {
     "Engine": "engine",
     "Request": "request",
     "Produced": "request",
+    "Constraint": "constraint",
     "PagePool": "pages",
 }
 
