@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import UserError
-from ..explore.accelerator import read_parameters
+from ...core.parameter_file import read_parameters
 
 
 class Field(NamedTuple):

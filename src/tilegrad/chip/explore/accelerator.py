@@ -7,13 +7,13 @@ that names the field, its bound and what would fit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.parameter_file import read_parameters
 
 SHARING = ("none", "equal", "halo")
 NAMES = ("weights", "inputs", "outputs")
@@ -156,40 +156,9 @@ def _known(given: Mapping[str, Any], names: set[str], where: str) -> None:
             raise _bad(where, repr(key), f"a field of {', '.join(sorted(names))}", key)
 
 
-def read_parameters(path: str | Path) -> dict[str, Any]:
-    """The tables of a parameter file, TOML (from Python 3.11 on) or JSON."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", op="chip") from error
-    try:
-        if path.suffix == ".json":
-            found = json.loads(text)
-        else:
-            found = _toml(text)
-    except ValueError as error:  # of both parsers
-        raise UserError(f"{path} is not {path.suffix[1:] or 'TOML'}: {error}", op="chip") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} has no fields", op="chip", expected="a table", got=found)
-    return found
-
-
-def _toml(text: str) -> Any:
-    try:
-        import tomllib
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "this Python cannot read TOML",
-            op="chip",
-            hint="write the same fields as .json, or use Python 3.11 or newer",
-        ) from error
-    return tomllib.loads(text)
-
-
 def load(path: str | Path) -> Accelerator:
     """The Accelerator of a parameter file."""
     return Accelerator.of(read_parameters(path), Path(path).stem)
 
 
-__all__ = ["Accelerator", "Level", "load", "read_parameters"]
+__all__ = ["Accelerator", "Level", "load"]

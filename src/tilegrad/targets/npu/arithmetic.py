@@ -1,0 +1,197 @@
+"""The arithmetic of the NPU, bit for bit: what the RTL computes, over NumPy arrays.
+
+Integers are 32 bits and wrap. Floats are fp32 with subnormals taken as zero, before the product
+and after each op; products of bf16 are exact in fp32. exp, reciprocal and reciprocal square root
+are tables with a line between entries; the RTL has the same tables. Invariant: every function here
+has a twin of the same name in the RTL, and the tests compare them on the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray
+TINY = np.float32(2.0**-126)
+NAN = 0x7FC00000
+LOG2E = 94548  # 16 bits after the point
+MOST = 2**31 - 1
+
+
+@cache
+def exp_table() -> Array:
+    """2 ** (i / 256), 16 bits after the point."""
+    return np.array([round(2.0 ** (16 + i / 256)) for i in range(257)], np.int64)
+
+
+@cache
+def reciprocal_table() -> Array:
+    """1 / (1 + i / 256), 16 bits after the point."""
+    return np.array([round(2.0**16 / (1 + i / 256)) for i in range(257)], np.int64)
+
+
+@cache
+def rsqrt_table() -> Array:
+    """1 / sqrt(1 + i / 128), then 1 / sqrt(2 + 2 i / 128), 16 bits after the point."""
+    both = [2.0**16 / math.sqrt((1 + odd) * (1 + i / 128)) for odd in (0, 1) for i in range(129)]
+    return np.array([round(x) for x in both], np.int64)
+
+
+@cache
+def fp8_table() -> Array:
+    """The bf16 of every e4m3 byte."""
+    values = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    found = values.astype(ml_dtypes.bfloat16).view(np.uint16).copy()
+    found[np.isnan(values.astype(np.float32))] = 0x7FC0
+    return found
+
+
+def wrapped(x: Array) -> Array:
+    """The low 32 bits, signed."""
+    return x.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
+
+
+def flush(x: Array) -> Array:
+    """Subnormals as zero of their sign."""
+    return x * (np.abs(x) >= TINY)
+
+
+def shifted(x: Array, shift: int, extra: Array | None = None) -> Array:
+    """x / 2**shift to the nearest, halves up; or up with the chance that `extra` bits give."""
+    if shift == 0:
+        return x
+    if extra is not None:
+        return (x + (extra.astype(np.int64) & ((1 << shift) - 1))) >> shift
+    return (x + (1 << (shift - 1))) >> shift
+
+
+def exp(x: Array) -> Array:
+    """exp of numbers at most 0, 16 bits after the point on both sides."""
+    z = (np.minimum(x.astype(np.int64), 0) * LOG2E) >> 16
+    n, f = -(z >> 16), z & 0xFFFF
+    table = exp_table()
+    low = table[f >> 8]
+    value = low + (((table[(f >> 8) + 1] - low) * (f & 255)) >> 8)
+    return np.where(n > 31, 0, value >> np.minimum(n, 31)).astype(np.int32)
+
+
+def _leading(x: Array) -> tuple[Array, Array]:
+    """The place of the highest 1 of positive numbers, and they with it shifted to bit 30."""
+    x = np.maximum(x.astype(np.int64), 1)
+    place = np.frexp(x.astype(np.float64))[1].astype(np.int64) - 1
+    return place, x << (30 - place)
+
+
+def reciprocal(x: Array) -> Array:
+    """2**30 / x of positive numbers; of others the largest number."""
+    place, m = _leading(x)
+    table = reciprocal_table()
+    i = (m >> 22) & 255
+    value = table[i] - (((table[i] - table[i + 1]) * ((m >> 14) & 255)) >> 8)
+    made = np.where(
+        place <= 14, value << np.maximum(14 - place, 0), value >> np.maximum(place - 14, 0)
+    )
+    return np.where(x <= 0, MOST, made).astype(np.int32)
+
+
+def rsqrt(x: Array) -> Array:
+    """2**24 / sqrt(x) of positive numbers; of others the largest number."""
+    place, m = _leading(x)
+    half, odd = place >> 1, place & 1
+    table = rsqrt_table()
+    i = odd * 129 + ((m >> 23) & 127)
+    value = table[i] - (((table[i] - table[i + 1]) * ((m >> 15) & 255)) >> 8)
+    made = np.where(half <= 8, value << np.maximum(8 - half, 0), value >> np.maximum(half - 8, 0))
+    return np.where(x <= 0, MOST, made).astype(np.int32)
+
+
+def float_add(a: Array, b: Array) -> Array:
+    """fp32 sum, subnormals as zero."""
+    with np.errstate(all="ignore"):
+        return flush(np.add(a, b, dtype=np.float32))
+
+
+def float_mul(a: Array, b: Array) -> Array:
+    """fp32 product of normal numbers; what is below the smallest before rounding is zero."""
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) * b.astype(np.float64)
+        kept = exact * (np.abs(exact) >= 2.0**-126)
+        return kept.astype(np.float32)
+
+
+def float_bits(x: Array) -> Array:
+    """The bits of fp32, with one NaN."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return np.where(np.isnan(x), np.uint32(NAN), bits)
+
+
+def from_bits(bits: Array) -> Array:
+    """fp32 of bits, subnormals as zero."""
+    return flush(bits.astype(np.uint32).view(np.float32))
+
+
+def _extreme(kind: str, a: Array, b: Array) -> Array:
+    found = np.where((a > b) if kind == "max" else (a < b), a, b)
+    return np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), found)
+
+
+def vector(kind: str, a: Array, b: Array, shift: int, floating: bool) -> Array:
+    """One op of the vector unit."""
+    if floating:
+        if kind == "add":
+            return float_add(a, b)
+        if kind == "sub":
+            return float_add(a, -b)
+        if kind == "mul":
+            return float_mul(a, b)
+        return _extreme(kind, a, b)
+    x, y = a.astype(np.int64), b.astype(np.int64)
+    if kind == "add":
+        return wrapped(x + y)
+    if kind == "sub":
+        return wrapped(x - y)
+    if kind == "mul":
+        return wrapped(shifted(x * y, shift))
+    if kind in ("max", "min"):
+        return np.maximum(a, b) if kind == "max" else np.minimum(a, b)
+    return {"exp": exp, "reciprocal": reciprocal, "rsqrt": rsqrt}[kind](a)
+
+
+FLOAT_KINDS = ("add", "sub", "max", "min", "mul", "take", "load")
+
+
+def requantise(x: Array, scale: int, shift: int, relu: bool, extra: Array | None) -> Array:
+    """int8 of int32 sums: times `scale`, over 2**shift, saturated."""
+    y = shifted(x.astype(np.int64) * scale, shift, extra)
+    return np.clip(y, 0 if relu else -128, 127).astype(np.int8)
+
+
+def to_bf16(x: Array, relu: bool, extra: Array | None) -> Array:
+    """The bits of bf16 of fp32 sums, to the nearest even, or by chance."""
+    bits = float_bits(x)
+    if relu:
+        bits = np.where((bits >> 31 == 1) & ~np.isnan(x), np.uint32(0), bits)
+    finite = np.isfinite(x)
+    up = (extra & 0xFFFF) if extra is not None else 0x7FFF + ((bits >> 16) & 1)
+    moved = (bits.astype(np.uint64) + np.where(finite, up, 0).astype(np.uint64)) >> np.uint64(16)
+    return moved.astype(np.uint16)
+
+
+def xorshift(state: Array) -> Array:
+    """The next state of each lane's random bits."""
+    x = state.astype(np.uint32)
+    x = x ^ (x << np.uint32(13))
+    x = x ^ (x >> np.uint32(17))
+    return x ^ (x << np.uint32(5))
+
+
+def seeded(seed: int, lanes: int) -> Array:
+    """The first state of each lane: never 0."""
+    spread = (np.arange(1, lanes + 1, dtype=np.uint64) * 0x9E3779B9) & 0xFFFFFFFF
+    return ((spread ^ seed) | 1).astype(np.uint32)
+
+
+__all__ = ["exp", "float_add", "float_mul", "reciprocal", "requantise", "rsqrt", "vector"]

@@ -1,0 +1,300 @@
+"""The execute unit, register by register: it feeds the mesh and the vector lanes by a counter.
+
+All that happens in a cycle of an instruction follows from its counter, so that lengths are closed
+forms (`timing.py`). Memories are read one cycle and used in the next; a sum leaves the mesh, is
+added to its row and written in one cycle. Invariant: the accumulators are written here alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic
+from .dma import Load
+from .front import Queue, Tokens
+from .instructions import Instruction
+from .mesh import Mesh
+from .parameters import Parameters
+from .timing import run_cycles
+from .unit import RUN, Unit
+
+Array = np.ndarray
+
+
+class Execute(Unit):
+    """`preload`, `matmul`, `vector` and `reduce`."""
+
+    number = 1
+
+    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, load: Load) -> None:
+        super().__init__(p, queue, tokens)
+        self.load = load
+        self.mesh = Mesh(p)
+        kind: Any = np.float32 if p.floating else np.int32
+        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
+        self.time = self.last = 0
+        no_slots = np.zeros(p.slots, np.uint16)
+        self.q_first, self.q_second = no_slots, no_slots  # of the scratchpad's two readers
+        self.q_index = np.zeros(p.slots, np.uint8)
+        self.q_second_index = np.zeros(p.slots, np.uint8)
+        self.q_sums = np.zeros(p.columns, kind)
+        self.held = no_slots  # 2:4 with sums in place: the row before
+        self.group = np.zeros((p.rows, 4), kind)
+        self.first = np.zeros(p.columns, kind)
+        self.second = np.zeros(p.columns, kind)
+        self.result = np.zeros(p.columns, kind)
+        self.phase = self.row = 0
+        self.written: tuple[int, Array] | None = None  # in this cycle
+        self.scratchpad_reads = self.accumulator_reads = self.accumulator_writes = 0
+        self.lane_beats = self.macs = 0
+
+    def begin(self, word: Instruction) -> None:
+        """Sets the registers."""
+        self.time, self.last = 0, run_cycles(self.p, word) - 1
+        self.phase = self.row = 0
+
+    def step(self) -> None:
+        """One edge; the mesh has one in every cycle."""
+        self.written = None
+        self.feed: Array | None = None
+        self.top: tuple[Array, Array] | None = None
+        self.clear = self.drain = False
+        leaving = None if self.p.dataflow == "os" else self.mesh.leaving()
+        self.leaving = leaving
+        super().step()
+        if self.p.dataflow == "os":
+            self.mesh.step_output(self.feed, self.top, self.clear, self.drain)
+        else:
+            self.mesh.step_stationary(self.feed, self.top)
+
+    def run(self) -> bool:
+        """One cycle of the instruction."""
+        word = self.word
+        if word.op == "preload":
+            self._preload(word)
+        elif word.op == "matmul":
+            if self.p.dataflow == "os":
+                self._matmul_output(word)
+            else:
+                self._matmul_stationary(word)
+        elif word.op == "vector" and word.kind in ("take", "load"):
+            self._take_rows(word)
+        else:
+            self._vector(word)
+        self.time += 1
+        return self.time > self.last
+
+    # ---- memories ----
+
+    def values(self, bits: Array) -> Array:
+        """Numbers of slots, as the multipliers take them."""
+        if self.p.floating:
+            return arithmetic.from_bits(bits.astype(np.uint32) << np.uint32(16))
+        return bits.astype(np.int8).astype(np.int32)
+
+    def read_first(self, row: int) -> None:
+        """Asks the first reader of the scratchpad for a row."""
+        row %= self.p.scratchpad_rows
+        self.q_first = self.load.scratchpad[row].copy()
+        if self.p.sparse:
+            self.q_index = self.load.indices[row].copy()
+        self.scratchpad_reads += 1
+
+    def read_second(self, row: int) -> None:
+        """Asks the second reader, which is of another bank."""
+        row %= self.p.scratchpad_rows
+        self.q_second = self.load.scratchpad[row].copy()
+        if self.p.sparse:
+            self.q_second_index = self.load.indices[row].copy()
+        self.scratchpad_reads += 1
+
+    def read_sums(self, row: int) -> None:
+        """Asks for a row of sums."""
+        self.q_sums = self.sums[row % self.p.accumulator_rows].copy()
+        self.accumulator_reads += 1
+
+    def write_sums(self, row: int, values: Array) -> None:
+        """Writes a row of sums."""
+        row %= self.p.accumulator_rows
+        self.sums[row] = values
+        self.written = (row, values)
+        self.accumulator_writes += 1
+
+    # ---- the mesh ----
+
+    def _preload(self, word: Instruction) -> None:
+        rows, time = self.p.rows, self.time
+        if time > 0:
+            row = rows - time  # that was asked for in the cycle before
+            if row < word["rows"]:
+                columns = self.p.columns
+                self.top = (self.values(self.q_first[:columns]), self.q_index[:columns])
+            else:
+                self.top = (self.mesh.no_row, self.mesh.no_index)
+        row = rows - 1 - time
+        if 0 <= row < word["rows"]:
+            self.read_first(word["local"] + row)
+
+    def lanes(self, values: Array, sparse: bool) -> Array:
+        """Inputs of each row of the mesh (ws, is) from a row of the scratchpad."""
+        rows = self.p.rows
+        if not self.p.sparse:
+            return values[:rows]
+        made = np.zeros((rows, 4), values.dtype)
+        if sparse:
+            made[:] = np.repeat(values[: 2 * rows].reshape(-1, 4), 2, 0)
+        else:
+            made[:, 0] = values[:rows]
+        return made
+
+    def _matmul_stationary(self, word: Instruction) -> None:
+        p, time, count = self.p, self.time, word["count"]
+        if 1 <= time <= count:
+            self.feed = self.lanes(self.values(self.q_first), bool(word["sparse"]))
+            self.macs += p.rows * p.columns
+        if time < count:
+            self.read_first(word["local"] + time)
+        row = time - (p.rows + p.columns)
+        if row >= 0 and self.leaving is not None:
+            value = self.leaving
+            if word["accumulate"]:
+                value = self.mesh.add(self.q_sums, value)
+            self.write_sums(word["result"] + row, value)
+        if word["accumulate"] and 0 <= row + 1 < count:
+            self.read_sums(word["result"] + row + 1)
+
+    def _matmul_output(self, word: Instruction) -> None:
+        p, count = self.p, word["count"]
+        late = word["sparse"] if p.sparse else 0
+        time = self.time - late  # of the second operand
+        if self.time == 0 and not word["keep"]:
+            self.clear = True
+        if 1 <= time <= count:
+            columns = p.columns
+            self.top = (self.values(self.q_second[:columns]), self.q_second_index[:columns])
+            self.macs += p.rows * p.columns
+        if late:
+            self._gather(time, count)
+        elif 1 <= time <= count:
+            self.feed = self.lanes(self.values(self.q_first), False)
+        if self.time < count:
+            self.read_first(word["local"] + self.time)
+        if 0 <= time < count:
+            self.read_second(word["second"] + time)
+        if word["drain"]:
+            self._drain(word, self.time - (count + p.rows + p.columns - 1 + late))
+
+    def _gather(self, time: int, count: int) -> None:
+        """2:4 with sums in place: two rows of pairs make the four inputs of two steps."""
+        rows = self.p.rows
+        if 1 <= time <= count:
+            if time % 2:
+                old, new = self.values(self.held), self.values(self.q_first)
+                pairs = (old[:rows], old[rows : 2 * rows], new[:rows], new[rows : 2 * rows])
+                self.feed = np.stack(pairs, 1)
+                self.group = self.feed
+            else:
+                self.feed = self.group
+        self.held = self.q_first
+
+    def _drain(self, word: Instruction, turn: int) -> None:
+        """Sums move down a row a cycle; the lowest is written."""
+        p = self.p
+        if turn >= 0:
+            row = p.rows - 1 - turn
+            self.drain = True
+            if row < word["rows"]:
+                value = self.mesh.sums[-1]
+                if word["accumulate"]:
+                    value = self.mesh.add(self.q_sums, value)
+                self.write_sums(word["result"] + row, value)
+        row = p.rows - 2 - turn
+        if turn >= -1 and 0 <= row < word["rows"] and word["accumulate"]:
+            self.read_sums(word["result"] + row)
+
+    # ---- the vector unit ----
+
+    def _take_rows(self, word: Instruction) -> None:
+        """32-bit values from rows of the scratchpad, low bits first."""
+        p = self.p
+        planes = 1 if word.kind == "take" else p.planes
+        columns = p.columns
+        if 1 <= self.phase <= planes:
+            bits = self.q_first[:columns].astype(np.uint32)
+            if planes == 1:
+                wide = self.values(self.q_first[:columns])
+                self.result = wide
+            else:
+                known = np.zeros(columns, np.uint32)
+                if self.phase > 1:
+                    known = self.result.view(np.uint32)
+                known = known | bits << np.uint32((self.phase - 1) * p.element_bits)
+                self.result = known.view(self.result.dtype)
+                if p.floating and self.phase == planes:
+                    self.result = arithmetic.from_bits(known)
+        if self.phase < planes:
+            row = 0 if word["hold_first"] else self.row
+            self.read_first(word["local"] + row * planes + self.phase)
+        if self.phase == planes + 1:
+            self.write_sums(word["result"] + self.row, self.result)
+        self._next_phase(planes + 2)
+
+    def _next_phase(self, phases: int) -> None:
+        self.phase += 1
+        if self.phase == phases:
+            self.phase = 0
+            self.row += 1
+
+    def _vector(self, word: Instruction) -> None:
+        p = self.p
+        beats = p.columns // p.lanes
+        phase = self.phase
+        reducing = word.op == "reduce"
+        if phase == 0:
+            self.read_sums(word["local"] + (0 if word["hold_first"] else self.row))
+        elif phase == 1:
+            self.first = self.q_sums
+            if not reducing:
+                self.read_sums(word["second"] + (0 if word["hold_second"] else self.row))
+        elif phase == 2:
+            self.second = self._second(word)
+            if reducing:
+                self.result = np.full(p.columns, self._start(word), self.result.dtype)
+        elif phase < 3 + beats:
+            at = slice((phase - 3) * p.lanes, (phase - 2) * p.lanes)
+            self._beat(word, at, reducing)
+            self.lane_beats += p.lanes
+        else:
+            self.write_sums(word["result"] + self.row, self.result)
+        self._next_phase(beats + 4)
+
+    def _second(self, word: Instruction) -> Array:
+        if not word["immediate"]:
+            return self.q_sums
+        one = np.full(self.p.columns, word["value"], np.uint32)
+        return arithmetic.from_bits(one) if self.p.floating else one.view(np.int32)
+
+    def _start(self, word: Instruction) -> float | int:
+        if word.kind == "sum":
+            return 0
+        return -np.inf if self.p.floating else -(2**31)
+
+    def _beat(self, word: Instruction, at: slice, reducing: bool) -> None:
+        if not reducing:
+            made = self.result.copy()
+            shift = word["shift"]
+            a, b = self.first[at], self.second[at]
+            made[at] = arithmetic.vector(word.kind, a, b, shift, self.p.floating)
+            self.result = made
+            return
+        kind = "add" if word.kind == "sum" else "max"
+        found = self.result[:1]
+        for column in range(at.start, min(at.stop, word["columns"])):
+            one = self.first[column : column + 1]
+            found = arithmetic.vector(kind, found, one, 0, self.p.floating)
+        self.result = np.repeat(found, self.p.columns)
+
+
+__all__ = ["RUN", "Execute"]

@@ -1,0 +1,187 @@
+"""The front end, register by register: program memory, loops, queues and tokens.
+
+A word takes two cycles, one to read it and one to send it to its queue; a full queue holds it.
+`loop` and `end` repeat what is between them; each turn adds the steps of its level to the offsets
+of three sets, and an instruction's addresses are moved by the set it names. Invariant: what a unit
+sees of queues and tokens is their state before the edge; `commit` is the edge.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from .instructions import (
+    FIELDS,
+    POST_NEXT,
+    POST_PREV,
+    WAIT_NEXT,
+    WAIT_PREV,
+    Instruction,
+)
+from .parameters import Parameters
+
+FETCH, DECODE, HALT = 1, 2, 3  # states of the front end; 0 before it is started
+LEVELS, SETS = 4, 4
+# Channels of tokens: (from, to) by queue.
+CHANNELS = ((0, 1), (1, 0), (1, 2), (2, 1))
+
+
+class Queue:
+    """Instructions that wait before a unit."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.items: deque[Instruction] = deque()
+        self.pushed: Instruction | None = None
+        self.popped = False
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes no more in this cycle."""
+        return len(self.items) == self.depth
+
+    def commit(self) -> None:
+        """The edge."""
+        if self.popped:
+            self.items.popleft()
+        if self.pushed is not None:
+            self.items.append(self.pushed)
+        self.pushed, self.popped = None, False
+
+
+def waits(queue: int, tokens: int) -> list[int]:
+    """Channels that an instruction of a queue takes a token from."""
+    found = []
+    if tokens & WAIT_PREV and queue > 0:
+        found.append(CHANNELS.index((queue - 1, queue)))
+    if tokens & WAIT_NEXT and queue < 2:
+        found.append(CHANNELS.index((queue + 1, queue)))
+    return found
+
+
+def posts(queue: int, tokens: int) -> list[int]:
+    """Channels that it puts a token into."""
+    found = []
+    if tokens & POST_PREV and queue > 0:
+        found.append(CHANNELS.index((queue, queue - 1)))
+    if tokens & POST_NEXT and queue < 2:
+        found.append(CHANNELS.index((queue, queue + 1)))
+    return found
+
+
+class Tokens:
+    """Four counters."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.counts = [0, 0, 0, 0]
+        self.change = [0, 0, 0, 0]
+
+    def take(self, channels: Sequence[int]) -> bool:
+        """One of each, if all are there."""
+        if any(self.counts[c] == 0 for c in channels):
+            return False
+        for c in channels:
+            self.change[c] -= 1
+        return True
+
+    def put(self, channels: Sequence[int]) -> bool:
+        """One into each, if all have room."""
+        if any(self.counts[c] == self.most for c in channels):
+            return False
+        for c in channels:
+            self.change[c] += 1
+        return True
+
+    def commit(self) -> None:
+        """The edge."""
+        for c in range(4):
+            self.counts[c] += self.change[c]
+            self.change[c] = 0
+
+
+def moved(one: Instruction, offsets: Sequence[tuple[int, int]]) -> Instruction:
+    """An Instruction with its addresses moved by the offsets (local, dram) of its sets."""
+    if not (one["set"] or one["second_set"] or one["result_set"]):
+        return one
+    values = dict(one.values)
+    widths = {f.name: f.width for f in FIELDS[one.op]}
+    sets = {"local": "set", "dram": "set", "second": "second_set", "result": "result_set"}
+    for name, chosen in sets.items():
+        if name in widths and one[chosen]:
+            step = offsets[one[chosen]][name == "dram"]
+            values[name] = (one[name] + step) % (1 << widths[name])
+    return Instruction(one.op, tuple(values.items()))
+
+
+class Walk:
+    """Loops and offsets: the words of a program in the order they run."""
+
+    def __init__(self, program: Sequence[Instruction]) -> None:
+        self.program = program
+        self.pc = 0
+        self.offsets = [(0, 0)] * SETS
+        self.steps = [[(0, 0)] * SETS for _ in range(LEVELS)]
+        self.stack: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self.seed: int | None = None  # of a config that was run in this cycle
+
+    def send(self) -> Instruction:
+        """The word at hand as a queue gets it."""
+        return moved(self.program[self.pc], self.offsets)
+
+    def control(self) -> None:
+        """Runs the word at hand, which is for no queue, and goes on."""
+        one = self.program[self.pc]
+        self.pc += 1
+        if one.op == "config":
+            if one["seed"]:
+                self.seed = one["dram"]
+            else:
+                self.steps[one["level"]][one["set"]] = (one["local"], one["dram"])
+        elif one.op == "loop":
+            self.stack.append((self.pc, one["turns"] - 1, list(self.offsets)))
+        elif one.op == "end":
+            start, left, saved = self.stack.pop()
+            if left:
+                step = self.steps[len(self.stack)]
+                self.stack.append((start, left - 1, saved))
+                pairs = zip(self.offsets, step)
+                self.offsets = [((a + c) % 65536, (b + d) % 2**32) for (a, b), (c, d) in pairs]
+                self.pc = start
+            else:
+                self.offsets = saved
+
+
+class Front:
+    """Fetch and decode."""
+
+    def __init__(self, p: Parameters, program: Sequence[Instruction], queues: list[Queue]) -> None:
+        self.walk = Walk(program)
+        self.queues = queues
+        self.state = FETCH
+        self.stalled = False
+
+    def step(self) -> None:
+        """One edge."""
+        self.walk.seed = None
+        self.stalled = False
+        if self.state == FETCH:
+            self.state = DECODE
+        elif self.state == DECODE:
+            one = self.walk.program[self.walk.pc]
+            if one.op == "halt":
+                self.state = HALT
+                return
+            if one.queue is None:
+                self.walk.control()
+            elif self.queues[one.queue].full:
+                self.stalled = True
+                return
+            else:
+                self.queues[one.queue].pushed = self.walk.send()
+                self.walk.pc += 1
+            self.state = FETCH
+
+
+__all__ = ["CHANNELS", "Front", "Queue", "Tokens", "Walk", "posts", "waits"]

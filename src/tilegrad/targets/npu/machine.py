@@ -1,0 +1,204 @@
+"""The register-level simulator: front end, three units, memories and DRAM, a cycle at a time.
+
+Invariant: `step` is one clock edge of the whole chip; `registers` is what the RTL's registers hold
+before it, by name, and `events` what its write ports do in it. Memories that are read and written
+at one address in one cycle give what was there before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import UserError
+from .arithmetic import float_bits, seeded
+from .check import check
+from .dma import Load, Store
+from .dram import Dram
+from .execute import Execute
+from .front import HALT, Front, Queue, Tokens
+from .instructions import QUEUES, Instruction
+from .parameters import Parameters
+from .unit import IDLE
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a run did: cycles of each unit by cause, bytes of each memory, energy in pJ by part."""
+
+    cycles: int
+    causes: dict[str, dict[str, int]]
+    bytes: dict[str, int]
+    macs: int  # of the whole mesh, padding too
+    peak_macs: int  # a cycle
+    energy: dict[str, float]
+
+    @property
+    def utilisation(self) -> float:
+        """Multiplications over those that fit into the cycles."""
+        return self.macs / (self.peak_macs * self.cycles)
+
+
+class Machine:
+    """An NPU with a program and a DRAM."""
+
+    def __init__(
+        self,
+        p: Parameters,
+        program: Sequence[Instruction],
+        memory: np.ndarray,
+        stalls: int | None = None,
+    ) -> None:
+        check(p, program)
+        self.p = p
+        self.dram = Dram(memory, p.dma_bytes, p.dram_latency, p.gap, stalls)
+        self.queues = [Queue(p.queue) for _ in range(3)]
+        self.tokens = Tokens(p.tokens)
+        self.front = Front(p, program, self.queues)
+        self.load = Load(p, self.queues[0], self.tokens, self.dram)
+        self.execute = Execute(p, self.queues[1], self.tokens, self.load)
+        self.store = Store(p, self.queues[2], self.tokens, self.dram, self.execute.sums)
+        self.units = (self.load, self.execute, self.store)
+        self.cycle = 0
+        self.causes: list[Counter[str]] = [Counter() for _ in range(3)]
+        self.spans: list[list[tuple[str, int, int]]] = [[], [], []]
+        self._began = [0, 0, 0]
+
+    @property
+    def done(self) -> bool:
+        """Whether the program halted and all units are idle."""
+        if self.front.state != HALT:
+            return False
+        return all(u.state == IDLE and not u.queue.items for u in self.units)
+
+    def step(self) -> None:
+        """One clock edge."""
+        states = [u.state for u in self.units]
+        read, write, beat = self.load.read, self.store.write, self.store.shown
+        ready = self.load.state == 1
+        self.load.written = None
+        self.store.step()
+        with np.errstate(all="ignore"):  # infinities and NaNs are values here
+            self.execute.step()
+        self.load.step()
+        self.front.step()
+        if self.front.walk.seed is not None:
+            self.store.random = seeded(self.front.walk.seed, self.p.lanes)
+        self.dram.step(read, ready, write, beat, True)
+        for queue in self.queues:
+            queue.commit()
+        self.tokens.commit()
+        for number, unit in enumerate(self.units):
+            self.causes[number][unit.cause] += 1
+            if (states[number] == IDLE) != (unit.state == IDLE):
+                if unit.state != IDLE:
+                    self._began[number] = self.cycle
+                else:
+                    self.spans[number].append((unit.word.op, self._began[number], self.cycle))
+        self.cycle += 1
+
+    def run(self, most: int = 10_000_000) -> int:
+        """Steps until all is done; the number of cycles."""
+        moved, quiet = self.cycle, 0
+        while not self.done:
+            self.step()
+            waiting = all(u.cause in ("token", "empty", "token_room") for u in self.units)
+            quiet = quiet + 1 if waiting and (self.front.state == HALT or self.front.stalled) else 0
+            if quiet > 2:
+                waits = ", ".join(f"{QUEUES[n]} {u.cause}" for n, u in enumerate(self.units))
+                raise UserError("the queues wait for each other", op="npu", got=waits)
+            if self.cycle - moved > most:
+                raise UserError("too many cycles", op="npu", expected=f"at most {most}")
+        return self.cycle
+
+    def registers(self) -> dict[str, Any]:
+        """Registers that the RTL has too, before the edge."""
+        x, s, ld = self.execute, self.store, self.load
+        found: dict[str, Any] = {
+            "pc": self.front.walk.pc,
+            "front": self.front.state,
+            "tokens": list(self.tokens.counts),
+            "waiting": [len(q.items) for q in self.queues],
+            "states": [u.state for u in self.units],
+            "sums": self.bits(x.mesh.sums),
+            "inputs": self.slot_bits(x.mesh.inputs),
+            "still": self.slot_bits(x.mesh.still),
+            "index": x.mesh.index.astype(np.int64),
+            "arvalid": int(ld.asking),
+            "araddr": ld.address if ld.asking else None,
+            "arlen": ld.read[1] - 1 if ld.read else None,
+            "awvalid": int(s.write is not None),
+            "awaddr": s.write[0] if s.write else None,
+            "awlen": s.write[1] - 1 if s.write else None,
+            "wvalid": int(s.shown is not None),
+            "wdata": s.shown[0] if s.shown else None,
+            "wstrb": s.shown[1] if s.shown else None,
+            "wlast": int(s.shown[2]) if s.shown else None,
+        }
+        return found
+
+    def events(self) -> dict[str, Any]:
+        """What was written in the cycle of the last step."""
+        found: dict[str, Any] = {"scratchpad": None, "accumulator": None}
+        if self.load.written is not None:
+            row, bits, index = self.load.written
+            found["scratchpad"] = (
+                row,
+                bits.astype(np.int64) | (index.astype(np.int64) << self.p.element_bits),
+            )
+        if self.execute.written is not None:
+            row, values = self.execute.written
+            found["accumulator"] = (row, self.bits(values))
+        return found
+
+    def bits(self, values: np.ndarray) -> np.ndarray:
+        """The 32 bits of sums."""
+        if self.p.floating:
+            return float_bits(values).astype(np.int64)
+        return values.view(np.uint32).astype(np.int64)
+
+    def slot_bits(self, values: np.ndarray) -> np.ndarray:
+        """The bits of elements in the mesh."""
+        if self.p.floating:
+            return float_bits(values).astype(np.int64) >> 16
+        return values.astype(np.int64) & 0xFF
+
+    def counters(self) -> Counters:
+        """What the run did so far."""
+        p, x, e = self.p, self.execute, self.p.energy
+        row = p.slots * p.slot_bits // 8
+        sums = p.columns * 4
+        made = {
+            "dram_read": self.dram.read_bytes,
+            "dram_written": self.dram.written_bytes,
+            "scratchpad_read": x.scratchpad_reads * row,
+            "scratchpad_written": self.dram.read_bytes,
+            "accumulator_read": x.accumulator_reads * sums,
+            "accumulator_written": x.accumulator_writes * sums,
+        }
+        energy = {
+            "mac": x.macs * e.mac,
+            "scratchpad": (made["scratchpad_read"] + made["scratchpad_written"])
+            * e.scratchpad_byte,
+            "accumulator": (made["accumulator_read"] + made["accumulator_written"])
+            * e.accumulator_byte,
+            "vector": x.lane_beats * e.vector,
+            "dram": (made["dram_read"] + made["dram_written"]) * e.dram_byte,
+            "idle": self.cycle * e.idle_cycle,
+        }
+        causes = {QUEUES[n]: dict(c) for n, c in enumerate(self.causes)}
+        return Counters(self.cycle, causes, made, x.macs, p.peak_macs, energy)
+
+
+def run(p: Parameters, program: Sequence[Instruction], memory: np.ndarray) -> Machine:
+    """Runs a program to its end; the Machine with its counters."""
+    machine = Machine(p, program, memory)
+    machine.run()
+    return machine
+
+
+__all__ = ["Counters", "Machine", "run"]
