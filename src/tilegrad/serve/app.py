@@ -21,6 +21,7 @@ from .openai_chat import ChatStream, chat_body, parse_chat
 from .parameters import Ask
 from .refused import Refused
 from .server import Server
+from .static import add_page
 
 SERVER: web.AppKey[Server] = web.AppKey("server", Server)
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -69,6 +70,7 @@ def make_app(server: Server) -> web.Application:
     app.router.add_get("/v1/models/{name:.+}", one_model)
     app.router.add_get("/v1/live", live)
     app.router.add_post("/v1/chat/completions", chat)
+    add_page(app)
     return app
 
 
