@@ -16,12 +16,22 @@ from aiohttp import web
 
 from .. import __version__
 from .access import ID, Access
+from .anthropic import MessageStream, count_tokens, message_body, parse_messages
 from .fields import Fields
+from .messages import messages_of
+from .model import ServedModel
 from .openai_chat import ChatStream, chat_body, parse_chat
-from .parameters import Ask
+from .openai_completions import (
+    CompletionStream,
+    checked_ids,
+    completion_body,
+    parse_completions,
+)
+from .openai_responses import ResponseStream, parse_responses, response_body
+from .parameters import Ask, check_model, refuse_foreign, template_flags
 from .refused import Refused
 from .server import Server
-from .static import add_page
+from .settings import Limits
 
 SERVER: web.AppKey[Server] = web.AppKey("server", Server)
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -69,8 +79,17 @@ def make_app(server: Server) -> web.Application:
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", one_model)
     app.router.add_get("/v1/live", live)
-    app.router.add_post("/v1/chat/completions", chat)
-    add_page(app)
+    answers: dict[str, Any] = {
+        "/v1/chat/completions": (parse_chat, chat_body, ChatStream),
+        "/v1/completions": (parse_completions, completion_body, CompletionStream),
+        "/v1/responses": (parse_responses, response_body, ResponseStream),
+        "/v1/messages": (parse_messages, message_body, MessageStream),
+    }
+    for path, parts in answers.items():
+        app.router.add_post(path, answering(*parts))
+    app.router.add_post("/v1/messages/count_tokens", counted)
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
     return app
 
 
@@ -198,16 +217,73 @@ async def parse(
     return server, ask
 
 
-async def chat(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions"""
-    server, ask = await parse(request, parse_chat)
+def answering(read: Any, body: Any, shape: Any) -> Handler:
+    """The handler of a route that makes answers."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        server, ask = await parse(request, read)
+        model = server.model
+        return await server.answer(
+            request,
+            ask,
+            lambda ones, found: body(ask, model, ones, found),
+            lambda events: shape(events, ask, model),
+        )
+
+    return handler
+
+
+async def counted(request: web.Request) -> web.StreamResponse:
+    """POST /v1/messages/count_tokens"""
+    server = request.app[SERVER]
+    server.admit()
+    fields = await server.body(request)
+    count = await server.off_loop(count_tokens, fields, server.model, server.settings.limits)
+    return web.json_response({"input_tokens": count})
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """POST /tokenize: the ids of a text or of a chat."""
+    server = request.app[SERVER]
+    server.admit()
+    fields = await server.body(request)
+    ids = await server.off_loop(tokens_of, fields, server.model, server.settings.limits)
+    body: dict[str, Any] = {"count": len(ids), "max_model_len": server.model.context}
+    body["tokens"] = ids
+    if fields.flag("return_token_strs"):
+        body["token_strs"] = [server.model.token_text(i) for i in ids]
+    return web.json_response(body)
+
+
+def tokens_of(fields: Fields, model: ServedModel, limits: Limits) -> list[int]:
+    """The ids that a body asks for."""
+    check_model(fields, model)
+    if fields.has("messages"):
+        refuse_foreign(fields)
+        flags = {"add_generation_prompt": True, **template_flags(fields)}
+        if fields.has("add_generation_prompt"):
+            flags["add_generation_prompt"] = fields.flag("add_generation_prompt")
+        return model.encode_chat(messages_of(fields, limits), None, limits.characters, **flags)
+    text = fields.text("prompt", most=limits.body)
+    special = fields.flag("add_special_tokens", True)
+    return model.encode(text, "prompt", limits.characters, add_special=special)
+
+
+async def detokenize(request: web.Request) -> web.StreamResponse:
+    """POST /detokenize: the text of ids."""
+    server = request.app[SERVER]
+    server.admit()
+    fields = await server.body(request)
     model = server.model
-    return await server.answer(
-        request,
-        ask,
-        lambda ones, found: chat_body(ask, model, ones, found),
-        lambda events: ChatStream(events, ask, model),
-    )
+    ids = checked_ids(fields, "tokens", model, server.settings.limits.body)
+
+    def work() -> str:
+        return model.tokenizer.decode(ids, show_special=True)
+
+    return web.json_response({"prompt": await server.off_loop(work)})
 
 
 __all__ = ["make_app"]

@@ -14,16 +14,19 @@ when its socket does, and by nothing else but two failing steps in a row.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..core.errors import TilegradError, UserError
+from ..generate.constraint import Constraint
 from ..generate.request import Produced, Request
 from ..generate.sampling_limits import Sampling
 from .protocol import Frames, frame
@@ -32,6 +35,7 @@ from .refused import said
 ENDS = ("", "stop", "length")
 MOST_FAILURES = 2  # steps in a row
 CHUNK = 1 << 16
+POLL = 0.002  # seconds, while a grammar is compiled and nothing else is to do
 log = logging.getLogger("tilegrad.serve")
 
 Opener = Callable[[dict[str, Any], Callable[[str, float, float], None]], tuple[Any, dict[str, Any]]]
@@ -51,6 +55,8 @@ class EngineLoop:
         self.told = 0.0
         self.failures = 0
         self.failed: list[list[Any]] = []  # requests that were refused, since the last step
+        self.compiling: dict[int, tuple[Request, Future[Any]]] = {}  # whose grammars are not ready
+        self.compiler = ThreadPoolExecutor(1, "grammars")
 
     def run(self) -> None:
         """Open the model, then serve until the socket ends."""
@@ -64,7 +70,9 @@ class EngineLoop:
             return
         self.link.sendall(frame("ready", facts))
         while True:
-            self._read(wait=not self.engine.busy)
+            self._read(None if not self.engine.busy else 0)
+            if self.compiling:
+                self._take_compiled()
             if self.engine.busy:
                 self._step()
             elif self.failed:
@@ -90,27 +98,50 @@ class EngineLoop:
             raise Closed("the socket ended")
         return data
 
-    def _read(self, wait: bool) -> None:
-        """Take all frames that are there; at least one if there is nothing else to do."""
-        while select.select([self.link], [], [], None if wait else 0)[0]:
+    def _read(self, seconds: float | None) -> None:
+        """Take all frames that are there; wait for one if there is nothing else to do."""
+        if seconds is None and (self.compiling or self.failed):
+            seconds = POLL
+        while select.select([self.link], [], [], seconds)[0]:
             for kind, body in self.frames.feed(self._bytes()):
                 if kind == "add":
-                    for said_of in body:
-                        self._add(said_of)
-                        wait = False
+                    for given in body:
+                        self._add(given)
                 elif kind == "cancel":
                     for id in body:
+                        self.compiling.pop(id, None)
                         self.engine.cancel(id)
-                    wait = wait and not self.engine.busy
+            seconds = 0
 
     def _add(self, given: dict[str, Any]) -> None:
+        """Take a request; one whose grammar must be compiled waits, and others go on."""
+        with self._alone(given["id"]):
+            request = request_of(given)
+            grammars = getattr(self.engine, "grammars", None)
+            if request.constraint is not None and grammars is not None:
+                future = self.compiler.submit(grammars.matcher, request.constraint)
+                self.compiling[given["id"]] = (request, future)
+            else:
+                self.engine.add(request)
+
+    def _take_compiled(self) -> None:
+        for id, (request, future) in list(self.compiling.items()):
+            if future.done():
+                del self.compiling[id]
+                with self._alone(id):
+                    future.result()
+                    self.engine.add(request)
+
+    @contextlib.contextmanager
+    def _alone(self, id: int) -> Iterator[None]:
+        """What fails within is an error of one request."""
         try:
-            self.engine.add(request_of(given))
+            yield
         except UserError as error:
-            self.failed.append([given["id"], 400, said(error)])
+            self.failed.append([id, 400, said(error)])
         except Exception:
             log.exception("a request cannot be taken")
-            self.failed.append([given["id"], 500, "internal error"])
+            self.failed.append([id, 500, "internal error"])
 
     # ---- out ----------------------------------------------------------------------------------
 
@@ -178,8 +209,18 @@ def request_of(given: dict[str, Any]) -> Request:
         Sampling(**sampling),
         frozenset(given["stop_tokens"]),
         given["max_tokens"],
+        given["priority"],
+        given.get("salt", ""),
+        given["min_tokens"],
+        constraint_of(given),
         location=None,
     )
+
+
+def constraint_of(given: dict[str, Any]) -> Constraint | None:
+    """The Constraint of a frame's request."""
+    found = given.get("constraint")
+    return None if found is None else Constraint(*found)
 
 
 def open_llm(

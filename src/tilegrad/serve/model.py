@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..exchange.fetch import open_model
+from ..generate.grammar import Grammars
 from ..generate.load import config_of, ends_of, tokenizer_of
 from ..models.tokens.detokenize import Detokenizer
 from ..models.tokens.tokenizer import Tokenizer
@@ -44,12 +45,14 @@ class ServedModel:
         self.context = self.vocabulary = self.requests = 1
         self.defaults: dict[str, Any] = dict(sampling)
         self.facts: dict[str, Any] = {}
+        self.grammars = Grammars(tokenizer, len(tokenizer))
 
     def learn(self, facts: dict[str, Any]) -> None:
         """Take what the engine says of itself when it is ready."""
         self.facts = facts
         self.context, self.vocabulary = facts["context"], facts["vocabulary"]
         self.requests = facts["requests"]
+        self.grammars = Grammars(self.tokenizer, self.vocabulary)
         said = facts["defaults"]
         self.defaults = dict(said) if "temperature" in said else {**self.sampling, **said}
 

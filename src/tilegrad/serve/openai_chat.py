@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .constraints import constrain
 from .fields import Fields
 from .generation import Generation
 from .messages import messages_of
@@ -55,6 +56,7 @@ def parse_chat(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
         ask.spec["sampling"]["logprobs"] = max(1, ask.logprobs)
     streaming_of(fields, ask)
     fit(ask, model, "messages")
+    constrain(ask.spec, fields, model, limits)
     return ask
 
 

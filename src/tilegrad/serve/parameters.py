@@ -188,7 +188,8 @@ def fit(ask: Ask, model: ServedModel, param: str) -> None:
         longest = max(longest, len(tokens))
     room = model.context - longest
     asked = ask.spec["max_tokens"]
-    ask.spec["max_tokens"] = room if asked is None else min(asked, room)
+    most = ask.spec["max_tokens"] = room if asked is None else min(asked, room)
+    ask.spec["min_tokens"] = min(ask.spec["min_tokens"], most)
 
 
 def check_model(fields: Fields, model: ServedModel) -> None:

@@ -1,0 +1,185 @@
+"""`/v1/completions`: text or ids to go on from, one or many.
+
+Invariant: choices stand in the order of their prompts, `n` for each.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .constraints import constrain
+from .fields import Fields
+from .generation import Generation
+from .model import ServedModel
+from .openai_chat import streaming_of
+from .openai_shapes import CompletionLogprobs, new_id, usage_of
+from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
+from .refused import Refused
+from .settings import Limits
+from .stream import DONE, Collected, Events, Streamed, dumps, quoted
+
+MAX_TOKENS = 16  # where the client does not say
+
+
+def parse_completions(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
+    """What the body of a completion asks for."""
+    check_model(fields, model)
+    refuse_foreign(fields)
+    fields.refuse("suffix")
+    prompts, texts = prompts_of(fields, model, limits)
+    n = fields.whole("n", 1, limits.n) or 1
+    best = fields.whole("best_of", 1, limits.n)
+    if best is not None and best != n:
+        raise fields.wrong("best_of", "equal to 'n'")
+    if len(prompts) * n > limits.choices:
+        raise fields.wrong("n", f"at most {limits.choices} over the number of prompts")
+    most = fields.whole("max_tokens", 1, WHOLE) or MAX_TOKENS
+    shown = fields.whole("logprobs", 0, limits.logprobs)
+    ask = Ask(
+        prompts,
+        spec_of(fields, model, limits, most),
+        n=n,
+        stop=stops_of(fields, limits),
+        include_stop=fields.flag("include_stop_str_in_output"),
+        show_special=not fields.flag("skip_special_tokens", True),
+        logprobs=shown,
+    )
+    if shown is not None:
+        ask.spec["sampling"]["logprobs"] = max(1, shown)
+    if fields.flag("echo"):
+        if shown is not None:
+            raise Refused("'echo' has no logprobs of the prompt here", param="echo")
+        ask.fields = [
+            text if text is not None else model.tokenizer.decode(prompt, show_special=True)
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
+    streaming_of(fields, ask)
+    fit(ask, model, "prompt")
+    constrain(ask.spec, fields, model, limits)
+    return ask
+
+
+def prompts_of(
+    fields: Fields, model: ServedModel, limits: Limits
+) -> tuple[list[list[int]], list[str | None]]:
+    """The ids of all prompts, and the texts of those that were texts."""
+    given = fields.any("prompt")
+    special = fields.flag("add_special_tokens", True)
+    if isinstance(given, str) or (isinstance(given, list) and given and is_id(given[0])):
+        given = [given]
+    if not isinstance(given, list) or not 1 <= len(given) <= limits.prompts:
+        raise fields.wrong("prompt", f"text, ids, or a list of 1 to {limits.prompts} of those")
+    ids: list[list[int]] = []
+    texts: list[str | None] = []
+    for one in given:
+        if isinstance(one, str):
+            texts.append(one)
+            ids.append(model.encode(one, "prompt", limits.characters, add_special=special))
+        elif isinstance(one, list) and len(one) <= model.context and all(map(is_id, one)):
+            texts.append(None)
+            ids.append(one)
+        else:
+            raise fields.wrong("prompt", f"text or at most {model.context} ids")
+    return ids, texts
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value may be an id."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def checked_ids(fields: Fields, name: str, model: ServedModel, most: int) -> list[int]:
+    """A list of ids of the model."""
+    given = fields.listed(name, most)
+    if not all(is_id(i) and 0 <= i < len(model.tokenizer) for i in given):
+        raise fields.wrong(name, f"ids from 0 to {len(model.tokenizer) - 1}")
+    return given
+
+
+def completion_body(
+    ask: Ask, model: ServedModel, ones: list[Generation], found: Collected
+) -> dict[str, Any]:
+    """The response in one piece."""
+    choices = []
+    for one in ones:
+        echo = ask.fields[one.index // ask.n] if ask.fields else ""
+        logprobs = None
+        if ask.logprobs is not None:
+            tokens = found.tokens[one.index]
+            logprobs = CompletionLogprobs(model, ask.logprobs, 0).of(tokens)
+        choices.append(
+            {
+                "index": one.index,
+                "text": echo + found.text(one.index),
+                "logprobs": logprobs,
+                "finish_reason": one.finish,
+                "stop_reason": one.stop_reason,
+            }
+        )
+    return {
+        "id": new_id("cmpl"),
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "choices": choices,
+        "usage": usage_of(ones, ask.n),
+    }
+
+
+class CompletionStream(Streamed):
+    """A completion's chunks."""
+
+    def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
+        count = len(ask.prompts) * ask.n
+        super().__init__(events, count)
+        self.ask = ask
+        self.ones: list[Generation] = []
+        start = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self.start = b"data: " + dumps(start).encode()[:-1]
+        self.usage = b',"usage":null' if ask.usage else b""
+        self.heads = [self.start + b',"choices":[{"index":%d,"text":' % i for i in range(count)]
+        self.tail = b',"logprobs":null,"finish_reason":null}]' + self.usage + b"}\n\n"
+        self.logprobs = [CompletionLogprobs(model, ask.logprobs or 0, 0) for _ in range(count)]
+        self.echo = [True] * count if ask.fields else []
+
+    def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
+        """A chunk with the text of one more token."""
+        index = one.index
+        if self.echo and self.echo[index]:
+            self.echo[index] = False
+            text = self.ask.fields[index // self.ask.n] + text
+        if more is not None and self.ask.logprobs is not None:
+            tokens = [(token, more)] if token >= 0 else []
+            if tokens or text:
+                self.put(index, text, self.logprobs[index].of(tokens), None)
+        elif text:
+            self.events.send(self.heads[index] + quoted(text) + self.tail)
+
+    def put(self, index: int, text: str, logprobs: Any, finish: Any) -> None:
+        """Any other chunk of a choice."""
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        if finish is not None:
+            choice["stop_reason"] = self.ones[index].stop_reason
+        body = b',"choices":[' + dumps(choice).encode() + b"]" + self.usage + b"}\n\n"
+        self.events.send(self.start + body)
+
+    def closed(self, one: Generation) -> None:
+        """The chunk that says why a choice ended."""
+        self.put(one.index, "", None, one.finish)
+
+    def complete(self) -> None:
+        """Usage, if it was asked for, and the end."""
+        data = b""
+        if self.ask.usage:
+            usage = dumps(usage_of(self.ones, self.ask.n)).encode()
+            data = self.start + b',"choices":[],"usage":' + usage + b"}\n\n"
+        self.events.send(data + DONE)
+
+
+__all__ = ["CompletionStream", "checked_ids", "completion_body", "parse_completions"]
