@@ -18,41 +18,71 @@ from .. import __version__
 from .access import ID, Access
 from .anthropic import MessageStream, count_tokens, message_body, parse_messages
 from .fields import Fields
-from .messages import messages_of
-from .model import ServedModel
 from .openai_chat import ChatStream, chat_body, parse_chat
 from .openai_completions import (
     CompletionStream,
-    checked_ids,
     completion_body,
     parse_completions,
 )
 from .openai_responses import ResponseStream, parse_responses, response_body
-from .parameters import Ask, check_model, refuse_foreign, template_flags
+from .parameters import Ask
 from .refused import Refused
-from .server import Server
-from .settings import Limits
+from .server import SERVER, Server
+from .words import detokenize, tokenize
 
-SERVER: web.AppKey[Server] = web.AppKey("server", Server)
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("tilegrad.serve")
 
 
+ANSWERS: dict[str, Any] = {
+    "/v1/chat/completions": (parse_chat, chat_body, ChatStream),
+    "/v1/completions": (parse_completions, completion_body, CompletionStream),
+    "/v1/responses": (parse_responses, response_body, ResponseStream),
+    "/v1/messages": (parse_messages, message_body, MessageStream),
+}
+
+
 def make_app(server: Server) -> web.Application:
     """The application of a server."""
-    settings = server.settings
-    access = Access(settings)
+    access = Access(server.settings)
+    limits = server.settings.limits
+    app = web.Application(middlewares=[guard(server, access)], client_max_size=limits.body)
+    app[SERVER] = server
+
+    async def marked(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.setdefault("X-Request-Id", request.get(ID, ""))
+        access.mark(request, response)
+
+    app.on_response_prepare.append(marked)
+    router = app.router
+    for path in ("/health", "/ping"):
+        router.add_get(path, health)
+    router.add_get("/version", version)
+    router.add_get("/metrics", metrics)
+    router.add_get("/v1/models", models)
+    router.add_get("/v1/models/{name:.+}", one_model)
+    router.add_get("/v1/live", live)
+    for path, parts in ANSWERS.items():
+        router.add_post(path, answering(*parts))
+    router.add_post("/v1/messages/count_tokens", counted)
+    router.add_post("/tokenize", tokenize)
+    router.add_post("/detokenize", detokenize)
+    return app
+
+
+def guard(server: Server, access: Access) -> Any:
+    """What stands before all routes: whatever happens, an answer of a known shape."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Whatever happens, an answer of a known shape."""
         begun = time.perf_counter()
         asked = request.headers.get("X-Request-Id", "")
         request[ID] = asked if NAME.fullmatch(asked) else f"req-{time.time_ns():x}"
         try:
             access.check(request)
-            response = await handler(request)
+            asks = request.method != "OPTIONS"
+            response = await handler(request) if asks else access.preflight()
         except Refused as error:
             response = error_response(request, error, server)
         except web.HTTPException as error:
@@ -62,35 +92,11 @@ def make_app(server: Server) -> web.Application:
         except Exception:
             log.exception("a request failed")
             response = error_response(request, Refused("internal error", status=500), server)
-        if not response.prepared:
-            response.headers.setdefault("X-Request-Id", request[ID])
-            access.mark(request, response)
         seconds = time.perf_counter() - begun
         log.info("%s %s %s %.3f s", request.method, request.path[:80], response.status, seconds)
         return response
 
-    limits = settings.limits
-    app = web.Application(middlewares=[guarded], client_max_size=limits.body)
-    app[SERVER] = server
-    app.router.add_get("/health", health)
-    app.router.add_get("/ping", health)
-    app.router.add_get("/version", version)
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/v1/models/{name:.+}", one_model)
-    app.router.add_get("/v1/live", live)
-    answers: dict[str, Any] = {
-        "/v1/chat/completions": (parse_chat, chat_body, ChatStream),
-        "/v1/completions": (parse_completions, completion_body, CompletionStream),
-        "/v1/responses": (parse_responses, response_body, ResponseStream),
-        "/v1/messages": (parse_messages, message_body, MessageStream),
-    }
-    for path, parts in answers.items():
-        app.router.add_post(path, answering(*parts))
-    app.router.add_post("/v1/messages/count_tokens", counted)
-    app.router.add_post("/tokenize", tokenize)
-    app.router.add_post("/detokenize", detokenize)
-    return app
+    return guarded
 
 
 def http_error(error: web.HTTPException) -> Refused:
@@ -240,50 +246,6 @@ async def counted(request: web.Request) -> web.StreamResponse:
     fields = await server.body(request)
     count = await server.off_loop(count_tokens, fields, server.model, server.settings.limits)
     return web.json_response({"input_tokens": count})
-
-
-# ---- words -------------------------------------------------------------------------------------
-
-
-async def tokenize(request: web.Request) -> web.StreamResponse:
-    """POST /tokenize: the ids of a text or of a chat."""
-    server = request.app[SERVER]
-    server.admit()
-    fields = await server.body(request)
-    ids = await server.off_loop(tokens_of, fields, server.model, server.settings.limits)
-    body: dict[str, Any] = {"count": len(ids), "max_model_len": server.model.context}
-    body["tokens"] = ids
-    if fields.flag("return_token_strs"):
-        body["token_strs"] = [server.model.token_text(i) for i in ids]
-    return web.json_response(body)
-
-
-def tokens_of(fields: Fields, model: ServedModel, limits: Limits) -> list[int]:
-    """The ids that a body asks for."""
-    check_model(fields, model)
-    if fields.has("messages"):
-        refuse_foreign(fields)
-        flags = {"add_generation_prompt": True, **template_flags(fields)}
-        if fields.has("add_generation_prompt"):
-            flags["add_generation_prompt"] = fields.flag("add_generation_prompt")
-        return model.encode_chat(messages_of(fields, limits), None, limits.characters, **flags)
-    text = fields.text("prompt", most=limits.body)
-    special = fields.flag("add_special_tokens", True)
-    return model.encode(text, "prompt", limits.characters, add_special=special)
-
-
-async def detokenize(request: web.Request) -> web.StreamResponse:
-    """POST /detokenize: the text of ids."""
-    server = request.app[SERVER]
-    server.admit()
-    fields = await server.body(request)
-    model = server.model
-    ids = checked_ids(fields, "tokens", model, server.settings.limits.body)
-
-    def work() -> str:
-        return model.tokenizer.decode(ids, show_special=True)
-
-    return web.json_response({"prompt": await server.off_loop(work)})
 
 
 __all__ = ["make_app"]

@@ -201,4 +201,7 @@ class Server:
                     self.metrics.ended(one)
 
 
-__all__ = ["Server"]
+SERVER: web.AppKey[Server] = web.AppKey("server", Server)
+
+
+__all__ = ["SERVER", "Server"]
