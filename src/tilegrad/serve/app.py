@@ -28,6 +28,7 @@ from .openai_responses import ResponseStream, parse_responses, response_body
 from .parameters import Ask
 from .refused import Refused
 from .server import SERVER, Server
+from .static import add_page
 from .words import detokenize, tokenize
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -68,6 +69,7 @@ def make_app(server: Server) -> web.Application:
     router.add_post("/v1/messages/count_tokens", counted)
     router.add_post("/tokenize", tokenize)
     router.add_post("/detokenize", detokenize)
+    add_page(app)
     return app
 
 
