@@ -378,7 +378,7 @@ class Ours:
         self.meet()
         if "dropout" in self.inputs.case.options:
             tg.manual_seed(7)
-        with tg.override(sums=self.mode):
+        with tg.override(determinism=self.mode):
             found = self.function(*self.given)
             shared = [x.torch() for x in found]
         self.meet()

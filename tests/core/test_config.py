@@ -43,7 +43,7 @@ def test_every_variable_is_read():
             "TILEGRAD_VERIFY": "1",
             "TILEGRAD_EAGER": "on",
             "TILEGRAD_MEMORY_MB": "7",
-            "TILEGRAD_SUMS": "fast",
+            "TILEGRAD_DETERMINISM": "fast",
             "TILEGRAD_DOTS": "tf32",
             "TILEGRAD_KEEP": "9",
         }
@@ -52,13 +52,13 @@ def test_every_variable_is_read():
     assert read.cache_bytes == 5 << 20 and read.memory_bytes == 7 << 20
     assert read.device == "gpu" and read.log_level == "debug"
     assert read.verify and read.eager_debug
-    assert (read.sums, read.dots, read.keep) == ("fast", "tf32", 9)
+    assert (read.determinism, read.dots, read.keep) == ("fast", "tf32", 9)
 
 
 def test_bad_sums_are_refused_and_change_nothing():
     with pytest.raises(UserError, match="reproducible, fast"):
-        configure(sums="any")
-    assert config().sums == "reproducible"
+        configure(determinism="any")
+    assert config().determinism == "reproducible"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_bad_sums_are_refused_and_change_nothing():
         ("TILEGRAD_CACHE_MB", "-1"),
         ("TILEGRAD_LOG", "loud"),
         ("TILEGRAD_VERIFY", "maybe"),
-        ("TILEGRAD_SUMS", "some"),
+        ("TILEGRAD_DETERMINISM", "some"),
         ("TILEGRAD_DOTS", "fp8"),
     ],
 )
@@ -166,9 +166,9 @@ def test_a_block_belongs_to_its_task():
     async def one(value):
         with override(threads=value):
             await asyncio.sleep(0)
-            configure(sums="fast")
+            configure(determinism="fast")
             await asyncio.sleep(0)
-            return config().threads, config().sums
+            return config().threads, config().determinism
 
     async def both():
         return await asyncio.gather(one(3), one(4))

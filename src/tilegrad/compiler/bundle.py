@@ -108,7 +108,7 @@ class Maker:
         """Write the Bundle."""
         if self.on_host:
             self.writer.code["walker"] = self._walker()
-        more.setdefault("settings", {"sums": config().sums, "dots": config().dots})
+        more.setdefault("settings", {"determinism": config().determinism, "dots": config().dots})
         return self.writer.finish(more)
 
     def _walker(self) -> bytes:

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..core.config import invariant
 from ..core.dtype import int32
 from ..core.errors import UserError
 from ..core.target import Target
@@ -66,6 +67,13 @@ class Paged:
         made = ops.call(*inputs, callee=callee)
         return build.items(made) if isinstance(made.type, Tuple) else [made]
 
+    def _refused(self, what: str, why: str) -> bool:
+        """False: take note of what is not taken at the level `invariant`."""
+        note = f"invariant: not {what}: {why}"
+        if note not in self.log.notes:
+            self.log.notes.append(note)
+        return False
+
     # ---- append -------------------------------------------------------------------------------
 
     def _append(self, node: Node, done: dict[Node, Node]) -> list[Node]:
@@ -83,7 +91,7 @@ class Paged:
     def _attention_of(self, node: Node) -> Node | None:
         """The attention of single tokens that alone reads the queries of an append, and reads the
         same cache in the same places; None if there is no such."""
-        if not self.target.asynchronous_units:
+        if not self.target.asynchronous_units or invariant():
             return None
         items = {n.attrs["index"]: n for n in self.readers.get(node, [])}
         readers = self.readers.get(items.get(0, node), [])
@@ -108,8 +116,13 @@ class Paged:
         if not target.has_threads:
             _refuse(node, attention_cpu.why_not(x, target), x)
             many = queries >= prefill_cpu.LEAST and not prefill_cpu.why_not(x, target)
-            return self._call(*inputs, callee=(_cpu_prefill if many else _cpu)(x, target))[0]
-        if not target.asynchronous_units:
+            if many and invariant():
+                many = self._refused("paged_prefill", "its sums are not those of single tokens")
+            made = _cpu_prefill(x, target) if many else _cpu(x, target, invariant())
+            return self._call(*inputs, callee=made)[0]
+        if not target.asynchronous_units or invariant():
+            if target.asynchronous_units:
+                self._refused("kernels with a work list", "keys are cut by who else is there")
             _refuse(node, portable.why_not(x), x)
             return self._call(*inputs, callee=_portable(x, target))[0]
         if queries >= prefill.LEAST and not prefill.why_not(x, target):
@@ -166,8 +179,8 @@ def _prefill(x: PagedShape, target: Target) -> KernelCallee:
 
 
 @functools.lru_cache(maxsize=64)
-def _cpu(x: PagedShape, target: Target) -> KernelCallee:
-    return attention_cpu.callee(x, target)
+def _cpu(x: PagedShape, target: Target, fixed: bool) -> KernelCallee:
+    return attention_cpu.callee(x, target)  # by the level, which `fixed` stands for
 
 
 @functools.lru_cache(maxsize=64)

@@ -122,7 +122,7 @@ def executable_for(
 
 def circumstances(device: str) -> Any:
     """What an Executable on a device depends on besides its Graph."""
-    host = (config().threads,)
+    host = (config().threads, config().determinism)
     own = host if device == HOST else (device, target_for(device).key, *_choices())
     return (*own, *outside())
 
@@ -139,7 +139,7 @@ def _choices() -> tuple[str, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
     from ..kernels.plan_table import plans
 
-    return plans().digest, config().sums, config().dots
+    return plans().digest, config().determinism, config().dots
 
 
 def compile_for(
@@ -221,7 +221,7 @@ def schedule_for(
 
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        choices = _choices() if target.has_threads else ()
+        choices = _choices() if target.has_threads else (config().determinism,)
         key = (target.key, outside(), *choices, *without)
         bodies = _bodies.get(key)
         if bodies is None:

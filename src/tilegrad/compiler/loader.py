@@ -57,6 +57,11 @@ class Opened:
     bundle: Bundle
     bound: dict[tuple[str, str], Any] = field(default_factory=dict)
 
+    @property
+    def level(self) -> str:
+        """The level of determinism that it was compiled for."""
+        return str(self.bundle.manifest.get("settings", {}).get("determinism", "reproducible"))
+
     def executable(self, wanted: Wanted) -> Any | None:
         """The Executable of a Graph, if the Bundle has it."""
         if wanted.device.split(":")[0] != self.bundle.device:
@@ -171,7 +176,7 @@ def _told(wanted: Wanted) -> Any | None:
         listener(wanted)
     if config().eager_debug:
         return None
-    for opened in _bundles:
+    for opened in opened_bundles():
         found = opened.executable(wanted)
         if found is not None:
             return found
@@ -211,8 +216,8 @@ def leave_bundle(bundle: Bundle) -> None:
 
 
 def opened_bundles() -> list[Opened]:
-    """The Bundles that serve this process."""
-    return list(_bundles)
+    """The Bundles that serve this process, at the level of determinism that is asked for."""
+    return [opened for opened in _bundles if opened.level == config().determinism]
 
 
 __all__ = ["Idle", "Wanted", "executable_for", "executable_on_numbers", "listening", "use_bundle"]

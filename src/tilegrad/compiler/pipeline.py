@@ -56,6 +56,8 @@ _NO_TARGET = "no Target has the ops that it writes out"
 _START = "every Schedule starts with it"
 _ORDER = "Kernels would read what is not yet written"
 _ANY_SIZE = "no Target holds tiles of any size"
+_ONE_ROW = "products of one row are added in another order"
+_ORDER_OF_SUMS = "how a sum is cut depends on the number of rows"
 _ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
 _WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
 _CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed")
@@ -85,30 +87,58 @@ GRAPH = [
     Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET, on=("unpack",)),
     Pass("simplify what was expanded", "compiler.rules:simplify"),
     # Scatters into selects, divisions into products.
-    Pass("strength", "compiler.rules:strength", on=("divide", "update")),
+    Pass(
+        "strength",
+        "compiler.rules:strength",
+        on=("divide", "update"),
+        varies="a quotient becomes a product where a value is repeated",
+    ),
     # Before dots of one row are written as sums.
-    Pass("norms", "compiler.norms:norms_behind_products", asynchronous, on=("dot",)),
+    Pass(
+        "norms",
+        "compiler.norms:norms_behind_products",
+        asynchronous,
+        on=("dot",),
+        varies="norms are moved behind products of few rows",
+    ),
     # After recognition, which would undo them.
-    Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors, on=("dot",)),
-    Pass("dots of a short row", "compiler.row_dots:dots_of_a_short_row", threads, on=("dot",)),
+    Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors, on=("dot",), varies=_ONE_ROW),
+    Pass(
+        "dots of a short row",
+        "compiler.row_dots:dots_of_a_short_row",
+        threads,
+        on=("dot",),
+        varies=_ONE_ROW,
+    ),
     # Long sums with few results get parallel parts.
-    Pass("split reductions", "compiler.split:split_reductions", on=_REDUCE),
+    Pass("split reductions", "compiler.split:split_reductions", on=_REDUCE, varies=_ORDER_OF_SUMS),
     # After simplification, which would undo it.
     Pass("split parts", "compiler.split:split_parts", on=("concatenate",)),
     Pass("split argmax", "compiler.split:split_argmax", threads, on=("argmax",)),
     # Last: no algebra puts the factors back.
-    Pass("level sums", "compiler.row_factors:level_sums", threads, on=("sum",)),
+    Pass(
+        "level sums",
+        "compiler.row_factors:level_sums",
+        threads,
+        on=("sum",),
+        varies="factors of a row are moved behind its sum",
+    ),
 ]
 
 REGIONS = [
     Pass("choose values", "schedule.fuse:start", needed=_START),
     # What is cheaper computed twice than stored, before what reads it is cut.
     Pass("recompute", "schedule.threads.recompute:recompute_cheap", threads),
-    Pass("keep sums", "schedule.block_sums:keep_sums", threads),
-    Pass("hand over sums", "schedule.block_sums:hand_over", threads),
+    Pass("keep sums", "schedule.block_sums:keep_sums", threads, varies=_ORDER_OF_SUMS),
+    Pass("hand over sums", "schedule.block_sums:hand_over", threads, varies=_ORDER_OF_SUMS),
     Pass("lay out operands", "schedule.operands:lay_out", threads),
     Pass("look ahead", "schedule.fuse:look_ahead", threads),
-    Pass("round early", "schedule.threads.rounding:round_early", threads),
+    Pass(
+        "round early",
+        "schedule.threads.rounding:round_early",
+        threads,
+        varies="a value is rounded otherwise where it is stored",
+    ),
     Pass("fuse", "schedule.fuse:fuse", needed=_START),
     Pass("leave long epilogues", "schedule.epilogue:leave_long_epilogues", threads),
     Pass("join dots", "schedule.dot_joint:join_dots", asynchronous),
@@ -116,7 +146,7 @@ REGIONS = [
     Pass("order updates", "schedule.state:order_updates", needed=_ORDER),
     Pass("order Regions", "schedule.order:order_regions", needed=_ORDER),
     # Neighbours in that order.
-    Pass("pair up", "schedule.threads.pair:pair_up", threads),
+    Pass("pair up", "schedule.threads.pair:pair_up", threads, varies=_ORDER_OF_SUMS),
     Pass("lower", "schedule.lower:lower_regions", needed=_START),
 ]
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.config import config, invariant
 from ..core.dtype import DType, int32
 from ..core.format import Format, format_of
 from ..core.target import Target
@@ -265,7 +266,7 @@ class Weights:
                 attrs["dtype"] = x.dtype
             return ops.dot(x, weights, **attrs)
         rows = build.reshape(x, (shape.tokens, shape.columns))
-        made = ops.call(rows, *parts, callee=_callee(shape, self.target))
+        made = ops.call(rows, *parts, callee=_callee(shape, self.target, config().determinism))
         return build.items(made)[0] if isinstance(made.type, Tuple) else made  # others: scratch
 
     def _take(self, node: Node) -> Node | None:
@@ -328,12 +329,14 @@ def _count(sizes: Sequence[Size]) -> Size:
 
 def unpacked_from(dtype: DType, target: Target) -> int:
     """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
-    one (docs/decisions/0026). 0 for never."""
+    one (docs/decisions/0026). 0 for never, and so it is at the level `invariant`."""
+    if invariant():
+        return 0
     return kernels_of(target).MANY if dtype.bits == 16 else 0
 
 
 @functools.lru_cache(maxsize=256)
-def _callee(shape: QuantisedShape, target: Target) -> Any:
+def _callee(shape: QuantisedShape, target: Target, level: str) -> Any:
     return kernels_of(target).callee(shape, target)
 
 

@@ -14,7 +14,7 @@
 | TILEGRAD_CUDA_SYNC | wait after each GPU kernel, to name one at fault  | 0                    |
 | TILEGRAD_CHECKED   | guard indices of tile kernels on a GPU too        | 0                    |
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
-| TILEGRAD_SUMS      | reproducible: same bits every run; fast: any order | reproducible        |
+| TILEGRAD_DETERMINISM | fast, reproducible or invariant; see `Config`   | reproducible         |
 | TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
 | TILEGRAD_API_KEYS  | keys of `tilegrad serve`, between commas or spaces | none                 |
 
@@ -35,7 +35,8 @@ from typing import Any
 from .errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"sums": ("reproducible", "fast"), "dots": ("exact", "tf32")}
+LEVELS = ("reproducible", "fast", "invariant")
+CHOICES = {"determinism": LEVELS, "dots": ("exact", "tf32")}
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,10 @@ class Config:
     cuda_sync: bool = False
     checked: bool = False  # indices of tile kernels are guarded on a GPU, as they are on a CPU
     plan_table: str | None = None  # a file, "" for none; None: the person's, then the shipped
-    sums: str = "reproducible"  # or "fast": a sum's order may differ from run to run
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # of clients of a server
+    # fast: a sum's order may differ from run to run; reproducible: same inputs, same bits;
+    # invariant: a row's bits depend neither on how many rows there are nor on what was compiled
+    determinism: str = "reproducible"
     dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
 
 
@@ -106,6 +109,11 @@ def config() -> Config:
     """The Config of the `override` block around, else of the process: that one is read from the
     environment at the first call."""
     return _block.get() or _process or _of_the_process()
+
+
+def invariant() -> bool:
+    """Whether the bits of a row must depend on that row alone."""
+    return config().determinism == "invariant"
 
 
 def _of_the_process() -> Config:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from .. import nn
+from ..core.config import config as settings
+from ..core.config import override
 from ..core.dtype import DType, bfloat16, dtype_of
 from ..core.errors import UserError
 from ..models.decoder.model import Decoder
@@ -91,8 +93,10 @@ class Engine:
         tell: Tell | None = None,
         words: int | None = None,
         grammars: Grammars | None = None,
+        determinism: str | None = None,
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
+        `determinism` is the level that steps are compiled for, the Config's if None.
 
         `words` is how many ids the tokenizer has, if fewer than the model: no other is picked.
         Requests with a Constraint need `grammars`.
@@ -126,6 +130,7 @@ class Engine:
             device=device,
         )
         self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None), words)
+        self.determinism = determinism or settings().determinism
         self.waiting: dict[Hashable, Request] = {}  # in order
         self.running: dict[Hashable, Running] = {}
         self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
@@ -293,8 +298,9 @@ class Engine:
         it came.
         """
         try:
-            failed = self._admit() if self._ahead is None else []
-            runs, found = self._step()
+            with override(determinism=self.determinism):
+                failed = self._admit() if self._ahead is None else []
+                runs, found = self._step()
         except BaseException:
             for run in list(self.running.values()):
                 self._end(run)
@@ -405,7 +411,8 @@ class Engine:
         slot = self.slots[-1]
         try:
             self._seat(slot, SCORING, len(tokens))
-            return self.steps.score(slot, tokens)
+            with override(determinism=self.determinism):
+                return self.steps.score(slot, tokens)
         finally:
             if SCORING in self.pool.owned:
                 self.pool.give_back(SCORING)

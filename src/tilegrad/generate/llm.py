@@ -61,11 +61,13 @@ class LLM:
         context: int | None = None,
         requests: int = 8,
         progress: Tell | None = None,
+        determinism: str | None = None,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
         The context is the model's, or what memory can hold, or less if less is asked for;
-        `requests` run at once at most.
+        `requests` run at once at most. At the level of determinism "invariant" an answer does not
+        depend on who else is there, to the bit (docs/determinism.md); None is the Config's.
         """
         if threads is not None:
             set_threads(threads)
@@ -100,6 +102,7 @@ class LLM:
             tell=tell,
             words=len(self.tokenizer) or None,
             grammars=self.grammars,
+            determinism=determinism,
         )
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()

@@ -23,7 +23,7 @@ from ..models.decoder.model import Decoder, paged
 from ..tensor.creation import arange, tensor
 from ..tensor.elementwise import maximum, where
 from ..tensor.maths import cast
-from ..tensor.reduce import log_softmax
+from ..tensor.reduce import logsumexp
 from ..tensor.select import gather
 from ..tensor.tensor import Tensor
 from .sampling import SamplingState, Variant, greedy, possible, sample
@@ -122,7 +122,8 @@ def score(
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     logits = model.step(given, maximum(positions, 0), attend, turned=False)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
-    return gather(log_softmax(cast(logits, float32), -1), -1, following[:, None])[:, 0]
+    raw = cast(logits, float32)  # as `sample` has it: the bits are the same
+    return (gather(raw, -1, following[:, None]) - logsumexp(raw, -1, keepdim=True))[:, 0]
 
 
 __all__ = ["Rows", "decode", "score", "step"]

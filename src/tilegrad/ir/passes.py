@@ -2,7 +2,7 @@
 
 A Pass names its function as "module:function" within the package; the module is imported when the
 Pass first runs, so what does not apply to a Target costs nothing. Invariant: whether a Pass applies
-follows from the facts of the Target alone, never from where it stands in a list.
+follows from the facts of the Target and the level of determinism, never from where it stands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..core.config import config
+from ..core.config import config, invariant
 from ..core.errors import UserError
 from .node import Node, topological
 
@@ -32,6 +32,7 @@ class Pass:
     needed: str = ""  # why it cannot be left out; '' where it can
     on: tuple[str, ...] = ()  # ops of a Graph, or kinds of Regions, without which it does nothing
     checks: bool = False  # whether it only looks for faults, where the Config asks for that
+    varies: str = ""  # what of its work depends on the number of rows: not for `invariant` then
 
     @property
     def function(self) -> Any:
@@ -88,6 +89,8 @@ def chosen(
         reason = "" if applies else "not for this Target"
         if one.checks and not config().verify:
             reason = "only where faults are looked for"
+        if one.varies and not reason and invariant():
+            reason = f"invariant: {one.varies}"
         found.append((one, "left out" if one.name in without else reason))
     return found
 

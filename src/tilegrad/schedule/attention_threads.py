@@ -39,7 +39,7 @@ def _no_plan(x: AttentionShape, target: Target) -> str:
 
 def fast() -> bool:
     """Whether sums may differ in their order from run to run."""
-    return config().sums == "fast"
+    return config().determinism == "fast"
 
 
 def launches(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:

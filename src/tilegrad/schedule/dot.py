@@ -459,7 +459,7 @@ class DotLowering:
         e = self.e
         dot = self.group.values[0]
         linear = self.linear(batch, row, lane)
-        e.own[dot] = self.b.cast(acc, wide(dot.dtype))
+        e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
         for v in self.stored:
             at = self.index_of(v, v.shape, batch, row, lane, linear)
             e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))

@@ -2,7 +2,8 @@
 
 `Evaluator.value(node, index)` walks down from a value to what is stored, turning movement into
 index arithmetic and elementwise ops into Tile ops; one index atom may be the vector lane. Low
-precision floats are computed in float32 and rounded where they are stored, cast or compared.
+precision floats are computed in float32 and rounded where they are stored, cast or compared; at the
+level `invariant` after every op, so that it does not matter what is stored.
 Invariant: a value whose index does not mention the lane atom is a scalar; all others have `lanes`
 lanes.
 """
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core import dtype as dtypes
+from ..core.config import invariant
 from ..core.dtype import DType, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
@@ -67,6 +69,7 @@ class Evaluator:
         self.lanes = 1
         self.mask: Node | None = None  # lanes in range, where not all are
         self.lane_atoms: set[Expr] = set()
+        self.settles = invariant()  # whether every result is rounded to its dtype
 
     # ---- context --------------------------------------------------------------------------
 
@@ -136,7 +139,8 @@ class Evaluator:
             return self.body.constant(node.attrs["value"], wide(node.dtype))
         if op in DIRECT:
             seen = self.as_stored if op in COMPARE else self.value
-            return self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
+            x = self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
+            return self.settled(x, node)
         handler = getattr(self, "_" + op.name, None)
         if handler is None:
             raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
@@ -149,6 +153,13 @@ class Evaluator:
         while node.op in MOVEMENT:
             node = node.inputs[0]
         if node.op is ops.constant:
+            return x
+        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
+
+    def settled(self, x: Node, node: Node) -> Node:
+        """What was computed of a Node, rounded to its dtype where it must not matter what is
+        stored."""
+        if not self.settles or wide(node.dtype) is node.dtype:
             return x
         return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
 

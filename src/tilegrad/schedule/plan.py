@@ -3,7 +3,8 @@
 A Plan fixes the register tile and the blocks a program computes. The model counts what a
 worker does: multiply-adds of whole register tiles (waste at the edges included), elements
 packed, and how evenly the programs fall on the workers. Invariant: a Plan depends on sizes,
-dtypes and the Target alone.
+dtypes, the Target and the level of determinism alone; at the level `invariant` blocks of k, which
+set the order of a sum, depend on nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 
 SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
 DEPTHS = (512, 384, 256)  # blocks of k worth a look: shallow ones leave room for more columns
+ONE_DEPTH = 512  # the block of k where a sum has one order, whatever the other sizes
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
 WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
@@ -84,6 +87,8 @@ def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
     depths = dict.fromkeys(block_of_k(problem.k, depth) for depth in DEPTHS)
+    if invariant():
+        depths = {max(1, min(problem.k, ONE_DEPTH)): None}
     for block_k, (mr, across) in itertools.product(depths, tiles):
         nr = across * lanes
         rows = balanced(m, mr)

@@ -93,7 +93,8 @@ class ColumnLoops(RowLoops):
         for v in self.reduces:
             if self.levels[v] < stage:
                 index = unravel(row, v.shape)
-                self.e.bind(v, index, self.peek(self.places[v][-1], place))
+                found = self.peek(self.places[v][-1], place)
+                self.e.bind(v, index, self.e.settled(found, v))
 
     def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
         """Walk the reduced elements, a few at a time, over the block."""

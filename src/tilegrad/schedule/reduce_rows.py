@@ -221,7 +221,7 @@ class RowLoops(LoopSpace):
             position += 1
             if total.shape:
                 total = b.add(tile_ops.reduce(total, axis=0, kind=kind))
-            self.e.bind(v, index, total)
+            self.e.bind(v, index, self.e.settled(total, v))
 
     def best_lane(self, best: Node, where: Node) -> Node:
         """The index of the first largest over lanes."""

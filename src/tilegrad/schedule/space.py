@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.config import invariant
 from ..core.dtype import DType, float64
 from ..core.errors import InternalError
 from ..core.target import Target
@@ -132,6 +133,8 @@ class LoopSpace:
         """How many neighbouring elements the vector axis has: as many as stay linear. Loaded
         indices change between lines, if those are long enough."""
         extent, ordered = self.cuts()
+        if self.reduces and self.order == "row" and invariant():
+            return extent  # the order of a sum follows from its length alone
         for self.strict in (True, False):
             for inner in ordered:
                 if self.strict and high(inner) < self.least_line:
@@ -261,8 +264,10 @@ class LoopSpace:
                 widest = 8
             work += 4 if node.op in COSTLY else 1
         many = 4 if work <= (24 if self.reduces else 12) else 2 if work <= 48 else 1
-        if self.order == "column" and self.reduces:
+        if self.reduces and (self.order == "column" or invariant()):
             many = 4
+        if self.reduces and self.order == "row" and invariant():
+            widest = 8  # whatever else is computed in the same loop
         lanes = max(1, self.target.vector_bytes // widest) * many
         size = high(inner)
         while lanes > 1 and lanes >= 2 * size:

@@ -108,7 +108,7 @@ class Jitted(Symbolic, Generic[P, R]):
         if leaves is None:
             leaves, structure = flatten(args)
             self._recent = structure
-        key: list[Any] = [structure.alike, mode.grad_enabled]
+        key: list[Any] = [structure.alike, mode.grad_enabled, config().determinism]
         for leaf in leaves:
             kind = leaf.__class__
             if kind is Tensor:
@@ -153,7 +153,7 @@ class Jitted(Symbolic, Generic[P, R]):
         axes = self._axes_of(structure)
         states: dict[int, dict[str, Tensor]] = {}
         symbols: dict[str, int] | None = {} if axes else None
-        key: list[Any] = [structure.alike, mode.grad_enabled]
+        key: list[Any] = [structure.alike, mode.grad_enabled, config().determinism]
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 type_: Any = leaf._node.type

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
+from ..core.config import config
 from ..runtime.buffer import Buffer
 from .lowered import Lowered, known
 from .tensor import Tensor, mode
 
-Again = tuple[list[tuple[Any, bool]], bool, str, Lowered]
+Again = tuple[list[tuple[Any, bool]], bool, str, Lowered, str]
 
 
 def remembered(args: Sequence[Any], lowered: Lowered) -> Again | None:
@@ -29,13 +30,13 @@ def remembered(args: Sequence[Any], lowered: Lowered) -> Again | None:
         if buffer is None or buffer.device != lowered.device:
             return None
     types = [(leaf._node.type, leaf._requires_grad) for leaf in args]
-    return types, mode.grad_enabled, lowered.device, lowered
+    return types, mode.grad_enabled, lowered.device, lowered, lowered.level
 
 
 def buffers_of(args: Sequence[Any], before: Again) -> list[Buffer] | None:
     """The Buffers of a call like the one before; None if it is not."""
-    types, recorded, device, _ = before
-    if mode.grad_enabled is not recorded:
+    types, recorded, device, _, level = before
+    if mode.grad_enabled is not recorded or config().determinism != level:
         return None
     found: list[Buffer] = []
     for leaf, (type_, tracked) in zip(args, types):

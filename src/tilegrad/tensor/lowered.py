@@ -19,6 +19,7 @@ from weakref import ref
 import numpy as np
 
 from ..compiler.loader import executable_for
+from ..core.config import config, override
 from ..core.dtype import float64, int64
 from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
@@ -86,6 +87,7 @@ class Lowered:
     homes: tuple[str, ...] = ()  # devices of the inputs, where they are on several
     breaks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # where kernels would differ
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # that it was traced for
+    level: str = field(default_factory=lambda: config().determinism)  # it is compiled for
     executable: Any = None
     other: Lowered | None = None
     used: bool = False  # since it was last looked at for being kept
@@ -158,14 +160,11 @@ class Lowered:
         """The Executable; compiled or loaded at the first call."""
         with self._lock:
             if self.executable is None:
-                self.executable = executable_for(
-                    self.inputs,
-                    self.outputs,
-                    self.donate,
-                    self.device,
-                    self.requirements,
-                    self.homes,
-                )
+                given = (self.inputs, self.outputs, self.donate)
+                with override(determinism=self.level):
+                    self.executable = executable_for(
+                        *given, self.device, self.requirements, self.homes
+                    )
             return self.executable
 
     def _value(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ...core.config import invariant
 from ...core.dtype import int32, int64
 from ...core.target import Target
 from ...ir.node import Node
@@ -28,8 +29,9 @@ LEAST_PART = 256  # keys below which a part costs more than it saves
 
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
-    """The Plan for a shape, or None where there are too many queries."""
-    if "query_starts" in x.extras or x.dropout > 0.0:
+    """The Plan for a shape, or None where there are too many queries (or a query's sums must be
+    those that it has among many)."""
+    if "query_starts" in x.extras or x.dropout > 0.0 or invariant():
         return None
     if not isinstance(x.queries, int) or x.queries == 0 or x.queries * x.group > MOST_ROWS:
         return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...core.config import invariant
 from ...core.dtype import float32, int32, int64
 from ...core.target import Target
 from ...ir.node import Node
@@ -66,7 +67,7 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
     rows, across = (13, 2) if target.vector_registers >= 32 else (5, 2)
     queries = fitting(x, target, 128 // (across * lanes) * across * lanes, across * lanes)
     keys = min(256 // rows * rows, rows * -(-high(x.keys) // rows))
-    return CpuPlan(queries, max(rows, keys), rows, across, lanes)
+    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=invariant())
 
 
 class Forward(Builder):
@@ -176,7 +177,7 @@ class Forward(Builder):
         if high_band is not None:
             self.upper = minimum(self.upper, combine(self.stop, high_band, 1))
         if low_band is not None:
-            self.lower = maximum(0, combine(self.first, low_band, 1))
+            self.lower = plan.begin(maximum(0, combine(self.first, low_band, 1)))
 
     def find_limits(self) -> None:
         """The keys that each query sees; those of the block are from the least to the most."""
@@ -190,7 +191,7 @@ class Forward(Builder):
         found[1] = b.apply("minimum", found[1], b.index(combine(x.keys, 1, -1)))
         found[0] = b.apply("maximum", found[0], b.index(0))
         top = max(1, high(x.keys))
-        self.lower = b.atom("lower", found[0], 0, FAR)
+        self.lower = self.plan.begin(b.atom("lower", found[0], 0, FAR))
         self.upper = combine(b.atom("upper", found[1], -1, top - 1), 1, 1)
         self.all_see = b.atom("begin", found[2], 0, FAR), b.atom("last", found[3], -1, FAR)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...core.config import invariant
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.node import Node
@@ -49,7 +50,7 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     block = 512 if 64 < max(x.width, x.value_width) <= 128 else 256
     keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
     part = 64 if queries % 64 == 0 else PAIR
-    return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part)
+    return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part, invariant())
 
 
 class MatrixTiles(Builder):

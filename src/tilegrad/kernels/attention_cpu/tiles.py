@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...core.dtype import DType, float32, int32, int64
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, high
+from ...ir.symbol import Size, combine, floor_divide, high, multiply
 from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import BodyBuilder
@@ -43,6 +43,7 @@ class CpuPlan:
     lanes: int
     unit: str = ""  # a matrix unit of the Target, or vectors
     part: int = 0  # queries whose scores are in scratch at a time; 0 for all
+    aligned: bool = False  # blocks of keys begin at multiples of `keys`, whoever reads them
 
     @property
     def strip(self) -> int:
@@ -53,6 +54,11 @@ class CpuPlan:
     def panel(self) -> int:
         """Columns of the register tile."""
         return self.across * self.lanes
+
+    def begin(self, key: Size, unit: int = 1) -> Size:
+        """Where a program begins that need see no key before this one; it can at every `unit`."""
+        unit = self.keys if self.aligned else unit
+        return multiply(floor_divide(key, unit), unit) if unit > 1 else key
 
 
 class Builder:

@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...core.config import invariant
 from ...core.dtype import float32, int32, int64
 from ...core.target import Target
 from ...ir.node import Node
@@ -67,12 +68,17 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
     many = target.vector_registers >= 32
     across = max(1, min(8 if many else 4, -(-x.value_width // lanes)))
     rows = max(1, (24 if many else 10) // across)
-    return CpuPlan(max(1, ROWS // x.group) * x.group, KEYS, rows, across, lanes)
+    return CpuPlan(
+        max(1, ROWS // x.group) * x.group, KEYS, rows, across, lanes, aligned=invariant()
+    )
 
 
 def parts_of(x: PagedShape, target: Target) -> int:
     """Into how many parts keys are split, so that workers have as much to do each. That does not
-    depend on how many requests there are: a request's sums do not depend on its neighbours."""
+    depend on how many requests there are: a request's sums do not depend on its neighbours. Where
+    they depend on nothing else either, keys are not split."""
+    if invariant():
+        return 1
     workers, most = max(1, target.cores), high(x.most_pages) * x.page // LEAST_PART
     for parts in range(1, most + 1):
         if parts * x.key_heads % workers == 0 or parts * x.key_heads >= 4 * workers:
@@ -191,7 +197,7 @@ class Blocks(Builder):
         self.lower = 0
         if p.window:
             begin = maximum(0, combine(self.sees, p.window, -1))
-            self.lower = multiply(floor_divide(begin, self.lanes), self.lanes)
+            self.lower = self.plan.begin(begin, self.lanes)
 
     def page_at(self, key: Size) -> tuple[Size, Size]:
         """Page of a key and its place there."""

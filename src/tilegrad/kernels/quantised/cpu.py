@@ -1,13 +1,15 @@
 """Quantised products on CPUs: which kernel a shape gets; see `shape` for the functions.
 
-Few tokens go to `cpu_decode`, many to `cpu_prefill`. Invariant: what a Target
-can run is decided by its facts alone.
+Few tokens go to `cpu_decode`, many to `cpu_prefill`. At the level `invariant` one of them takes any
+number: products of bytes where the Target has instructions for them, else panels on vectors.
+Invariant: what a Target can run is decided by its facts alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...core.config import invariant
 from ...core.dtype import bfloat16, float16, float32
 from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
@@ -43,13 +45,21 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """
     most = few(target)
     bodies: list[Body] = []
+    names = ["x", *(n for n, _, _ in parts(shape))]
+    if invariant():
+        bodies += (
+            [decode(shape, target, most, whole=True)]
+            if most > 1
+            else prefill(shape, target, vectors=True)
+        )
+        return _callee("quantised_matmul", bodies, names)
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(decode(shape, target, most, own))
     if high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
-    return _callee("quantised_matmul", bodies, ["x", *(n for n, _, _ in parts(shape))])
+    return _callee("quantised_matmul", bodies, names)
 
 
 def few(target: Target) -> int:
@@ -89,6 +99,8 @@ def _callee(
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
+    if invariant():
+        return "invariant: what is around a product is computed apart, for any number of tokens"
     if high(shape.tokens) > few(target):
         return f"more than {few(target)} tokens"
     if around.gated not in ("", "silu"):

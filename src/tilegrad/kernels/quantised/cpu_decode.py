@@ -11,8 +11,9 @@ What lies around a product in a decoder may be `Around` it. The factor of a norm
 sums, so the squares of a token are added up while it is written as whole numbers, times the norm's
 weight. Gates and what they gate are rows half of all rows apart, in one program.
 
-Invariant: rows past the last are computed (their codes are zeros) but not stored; a sum is the
-same for any number of tokens beside it.
+Any number of tokens may be there: a program takes `most` at a time. Invariant: rows past the last
+are computed (their codes are zeros) but not stored; a sum is the same for any number of tokens
+beside it.
 """
 
 from __future__ import annotations
@@ -180,9 +181,17 @@ class Decode:
     """Builds the Body."""
 
     def __init__(
-        self, shape: QuantisedShape, target: Target, most: int, name: str, around: Around = NOTHING
+        self,
+        shape: QuantisedShape,
+        target: Target,
+        most: int,
+        name: str,
+        around: Around = NOTHING,
+        whole: bool = False,
     ) -> None:
         self.shape, self.target, self.most, self.around = shape, target, most, around
+        self.whole = whole  # whether there may be more tokens than `most`
+        self.first: Size = 0  # of the tokens at work
         given = parameters(shape, around)
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
@@ -196,8 +205,6 @@ class Decode:
         count = min(programs(shape, self.target), self.blocks)
         p = b.program(0, count)
         self.places()
-        self.tokens = minimum(shape.tokens, self.most)
-        b.loop("token", 0, self.tokens, 1, self.take, bounds=(0, self.most - 1))
         first, stop = (
             floor_divide(multiply(combine(p, i, 1), self.blocks), count) for i in range(2)
         )
@@ -206,7 +213,17 @@ class Decode:
             self.rows(r)
             return ()
 
-        b.loop("block", first, stop, 1, block, bounds=(0, self.blocks - 1))
+        def some(token: Size, _: list[Node]) -> Sequence[Node]:
+            self.first, left = token, combine(shape.tokens, token, -1)
+            self.tokens = minimum(left, self.most)
+            b.loop("token", 0, self.tokens, 1, self.take, bounds=(0, self.most - 1))
+            b.loop("block", first, stop, 1, block, bounds=(0, self.blocks - 1))
+            return ()
+
+        if self.whole and high(shape.tokens) > self.most:
+            b.loop("some", 0, shape.tokens, self.most, some, bounds=(0, high(shape.tokens) - 1))
+        else:
+            some(0, [])
         return b.finish((multiply(count, share),))
 
     @property
@@ -237,9 +254,10 @@ class Decode:
     def take(self, t: Size, _: list[Node]) -> Sequence[Node]:
         """A token, step by step."""
         b, columns, norm = self.b, self.shape.columns, self.around.norm
+        own = combine(self.first, t, 1)
 
         def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-            x = b.load(self.memory["x"], (t, multiply(s, STEP)), (STEP,), (1,))
+            x = b.load(self.memory["x"], (own, multiply(s, STEP)), (STEP,), (1,))
             x = b.cast(x, float32)
             if norm is None:
                 self.take_step(t, s, x)
@@ -356,9 +374,10 @@ class Decode:
                 own = [b.apply("add", own[0], b.cast(bias, float32))]
             value = self.gate(*own) if around.gated else own[0]
             if around.residual:
-                before = b.load(self.memory["residual"], (t, row), (ROWS,), (1,), mask)
+                at = (combine(self.first, t, 1), row)
+                before = b.load(self.memory["residual"], at, (ROWS,), (1,), mask)
                 value = b.apply("add", value, b.cast(before, float32))
-            self.put(b.cast(value, shape.dtype), t, block, mask)
+            self.put(b.cast(value, shape.dtype), combine(self.first, t, 1), block, mask)
 
     def put(self, value: Node, t: Size, block: Size, mask: Node | None) -> None:
         """Write a token's results of a block where they belong."""
@@ -441,11 +460,12 @@ def decode(
     share: Size = 1,
     name: str = "quantised_decode",
     around: Around = NOTHING,
+    whole: bool = False,
 ) -> Body:
-    """The kernel for at most so many tokens."""
+    """The kernel for at most so many tokens, or for so many at a time (`whole`)."""
     limit = high(shape.tokens) if most is None else most
     most = max(1, min(limit, max(1, high(shape.tokens))))
-    return Decode(shape, target, most, name, around).build(share)
+    return Decode(shape, target, most, name, around, whole).build(share)
 
 
 __all__ = ["Weights", "decode", "multiply_add", "programs", "result_names"]

@@ -324,6 +324,7 @@ class Vectors(Builder):
         lanes, many = target.lanes(float32), target.vector_registers >= 32
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
+        self.tokens = min(self.tokens, max(1, high(shape.tokens)))
 
     def build(self, share: Size) -> Body:
         """The Body."""
@@ -374,10 +375,15 @@ class Vectors(Builder):
 
 
 def prefill(
-    shape: QuantisedShape, target: Target, share: Size = 1, name: str = "quantised_prefill"
+    shape: QuantisedShape,
+    target: Target,
+    share: Size = 1,
+    name: str = "quantised_prefill",
+    vectors: bool = False,
 ) -> list[Body]:
-    """The kernel: Bodies whose parameters are named x, split, the parts and out."""
-    if not unit_of(target):
+    """The kernel: Bodies whose parameters are named x, split, the parts and out; by vectors where
+    that is asked for."""
+    if vectors or not unit_of(target):
         return [Vectors(shape, target, name).build(share)]
     first = Split(shape, target, f"{name}_split").build(share)
     return [first, Matrix(shape, target, name).build(share)]

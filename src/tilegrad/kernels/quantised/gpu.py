@@ -1,12 +1,14 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
 Up to FEW tokens go to `gpu_rows`, more of them to `gpu_matrix`, and so does a
-number of tokens that only the step knows; from MANY on weights are unpacked first. Invariant:
+number of tokens that only the step knows; from MANY on weights are unpacked first. At the level
+`invariant` all go to `gpu_matrix` by one Plan. Invariant:
 what a Target can run is decided by its facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
 
+from ...core.config import invariant
 from ...core.dtype import bfloat16, float16, float32
 from ...core.target import Target
 from ...ir.symbol import high
@@ -62,6 +64,8 @@ def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
     most = high(shape.tokens)
     if not isinstance(shape.tokens, int):
         most = min(most, 64)  # steps are of all sizes
+    if invariant():
+        most = 64
     tokens = next((t for t in (16, 32) if most <= t), 64)
     rows = padded(shape.rows, ROWS)
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
@@ -74,6 +78,8 @@ def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:
     """Whether byte products take this."""
+    if invariant():
+        return False
     room = target.memories["shared"].bytes
     return high(shape.tokens) <= FEW and shared_bytes(shape, rows_plan(shape)) <= room
 

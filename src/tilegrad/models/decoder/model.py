@@ -18,6 +18,7 @@ from typing import Any
 
 from ... import nn
 from ...core import dtype as dtypes
+from ...core.config import invariant
 from ...core.errors import ShapeError
 from ...nn.functional import attention, gelu, relu, silu, softmax
 from ...nn.linear import new_parameter
@@ -124,7 +125,8 @@ class Experts(nn.Module):
 
     Few tokens, whose picks are half of all experts or less, read the weights of those alone. Of
     more tokens every expert computes every one and what was not picked counts zero: right and
-    simple, and as much work as a dense layer of all experts.
+    simple, and as much work as a dense layer of all experts. At the level `invariant` what was
+    picked is added in the order it was picked in, either way.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any) -> None:
@@ -167,10 +169,13 @@ class Experts(nn.Module):
     def _of_all(self, y: Tensor) -> Tensor:
         """(N, C) -> (N, C): every expert computes every token."""
         values, picked, chances = self._picked(y)
-        shares = cast(scatter(chances * 0.0, -1, picked, values), y.dtype)  # (N, E)
         gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
         inner = ACTIVATIONS[self.activation](gate) * matmul(y, self.up.transpose(1, 2))
         found = matmul(inner, self.down.transpose(1, 2))  # (E, N, C)
+        if invariant():
+            own = found[picked, arange(y.shape[0])[:, None]]  # (N, K, C)
+            return (own * cast(values, y.dtype)[..., None]).sum(1)
+        shares = cast(scatter(chances * 0.0, -1, picked, values), y.dtype)  # (N, E)
         return (found * shares.transpose(0, 1)[..., None]).sum(0)
 
     def _picked(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
