@@ -27,7 +27,7 @@ from tilegrad.tensor.stored import stored
 
 LLAMA = {
     "model_type": "llama",
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "vocab_size": 301,
     "hidden_size": 96,
     "intermediate_size": 608,
@@ -54,8 +54,7 @@ CASES: list[tuple[str, Format | None, Any]] = [
     ("llama", None, tg.float32),
     ("llama", None, tg.bfloat16),
     ("llama", Q4_1, tg.float32),
-    ("llama", Q8_0, tg.float32),
-    ("mistral", None, tg.float32),
+    ("mistral", Q8_0, tg.float32),
     ("mixtral", None, tg.float32),
 ]
 LENGTHS = (5, 150, 66, 1, 31)
@@ -96,11 +95,11 @@ def stream(produced: Iterable[Produced]) -> list[tuple[Any, ...]]:
     ]
 
 
-def asked(number: int, tokens: tuple[int, ...]) -> Request:
-    """Every other request draws; all want logprobs."""
+def asked(number: int, tokens: tuple[int, ...], draws: bool = False) -> Request:
+    """A request for logprobs; one that draws has a seed of its own."""
     sampling = (
         Sampling(temperature=0.8, top_p=0.9, seed=number, logprobs=3)
-        if number % 2
+        if draws
         else Sampling(logprobs=3)
     )
     return Request(number, tokens, sampling, max_tokens=COUNT)
@@ -131,13 +130,14 @@ def run(engine: Engine, requests: list[Request], together: int) -> dict[int, lis
 )
 def test_every_stream_is_its_solo_run(family: str, form: Format | None, dtype: Any) -> None:
     model = model_of(family, form, dtype)
-    requests = [asked(i, p) for i, p in enumerate(prompts(model.config.vocabulary))]
+    draws = (family, form, dtype) == CASES[0]  # every other one, beside those that do not
+    given = prompts(model.config.vocabulary)
+    requests = [asked(i, p, draws and i % 2 == 1) for i, p in enumerate(given)]
     solo = engine_of(model, 1, 256)
     alone = {r.id: stream(run(solo, [r], 1)[r.id]) for r in requests}  # type: ignore[index]
-    for count, chunk, together in ((5, 24, 2), (3, 7, 3)):
-        found = run(engine_of(model, count, chunk), requests, together)
-        for request in requests:
-            assert stream(found[request.id]) == alone[request.id]  # type: ignore[index]
+    found = run(engine_of(model, 4, 24), requests, 2)
+    for request in requests:
+        assert stream(found[request.id]) == alone[request.id]  # type: ignore[index]
 
 
 def test_scores_are_those_of_an_answer() -> None:

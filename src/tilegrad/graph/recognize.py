@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..core.config import invariant
 from ..core.dtype import DType
 from ..ir.node import Node
 from ..ir.passes import ops_in
@@ -126,8 +127,13 @@ def _own(factor: Factor, lead: list[int], summed: set[int]) -> list[int]:
 
 
 def _product_dot(m: Match) -> Node | None:
-    """sum(a * b) as a dot where it pays: both have the summed axes, one has axes of its own."""
+    """sum(a * b) as a dot where it pays: both have the summed axes, one has axes of its own.
+
+    One row has none: at the level `invariant` a sum stays one.
+    """
     product, root = m.product, m.root
+    if invariant():
+        return None
     if product.dtype.kind == "bool" or not _exact_cast(product, root):
         return None
     labels = tuple([None if s == 1 else i for i, s in enumerate(product.shape)])
