@@ -22,7 +22,8 @@ from tilegrad.chip.explore import (
 )
 from tilegrad.chip.explore.dataflow import DATAFLOWS, dataflow
 from tilegrad.chip.explore.presets import eyeriss_energy
-from tilegrad.chip.explore.search import Space, search
+from tilegrad.chip.explore.search import search
+from tilegrad.chip.explore.space import Space
 from tilegrad.core.errors import UserError
 
 

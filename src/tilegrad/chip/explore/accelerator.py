@@ -32,6 +32,8 @@ class Level:
     name: str
     bytes: float | None = None  # None: without bound
     keeps: tuple[str, ...] = NAMES
+    skips: tuple[str, ...] = ()  # of those, what a Mapping may bring past it
+    streams: str = ""  # loops of which it holds one turn at a time: a row that slides past
     read: float = 0.0
     write: float = 0.0
     leak: float = 0.0  # pJ a cycle
@@ -55,8 +57,10 @@ class Level:
                 _bounded(self, name, 1e-9, MOST)
         if self.sharing not in SHARING:
             raise _bad(self.name, "sharing", f"one of {', '.join(SHARING)}", self.sharing)
-        if not self.keeps or set(self.keeps) - set(NAMES):
+        if set(self.keeps) - set(NAMES):
             raise _bad(self.name, "keeps", f"some of {', '.join(NAMES)}", self.keeps)
+        if set(self.skips) - set(self.keeps):
+            raise _bad(self.name, "skips", f"some of {', '.join(self.keeps)}", self.skips)
 
     @property
     def fanout(self) -> int:
@@ -125,8 +129,9 @@ class Accelerator:
             if not isinstance(table.get("name"), str):
                 raise _bad(where, "name", "text", table.get("name"))
             values = dict(table)
-            if "keeps" in values:
-                values["keeps"] = tuple(values["keeps"])
+            for key in ("keeps", "skips"):
+                if key in values:
+                    values[key] = tuple(values[key])
             made.append(Level(**values))
         rest = {key: given[key] for key in own if key in given}
         return cls(str(given.get("name", name)), tuple(made), **rest)

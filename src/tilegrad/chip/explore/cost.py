@@ -65,8 +65,9 @@ def cost(
             scale = operand.bits / level.word_bits
             energy = energy + scale * (level.read * read + level.write * written)
             reads, writes = reads + scale * read, writes + scale * written
-            if level.network:
-                network = network + scale * level.network * access.moved
+            wires = _wires(accelerator, number, operand.name)
+            if wires:
+                network = network + scale * wires * access.moved
         parts[level.name] = energy
         bound = _bandwidth(level, reads, writes)
         if bound is not None:
@@ -75,6 +76,16 @@ def cost(
     parts["network"] = network
     parts["leak"] = leak + accelerator.mac_leak * counts.instances[-1] * counts.cycles
     return Cost(parts, bounds, _edges(problem, accelerator, many), counts)
+
+
+def _wires(accelerator: Accelerator, number: int, operand: str) -> float:
+    """pJ of a word on its way to the next Level that keeps it, past those that do not."""
+    total = 0.0
+    for i, level in enumerate(accelerator.levels[number:]):
+        if i and operand in level.keeps:
+            break
+        total += level.network
+    return total
 
 
 def _words(access: Access, conventions: Conventions) -> tuple[Vector, Vector]:

@@ -26,18 +26,20 @@ class Conventions:
 
     `halo`: `always` keeps what two successive boxes share, `innermost` only where no loop runs
     inside the one that turns. `drains`: a partial sum that leaves is read first. `fills`: bringing
-    a word is a write. `first`: a multiplier's first addition to a word reads it too.
+    a word is a write. `first`: a multiplier's first addition to a word reads it too. `gated`:
+    turns beyond a loop's size, which only pad it, ask the innermost Level for nothing.
     """
 
     halo: str = "always"
     drains: bool = True
     fills: bool = True
     first: bool = False
+    gated: bool = False
 
 
 EXACT = Conventions()
 TIMELOOP = Conventions(halo="innermost", drains=False)
-EYERISS = Conventions(drains=False, fills=False, first=True)
+EYERISS = Conventions(drains=False, fills=False, first=True, gated=True)
 
 
 class Turn(NamedTuple):
@@ -153,6 +155,8 @@ def _brought(
     instances = nest.instances[below]
     if below == len(accelerator.levels):  # a multiplier keeps nothing: it asks at every turn
         each = nest.cycles
+        if conventions.gated:
+            each = np.minimum(each, nest.problem.macs / instances)
     else:
         each = new_words(operand, nest, below, nest.extents[below], conventions)
     total = each * instances

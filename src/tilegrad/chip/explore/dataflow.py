@@ -27,6 +27,7 @@ class Dataflow:
     inside: str = ALL  # in time, below the array
     outermost: str = ALL  # in time, at the outermost Level
     whole: str = ""  # turn in full below the array
+    spread: str = ""  # side by side as far as the array goes, the first of them first
     keeps: tuple[str, ...] = NAMES  # Operands that the Levels below the array keep
     stationary: tuple[str, ...] = ()  # at the array's Level: Operands whose loops are outside
 
@@ -42,7 +43,8 @@ class Dataflow:
         for level in accelerator.levels[at + 1 :]:
             kept = tuple(name for name in level.keeps if name in self.keeps)
             if kept:
-                levels.append(replace(level, keeps=kept))
+                skips = tuple(name for name in level.skips if name in kept)
+                levels.append(replace(level, keeps=kept, skips=skips))
             else:
                 spare += level.bytes or 0.0
         if spare and levels[at].bytes is not None:
@@ -92,10 +94,11 @@ DATAFLOWS = {
             "rs",
             "row stationary: a row of a filter stays, a row of inputs slides by it",
             columns="GPMN",
-            rows="RCM",
+            rows="RPCM",
             inside="SCM",
             outermost="GNMCP",
             whole="S",
+            spread="RP",
             stationary=("weights",),
         ),
         Dataflow(

@@ -213,6 +213,8 @@ def held_bytes(problem: Problem, accelerator: Accelerator, many: Mappings) -> li
     found = []
     for level, extents in zip(accelerator.levels, many.extents(problem)):
         total = np.zeros(many.size)
+        if level.streams:
+            extents = {**extents, **{loop: np.ones(many.size) for loop in level.streams}}
         for operand in problem.operands:
             if operand.name in level.keeps:
                 total += box(operand.axes, extents) * (operand.bits / 8)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from .accelerator import Accelerator, Level
 
 
-def eyeriss_energy(rows: int = 16, columns: int = 16) -> Accelerator:
+def eyeriss_energy(rows: int = 16, columns: int = 16, past: bool = False) -> Accelerator:
     """The array of Eyeriss' analysis (ISCA 2016): 512 bytes a multiplier, as much in the buffer.
 
     Energies of a 16-bit access over those of a multiplication: DRAM 200, buffer 6, array 2,
-    registers 1.
+    registers 1. With `past`, as nn_dataflow has it: Operands may be brought past the buffer, and
+    registers hold one word of each row that slides by, even where its sums come back later.
     """
     count = rows * columns
     return Accelerator(
@@ -29,8 +30,9 @@ def eyeriss_energy(rows: int = 16, columns: int = 16) -> Accelerator:
                 rows=rows,
                 columns=columns,
                 sharing="halo",
+                skips=("weights", "inputs", "outputs") if past else (),
             ),
-            Level("registers", bytes=512.0, read=1.0, write=1.0),
+            Level("registers", bytes=512.0, read=1.0, write=1.0, streams="Q" if past else ""),
         ),
         mac=1.0,
         clock=200e6,
