@@ -1,5 +1,5 @@
-"""The command `tilegrad`: run, chat, serve, info, bench, models, demo, doctor, explain, compile,
-tune, chip, cache.
+"""The command `tilegrad`: run, chat, serve, batch, info, bench, models, demo, doctor, explain,
+compile, tune, chip, cache.
 
 Invariant: typer and rich are imported by this folder only; an error ends a command with its message
 and status 1 (2 for bad usage, 130 for Ctrl-C), without a traceback; a command imports what it needs
@@ -18,7 +18,7 @@ import typer
 from .. import __version__
 from ..core.config import config
 from ..core.errors import TilegradError
-from . import bench, bench_serve, chat, chip, compile, explain, info, models, run, serve
+from . import batch, bench, bench_serve, chat, chip, compile, explain, info, models, run, serve
 from .flags import App, Group, WithDefault
 from .progress import Bars
 from .terminal import error_text, status
@@ -51,6 +51,7 @@ app = App(
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.command("batch")(batch.batch)
 app.command("info")(info.info)
 bench_app = App(
     cls=WithDefault,
