@@ -127,9 +127,7 @@ def test_a_run_that_was_cut_off_goes_on(tiny_path: Path, tmp_path: Path) -> None
     counts = Counts()
 
     async def cut_off() -> None:
-        work = asyncio.create_task(
-            run_batch(settings(tiny_path), source, Answered(out), counts)
-        )
+        work = asyncio.create_task(run_batch(settings(tiny_path), source, Answered(out), counts))
         while counts.good < 2:
             await asyncio.sleep(0.01)
         work.cancel()
@@ -176,10 +174,10 @@ def test_the_command(tiny_path: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(tiny_path: Path, tmp_path: Path) -> None:
-    lines = [{"prompt": "x", "max_tokens": 4 + 100 * i, "ignore_eos": True} for i in range(5)]
+    lines = [{"prompt": "x", "max_tokens": 4 + 40 * i, "ignore_eos": True} for i in range(5)]
     source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "tilegrad.cli.main", "batch", str(source), str(out)]
-    command += ["--model", str(tiny_path), "--threads", "1", "--requests", "1"]
+    command += ["--model", str(tiny_path), "--threads", "1", "--requests", "4"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
     end = time.monotonic() + LONG
     while not (out.exists() and out.stat().st_size) and process.poll() is None:
