@@ -36,6 +36,14 @@ ON_GPUS = {
         [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],
         ["v0 = m.digamma(x0.abs() + 1)", "v1 = m.index_add(v0, 1, m.tensor([29, 13]), x1)"],
     ),
+    "rows gathered twice, whose gradients two warps added; a scan computed anew spilled": (
+        [("float64", np.resize(SPREAD, (9, 31)))],
+        [
+            "v0 = m.logcumsumexp(x0, -1)",
+            "v1 = v0[m.tensor([[-1, -9, -2], [4, 2, 4]], dtype=m.int64)]",
+            "v2 = v1.transpose(-1, -2) @ v1 * 0.1",
+        ],
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array
 from .access import MOVEMENT
-from .instructions import weight_of
+from .instructions import evaluated, weight_of
 
 DEPTH = 64  # Nodes from a result of a Region to what it reads
 NODES = 512  # Nodes of a Region; costly functions count as many
@@ -79,18 +79,15 @@ class Extents:
         return Extent(depth + 1, nodes, reads)
 
     def _once(self, node: Node) -> Extent:
-        """The same with what is shared counted once, as far as it matters."""
-        seen, stack, nodes, reads = {node}, [node], weight_of(node), 0
-        while stack and nodes + reads <= NODES + READS:
-            for i in stack.pop().inputs:
-                if i in seen:
-                    continue
-                seen.add(i)
-                if i in self.values:
-                    reads += 1
-                else:
-                    nodes += weight_of(i)
-                    stack.append(i)
+        """The same with what is computed once counted once, as far as it matters."""
+        nodes = reads = 0
+        for below in evaluated([node], self.values):
+            if below is not node and below in self.values:
+                reads += 1
+            else:
+                nodes += weight_of(below)
+            if nodes + reads > NODES + READS:
+                break
         return Extent(self.own[node].depth, nodes, reads)
 
     def _store(self, node: Node) -> None:

@@ -7,10 +7,11 @@ emitted for a float32 is at most twice what the table says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from ..core.dtype import float64
 from ..graph import ops
-from ..ir.node import Node, Op, topological
+from ..ir.node import Node, Op
 from ..ir.types import product
 from .access import MOVEMENT
 
@@ -47,14 +48,38 @@ def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -
     """About how many instructions compute one element of values, from those that are known."""
     found = list(stored)
     total, size = 0, product(found[0].shape) if found else 0  # what is one for a row counts little
-    for node in topological(found, known.__contains__):
+    for node in evaluated([n for n in found if n not in known], known):
         if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
             continue
         plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
         short = node in rounded or node.dtype.bits <= 16
         quick = node.dtype.is_integer or (short and node.op in QUICK)
+        plain *= 2 if node.dtype is float64 else 1
         total += plain + EXACT * (0 if quick or product(node.shape) != size else exact)
     return total
+
+
+def evaluated(stored: Iterable[Node], known: set[Node]) -> Iterator[Node]:
+    """The Nodes that one element of some values takes, as often as each is read or computed.
+
+    What is reached over different movements is read at different elements, so it is computed for
+    each; what is reached twice over the same ones, once. Nothing below what is known is computed.
+    """
+    moves: dict[tuple[int, Node], int] = {}  # a way down through movements has a number
+    roots = dict.fromkeys(stored)
+    stack = [(node, 0) for node in roots]
+    seen = set(stack)
+    while stack:
+        node, way = stack.pop()
+        yield node
+        if node in known and node not in roots:
+            continue
+        if node.op in MOVEMENT:
+            way = moves.setdefault((way, node), len(moves) + 1)
+        for i in node.inputs:
+            if (i, way) not in seen:
+                seen.add((i, way))
+                stack.append((i, way))
 
 
 def weight_of(node: Node) -> int:
@@ -64,4 +89,4 @@ def weight_of(node: Node) -> int:
     return max(1, (plain + 24 * exact) * 2 // 5)
 
 
-__all__ = ["EXACT", "INSTRUCTIONS", "instructions", "weight_of"]
+__all__ = ["EXACT", "INSTRUCTIONS", "evaluated", "instructions", "weight_of"]

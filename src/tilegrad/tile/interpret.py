@@ -347,6 +347,11 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> Any:
     storage, value, offset = (frame.values[i] for i in node.inputs[:3])
     mask = _mask(frame, node.inputs[3] if len(node.inputs) > 3 else None, offset.shape)
     offset, mode = self.checked(node, storage, offset, mask), node.attrs["mode"]
+    if self.body.notes.get("distinct"):
+        written = offset if mask is None else offset[np.broadcast_to(mask, offset.shape)]
+        if len(np.unique(written)) < written.size:
+            name = self.body.name
+            raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
     if mode == "set":
         return self.write(frame, storage, offset, value, mask)
     self.machine.note_read(frame.agent, storage, offset, mask)

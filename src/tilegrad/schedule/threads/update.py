@@ -159,7 +159,8 @@ class UpdateLowering(OrderedUpdate):
         return b.loop("j", at, self.count, 1, step, [b.broadcast(old, (lanes,))])[0]
 
     def few_elements(self) -> tuple[Body, Roles]:
-        """One program: every element takes all values of its destination; equal ones agree."""
+        """One program: every element takes all values of its destination; the first of equal
+        ones writes it."""
         memory = self.begin(self.name, state=True)["state"]
         b, e = self.b, self.e
         total = multiply(self.count, self.rest)
@@ -178,11 +179,14 @@ class UpdateLowering(OrderedUpdate):
                 with e.scope():
                     same = b.apply("equal", self.destination(j), key)
                     x = self.combine(carried[0], self.read(j, inner))
-                    return [b.apply("where", same, b.broadcast(x, (lanes,)), carried[0])]
+                    x = b.apply("where", same, b.broadcast(x, (lanes,)), carried[0])
+                    sooner = b.apply("bit_and", same, b.broadcast(b.less(j, at), (lanes,)))
+                    return [x, b.apply("bit_and", carried[1], b.apply("bit_not", sooner))]
 
-            found = b.loop("j", 0, self.count, 1, step, [b.broadcast(old, (lanes,))])
+            start = [b.broadcast(old, (lanes,)), owns]
+            total, owns = b.loop("j", 0, self.count, 1, step, start)
             e.only = owns
-            e.store(memory, found[0], where)
+            e.store(memory, total, where)
             e.only = None
         return self.end(1, max(1, min(8, lanes // (4 * WARP))))
 
