@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
+from torch_peer import torch
 
 from tilegrad.core.errors import DTypeError, ShapeError, StateError
 from tilegrad.tensor import elementwise, matmul, movement, reduce  # noqa: F401

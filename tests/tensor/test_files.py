@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_peer import torch
 
 import tilegrad as tg
 from tilegrad import nn

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from differential import compare_with_torch, compiled_for_gpus
-from random_programs import FLOATS, Leaf, Program, make
 
 import tilegrad as tg
 from tilegrad.targets.ptx.assemble import find_ptxas
+
+pytest.importorskip("torch")
+
+from differential import compare_with_torch, compiled_for_gpus
+from random_programs import FLOATS, Leaf, Program, make
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "fuzz.py"
 

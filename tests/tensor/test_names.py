@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from torch_peer import torch
 
 import tilegrad as tg
 import tilegrad.nn.functional as F

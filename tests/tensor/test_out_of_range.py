@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
+from torch_peer import torch
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from torch_peer import torch
 
 from tilegrad.core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError
 from tilegrad.tensor import elementwise, matmul, movement, reduce  # noqa: F401

@@ -28,7 +28,7 @@ from ..ir.symbol import Size, atoms, high, low
 from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
 from .bundled import describe_leaf, find, opened_bundles, recorders, tell
 from .container import Default, Structure, differences, flatten, is_stateful
-from .last_call import Again, buffers_of, remembered
+from .last_call import LastCall, buffers_of, remembered
 from .lowered import Lowered, trace_function
 from .placement import state, tag
 from .ranges import Symbolic, inside_of, narrowed
@@ -79,7 +79,7 @@ class Jitted(Symbolic, Generic[P, R]):
         self._described: list[list[tuple[str, str]]] = []
         self._objects: dict[int, weakref.ref[Any]] = {}
         self._dynamic_leaves: dict[Structure, list[Any] | None] = {}
-        self._last: Again | None = None
+        self._last: LastCall | None = None
 
     def __repr__(self) -> str:
         return f"<jit {self.name}: {self.traces} traces>"

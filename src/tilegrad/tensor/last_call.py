@@ -18,10 +18,10 @@ from ..runtime.buffer import Buffer
 from .lowered import Lowered, known
 from .tensor import Tensor, mode
 
-Again = tuple[list[tuple[Any, bool]], bool, str, Lowered, str]
+LastCall = tuple[list[tuple[Any, bool]], bool, str, Lowered, str]
 
 
-def remembered(args: Sequence[Any], lowered: Lowered) -> Again | None:
+def remembered(args: Sequence[Any], lowered: Lowered) -> LastCall | None:
     """What to remember of a call; None if the next one must look its signature up."""
     if lowered.executable is None or not lowered.is_direct(len(args)):
         return None
@@ -33,7 +33,7 @@ def remembered(args: Sequence[Any], lowered: Lowered) -> Again | None:
     return types, mode.grad_enabled, lowered.device, lowered, lowered.level
 
 
-def buffers_of(args: Sequence[Any], before: Again) -> list[Buffer] | None:
+def buffers_of(args: Sequence[Any], before: LastCall) -> list[Buffer] | None:
     """The Buffers of a call like the one before; None if it is not."""
     types, recorded, device, _, level = before
     if mode.grad_enabled is not recorded or config().determinism != level:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilegrad.core.errors import StateError
-from tilegrad.tensor import again, elementwise, reduce  # noqa: F401
+from tilegrad.tensor import elementwise, last_call, reduce  # noqa: F401
 from tilegrad.tensor import jit as jits
 from tilegrad.tensor.jit import jit
 from tilegrad.tensor.tensor import Tensor, no_grad
@@ -26,7 +26,7 @@ def hits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
 
     def counted(args, before):
-        buffers = again.buffers_of(args, before)
+        buffers = last_call.buffers_of(args, before)
         found.append(buffers is not None)
         return buffers
 
